@@ -1,0 +1,40 @@
+# One door for developers and for CI. Each target does its own set-up, in an environment of its own.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+# Mended tools only write here; nothing on the system is touched.
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test test-slow test-gpu check format benchmark clean
+
+demo: $(INSTALLED)  ## the whole road on generated support messages; ends with a table and a curl line
+	$(BIN)/stillroom demo --out demo
+
+test: $(INSTALLED)  ## every test that needs neither minutes of training nor a GPU
+	$(BIN)/python -m pytest
+
+test-slow: $(INSTALLED)  ## the whole road for real, kills and resumes included
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(INSTALLED)  ## what needs CUDA; skips with a reason where there is none
+	$(BIN)/python -m pytest -m gpu
+
+check: $(INSTALLED)  ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: $(INSTALLED)
+	$(BIN)/python -m pytest benchmarks --benchmark-only -o addopts=
+
+clean:
+	rm -rf $(VENV) demo demo.data demo.work .pytest_cache .mypy_cache .ruff_cache
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[build,demo,dev]"
+	touch $@

@@ -1,0 +1,1 @@
+"""Teacher to student checkpoint: reading labelled text, fine-tuning, distilling, scoring."""

@@ -1,0 +1,439 @@
+"""Labelled text, read from files people have: JSON lines, CSV/TSV, parquet, CoNLL columns, or a `datasets` name.
+
+Every bad row of every file is collected and reported at once, each with its file, line number and reason.
+"""
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from serve.errors import BadInput
+from serve.labels import OUTSIDE, split_tag
+
+Task = Literal["token-classification", "text-classification"]
+SPLITS = ("train", "validation", "test")
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
+SHOWN_FAULTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A labelled piece of text; offsets are Unicode code points, `end` exclusive."""
+
+    start: int
+    end: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One text with what is known of it: a class `label`, or its `entities`; both absent when unlabelled."""
+
+    text: str
+    text_pair: str | None = None
+    label: str | None = None
+    entities: tuple[Entity, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong with the input: where it stands and why it cannot be used."""
+
+    file: str
+    line: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}, line {self.line}"
+        return f"{place}: {self.reason}"
+
+
+class BadRows(BadInput):
+    """Every fault found in the data, in one error."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        shown = [f"  {fault}" for fault in faults[:SHOWN_FAULTS]]
+        if len(faults) > SHOWN_FAULTS:
+            shown.append(f"  ... and {len(faults) - SHOWN_FAULTS} more")
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        super().__init__(f"The data has {count}; nothing was trained. Mend these and run again:\n" + "\n".join(shown))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The three splits of a task. `held_out` says that validation was cut from train for want of a file."""
+
+    train: list[Example]
+    validation: list[Example]
+    test: list[Example]
+    held_out: bool = False
+    fingerprint: str = ""
+
+    def labels(self, task: Task, splits: Iterable[str] = ("train",)) -> tuple[str, ...]:
+        """The class or entity labels that stand in `splits`, sorted."""
+        found: set[str] = set()
+        for name in splits:
+            for example in getattr(self, name):
+                if task == "text-classification":
+                    found.add(example.label or "")
+                else:
+                    found.update(entity.label for entity in example.entities or ())
+        return tuple(sorted(found))
+
+
+@dataclass
+class _Reader:
+    """Collects examples and faults of one file."""
+
+    file: str
+    task: Task
+    examples: list[Example] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    def add(self, row: object, line: int | None) -> None:
+        try:
+            self.examples.append(example_of(row, self.task))
+        except ValueError as reason:
+            self.faults.append(Fault(self.file, line, str(reason)))
+
+
+def read_splits(data: str, task: Task, *, seed: int = 0) -> Splits:
+    """The splits under `data`: a folder holding `train.*`, `validation.*`, `test.*`, or a `datasets` name or folder.
+
+    Without a validation file a tenth of train (at least one row) is held out, chosen by `seed`.
+
+    Raises:
+        BadInput: the folder or name cannot be opened, or a split is missing.
+        BadRows: rows that cannot be read, all of them, or an empty split.
+    """
+    check_task(task)
+    folder = Path(data)
+    if folder.is_file():
+        raise BadInput(
+            f"--data is the file {data}; a folder holding train, validation and test files is needed. "
+            f"Give its folder, with files named train.jsonl, validation.jsonl, test.jsonl (or {', '.join(SUFFIXES[1:])})."
+        )
+    if folder.is_dir() and not _is_datasets_folder(folder):
+        found, faults = _read_folder(folder, task)
+    else:
+        found, faults = _read_datasets(data, task)
+    for name in ("train", "test"):
+        if name not in found:
+            raise BadInput(
+                f"--data {data} has no {name} split (found: {', '.join(found) or 'none'}). "
+                f"Add a file {name}.jsonl, or one ending in {', '.join(SUFFIXES[1:])}."
+            )
+    faults += [Fault(f"{data} ({name})", None, "is empty: it holds no rows") for name in found if not found[name]]
+    if faults:
+        raise BadRows(faults)
+    held_out = "validation" not in found
+    if held_out:
+        found["train"], found["validation"] = _hold_out(found["train"], seed)
+    digest = hashlib.sha256()
+    for name in SPLITS:
+        digest.update(fingerprint(found[name]).encode())
+    return Splits(found["train"], found["validation"], found["test"], held_out, digest.hexdigest())
+
+
+def check_task(task: str) -> Task:
+    """`task` itself, once it is known to be one.
+
+    Raises:
+        BadInput: any other name.
+    """
+    if task not in get_args(Task):
+        raise BadInput(f"--task is {task!r}; it is one of {', '.join(get_args(Task))}.")
+    return task  # type: ignore[return-value]
+
+
+def fingerprint(examples: Iterable[Example]) -> str:
+    """The sha256 of the examples' content, whatever file format they came in."""
+    digest = hashlib.sha256()
+    for example in examples:
+        row = [example.text, example.text_pair, example.label]
+        spans = None if example.entities is None else [[e.start, e.end, e.label] for e in example.entities]
+        digest.update(json.dumps([*row, spans], ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()
+
+
+def read_examples(path: Path, task: Task) -> list[Example]:
+    """The examples of one file, by its suffix.
+
+    Raises:
+        BadInput: no such file, or a suffix that is not known.
+        BadRows: rows that cannot be read, or a file with none.
+    """
+    reader = _read_file(path, task)
+    if not reader.examples and not reader.faults:
+        reader.faults.append(Fault(str(path), None, "is empty: it holds no rows"))
+    if reader.faults:
+        raise BadRows(reader.faults)
+    return reader.examples
+
+
+def read_texts(path: Path) -> list[str]:
+    """Unlabelled text: `.txt` with one document a line (empty lines skipped), or any example file's `text` fields.
+
+    Raises:
+        BadInput: no such file, a suffix that is not known, not UTF-8, or no text in it.
+    """
+    if not path.is_file():
+        raise BadInput(f"{path} is not a file; text is needed as .txt (one document a line) or one of {SUFFIXES}.")
+    if path.suffix == ".txt":
+        texts = [line.strip() for line in _utf8(path).splitlines()]
+    elif path.suffix in SUFFIXES:
+        rows = _rows(path)
+        texts = [str(row.get("text", "")).strip() if isinstance(row, dict) else "" for _, row in rows]
+    else:
+        raise BadInput(f"{path} ends in {path.suffix or 'nothing'}; text is read from .txt or one of {SUFFIXES}.")
+    texts = [text for text in texts if text]
+    if not texts:
+        raise BadInput(f"{path} holds no text: every line is empty. One document a line is needed.")
+    return texts
+
+
+def example_of(row: object, task: Task) -> Example:
+    """The example that one row of a file or dataset says.
+
+    Raises:
+        ValueError: what is wrong with the row, in words.
+    """
+    if not isinstance(row, dict):
+        raise ValueError(f"is {type(row).__name__}, not an object with fields")
+    if task == "token-classification":
+        return _token_example(row)
+    text = _text(row, "text")
+    pair = row.get("text_pair")
+    if pair is not None and not isinstance(pair, str):
+        raise ValueError(f"`text_pair` is {type(pair).__name__}, not a string")
+    if "label" not in row:
+        raise ValueError(f"has no `label` (its fields: {', '.join(map(str, row)) or 'none'})")
+    label = row["label"]
+    if isinstance(label, list):
+        raise ValueError("`label` is a list; multi-label classification is not supported, one string is needed")
+    if not isinstance(label, str) or not label:
+        raise ValueError(f"`label` is {label!r}; a non-empty string is needed")
+    return Example(text, pair or None, label=label)
+
+
+def _text(row: dict[str, Any], name: str) -> str:
+    if name not in row:
+        raise ValueError(f"has no `{name}` (its fields: {', '.join(map(str, row)) or 'none'})")
+    text = row[name]
+    if not isinstance(text, str):
+        raise ValueError(f"`{name}` is {type(text).__name__}, not a string")
+    if not text.strip():
+        raise ValueError(f"`{name}` is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"`{name}` holds half of a surrogate pair at {error.start}: it is not valid Unicode") from None
+    return text
+
+
+def _token_example(row: dict[str, Any]) -> Example:
+    if "entities" not in row:
+        tags = next((row[name] for name in ("tags", "ner_tags") if name in row), None)
+        if "tokens" in row and tags is not None:
+            return from_tags(row["tokens"], tags)
+        raise ValueError(f"has neither `text` + `entities` nor `tokens` + `tags` (its fields: {', '.join(map(str, row))})")
+    text = _text(row, "text")
+    if not isinstance(row["entities"], list):
+        raise ValueError(f"`entities` is {type(row['entities']).__name__}, not a list")
+    entities = sorted((_entity(item, text) for item in row["entities"]), key=lambda entity: entity.start)
+    for before, after in zip(entities, entities[1:], strict=False):
+        if after.start < before.end:
+            raise ValueError(
+                f"entities overlap: {before.label} {before.start}..{before.end} and {after.label} {after.start}..{after.end}"
+            )
+    return Example(text, entities=tuple(entities))
+
+
+def _entity(item: object, text: str) -> Entity:
+    if not isinstance(item, dict) or not {"start", "end", "label"} <= item.keys():
+        raise ValueError(f"entity {item!r} is not an object with `start`, `end`, `label`")
+    start, end, label = item["start"], item["end"], item["label"]
+    if type(start) is not int or type(end) is not int or not isinstance(label, str) or not label:
+        raise ValueError(f"entity {item!r}: `start` and `end` are whole numbers, `label` a non-empty string")
+    if not 0 <= start < end:
+        raise ValueError(f"entity {label} is at {start}..{end}: 0 <= start < end is needed")
+    if end > len(text):
+        raise ValueError(f"entity {label} ends at {end}, past the end of the text ({len(text)} code points)")
+    if not text[start:end].strip():
+        raise ValueError(f"entity {label} at {start}..{end} covers only whitespace")
+    return Entity(start, end, label)
+
+
+def from_tags(tokens: object, tags: object) -> Example:
+    """The example whose text is `tokens` joined by spaces, with entities read from `tags` (BIO, IOB2, BIOES or IO).
+
+    Raises:
+        ValueError: not two lists of strings of equal length.
+    """
+    if not isinstance(tokens, list) or not isinstance(tags, list) or not tokens:
+        raise ValueError("`tokens` and `tags` are two non-empty lists of strings")
+    if not all(isinstance(item, str) and item for item in [*tokens, *tags]):
+        raise ValueError("`tokens` and `tags` hold something that is not a non-empty string")
+    if len(tokens) != len(tags):
+        raise ValueError(f"has {len(tokens)} tokens but {len(tags)} tags")
+    entities: list[Entity] = []
+    position, open_entity = 0, False
+    for token, tag in zip(tokens, tags, strict=True):
+        prefix, label = split_tag(tag)
+        end = position + len(token)
+        if prefix == OUTSIDE:
+            open_entity = False
+        elif prefix in "IE" and open_entity and entities[-1].label == label:
+            entities[-1] = Entity(entities[-1].start, end, label)
+            open_entity = prefix != "E"
+        else:
+            entities.append(Entity(position, end, label))
+            open_entity = prefix not in "SE"
+        position = end + 1
+    return Example(" ".join(tokens), entities=tuple(entities))
+
+
+def _read_folder(folder: Path, task: Task) -> tuple[dict[str, list[Example]], list[Fault]]:
+    found: dict[str, list[Example]] = {}
+    faults: list[Fault] = []
+    for name in SPLITS:
+        files = [folder / f"{name}{suffix}" for suffix in (*SUFFIXES, ".txt")]
+        files = [path for path in files if path.is_file()]
+        if len(files) > 1:
+            raise BadInput(f"{folder} holds {' and '.join(f.name for f in files)}: one file a split is needed. Remove one.")
+        if files:
+            reader = _read_file(files[0], task)
+            found[name] = reader.examples
+            faults += reader.faults
+            if not reader.examples and not reader.faults:
+                faults.append(Fault(str(files[0]), None, "is empty: it holds no rows"))
+    if faults:
+        raise BadRows(faults)
+    return found, faults
+
+
+def _read_file(path: Path, task: Task) -> _Reader:
+    if not path.is_file():
+        raise BadInput(f"{path} is not a file; examples are read from files ending in {', '.join(SUFFIXES)}.")
+    reader = _Reader(str(path), task)
+    suffix = path.suffix
+    if suffix == ".txt" and task == "token-classification" and _looks_like_columns(path):
+        suffix = ".conll"
+    if suffix == ".conll":
+        _read_conll(path, reader)
+    elif suffix in SUFFIXES:
+        for line, row in _rows(path, reader.faults):
+            reader.add(row, line)
+    else:
+        raise BadInput(f"{path} ends in {suffix or 'nothing'}; labelled examples are read from {', '.join(SUFFIXES)}.")
+    return reader
+
+
+def _rows(path: Path, faults: list[Fault] | None = None) -> Iterator[tuple[int, object]]:
+    """Line number and content of each row; rows that do not parse go to `faults`."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as parquet
+
+        try:
+            rows = parquet.read_table(path).to_pylist()
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{path} is not a parquet file: {error}") from None
+        yield from enumerate(rows, 1)
+    elif path.suffix in (".csv", ".tsv"):
+        lines = _utf8(path).splitlines(keepends=True)
+        table = csv.DictReader(lines, delimiter="," if path.suffix == ".csv" else "\t", restkey="(extra)")
+        for row in table:
+            yield table.line_num, {name: value for name, value in row.items() if value is not None}
+    else:
+        for number, line in enumerate(_utf8(path).split("\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                if faults is not None:
+                    faults.append(Fault(str(path), number, f"is not JSON ({error.msg} at column {error.colno})"))
+
+
+def _utf8(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
+
+
+def _looks_like_columns(path: Path) -> bool:
+    lines = [line.split() for line in _utf8(path).splitlines()[:50] if line.strip()]
+    return bool(lines) and len({len(columns) for columns in lines}) == 1 and len(lines[0]) >= 2
+
+
+def _read_conll(path: Path, reader: _Reader) -> None:
+    """Columns separated by blanks: the first is the token, the last its tag; a blank line ends a sentence."""
+    tokens: list[str] = []
+    tags: list[str] = []
+    start = 1
+    for number, line in enumerate([*_utf8(path).splitlines(), ""], 1):
+        columns = line.split()
+        if not columns:
+            if tokens:
+                reader.add({"tokens": tokens, "tags": tags}, start)
+            tokens, tags, start = [], [], number + 1
+        elif columns[0] == "-DOCSTART-":
+            continue
+        elif len(columns) < 2:
+            reader.faults.append(Fault(str(path), number, f"has one column ({columns[0]!r}); a token and its tag are needed"))
+        else:
+            tokens.append(columns[0])
+            tags.append(columns[-1])
+
+
+def _is_datasets_folder(folder: Path) -> bool:
+    return (folder / "dataset_dict.json").is_file()
+
+
+def _read_datasets(data: str, task: Task) -> tuple[dict[str, list[Example]], list[Fault]]:
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(data) if Path(data).is_dir() else datasets.load_dataset(data)
+    except Exception as error:
+        # Whatever `datasets` raises (no such name, no network, a broken cache) is about what the caller named.
+        raise BadInput(
+            f"--data {data} is neither a folder here nor a dataset that `datasets` can open ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else 'no reason given'}). Give a folder with train, validation and test files."
+        ) from None
+    found: dict[str, list[Example]] = {}
+    faults: list[Fault] = []
+    for name in SPLITS:
+        if name not in loaded:
+            continue
+        reader = _Reader(f"{data} ({name})", task)
+        named = _class_names(loaded[name].features)
+        for number, row in enumerate(loaded[name], 1):
+            reader.add({key: named[key](value) if key in named else value for key, value in row.items()}, number)
+        found[name] = reader.examples
+        faults += reader.faults
+    return found, faults
+
+
+def _class_names(features: Any) -> dict[str, Callable[[Any], Any]]:
+    """For columns that hold class numbers, the function that turns them into names."""
+    named: dict[str, Callable[[Any], Any]] = {}
+    for column, feature in features.items():
+        if hasattr(feature, "int2str"):
+            named[column] = feature.int2str
+        elif hasattr(getattr(feature, "feature", None), "int2str"):
+            # `int2str` of a list gives the list of names.
+            named[column] = feature.feature.int2str
+    return named
+
+
+def _hold_out(train: list[Example], seed: int) -> tuple[list[Example], list[Example]]:
+    order = sorted(range(len(train)), key=lambda i: hashlib.sha256(f"{seed}:{i}:{train[i].text}".encode()).digest())
+    held = set(order[: max(1, len(train) // 10)])
+    return [e for i, e in enumerate(train) if i not in held], [e for i, e in enumerate(train) if i in held]

@@ -1,0 +1,97 @@
+"""Training a model with a head on a task: on labels, on a teacher's soft labels, or on both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from compress.checkpoint import Progress
+from compress.examples import Example
+from compress.loop import Order, Report, Schedule, Watch, train
+from compress.losses import IGNORED, mixed_loss
+from compress.scores import counts, gold_of, metric_of
+from compress.tasks import Encoded, collate, predictions, row_logits, rows_of, to_device
+from compress.vocabulary import rows_in_use
+
+
+@dataclass(frozen=True)
+class TaskTraining:
+    """Settings of one training on a task."""
+
+    steps: int
+    learning_rate: float
+    batch: int = 32
+    # Validation is looked at this often; None is once an epoch of the labelled texts.
+    look_every: int | None = None
+    patience: int | None = None
+    temperature: float = 2.0
+    # Weight of the soft labels; the labels have the rest.
+    soft_weight: float = 0.9
+    seed: int = 0
+    precision: str = "fp32"
+    checkpoint_every_s: float = 30.0
+
+
+def train_on_task(
+    model: Any,
+    labelled: Encoded,
+    validation: Encoded,
+    gold: Sequence[Example],
+    settings: TaskTraining,
+    *,
+    folder: Path,
+    unlabelled: Encoded | None = None,
+    soft: Sequence[np.ndarray] | None = None,
+    report: Report | None = None,
+) -> Progress:
+    """Train `model` in place and leave it with the weights that did best on validation.
+
+    Args:
+        model: has a head whose labels are `labelled.labels`, by index.
+        labelled: training texts with targets.
+        validation: the validation texts, `gold` their examples: the task metric is computed as serving would answer.
+        settings: steps, rates and weights.
+        folder: for checkpoints.
+        unlabelled: texts that only the teacher labels; they need `soft`.
+        soft: the teacher's logits (rows, labels) of each labelled, then each unlabelled text; None trains on labels only.
+        report: told of each step.
+    """
+    texts = labelled if unlabelled is None or soft is None else labelled + unlabelled
+    lengths = np.array([len(ids) for ids in texts.ids])
+    order = Order(lengths, settings.batch, settings.seed)
+    answers = [gold_of(example, validation.task) for example in gold]
+    with rows_in_use(model, [*texts.ids, *validation.ids], texts.pad_id) as remap:
+
+        def loss_at(step: int) -> dict[str, Tensor]:
+            batch = collate(texts, order.at(step).tolist(), soft=soft, remap=remap)
+            batch = to_device(batch, next(model.parameters()).device)
+            logits = rows_of(model, batch)
+            return mixed_loss(
+                logits, batch.targets, batch.soft, temperature=settings.temperature, soft_weight=settings.soft_weight
+            )
+
+        def evaluate() -> float:
+            said = predictions(validation, row_logits(model, validation, remap=remap))
+            return float(metric_of(counts(answers, said).sum(axis=0)))
+
+        every = settings.look_every or -(-len(labelled) // settings.batch)
+        return train(
+            model,
+            loss_at,
+            Schedule(settings.steps, settings.learning_rate),
+            folder=folder,
+            seed=settings.seed,
+            watch=Watch(min(every, settings.steps), evaluate, settings.patience),
+            precision=settings.precision,
+            checkpoint_every_s=settings.checkpoint_every_s,
+            report=report,
+        )
+
+
+def without_targets(encoded: Encoded) -> Encoded:
+    """`encoded` with every target taken away: text that only a teacher may label."""
+    targets = [np.full_like(target, IGNORED) for target in encoded.targets]
+    return Encoded(**{**encoded.__dict__, "targets": targets})

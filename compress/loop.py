@@ -1,0 +1,197 @@
+"""The training loop.
+
+A step is a pure function of the weights, the optimiser's moments, the seed and the step's number: random numbers are
+seeded anew for each step, and the batch of a step is computed, not remembered. So a run that is killed and resumed from
+its last checkpoint ends with the same bits as one that was not.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from compress.checkpoint import Progress, load_checkpoint, save_checkpoint, write_safetensors
+from compress.losses import total
+
+CHECKPOINT = "checkpoint.safetensors"
+BEST = "best.safetensors"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a model is trained: `steps` in all, with linear warm-up over the share `warmup`, then linear decay to 0."""
+
+    steps: int
+    learning_rate: float
+    warmup: float = 0.06
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of step `step` (from 0)."""
+        warm = max(1, math.ceil(self.steps * self.warmup))
+        if step < warm:
+            return self.learning_rate * (step + 1) / warm
+        return self.learning_rate * max(0.0, (self.steps - step) / max(1, self.steps - warm))
+
+
+@dataclass(frozen=True)
+class Watch:
+    """When and how to look at validation: every `every` steps; give up after `patience` looks without a new best."""
+
+    every: int
+    evaluate: Callable[[], float]
+    patience: int | None = None
+
+
+class Report(Protocol):
+    """Told of each step: steps done, steps in all, the loss."""
+
+    def __call__(self, done: int, steps: int, loss: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which texts each step sees: `batch` of about equal length, every text once an epoch, shuffled by `seed`."""
+
+    lengths: np.ndarray
+    batch: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which every text is seen once."""
+        return -(-len(self.lengths) // self.batch)
+
+    def at(self, step: int) -> np.ndarray:
+        """Indices of the texts of step `step`."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return self._epoch(epoch)[within]
+
+    def _epoch(self, epoch: int) -> list[np.ndarray]:
+        cached: tuple[int, list[np.ndarray]] | None = self.__dict__.get("cached")
+        if cached is None or cached[0] != epoch:
+            generator = np.random.default_rng([self.seed, epoch])
+            order = generator.permutation(len(self.lengths))
+            # Sorting within pools of some batches keeps padding low and still mixes what stands together.
+            pool = 64 * self.batch
+            pools = [order[i : i + pool] for i in range(0, len(order), pool)]
+            ordered = np.concatenate([p[np.argsort(self.lengths[p], kind="stable")] for p in pools])
+            batches = [ordered[i : i + self.batch] for i in range(0, len(ordered), self.batch)]
+            cached = (epoch, [batches[i] for i in generator.permutation(len(batches))])
+            object.__setattr__(self, "cached", cached)
+        return cached[1]
+
+
+def train(
+    model: Any,
+    loss_at: Callable[[int], dict[str, Tensor]],
+    schedule: Schedule,
+    *,
+    folder: Path,
+    seed: int,
+    watch: Watch | None = None,
+    precision: str = "fp32",
+    checkpoint_every_s: float = 30.0,
+    report: Report | None = None,
+) -> Progress:
+    """Train `model` in place, from the checkpoint in `folder` if there is one; with `watch`, end with its best weights.
+
+    Args:
+        model: what is trained; parameters that need no gradient stay as they are.
+        loss_at: the weighted loss terms of a step, given its number from 0.
+        schedule: steps and learning rate.
+        folder: holds the checkpoint and the best weights; made if absent.
+        seed: together with the step's number it fixes dropout.
+        watch: validation, best weights and early stopping.
+        precision: `fp32`, or `bf16` for matrix products in bfloat16 with float32 weights.
+        checkpoint_every_s: seconds between checkpoints: the work that a kill loses at most.
+        report: told of each step.
+    """
+    from accelerate import Accelerator
+
+    folder.mkdir(parents=True, exist_ok=True)
+    accelerator = Accelerator(mixed_precision="bf16" if precision == "bf16" else "no")
+    model.to(accelerator.device)
+    optimizer = _optimizer(model, schedule)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    progress = Progress()
+    if (folder / CHECKPOINT).is_file():
+        progress = load_checkpoint(folder / CHECKPOINT, model, optimizer)
+    # No `prepare`: one process needs no wrapper, and unwrapped models keep their names in checkpoints.
+    saved_at = time.monotonic()
+    model.train()
+    while progress.step < schedule.steps and not progress.stopped:
+        torch.manual_seed(_seed_of(seed, progress.step))
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.rate(progress.step)
+        with accelerator.autocast():
+            terms = loss_at(progress.step)
+        loss = total(terms)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, schedule.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)  # new pages for every gradient cost more than clearing old ones
+        progress.step += 1
+        value = loss.item()
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"the loss became {value} at step {progress.step} "
+                f"({', '.join(f'{name} {term.item():.4g}' for name, term in terms.items())}); a lower learning rate may help"
+            )
+        if progress.step % max(1, schedule.steps // 200) == 0 or progress.step == schedule.steps:
+            progress.loss.append((progress.step, value))
+        if watch and (progress.step % watch.every == 0 or progress.step == schedule.steps):
+            _look(model, watch, progress, folder)
+        if time.monotonic() - saved_at > checkpoint_every_s or progress.step == schedule.steps or progress.stopped:
+            save_checkpoint(folder / CHECKPOINT, model, optimizer, progress)
+            saved_at = time.monotonic()
+        if report:
+            report(progress.step, schedule.steps, value)
+    if watch:
+        model.load_state_dict(load_file(folder / BEST))
+    model.eval()
+    return progress
+
+
+def _look(model: Any, watch: Watch, progress: Progress, folder: Path) -> None:
+    """Validate; keep the weights of a new best; stop after `patience` looks without one."""
+    model.eval()
+    value = watch.evaluate()
+    model.train()
+    progress.validation.append((progress.step, value))
+    if value > progress.best_value:
+        progress.best_value, progress.best_step = value, progress.step
+        write_safetensors(folder / BEST, model.state_dict())
+    since = sum(step > progress.best_step for step, _ in progress.validation)
+    progress.stopped = watch.patience is not None and since >= watch.patience
+
+
+def _optimizer(model: Any, schedule: Schedule) -> torch.optim.Optimizer:
+    """AdamW; weight decay on matrices only, not on biases, LayerNorm or embeddings."""
+    from torch import nn
+
+    undecayed = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.LayerNorm)
+        for parameter in module.parameters(recurse=False)
+    }
+    matrices, rest = [], []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            (rest if id(parameter) in undecayed or parameter.ndim < 2 else matrices).append(parameter)
+    groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=schedule.learning_rate, betas=schedule.betas, fused=True)
+
+
+def _seed_of(seed: int, step: int) -> int:
+    return int(np.random.SeedSequence([seed, step]).generate_state(1)[0])

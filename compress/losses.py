@@ -1,0 +1,54 @@
+"""Losses on the outputs: labels, and the teacher's soft labels. Rows are texts, or the first tokens of words."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+IGNORED = -100  # the target of a row that carries no label
+
+
+def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy with labels, mean over the rows that have one; 0 when none has.
+
+    Args:
+        logits: (rows, labels).
+        targets: (rows,), a label's index or `IGNORED`.
+    """
+    total = functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+    return total / (targets != IGNORED).sum().clamp(min=1)
+
+
+def soft_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
+    """`T^2 KL(softmax(teacher / T) || softmax(student / T))`, mean over rows; 0 when they agree.
+
+    The factor `T^2` keeps gradients of one size whatever the temperature (Hinton et al. 2015, section 2).
+
+    Args:
+        teacher_logits: (rows, labels), no gradient.
+        student_logits: (rows, labels).
+        temperature: above 0; higher shows more of how the teacher ranks the labels it does not choose.
+    """
+    target = functional.log_softmax(teacher_logits.float() / temperature, dim=-1)
+    ours = functional.log_softmax(student_logits.float() / temperature, dim=-1)
+    rows = (target.exp() * (target - ours)).sum(dim=-1)
+    return temperature**2 * rows.sum() / max(rows.numel(), 1)
+
+
+def mixed_loss(
+    logits: Tensor, targets: Tensor, teacher_logits: Tensor | None, *, temperature: float, soft_weight: float
+) -> dict[str, Tensor]:
+    """The terms of task distillation, already weighted: they add up to what is minimised.
+
+    Without `teacher_logits` it is the label loss alone: the undistilled student.
+    """
+    if teacher_logits is None:
+        return {"labels": label_loss(logits, targets)}
+    return {
+        "labels": (1 - soft_weight) * label_loss(logits, targets),
+        "soft_labels": soft_weight * soft_label_loss(teacher_logits, logits, temperature),
+    }
+
+
+def total(terms: dict[str, Tensor]) -> Tensor:
+    """The sum of the loss terms, a scalar."""
+    return torch.stack(list(terms.values())).sum()

@@ -1,0 +1,122 @@
+"""Every fault of the input, found before any training; and what a person would want to be told though it is no fault."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from tokenizers import Tokenizer
+
+from compress.examples import Example, Splits, Task
+from compress.tasks import encode
+from compress.teacher import Opened
+from serve.errors import BadInput
+from serve.labels import bio_tags, entity_labels
+
+T = TypeVar("T")
+SHOWN = 3
+
+
+class Faults:
+    """Collects the messages of checks that fail, so that a person mends them all at once."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def check(self, look: Callable[[], T]) -> T | None:
+        """What `look` returns, or None when it raised `BadInput`, whose message is kept."""
+        try:
+            return look()
+        except BadInput as fault:
+            self.messages.append(fault.message)
+            return None
+
+    def raise_if_any(self) -> None:
+        """Nothing when all checks passed.
+
+        Raises:
+            BadInput: one message with all of the faults.
+        """
+        if len(self.messages) == 1:
+            raise BadInput(self.messages[0])
+        if self.messages:
+            listed = "\n".join(f"{i}. {message}" for i, message in enumerate(self.messages, 1))
+            raise BadInput(f"{len(self.messages)} things stand in the way; nothing was trained.\n{listed}")
+
+
+def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) -> tuple[tuple[str, ...], bool]:
+    """The labels (classes, or tags) by index that teacher and student share, and whether the teacher's own head is used.
+
+    Raises:
+        BadInput: the teacher has a head for this task whose labels, by name, do not cover those of train.
+    """
+    names = splits.labels(task)
+    if task == "text-classification" and len(names) < 2:
+        raise BadInput(f"train has the one class {names[0]!r}; two or more are needed to classify.")
+    if task == "token-classification" and not names:
+        raise BadInput("train has no entity in any text; there is nothing to learn.")
+    ours = bio_tags(names) if task == "token-classification" else names
+    theirs = None if new_head else opened.head_for(task)
+    if theirs is None:
+        return ours, False
+    known = set(entity_labels(theirs)) if task == "token-classification" else set(theirs)
+    if missing := [name for name in names if name not in known]:
+        raise BadInput(
+            f"--teacher {opened.name} has a head for {task} whose labels ({_some(sorted(known))}) lack {_some(missing)} "
+            "of train: label maps are matched by name. Rename the labels in the data, or say --new-head to fine-tune a new one."
+        )
+    return theirs, True
+
+
+def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: int) -> list[str]:
+    """What does not stop a run, and should be known: one sentence each."""
+    found: list[str] = []
+    if splits.held_out:
+        found.append(f"There is no validation file: {len(splits.validation)} texts of train were held out for it.")
+    train_labels = set(splits.labels(task))
+    for split in ("validation", "test"):
+        unseen = [label for label in splits.labels(task, [split]) if label not in train_labels]
+        if unseen:
+            found.append(f"{split} has labels that train lacks: {_some(unseen)}. They count as errors of every model.")
+    found += _in_two_splits(splits)
+    for split in ("train", "validation", "test"):
+        encoded = encode(getattr(splits, split), tokenizer, task, ("O",) if task == "token-classification" else ())
+        if encoded.truncated:
+            found.append(
+                f"{encoded.truncated} of {len(encoded)} texts in {split} are longer than {max_length} tokens: "
+                "what lies past that is not read, in training or in scoring."
+            )
+        if task == "token-classification":
+            found += _inside_words(getattr(splits, split), encoded.texts, encoded.encodings, split)
+    return found
+
+
+def _in_two_splits(splits: Splits) -> list[str]:
+    where: dict[str, set[str]] = {}
+    for split in ("train", "validation", "test"):
+        for example in getattr(splits, split):
+            where.setdefault(f"{example.text}\x00{example.text_pair or ''}", set()).add(split)
+    shared = Counter(" and ".join(sorted(names)) for names in where.values() if len(names) > 1)
+    return [
+        f"{'1 text stands' if count == 1 else f'{count} texts stand'} in both {names}: scores there flatter every model."
+        for names, count in sorted(shared.items())
+    ]
+
+
+def _inside_words(examples: Sequence[Example], texts: Sequence[str], encodings: Sequence, split: str) -> list[str]:  # type: ignore[type-arg]
+    """Entities that begin or end inside a word can never be found exactly."""
+    from serve.spans import words
+
+    lost = 0
+    for example, text, encoding in zip(examples, texts, encodings, strict=True):
+        found = words(text, encoding.offsets, encoding.word_ids)
+        starts, ends = {word.start for word in found}, {word.end for word in found}
+        reach = max(ends, default=0)
+        lost += sum((e.start not in starts or e.end not in ends) and e.end <= reach for e in example.entities or ())
+    if not lost:
+        return []
+    return [f"{lost} entities in {split} begin or end inside a word: models label whole words and cannot match them exactly."]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"

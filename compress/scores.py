@@ -1,0 +1,119 @@
+"""The task metric, its bootstrap interval, and whether one model really beats another. No torch.
+
+Entities: micro F1 over exact spans (start, end and label all right), the CoNLL shared task's measure.
+Classes: accuracy.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compress.examples import Example, Task
+
+# What a model says of one text: its set of (start, end, label), or its class.
+Prediction = frozenset[tuple[int, int, str]] | str
+RESAMPLES = 2_000
+METRICS = {"token-classification": "entity_f1", "text-classification": "accuracy"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric's value with its 95 % bootstrap interval over texts."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+def gold_of(example: Example, task: Task) -> Prediction:
+    """What a perfect model would say of `example`."""
+    if task == "text-classification":
+        return example.label or ""
+    return frozenset((entity.start, entity.end, entity.label) for entity in example.entities or ())
+
+
+def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.ndarray:
+    """Per text: what was right, what was predicted, what was there; shape (texts, 3). A class counts as one of each."""
+    if len(gold) != len(predicted):
+        raise ValueError(f"{len(gold)} gold answers but {len(predicted)} predictions")
+    rows = np.zeros((len(gold), 3))
+    for row, theirs, ours in zip(rows, gold, predicted, strict=True):
+        if isinstance(theirs, str) or isinstance(ours, str):
+            row[:] = theirs == ours, 1, 1
+        else:
+            row[:] = len(theirs & ours), len(ours), len(theirs)
+    return rows
+
+
+def metric_of(totals: np.ndarray) -> np.ndarray:
+    """F1 from summed counts `(..., 3)`; 1 where there was nothing to find and nothing was said. Accuracy is its case of one each."""
+    right, predicted, there = totals[..., 0], totals[..., 1], totals[..., 2]
+    both = predicted + there
+    return np.where(both > 0, 2 * right / np.maximum(both, 1), 1.0)
+
+
+def score(gold: Sequence[Prediction], predicted: Sequence[Prediction], *, seed: int = 0) -> Score:
+    """The metric with its interval: percentile bootstrap over texts (Efron 1979)."""
+    rows = counts(gold, predicted)
+    resampled = metric_of(_weights(len(rows), seed) @ rows)
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return Score(float(metric_of(rows.sum(axis=0))), float(low), float(high))
+
+
+def difference(gold: Sequence[Prediction], a: Sequence[Prediction], b: Sequence[Prediction], *, seed: int = 0) -> Score:
+    """Metric of `a` less metric of `b`, with its paired bootstrap interval: both are scored on the same resampled texts.
+
+    The difference is supported when the interval leaves out 0.
+    """
+    rows_a, rows_b = counts(gold, a), counts(gold, b)
+    weights = _weights(len(rows_a), seed)
+    low, high = np.quantile(metric_of(weights @ rows_a) - metric_of(weights @ rows_b), (0.025, 0.975))
+    value = metric_of(rows_a.sum(axis=0)) - metric_of(rows_b.sum(axis=0))
+    return Score(float(value), float(low), float(high))
+
+
+def chance(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> float:
+    """What `predicted` would score if it paid no attention to the text.
+
+    The predictions are paired with the gold of the next text, so their overall frequencies stay and their aim is lost;
+    for classes, always saying the commonest one counts too.
+    """
+    shifted = [*predicted[1:], *predicted[:1]]
+    blind = float(metric_of(counts(gold, shifted).sum(axis=0)))
+    if gold and isinstance(gold[0], str):
+        blind = max(blind, Counter(gold).most_common(1)[0][1] / len(gold))
+    return blind
+
+
+def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
+    """For each label: precision, recall, f1 and support (how often it stands in the gold)."""
+    right: Counter[str] = Counter()
+    said: Counter[str] = Counter()
+    there: Counter[str] = Counter()
+    for theirs, ours in zip(gold, predicted, strict=True):
+        a = frozenset([(0, 0, theirs)]) if isinstance(theirs, str) else theirs
+        b = frozenset([(0, 0, ours)]) if isinstance(ours, str) else ours
+        right.update(label for *_, label in a & b)
+        said.update(label for *_, label in b)
+        there.update(label for *_, label in a)
+    return {
+        label: {
+            "precision": right[label] / said[label] if said[label] else 0.0,
+            "recall": right[label] / there[label] if there[label] else 0.0,
+            "f1": 2 * right[label] / (said[label] + there[label]),
+            "support": there[label],
+        }
+        for label in sorted(said.keys() | there.keys())
+    }
+
+
+def _weights(texts: int, seed: int) -> np.ndarray:
+    """How often each text stands in each resample, shape (RESAMPLES, texts)."""
+    generator = np.random.default_rng(seed)
+    return generator.multinomial(texts, np.full(texts, 1 / texts), size=RESAMPLES).astype(np.float32)

@@ -1,0 +1,68 @@
+"""The shapes that students come in: the papers' own (methods and figures in docs/students.md), or any other by its numbers."""
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from serve.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An encoder's size: layers, width of the hidden state, attention heads, units of the feed-forward layer."""
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+
+    def __str__(self) -> str:
+        for name, shape in STUDENTS.items():
+            if shape == self:
+                return name
+        return f"layers={self.layers},hidden={self.hidden},heads={self.heads},ffn={self.ffn}"
+
+
+STUDENTS = {
+    # Comparative analysis of task-agnostic distillation (2023), Table 1.
+    "6x768": Shape(6, 768, 12, 3072),
+    "6x384": Shape(6, 384, 12, 1536),
+    "4x576": Shape(4, 576, 12, 768),
+    "3x384": Shape(3, 384, 12, 1024),
+    # MiniLM (2020), Table 4.
+    "12x384": Shape(12, 384, 12, 1536),
+    "4x384": Shape(4, 384, 12, 1536),
+    "3x384-ffn1536": Shape(3, 384, 12, 1536),
+}
+FORM = "layers=5,hidden=320,heads=10,ffn=1280"
+
+
+def shape_of(student: str) -> Shape:
+    """The shape that `student` names: one of `STUDENTS`, or numbers in the form `layers=5,hidden=320,heads=10,ffn=1280`.
+
+    Raises:
+        BadInput: an unknown name (the nearest is suggested), or a width that the heads do not divide.
+    """
+    if student in STUDENTS:
+        return STUDENTS[student]
+    if "=" not in student:
+        near = difflib.get_close_matches(student.lower(), STUDENTS, n=1, cutoff=0.4)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise BadInput(f"--student {student!r} is not known. {hint}It is one of {', '.join(STUDENTS)}, or numbers as in {FORM}.")
+    numbers: dict[str, int] = {}
+    for part in student.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in Shape.__dataclass_fields__ or not re.fullmatch(r"[1-9]\d{0,4}", value) or name in numbers:
+            raise BadInput(f"--student {student!r}: {part!r} is not understood. The form is {FORM}, each a whole number from 1.")
+        numbers[name] = int(value)
+    missing = [name for name in Shape.__dataclass_fields__ if name not in numbers]
+    if missing:
+        raise BadInput(f"--student {student!r} lacks {', '.join(missing)}. The form is {FORM}.")
+    shape = Shape(**numbers)
+    if shape.hidden % shape.heads:
+        divisors = [n for n in range(1, min(shape.hidden, 64) + 1) if shape.hidden % n == 0]
+        raise BadInput(
+            f"--student {student!r}: a width of {shape.hidden} does not divide into {shape.heads} heads. "
+            f"Take one of {', '.join(map(str, divisors))} heads, or another width."
+        )
+    return shape

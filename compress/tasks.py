@@ -1,0 +1,212 @@
+"""From text to rows of numbers and back: tokenised examples, padded batches, and what logits say of a text."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Encoding, Tokenizer
+from torch import Tensor
+
+from compress.examples import Example, Task
+from compress.losses import IGNORED
+from compress.scores import Prediction
+from serve.spans import Word, decode_spans, words
+
+BATCH_TOKENS = 2_048  # padded tokens of a batch when only predicting: large enough for the matrix units, small enough for cache
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokenised texts and, where labels are known, the target of each row.
+
+    A row is what gets one answer: a whole text, or the first token of a word. `rows[i]` are its token positions in text
+    `i` (position 0 alone for a whole text, whose answer is pooled), `targets[i]` the label index of each.
+    """
+
+    task: Task
+    labels: tuple[str, ...]
+    texts: list[str]
+    encodings: list[Encoding]
+    ids: list[np.ndarray]
+    rows: list[np.ndarray]
+    targets: list[np.ndarray]
+    truncated: int
+    pad_id: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __add__(self, other: "Encoded") -> "Encoded":
+        return Encoded(
+            self.task,
+            self.labels,
+            self.texts + other.texts,
+            self.encodings + other.encodings,
+            self.ids + other.ids,
+            self.rows + other.rows,
+            self.targets + other.targets,
+            self.truncated + other.truncated,
+            self.pad_id,
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded inputs `(batch, tokens)` and flat rows: `row_index` into `(batch * tokens)`, or into `(batch)` for whole texts."""
+
+    inputs: dict[str, Tensor]
+    row_index: Tensor
+    targets: Tensor
+    soft: Tensor | None = None
+
+
+def encode(examples: Sequence[Example], tokenizer: Tokenizer, task: Task, labels: Sequence[str]) -> Encoded:
+    """Tokenise `examples`; `labels` are classes or tags by index. A label that is not among them carries no target."""
+    index = {label: i for i, label in enumerate(labels)}
+    pairs = [(e.text, e.text_pair) if e.text_pair else e.text for e in examples]
+    encodings: list[Encoding] = tokenizer.encode_batch(pairs)
+    rows: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    for example, encoding in zip(examples, encodings, strict=True):
+        if task == "text-classification":
+            rows.append(np.zeros(1, dtype=np.int64))
+            targets.append(np.array([index.get(example.label or "", IGNORED)], dtype=np.int64))
+        else:
+            found = words(example.text, encoding.offsets, encoding.word_ids)
+            rows.append(np.array([word.first_token for word in found], dtype=np.int64))
+            targets.append(_tags(example, found, index))
+    return Encoded(
+        task,
+        tuple(labels),
+        [e.text for e in examples],
+        encodings,
+        [np.array(e.ids, dtype=np.int64) for e in encodings],
+        rows,
+        targets,
+        sum(bool(e.overflowing) for e in encodings),
+        pad_id_of(tokenizer),
+    )
+
+
+def pad_id_of(tokenizer: Tokenizer) -> int:
+    """The id that fills padded positions; they are masked, so where a tokenizer has no such token 0 serves."""
+    for token in ("[PAD]", "<pad>"):
+        found = tokenizer.token_to_id(token)
+        if found is not None:
+            return found
+    return 0
+
+
+def _tags(example: Example, found: Sequence[Word], index: dict[str, int]) -> np.ndarray:
+    """The tag of each word: that of the entity its characters touch; `B` on the first word of an entity."""
+    if example.entities is None:
+        return np.full(len(found), IGNORED, dtype=np.int64)
+    tags = np.full(len(found), index["O"], dtype=np.int64)
+    at, opened = 0, -1
+    for row, word in enumerate(found):
+        while at < len(example.entities) and example.entities[at].end <= word.start:
+            at += 1
+        if at < len(example.entities) and example.entities[at].start < word.end:
+            prefix = "I" if opened == at else "B"
+            tags[row] = index.get(f"{prefix}-{example.entities[at].label}", IGNORED)
+            opened = at
+    return tags
+
+
+def collate(
+    encoded: Encoded, chosen: Sequence[int], *, soft: Sequence[np.ndarray] | None = None, remap: np.ndarray | None = None
+) -> Batch:
+    """The texts `chosen` as one batch, padded to its longest; `remap` gives each token id its row in a narrowed embedding."""
+    lengths = [len(encoded.ids[i]) for i in chosen]
+    width = max(lengths)
+    ids = np.full((len(chosen), width), encoded.pad_id, dtype=np.int64)
+    mask = np.zeros((len(chosen), width), dtype=np.int64)
+    types = np.zeros((len(chosen), width), dtype=np.int64)
+    flat: list[np.ndarray] = []
+    for row, (i, length) in enumerate(zip(chosen, lengths, strict=True)):
+        ids[row, :length] = encoded.ids[i]
+        mask[row, :length] = 1
+        types[row, :length] = encoded.encodings[i].type_ids
+        flat.append(encoded.rows[i] + row * (width if encoded.task == "token-classification" else 1))
+    if remap is not None:
+        ids = remap[ids]
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    return Batch(
+        {name: torch.from_numpy(value) for name, value in inputs.items()},
+        torch.from_numpy(np.concatenate(flat)),
+        torch.from_numpy(np.concatenate([encoded.targets[i] for i in chosen])),
+        None if soft is None else torch.from_numpy(np.concatenate([soft[i] for i in chosen]).astype(np.float32)),
+    )
+
+
+def rows_of(model: Any, batch: Batch) -> Tensor:
+    """The model's logits on the rows of `batch`, (rows, labels)."""
+    inputs = batch.inputs
+    if getattr(model.config, "type_vocab_size", 0) < 2:
+        # Families without segments (DistilBERT) or with one kind (RoBERTa) take no segment ids.
+        inputs = {name: value for name, value in inputs.items() if name != "token_type_ids"}
+    logits: Tensor = model(**inputs).logits
+    return logits.reshape(-1, logits.shape[-1])[batch.row_index]
+
+
+def batches_by_length(encoded: Encoded, budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """All texts, longest first, in batches of at most `budget` padded tokens: short with short, so little is padding."""
+    order = sorted(range(len(encoded)), key=lambda i: (-len(encoded.ids[i]), i))
+    batch: list[int] = []
+    for i in order:
+        if batch and (len(batch) + 1) * len(encoded.ids[batch[0]]) > budget:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def row_logits(model: Any, encoded: Encoded, *, remap: np.ndarray | None = None, advance: Any = None) -> list[np.ndarray]:
+    """The logits of each text's rows, (rows, labels) a text, in order; `advance(texts)` is told of progress."""
+    out: list[np.ndarray] = [np.empty(0)] * len(encoded)
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        for chosen in batches_by_length(encoded):
+            batch = to_device(collate(encoded, chosen, remap=remap), device)
+            logits = rows_of(model, batch).float().cpu().numpy()
+            ends = np.cumsum([len(encoded.rows[i]) for i in chosen])
+            for i, rows in zip(chosen, np.split(logits, ends[:-1]), strict=True):
+                out[i] = rows
+            if advance:
+                advance(len(chosen))
+    model.train(was_training)
+    return out
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """`batch` with its tensors on `device`."""
+    if device.type == "cpu":
+        return batch
+    soft = None if batch.soft is None else batch.soft.to(device)
+    inputs = {name: value.to(device) for name, value in batch.inputs.items()}
+    return Batch(inputs, batch.row_index.to(device), batch.targets.to(device), soft)
+
+
+def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
+    """What `logits` (rows, labels) a text say: the class, or the spans that serving would answer with."""
+    if encoded.task == "text-classification":
+        return [encoded.labels[int(rows[0].argmax())] for rows in logits]
+    found: list[Prediction] = []
+    for text, encoding, starts, rows in zip(encoded.texts, encoded.encodings, encoded.rows, logits, strict=True):
+        full = np.zeros((len(encoding.ids), len(encoded.labels)), dtype=np.float32)
+        full[starts] = softmax(rows)
+        spans = decode_spans(text, full, encoding.offsets, encoding.word_ids, encoded.labels)
+        found.append(frozenset((span.start, span.end, span.label) for span in spans))
+    return found
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Row-wise softmax of `(rows, labels)`."""
+    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    result: np.ndarray = raised / raised.sum(axis=-1, keepdims=True)
+    return result

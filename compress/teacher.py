@@ -1,0 +1,151 @@
+"""Opening a teacher or student: a folder on disk or a Hub name, checked before anything is built on it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from compress.examples import Task
+from compress.families import Family, family_of
+from serve.encoding import load_tokenizer
+from serve.errors import BadInput
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
+LONGEST_TEXT = 512  # tokens; more than the papers' teachers were trained on helps nobody
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model folder that passed the checks: what the caller called it, where it is, its configuration and family."""
+
+    name: str
+    folder: Path
+    config: Any
+    family: Family
+
+    @property
+    def max_length(self) -> int:
+        """The longest input in tokens that its position table holds, at most `LONGEST_TEXT`."""
+        return min(LONGEST_TEXT, self.config.max_position_embeddings - self.family.position_offset)
+
+    def head_for(self, task: Task) -> tuple[str, ...] | None:
+        """The labels of the head it has for `task`, by index; None when it has no such head."""
+        architectures = self.config.architectures or []
+        if not any(str(name).endswith(HEADS[task]) for name in architectures):
+            return None
+        return tuple(self.config.id2label[index] for index in range(self.config.num_labels))
+
+
+def open_model(name: str, *, role: str = "--teacher") -> Opened:
+    """The model folder that `name` is, or that it names on the Hub.
+
+    Raises:
+        BadInput: no such folder or Hub name, files missing, not an encoder of a known family, or pickled weights only.
+    """
+    from transformers import AutoConfig
+
+    folder = Path(name) if Path(name).exists() else _download(name, role)
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"{role} {name} holds no config.json; a transformers folder is needed (save_pretrained writes one).")
+    try:
+        kind = json.loads((folder / "config.json").read_text()).get("model_type", "unknown")
+    except (ValueError, AttributeError) as error:
+        raise BadInput(f"{role} {name}: its config.json cannot be read ({error}).") from None
+    family = family_of(kind, f"{role} {name}")
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if getattr(config, "is_decoder", False):
+        raise BadInput(f"{role} {name} is set up as a decoder (is_decoder is true); an encoder is needed.")
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise BadInput(
+            f"{role} {name} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). "
+            "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise BadInput(f"{role} {name} has no .safetensors weights. Pickled weights are not opened; save it with save_pretrained.")
+    return Opened(name, folder, config, family)
+
+
+def _download(name: str, role: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.safetensors", "*.model"]))
+    except Exception as error:
+        # Whatever the client raises (not a valid name, no network, no such repository) is about the name given.
+        reason = str(error).splitlines()[0] if str(error) else "no reason given"
+        raise BadInput(
+            f"{role} {name} is neither a folder here nor a model that the Hub gives ({type(error).__name__}: {reason}). "
+            "Give the path of a transformers folder."
+        ) from None
+
+
+def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
+    """Write the fast tokenizer of `opened` into `folder` and return it as serving will use it.
+
+    Raises:
+        BadInput: the tokenizer cannot be opened, or has no fast form.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(opened.folder, local_files_only=True)
+    except Exception as error:
+        # The tokenizer classes raise whatever their files made them stumble over.
+        raise BadInput(f"--teacher {opened.name}: its tokenizer cannot be opened ({type(error).__name__}: {error}).") from None
+    if not tokenizer.is_fast:
+        raise BadInput(
+            f"--teacher {opened.name} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
+            "Save a fast one (a tokenizer.json) beside it."
+        )
+    # What was set for one use (padding to a fixed length, say) is no property of the vocabulary.
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.backend_tokenizer.no_truncation()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.model_max_length = opened.max_length
+    tokenizer.save_pretrained(folder)
+    return load_tokenizer(folder, opened.max_length)
+
+
+def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None) -> Any:
+    """The model of `opened` with a head for `task`, in float32.
+
+    With `labels` the head is made new, for these labels by index; without, the head in the folder is used.
+    """
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    classes = {
+        "token-classification": AutoModelForTokenClassification,
+        "text-classification": AutoModelForSequenceClassification,
+    }
+    extra: dict[str, Any] = {}
+    if labels is not None:
+        extra = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+        extra["ignore_mismatched_sizes"] = True
+    with _quiet():
+        model = classes[task].from_pretrained(
+            opened.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, **extra
+        )
+    return model
+
+
+class _quiet:
+    """No list of newly made head weights on the terminal: that a head is new is known and wanted here."""
+
+    def __enter__(self) -> None:
+        from transformers.utils import logging
+
+        self.before = logging.get_verbosity()
+        logging.set_verbosity_error()
+        self.bars = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        from transformers.utils import logging
+
+        logging.set_verbosity(self.before)
+        if self.bars:
+            logging.enable_progress_bar()

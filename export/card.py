@@ -1,0 +1,163 @@
+"""The bundle's README.md: a model card that the Hub reads and a person too."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from serve.bundle import Task
+from serve.labels import entity_labels
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the card's table: a model's score on the test split."""
+
+    model: str
+    """Such as "teacher" or "student, int8"."""
+    metric: str
+    """The metric's name on the Hub, such as "f1" or "accuracy"."""
+    value: float
+    low: float | None = None
+    high: float | None = None
+    """Ends of the bootstrap interval, where there is one."""
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What the card says; what is not known is left out of it."""
+
+    name: str
+    task: Task
+    labels: Sequence[str]
+    max_length: int
+    figures: Sequence[Figure] = ()
+    shipped: str | None = None
+    """The `model` of the figure that is published as the model's result."""
+    license: str | None = None
+    """The model's, which is its teacher's: a short name that the Hub knows, such as `apache-2.0`."""
+    data_license: str | None = None
+    base_model: str | None = None
+    """The teacher's name on the Hub; a folder on somebody's disk is no name."""
+    dataset: str | None = None
+    language: str | None = None
+    tags: Sequence[str] = ()
+    lineage: Mapping[str, object] = field(default_factory=dict)
+    limits: Sequence[str] = ()
+    """Sentences: what the model was not made or measured for."""
+
+
+def model_card(facts: CardFacts) -> str:
+    """The text of README.md: YAML front matter as the Hub defines it, then the same in words.
+
+    Front matter: https://huggingface.co/docs/hub/model-cards. Every scalar is written as JSON, which is YAML too, so
+    that no label or name can break the block.
+    """
+    parts = [
+        "---\n" + "\n".join(_front_matter(facts)) + "\n---",
+        f"# {_cell(facts.name)}",
+        _summary(facts),
+        *_figures(facts),
+        "## Use\n\n" + _use(facts),
+        *_lineage(facts),
+        "## Limits\n\n" + "\n".join(f"- {limit}" for limit in _limits(facts)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(facts: CardFacts) -> list[str]:
+    """Lines of `key: value`."""
+    metadata: dict[str, object] = {
+        "license": facts.license,
+        "language": facts.language,
+        "base_model": facts.base_model,
+        "datasets": [facts.dataset] if facts.dataset else None,
+        "pipeline_tag": facts.task,
+        "tags": ["stillroom", "onnx", "distillation", *facts.tags],
+        "metrics": list(dict.fromkeys(figure.metric for figure in facts.figures)),
+    }
+    shipped = [figure for figure in facts.figures if figure.model == facts.shipped]
+    if shipped and facts.dataset:  # the Hub takes no result without a data set
+        metadata["model-index"] = [
+            {
+                "name": facts.name,
+                "results": [
+                    {
+                        "task": {"type": facts.task},
+                        "dataset": {"name": facts.dataset, "type": facts.dataset, "split": "test"},
+                        "metrics": [{"type": figure.metric, "value": round(figure.value, 4)} for figure in shipped],
+                    }
+                ],
+            }
+        ]
+    return [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in metadata.items() if value]
+
+
+def _summary(facts: CardFacts) -> str:
+    kind = {"token-classification": "finds entities in text", "text-classification": "gives a text its label"}
+    teacher = f" from `{facts.base_model}`" if facts.base_model else ""
+    names = entity_labels(facts.labels) if facts.task == "token-classification" else tuple(facts.labels)
+    shown = ", ".join(f"`{name}`" for name in names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
+    return (
+        f"A small encoder that {kind[facts.task]}, distilled{teacher} with stillroom and exported to ONNX. It reads up "
+        f"to {facts.max_length} tokens of a text; what is longer is cut off and the answer says so.\n\n"
+        f"Labels ({len(names)}): {shown}."
+    )
+
+
+def _figures(facts: CardFacts) -> list[str]:
+    if not facts.figures:
+        return []
+    lines = ["| model | metric | value | 95% interval | size |", "|---|---|---|---|---|"]
+    for figure in facts.figures:
+        known = figure.low is not None and figure.high is not None
+        interval = f"{figure.low:.4f} to {figure.high:.4f}" if known else ""
+        size = f"{figure.size_bytes / 1e6:.1f} MB" if figure.size_bytes is not None else ""
+        name = f"**{_cell(figure.model)}**" if figure.model == facts.shipped else _cell(figure.model)
+        lines.append(f"| {name} | {_cell(figure.metric)} | {figure.value:.4f} | {interval} | {size} |")
+    return [
+        "## Scores\n\nOn the test split, which took no part in training or in any choice. `report.html` holds the "
+        "rest, timings included.\n\n" + "\n".join(lines)
+    ]
+
+
+def _use(facts: CardFacts) -> str:
+    endpoint = "entities" if facts.task == "token-classification" else "classify"
+    return f"""As a server, from this folder:
+
+```sh
+stillroom serve . --port 8000
+curl -s localhost:8000/v1/{endpoint} -H 'content-type: application/json' -d '{{"text": "..."}}'
+```
+
+In Python:
+
+```python
+from stillroom import Pipeline
+
+print(Pipeline(".")("..."))
+```
+
+Any program that runs ONNX can use `onnx/` with `tokenizer.json`; the files lie
+where optimum and transformers.js look."""
+
+
+def _lineage(facts: CardFacts) -> list[str]:
+    if not facts.lineage:
+        return []
+    text = json.dumps(facts.lineage, ensure_ascii=False, indent=2, sort_keys=True)
+    return ["## Lineage\n\n```json\n" + text + "\n```"]
+
+
+def _limits(facts: CardFacts) -> list[str]:
+    return [
+        *facts.limits,
+        "Its scores hold for text like the test split; on other text, measure before use.",
+        "It learned from its teacher, mistakes and biases included.",
+        f"Licence of the teacher: {facts.license or 'not stated'}; of the data: {facts.data_license or 'not stated'}.",
+    ]
+
+
+def _cell(text: str) -> str:
+    """`text` on one line, with nothing that ends a table's cell."""
+    return " ".join(text.split()).replace("|", "\\|")

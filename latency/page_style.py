@@ -1,0 +1,49 @@
+"""The report's style sheet: light and dark, wide and narrow, no font or picture from anywhere else."""
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2024; --quiet: #5b6470; --paper: #ffffff; --panel: #f5f6f8; --line: #d9dde3;
+  --accent: #0b6e8f; --muted: #98a2ae; --good: #1a7f4b; --bad: #b3261e; --warn: #fdf3dc; --warn-line: #d9a520; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e7eaee; --quiet: #a3adb9; --paper: #14171b; --panel: #1d2228; --line: #343b44;
+    --accent: #4cb8d9; --muted: #69737f; --good: #5fcf93; --bad: #ff8a80; --warn: #33290f; --warn-line: #b98d1c; } }
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0 auto; max-width: 62rem; padding: 1.5rem clamp(1rem, 4vw, 2.5rem) 4rem; background: var(--paper);
+  color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
+  overflow-wrap: break-word; }
+h1 { font-size: clamp(1.5rem, 4vw, 2.1rem); line-height: 1.2; margin: 0 0 .25rem; }
+h2 { font-size: 1.25rem; margin: 2.75rem 0 .75rem; padding-top: .9rem; border-top: 1px solid var(--line); }
+h3 { font-size: 1rem; margin: 1.5rem 0 .5rem; }
+p { margin: .5rem 0; max-width: 46rem; }
+.quiet { color: var(--quiet); font-size: .92rem; }
+nav { display: flex; flex-wrap: wrap; gap: .35rem 1.1rem; margin: 1rem 0 0; font-size: .95rem; }
+a { color: var(--accent); text-underline-offset: .2em; }
+.scroll { overflow-x: auto; margin: .75rem 0; }
+table { border-collapse: collapse; min-width: 100%; font-size: .94rem; }
+th, td { padding: .42rem .8rem .42rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th:last-child, td:last-child { padding-right: 0; }
+thead th { color: var(--quiet); font-weight: 500; font-size: .85rem; white-space: nowrap; vertical-align: bottom; }
+tbody th { font-weight: 600; min-width: 6.5rem; }
+.number + .text { padding-left: .8rem; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.passed { color: var(--good); font-weight: 600; } .missed { color: var(--bad); font-weight: 600; }
+.warnings { background: var(--warn); border-left: 4px solid var(--warn-line); padding: .7rem 1rem; margin: 1.25rem 0; }
+.warnings ul { margin: .3rem 0 0; padding-left: 1.2rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); gap: 1.25rem 2.5rem; }
+figure { margin: .5rem 0; min-width: 0; }
+figcaption { font-weight: 600; font-size: .95rem; margin-bottom: .4rem; }
+svg.chart { display: block; overflow: visible; }
+svg text { fill: var(--quiet); font-size: 12.5px; font-variant-numeric: tabular-nums; }
+svg .label { fill: var(--ink); }
+.bar { fill: var(--accent); } .reference { fill: var(--muted); }
+.whisker { stroke: var(--ink); stroke-width: 1.5; } .axis { stroke: var(--line); }
+.curve { fill: none; stroke: var(--accent); stroke-width: 1.6; stroke-linejoin: round; }
+dl { display: grid; grid-template-columns: minmax(7rem, max-content) minmax(0, 1fr); gap: .2rem 1rem; margin: .5rem 0; }
+dt { color: var(--quiet); } dd { margin: 0; } dd dl { margin: 0 0 .4rem; }
+@media (max-width: 34rem) { dl dl { grid-template-columns: 1fr; gap: 0; } dl dl dd { margin-bottom: .3rem; } }
+details { margin: .75rem 0; } summary { cursor: pointer; color: var(--accent); padding: .2rem 0; }
+pre { background: var(--panel); padding: .9rem 1rem; overflow-x: auto;
+  font: .86rem/1.5 ui-monospace, Menlo, Consolas, monospace; }
+.words { min-width: 13rem; white-space: pre-wrap; font-weight: 400; }
+@media print { nav { display: none; } details > * { display: block; } }
+"""

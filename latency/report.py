@@ -1,0 +1,327 @@
+"""The report of a run: one HTML file that opens anywhere, and the same latency table as Markdown."""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+from latency.drawings import Bar, Interval, bars, curve, intervals
+from latency.markup import Cell, Markup, details, element, escaped, facts, interval, joined, number, score, size, table
+from latency.page_style import STYLE
+from latency.profile import CandidateRow, ProfileDocument, RatioRow
+
+LONG_TABLE = 25  # rows from which a table is folded away until a reader asks for it
+
+
+class SummaryRow(TypedDict):
+    """One model of the story: teacher, undistilled, student, fp32, int8."""
+
+    name: str
+    metric: float
+    low: NotRequired[float | None]  # 95 % bootstrap interval of the metric
+    high: NotRequired[float | None]
+    latency_ms: NotRequired[float | None]
+    size_bytes: NotRequired[int | None]
+
+
+class GateRow(TypedDict):
+    """One bar, and what came of it."""
+
+    name: str
+    value: float | None
+    needed: float
+    passed: bool
+
+
+class LabelRow(TypedDict):
+    """One label's scores."""
+
+    label: str
+    support: int
+    teacher: float | None
+    student: float | None
+    int8: float | None
+
+
+class Disagreement(TypedDict):
+    """One text that teacher and student answer differently; the answers as text."""
+
+    text: str
+    teacher: str
+    student: str
+    gold: str
+
+
+class TrainingStage(TypedDict):
+    """The curves of one stage, as [step, value] pairs."""
+
+    stage: str
+    loss: Sequence[Sequence[float]]
+    validation: Sequence[Sequence[float]]
+
+
+class Report(TypedDict, total=False):
+    """What `write_report` shows. Every part is optional, and what is absent is not spoken of."""
+
+    title: str
+    task: str
+    created: str
+    metric_name: str
+    warnings: Sequence[str]
+    summary: Sequence[SummaryRow]
+    claims: Sequence[str]
+    gates: Sequence[GateRow]
+    latency: ProfileDocument
+    per_label: Sequence[LabelRow]
+    disagreements: Sequence[Disagreement]
+    training: Sequence[TrainingStage]
+    parity: Mapping[str, object]
+    recipe: str  # TOML
+    lineage: Mapping[str, object]
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Writes `report` to `path` as one self-contained HTML file, without scripts; a reader never sees half of it."""
+    page = _page(report).encode("utf-8", errors="xmlcharrefreplace")
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(page)
+        Path(beside).chmod(0o644)  # mkstemp makes it ours alone; a report is to be read
+        os.replace(beside, path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def markdown_table(profile_document: ProfileDocument) -> str:
+    """The latency table in Markdown: a row per candidate and workload, with its speed relative to the reference."""
+    header, rows = _latency_table(profile_document, profile_document["candidates"], with_shape=True)
+    lines: list[Sequence[Cell]] = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return "".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def _page(report: Report) -> str:
+    title = report.get("title", "Report")
+    about = " · ".join(filter(None, [report.get("task"), report.get("created")]))
+    # In the order that a reader asks: is it good, did it pass, is it fast, where is it wrong, how was it made.
+    sections: list[tuple[str, Callable[[Report], Markup], bool]] = [
+        ("Results", _results, bool(report.get("summary") or report.get("claims"))),
+        ("Gates", _gates, bool(report.get("gates"))),
+        ("Latency", _latency, bool(report.get("latency"))),
+        ("Labels", _labels, bool(report.get("per_label"))),
+        ("Disagreements", _disagreements, bool(report.get("disagreements"))),
+        ("Training", _training, bool(report.get("training"))),
+        ("Parity", _parity, bool(report.get("parity"))),
+        ("Recipe", _recipe, bool(report.get("recipe"))),
+        ("Lineage", _lineage, bool(report.get("lineage"))),
+    ]
+    shown = [(name, section(report)) for name, section, present in sections if present]
+    links = joined([element("a", name, href=f"#{name.lower()}") for name, _ in shown])
+    body = [
+        element("h1", title),
+        element("p", about, class_="quiet") if about else Markup(""),
+        _warnings(report.get("warnings", [])),
+        element("nav", links, aria_label="Contents") if len(shown) > 1 else Markup(""),
+        *(element("section", joined([element("h2", name), content]), id=name.lower()) for name, content in shown),
+    ]
+    # Nothing may run and nothing may be fetched, even should some text slip through unescaped.
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{escaped(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+{joined(body)}
+</body>
+</html>
+"""
+
+
+def _warnings(warnings: Sequence[str]) -> Markup:
+    if not warnings:
+        return Markup("")
+    listed = element("ul", joined([element("li", warning) for warning in warnings]))
+    return element("aside", joined([element("strong", "Warnings"), listed]), class_="warnings")
+
+
+def _results(report: Report) -> Markup:
+    rows = report.get("summary", [])
+    metric_name = report.get("metric_name", "metric")
+    parts = [element("p", claim) for claim in report.get("claims", [])]
+    if rows:
+        drawn = [
+            Interval(row["name"], row["metric"], row.get("low"), row.get("high"), f"{row['metric']:.4f}")
+            for row in rows
+        ]
+        chart = intervals(drawn, f"{metric_name} of each model with its 95 % interval")
+        parts.append(_figure(f"{metric_name} on test, with 95 % intervals", chart))
+        columns: list[tuple[str, list[Cell]]] = [
+            ("model", [row["name"] for row in rows]),
+            (metric_name, [score(row["metric"]) for row in rows]),
+            ("95 % interval", [interval(row.get("low"), row.get("high")) for row in rows]),
+            ("latency, ms", [row.get("latency_ms") for row in rows]),
+            ("size", [size(row.get("size_bytes")) for row in rows]),
+        ]
+        parts.append(_columns(columns))
+    return joined(parts)
+
+
+def _gates(report: Report) -> Markup:
+    rows: list[list[Cell]] = []
+    for gate in report["gates"]:
+        outcome = "passed" if gate["passed"] else "missed"
+        rows.append(
+            [gate["name"], score(gate["value"]), score(gate["needed"]), element("span", outcome, class_=outcome)]
+        )
+    return table(["gate", "value", "needed", "outcome"], rows)
+
+
+def _latency(report: Report) -> Markup:
+    document = report["latency"]
+    shapes = list(dict.fromkeys((row["batch"], row["tokens"]) for row in document["candidates"]))
+    charts, tables = [], []
+    for batch, tokens in shapes:
+        rows = [row for row in document["candidates"] if (row["batch"], row["tokens"]) == (batch, tokens)]
+        caption = f"batch {batch}, {tokens} tokens"
+        drawn = [
+            Bar(row["name"], row["p50_ms"], row["p99_ms"], f"{number(row['p50_ms'])} ms", reference=i == 0)
+            for i, row in enumerate(rows)
+        ]
+        charts.append(_figure(caption, bars(drawn, f"median and p99 latency, {caption}")))
+        header, cells = _latency_table(document, rows, with_shape=False)
+        tables.append(joined([element("h3", caption), table(header, cells)]))
+    reading = (
+        "Bars are medians, whiskers reach to p99; the first candidate is the reference. "
+        "Each ran in a process of its own, taking turns with the others."
+    )
+    parts = [
+        element("p", reading, class_="quiet"),
+        element("div", joined(charts), class_="charts"),
+        _doubts(document["candidates"]),
+        *tables,
+        details("The machine", facts(document["machine"])),
+    ]
+    return joined(parts)
+
+
+def _doubts(rows: Sequence[CandidateRow]) -> Markup:
+    """What the measurements say against themselves: in short where nobody overlooks it, in full folded away."""
+    said: list[list[Cell]] = [
+        [f"{row['name']}, batch {row['batch']}, {row['tokens']} tokens", doubt]
+        for row in rows
+        for doubt in row["doubts"]
+    ]
+    if not said:
+        return Markup("")
+    doubted = sum(bool(row["doubts"]) for row in rows)
+    short = f"{doubted} of {len(rows)} measurements doubt themselves; read these before quoting a number."
+    full = details(f"All {len(said)} doubts", table(["measurement", "doubt"], said))
+    return element("aside", joined([element("strong", short), full]), class_="warnings")
+
+
+def _latency_table(
+    document: ProfileDocument, rows: Sequence[CandidateRow], *, with_shape: bool
+) -> tuple[list[str], list[list[Cell]]]:
+    """Header and cells, what matters most first, for narrow screens; columns without any value are left out."""
+    ratios = {(ratio["b"], ratio["batch"], ratio["tokens"]): ratio for ratio in document["ratios"]}
+    shape: list[tuple[str, list[Cell]]] = [
+        ("batch", [row["batch"] for row in rows]),
+        ("tokens", [row["tokens"] for row in rows]),
+    ]
+    columns: list[tuple[str, list[Cell]]] = [
+        ("candidate", [row["name"] for row in rows]),
+        *(shape if with_shape else []),
+        ("p50 ms", [number(row["p50_ms"]) for row in rows]),
+        ("p90 ms", [number(row["p90_ms"]) for row in rows]),
+        ("p99 ms", [number(row["p99_ms"]) for row in rows]),
+        ("texts/s", [number(row["texts_per_s"]) for row in rows]),
+        ("speed-up (95 %)", [_speed_up(ratios.get((row["name"], row["batch"], row["tokens"]))) for row in rows]),
+        ("metric", [score(row.get("metric")) for row in rows]),
+        ("size", [size(row.get("size_bytes")) for row in rows]),
+        ("doubts", [len(row["doubts"]) for row in rows]),
+        ("runtime", [row["runtime"] for row in rows]),
+        ("precision", [row["precision"] for row in rows]),
+    ]
+    return _filled(columns)
+
+
+def _speed_up(ratio: RatioRow | None) -> str | None:
+    """`8.10 (7.92 – 8.41)`, or with one decimal from ten on; None for the reference itself."""
+    if ratio is None:
+        return None
+    decimals = 1 if ratio["high"] >= 10 else 2
+    return f"{ratio['ratio']:.{decimals}f} ({interval(ratio['low'], ratio['high'], decimals=decimals)})"
+
+
+def _labels(report: Report) -> Markup:
+    rows: list[list[Cell]] = [
+        [row["label"], row["support"], score(row["teacher"]), score(row["student"]), score(row["int8"])]
+        for row in report["per_label"]
+    ]
+    return _folded_if_long(table(["label", "support", "teacher", "student", "int8"], rows), len(rows), "labels")
+
+
+def _disagreements(report: Report) -> Markup:
+    rows: list[list[Cell]] = [
+        [element("div", row["text"], class_="words"), row["teacher"], row["student"], row["gold"]]
+        for row in report["disagreements"]
+    ]
+    return _folded_if_long(table(["text", "teacher", "student", "gold"], rows), len(rows), "texts")
+
+
+def _training(report: Report) -> Markup:
+    parts = []
+    for stage in report["training"]:
+        charts = [
+            _figure(name, drawing)
+            for name, drawing in (
+                ("loss", curve(stage["loss"], f"loss of stage {stage['stage']} by step")),
+                ("validation", curve(stage["validation"], f"validation of stage {stage['stage']} by step")),
+            )
+            if drawing
+        ]
+        if charts:
+            parts += [element("h3", stage["stage"]), element("div", joined(charts), class_="charts")]
+    return joined(parts)
+
+
+def _parity(report: Report) -> Markup:
+    return facts(report["parity"])
+
+
+def _recipe(report: Report) -> Markup:
+    return details("The settings of this run", element("pre", report["recipe"]))
+
+
+def _lineage(report: Report) -> Markup:
+    return details("What this was made from", facts(report["lineage"]))
+
+
+def _figure(caption: str, drawing: Markup) -> Markup:
+    return element("figure", joined([element("figcaption", caption), drawing]))
+
+
+def _folded_if_long(content: Markup, rows: int, what: str) -> Markup:
+    return details(f"All {rows} {what}", content) if rows > LONG_TABLE else content
+
+
+def _columns(columns: Sequence[tuple[str, list[Cell]]]) -> Markup:
+    return table(*_filled(columns))
+
+
+def _filled(columns: Sequence[tuple[str, list[Cell]]]) -> tuple[list[str], list[list[Cell]]]:
+    """Header and rows of the columns that hold anything."""
+    kept = [(name, cells) for name, cells in columns if any(cell is not None for cell in cells)]
+    return [name for name, _ in kept], [list(row) for row in zip(*(cells for _, cells in kept), strict=True)]
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = "–" if cell is None else str(cell)
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,0 +1,68 @@
+"""What is run: real text packed into rows of one exact length, so that no candidate is timed on padding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from serve.errors import BadInput
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One shape of input."""
+
+    name: str
+    batch: int  # rows
+    tokens: int  # per row, special tokens included
+    input_ids: npt.NDArray[np.int64]  # (batch, tokens)
+
+
+def from_texts(texts: Sequence[str], tokenizer: "Tokenizer", batch: int, tokens: int) -> Workload:
+    """A workload of `batch` rows of exactly `tokens` tokens, cut from `texts` in order.
+
+    Texts are joined until a row is full and the rest of the last one is cut off; every row opens with a fresh text and
+    carries the tokenizer's special tokens, as a real input does. When the texts run out they are taken from the start.
+    Raises BadInput when there is no text to take tokens from, or when `tokens` leaves no room for any.
+    """
+    if batch < 1:
+        raise BadInput(f"batch {batch} was given; a workload needs 1 or more rows")
+    text_ids = [ids for ids in (_plain_ids(tokenizer, text) for text in texts) if ids]
+    if not text_ids:
+        raise BadInput(f"{len(texts)} texts were given and none has a token; give some text like what will be served")
+    opening, closing = _special_ids(tokenizer, next(text for text in texts if _plain_ids(tokenizer, text)))
+    room = tokens - len(opening) - len(closing)
+    if room < 1:
+        raise BadInput(
+            f"{tokens} tokens were asked for and {len(opening) + len(closing)} of them are special; "
+            f"ask for {len(opening) + len(closing) + 1} or more"
+        )
+    rows, position = [], 0
+    for _ in range(batch):
+        row: list[int] = []
+        while len(row) < room:
+            row += text_ids[position % len(text_ids)]
+            position += 1
+        rows.append([*opening, *row[:room], *closing])
+    return Workload(f"batch {batch} x {tokens} tokens", batch, tokens, np.array(rows, dtype=np.int64))
+
+
+def _plain_ids(tokenizer: "Tokenizer", text: str) -> list[int]:
+    """Ids of `text` without special tokens, and without padding should the tokenizer be set to pad."""
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    return [token for token, real in zip(encoding.ids, encoding.attention_mask, strict=True) if real]
+
+
+def _special_ids(tokenizer: "Tokenizer", text: str) -> tuple[list[int], list[int]]:
+    """The special tokens that the tokenizer puts before and after `text`."""
+    encoding = tokenizer.encode(text)
+    kinds = zip(encoding.ids, encoding.special_tokens_mask, encoding.attention_mask, strict=True)
+    real = [(token, bool(special)) for token, special, attended in kinds if attended]
+    first = next(i for i, (_, special) in enumerate(real) if not special)
+    last = max(i for i, (_, special) in enumerate(real) if not special)
+    return [token for token, _ in real[:first]], [token for token, _ in real[last + 1 :]]

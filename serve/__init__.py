@@ -1,0 +1,22 @@
+"""A bundle's answers, in Python (`Pipeline`) and over HTTP (`serve.app`). Needs no torch and no transformers."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from serve.bundle import open_bundle
+    from serve.pipeline import Pipeline
+
+__all__ = ["Pipeline", "open_bundle"]
+
+
+def __getattr__(name: str) -> object:
+    # Looked up when asked for, so that `import serve` does not load onnxruntime.
+    if name == "Pipeline":
+        from serve.pipeline import Pipeline
+
+        return Pipeline
+    if name == "open_bundle":
+        from serve.bundle import open_bundle
+
+        return open_bundle
+    raise AttributeError(f"module 'serve' has no attribute {name!r}")

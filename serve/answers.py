@@ -1,0 +1,123 @@
+"""Logits -> what a caller gets: entities with offsets in the caller's unit, or labels with scores."""
+
+from dataclasses import dataclass
+from typing import Literal, TypedDict, get_args
+
+import numpy as np
+from tokenizers import Encoding
+
+from serve.errors import BadInput
+from serve.spans import Span, decode_spans
+
+OffsetUnit = Literal["codepoints", "utf16", "utf8"]
+
+# Six decimals: finer than float32 logits are meant, and short in JSON.
+SCORE_DECIMALS = 6
+
+
+class Entity(TypedDict):
+    """One entity. `start` and `end` (exclusive) are in the unit that was asked for; `text` is what lies between."""
+
+    label: str
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+class EntitiesAnswer(TypedDict):
+    """The entities of one text, in order; `truncated` when the model did not see the end of the text."""
+
+    entities: list[Entity]
+    truncated: bool
+
+
+class LabelScore(TypedDict):
+    """One class and its probability."""
+
+    label: str
+    score: float
+
+
+class LabelsAnswer(TypedDict):
+    """The classes of one text, likeliest first; `truncated` when the model did not see the end of the text."""
+
+    labels: list[LabelScore]
+    truncated: bool
+
+
+Answer = EntitiesAnswer | LabelsAnswer
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How an answer is given; BadInput when a value is out of range."""
+
+    min_score: float = 0.0
+    """Entities below this score, 0 to 1, are left out."""
+    offsets: OffsetUnit = "codepoints"
+    """What `start` and `end` of an entity count."""
+    top_k: int | None = None
+    """How many labels to give, likeliest first; None gives all."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.min_score <= 1.0:
+            raise BadInput(f"min_score {self.min_score}: give a number from 0 to 1", field="min_score")
+        if self.offsets not in get_args(OffsetUnit):
+            raise BadInput(f"offsets {self.offsets!r}: give one of {get_args(OffsetUnit)}", field="offsets")
+        if self.top_k is not None and self.top_k < 1:
+            raise BadInput(f"top_k {self.top_k}: give 1 or more, or leave it out for all labels", field="top_k")
+
+
+def entities_answer(
+    text: str, encoding: Encoding, logits: np.ndarray, tags: list[str], options: AnswerOptions
+) -> EntitiesAnswer:
+    """The entities of `text`; `logits` has shape (tokens, tags)."""
+    spans = decode_spans(text, softmax(logits), encoding.offsets, encoding.word_ids, tags)
+    kept = [span for span in spans if span.score >= options.min_score]
+    return {"entities": _entities(text, kept, options.offsets), "truncated": bool(encoding.overflowing)}
+
+
+def labels_answer(encoding: Encoding, logits: np.ndarray, labels: list[str], options: AnswerOptions) -> LabelsAnswer:
+    """The classes of one text; `logits` has shape (labels,). Equal scores keep the order of the bundle's labels."""
+    probabilities = softmax(logits)
+    likeliest = np.argsort(-probabilities, kind="stable")[: options.top_k]
+    return {
+        "labels": [{"label": labels[i], "score": round(float(probabilities[i]), SCORE_DECIMALS)} for i in likeliest],
+        "truncated": bool(encoding.overflowing),
+    }
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis, float64, same shape as `logits`."""
+    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+def _entities(text: str, spans: list[Span], unit: OffsetUnit) -> list[Entity]:
+    # Spans are ordered and do not overlap, so one walk over the text counts everything once.
+    entities: list[Entity] = []
+    position = counted = 0
+    for span in spans:
+        start = counted + length_in(text[position : span.start], unit)
+        end = start + length_in(text[span.start : span.end], unit)
+        position, counted = span.end, end
+        entities.append(
+            {
+                "label": span.label,
+                "text": text[span.start : span.end],
+                "start": start,
+                "end": end,
+                "score": round(span.score, SCORE_DECIMALS),
+            }
+        )
+    return entities
+
+
+def length_in(text: str, unit: OffsetUnit) -> int:
+    """The length of `text` in code points, UTF-16 code units (as JavaScript and Java count) or UTF-8 bytes."""
+    if unit == "utf16":
+        return len(text.encode("utf-16-le")) // 2
+    if unit == "utf8":
+        return len(text.encode("utf-8"))
+    return len(text)

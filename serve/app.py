@@ -1,0 +1,241 @@
+"""The server: bundles behind HTTP. `create_app` makes the ASGI app, `serve` runs it until it is told to stop."""
+
+import asyncio
+import base64
+import hashlib
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serve.answers import AnswerOptions
+from serve.bundle import Task
+from serve.edge import Edge, error_response, json_response, on_http_exception, on_stillroom_error
+from serve.errors import BadInput, DeadlineExceeded, NotFound, StillroomError, Unavailable
+from serve.listen import listening, signals_kept_from_killing
+from serve.metrics import Metrics
+from serve.openapi import openapi
+from serve.pipeline import Pipeline, as_texts, pairs_of
+from serve.requests import ClassifyRequest, EntitiesRequest, Limits, check_limits, read_request
+from serve.served import ServedModel
+
+PAGE = Path(__file__).parent / "page" / "index.html"
+
+ENDPOINT_OF: dict[Task, str] = {"token-classification": "/v1/entities", "text-classification": "/v1/classify"}
+
+# How long a server that was told to stop waits for the answers under way.
+DRAIN_S = 30
+
+Value = TypeVar("Value")
+
+
+class Service:
+    """The endpoints, and what they share: the models by name, the limits, the counters, whether all is warm."""
+
+    def __init__(self, pipelines: Sequence[Pipeline], limits: Limits) -> None:
+        self.limits = limits
+        self.metrics = Metrics()
+        self.models = {pipeline.manifest.name: ServedModel(pipeline, limits, self.metrics) for pipeline in pipelines}
+        self.page = PAGE.read_bytes()
+        self.page_headers = {"Content-Security-Policy": content_security_policy(self.page.decode("utf-8"))}
+        self._warming: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Warm the models beside the first requests; at the end, finish what was accepted."""
+        self._warming = asyncio.create_task(asyncio.to_thread(self._warm_up))
+        yield
+        await asyncio.wait([self._warming])
+        for model in self.models.values():
+            await model.batcher.close()
+
+    async def entities(self, request: Request) -> Response:
+        """POST /v1/entities: entity spans in each text."""
+        asked = await read_request(request, EntitiesRequest, self.limits)
+        options = AnswerOptions(min_score=asked.min_score, offsets=asked.offsets)
+        model = self._model(asked.model, "token-classification")
+        return await self._answer(request, model, as_texts(asked.text), None, options)
+
+    async def classify(self, request: Request) -> Response:
+        """POST /v1/classify: labels with scores for each text."""
+        asked = await read_request(request, ClassifyRequest, self.limits)
+        pairs = pairs_of(asked.text, asked.text_pair)
+        options = AnswerOptions(top_k=asked.top_k)
+        model = self._model(asked.model, "text-classification")
+        return await self._answer(request, model, as_texts(asked.text), pairs, options)
+
+    async def describe_models(self, request: Request) -> Response:
+        """GET /v1/models: what is served."""
+        return json_response({"models": [model.description() for model in self.models.values()]})
+
+    async def healthz(self, request: Request) -> Response:
+        """GET /healthz: 200 while the process answers at all."""
+        return json_response({"status": "ok"})
+
+    async def readyz(self, request: Request) -> Response:
+        """GET /readyz: 200 once every model has run; 503 before, and for good when one failed to."""
+        if self._warming is None or not self._warming.done():
+            return error_response(Unavailable("the models are warming up; ask again in a second"))
+        if self._warming.exception() is not None:
+            return error_response(Unavailable("a model failed its first run; the server's log says why"))
+        return json_response({"status": "ready"})
+
+    async def metrics_text(self, request: Request) -> Response:
+        """GET /metrics, for Prometheus."""
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return json_response(openapi())
+
+    async def try_page(self, request: Request) -> Response:
+        """GET /: a page to try the models on."""
+        return Response(self.page, headers=self.page_headers, media_type="text/html; charset=utf-8")
+
+    async def _answer(
+        self, request: Request, model: ServedModel, texts: list[str], pairs: list[str] | None, options: AnswerOptions
+    ) -> Response:
+        check_limits(texts, "text", self.limits)
+        check_limits(pairs or [], "text_pair", self.limits)
+        try:
+            async with asyncio.timeout(self.limits.answer_s):
+                results = await unless_gone(request, model.answers(texts, pairs, options))
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"no answer within {self.limits.answer_s:g} s; send fewer texts at once, or try again later"
+            ) from error
+        return json_response({"model": model.manifest.name, "variant": model.pipeline.variant, "results": results})
+
+    def _model(self, name: str | None, task: Task) -> ServedModel:
+        """The model called `name`, or the first one of `task`."""
+        of_task = [model for model in self.models.values() if model.manifest.task == task]
+        if name is None and of_task:
+            return of_task[0]
+        if name is not None and name not in self.models:
+            raise NotFound(f"there is no model {name!r}; there is {', '.join(map(repr, self.models))}", field="model")
+        other = self.models[name] if name is not None else next(iter(self.models.values()))
+        if other.manifest.task != task:
+            raise BadInput(
+                f"{other.manifest.name!r} is for {other.manifest.task}; "
+                f"post to {ENDPOINT_OF[other.manifest.task]} instead",
+                field="model",
+            )
+        return other
+
+    def _warm_up(self) -> None:
+        for model in self.models.values():
+            model.pipeline.warm_up()
+
+
+def create_app(
+    bundles: Sequence[Path | str],
+    *,
+    variant: str | None = None,
+    threads: int | None = None,
+    limits: Limits | None = None,
+) -> Starlette:
+    """The ASGI app that serves `bundles`; each is verified and opened here.
+
+    `variant` and `threads` are as in `Pipeline`, for all of them. BundleError when one is damaged; BadInput when there
+    is none, or two have one name.
+    """
+    if not bundles:
+        raise BadInput("no bundle was given; name at least one folder that `stillroom export` wrote")
+    pipelines = [Pipeline(bundle, variant, threads) for bundle in bundles]
+    names = [pipeline.manifest.name for pipeline in pipelines]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadInput(f"several bundles are called {', '.join(map(repr, twice))}; a request could not tell them apart")
+    service = Service(pipelines, limits or Limits())
+    routes = [
+        Route("/v1/entities", service.entities, methods=["POST"]),
+        Route("/v1/classify", service.classify, methods=["POST"]),
+        Route("/v1/models", service.describe_models),
+        Route("/healthz", service.healthz),
+        Route("/readyz", service.readyz),
+        Route("/metrics", service.metrics_text),
+        Route("/openapi.json", service.openapi),
+        Route("/", service.try_page),
+    ]
+    endpoints = frozenset(route.path for route in routes)
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Edge, metrics=service.metrics, endpoints=endpoints)],
+        exception_handlers={StillroomError: on_stillroom_error, HTTPException: on_http_exception},
+        lifespan=service.lifespan,
+    )
+    app.router.redirect_slashes = False  # /v1/entities/ is answered 404 in our form, not redirected
+    return app
+
+
+def serve(
+    bundles: Sequence[Path | str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    variant: str | None = None,
+    threads: int | None = None,
+    limits: Limits | None = None,
+    announce: Callable[[str], None] = print,
+) -> None:
+    """Serve `bundles` until SIGTERM or SIGINT; then finish the requests under way and return.
+
+    `port` 0 takes any free one. `announce` is told the server's URL once it listens. BadInput when the address cannot
+    be listened on, and all that `create_app` raises.
+    """
+    app = create_app(bundles, variant=variant, threads=threads, limits=limits)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=DRAIN_S,
+    )
+    with listening(host, port) as listener, signals_kept_from_killing():
+        shown_host = f"[{host}]" if ":" in host else host
+        announce(f"http://{shown_host}:{listener.getsockname()[1]}")
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+async def unless_gone(request: Request, work: Coroutine[None, None, Value]) -> Value:
+    """What `work` gives; ClientDisconnect, with `work` cancelled, when the client hangs up first."""
+    working = asyncio.ensure_future(work)
+    hanging_up = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait([working, hanging_up], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        hanging_up.cancel()
+
+
+def content_security_policy(page: str) -> str:
+    """A policy that lets `page` run its own inline style and script, by their hashes, call this server, and no more."""
+    hashes = {
+        tag: " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
+            for inline in re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        )
+        for tag in ("style", "script")
+    }
+    return (
+        f"default-src 'none'; style-src {hashes['style']}; script-src {hashes['script']}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+async def _hung_up(request: Request) -> None:
+    # The body was read, so the next message is that the client has gone.
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

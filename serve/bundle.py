@@ -1,0 +1,209 @@
+"""A bundle on disk: what it must hold, and the proof that it holds exactly that.
+
+The folder's `manifest.json` lists every other file with its size and SHA-256. Opening a bundle reads every byte of it
+once and refuses the folder when a file is missing, changed, or not listed.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import msgspec
+
+from serve.errors import BadInput, BundleError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+
+Task = Literal["token-classification", "text-classification"]
+
+
+class BundleFile(msgspec.Struct, frozen=True):
+    """One listed file: its SHA-256 in lower-case hex, and its size."""
+
+    sha256: str
+    bytes: int
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """One precision of the model: the graph's path in the bundle, how it was quantised, and what runs it."""
+
+    file: str
+    scheme: str
+    runtime: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `manifest.json` says. Unknown keys are left unread, so that older programs open additions."""
+
+    schema_version: int
+    name: str
+    task: Task
+    labels: list[str]
+    """Index -> name; for token classification these are tags (`O`, `B-city`, ...)."""
+    max_length: int
+    """Tokens, special ones included."""
+    default_variant: str
+    variants: dict[str, Variant]
+    files: dict[str, BundleFile]
+    """Every file of the bundle but the manifest itself, by its path with forward slashes."""
+    inputs: list[str]
+    """Names of the graph's inputs."""
+    lineage: dict[str, object]
+    metrics: dict[str, object]
+    parity: dict[str, object]
+    cpu: list[str]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle, every byte of which was checked when it was opened."""
+
+    path: Path
+    manifest: Manifest
+
+    def onnx_file(self, variant: str | None = None) -> Path:
+        """The graph of `variant`, or of the default one. BadInput when the bundle has no such variant."""
+        return self.path / self.variant(variant)[1].file
+
+    def variant(self, name: str | None = None) -> tuple[str, Variant]:
+        """The name and description of variant `name`, or of the default one. BadInput when there is none such."""
+        chosen = name or self.manifest.default_variant
+        if chosen not in self.manifest.variants:
+            raise BadInput(
+                f"variant {chosen!r} of {self.manifest.name!r}: the bundle has {_listed(self.manifest.variants)}; "
+                "name one of these",
+                field="variant",
+            )
+        return chosen, self.manifest.variants[chosen]
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in lower-case hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical_json(obj: object) -> bytes:
+    """`obj` as JSON in the one form that is hashed and written: keys sorted, two spaces, UTF-8, one newline at the end.
+
+    ValueError for NaN, infinities and lone surrogates, which JSON cannot carry.
+    """
+    text = json.dumps(obj, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8") + b"\n"
+
+
+def digest(manifest: dict[str, object]) -> str:
+    """The SHA-256 of a manifest without its own `digest` key: one name for all that the bundle is."""
+    return hashlib.sha256(canonical_json({key: manifest[key] for key in manifest if key != "digest"})).hexdigest()
+
+
+def open_bundle(path: Path | str) -> Bundle:
+    """The bundle in folder `path`, every file checked. BundleError names what is wrong with it."""
+    folder = Path(path)
+    return Bundle(folder, verify(folder))
+
+
+def verify(path: Path | str) -> Manifest:
+    """Read and check a bundle: its manifest, its digest, and the size and SHA-256 of every file in the folder.
+
+    All faults of the files are collected into one BundleError.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise BundleError(f"{folder} is not a folder; a bundle is the folder that `stillroom export` writes")
+    manifest = _read_manifest(folder / MANIFEST)
+    faults = list(_file_faults(folder, manifest.files))
+    if faults:
+        raise BundleError(
+            f"the bundle {folder} is not what its manifest says: {'; '.join(faults)}. "
+            "Copy the bundle again, or export it anew"
+        )
+    return manifest
+
+
+def _read_manifest(path: Path) -> Manifest:
+    if not path.is_file():
+        raise BundleError(f"{path.parent} has no {MANIFEST}; a bundle is the folder that `stillroom export` writes")
+    try:
+        raw = msgspec.json.decode(path.read_bytes())
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BundleError(f"{path} is not JSON ({error}); export the bundle anew") from error
+    if not isinstance(raw, dict):
+        raise BundleError(f"{path} holds a JSON {type(raw).__name__}, not an object; export the bundle anew")
+    # The version comes first: a newer manifest may well lack keys that this program asks for.
+    version = raw.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise BundleError(
+            f"{path} has schema_version {version}, and this program reads up to {SCHEMA_VERSION}; upgrade stillroom"
+        )
+    if missing := [name for name in Manifest.__struct_fields__ if name not in raw]:
+        raise BundleError(f"{path} lacks {_listed(missing)}; export the bundle anew")
+    try:
+        manifest = msgspec.convert(raw, Manifest)
+        expected = digest(raw)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise BundleError(f"{path}: {error}; export the bundle anew") from error
+    if manifest.digest != expected:
+        raise BundleError(
+            f"{path} was changed: its digest says {manifest.digest[:12]}..., its content is {expected[:12]}...; "
+            "copy the bundle again, or export it anew"
+        )
+    if faults := list(_manifest_faults(manifest)):
+        raise BundleError(f"{path}: {'; '.join(faults)}; export the bundle anew")
+    return manifest
+
+
+def _manifest_faults(manifest: Manifest) -> Iterator[str]:
+    if manifest.schema_version < 1:
+        yield f"schema_version is {manifest.schema_version}, the first one is 1"
+    if not manifest.name:
+        yield "name is empty"
+    if not manifest.labels or len(set(manifest.labels)) != len(manifest.labels):
+        yield "labels must be different names, at least one"
+    if manifest.max_length < 1:
+        yield f"max_length is {manifest.max_length}, not a number of tokens"
+    if manifest.default_variant not in manifest.variants:
+        yield f"default_variant {manifest.default_variant!r} is not among the variants {_listed(manifest.variants)}"
+    for name, variant in manifest.variants.items():
+        if variant.file not in manifest.files:
+            yield f"variant {name!r} is in {variant.file!r}, which is not among the files"
+    if "tokenizer.json" not in manifest.files:
+        yield "'tokenizer.json' is not among the files"
+    for name in manifest.files:
+        pure = PurePosixPath(name)
+        if name == MANIFEST or pure.is_absolute() or ".." in pure.parts or "\\" in name or pure.as_posix() != name:
+            yield f"file name {name!r} is not a plain path inside the bundle"
+
+
+def _file_faults(folder: Path, listed: dict[str, BundleFile]) -> Iterator[str]:
+    root = folder.resolve()
+    for name in sorted(listed):
+        file, expected = folder / name, listed[name]
+        if not file.resolve().is_relative_to(root):
+            yield f"{name} is a link that leaves the bundle"
+        elif not file.is_file():
+            yield f"{name} is missing"
+        elif (size_bytes := file.stat().st_size) != expected.bytes:
+            yield f"{name} has {size_bytes:,} bytes instead of {expected.bytes:,}"
+        elif sha256_file(file) != expected.sha256:
+            yield f"{name} was changed (its SHA-256 is another)"
+    for name in sorted(set(_names_in(folder)) - set(listed) - {MANIFEST}):
+        yield f"{name} is not in the manifest"
+
+
+def _names_in(folder: Path) -> Iterator[str]:
+    """Paths of everything in `folder` that is not a real folder, links to folders included."""
+    for parent, folders, files in os.walk(folder):
+        for name in [*files, *(name for name in folders if (Path(parent) / name).is_symlink())]:
+            yield (Path(parent) / name).relative_to(folder).as_posix()
+
+
+def _listed(names: object) -> str:
+    """Names as a person lists them: `'fp32', 'int8'`."""
+    return ", ".join(repr(str(name)) for name in names) if isinstance(names, list | dict) else repr(names)

@@ -1,0 +1,32 @@
+"""The bundle's tokeniser, set so that it encodes exactly what was sent: no padding, cut at the model's length."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from serve.errors import BundleError
+
+
+def load_tokenizer(folder: Path, max_length: int) -> Tokenizer:
+    """The tokeniser in `folder/tokenizer.json`.
+
+    Padding is cleared (the session pads to the longest text of a batch), and truncation set to `max_length` tokens,
+    special ones included. What was cut off stands in `encoding.overflowing`. BundleError when the file cannot be read,
+    or when `max_length` leaves no room beside the special tokens.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise BundleError(f"{folder} has no tokenizer.json; save a fast tokenizer there")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the Rust side raises plain Exception
+        raise BundleError(f"{file} is not a tokenizer ({error}); save a fast tokenizer there") from error
+    special_tokens = tokenizer.num_special_tokens_to_add(False)
+    if max_length <= special_tokens:
+        raise BundleError(
+            f"max_length {max_length} leaves no room for text beside {special_tokens} special tokens; "
+            f"it must be at least {special_tokens + 1}"
+        )
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length)
+    return tokenizer

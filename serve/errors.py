@@ -1,0 +1,124 @@
+"""The map of failure: each error with its HTTP status, its exit code and whose fault it is.
+
+StillroomError
+├── InternalError       500  exit 1  ours: a fault of this program
+├── BadInput            422  exit 2  the caller's: what was given cannot be used
+│   ├── BadRequest      400          the body is not JSON, or not an object
+│   ├── Unauthorized    401
+│   ├── NotFound        404          no such model or path
+│   ├── TooLarge        413          over a stated limit
+│   ├── UnsupportedMedia 415         not application/json
+│   └── BundleError          exit 2  a bundle that is damaged, incomplete or too new
+├── GateMissed               exit 3  a stated bar was not reached: report written, bundle not
+└── Unavailable         503          a state of the server that passes
+    ├── Overloaded      429          the queue is full; carries retry_after_s
+    └── DeadlineExceeded 504         no answer in the time allowed
+
+A message says what was given, what was needed and what to do. It reaches the caller, so it never holds a secret.
+"""
+
+from typing import ClassVar, Literal
+
+Fault = Literal["ours", "caller", "passing"]
+
+
+class StillroomError(Exception):
+    """Any failure that this project names. `code` is stable and machine-readable; the message is for a person."""
+
+    code: ClassVar[str] = "internal"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+    fault: ClassVar[Fault] = "ours"
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class InternalError(StillroomError):
+    """A fault of this program; details go to the log, not to the caller."""
+
+
+class BadInput(StillroomError):
+    """What was given cannot be used. The message names it, says what was needed and what to do."""
+
+    code = "invalid_input"
+    http_status = 422
+    exit_code = 2
+    fault = "caller"
+
+
+class BadRequest(BadInput):
+    """The request body is not the JSON object that the endpoint takes."""
+
+    code = "bad_request"
+    http_status = 400
+
+
+class Unauthorized(BadInput):
+    """No key, or a wrong one, where one is required."""
+
+    code = "unauthorized"
+    http_status = 401
+
+
+class NotFound(BadInput):
+    """No such model, or no such path."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class TooLarge(BadInput):
+    """Over a stated limit; the message gives the limit."""
+
+    code = "too_large"
+    http_status = 413
+
+
+class UnsupportedMedia(BadInput):
+    """The request is not `application/json`."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
+class BundleError(BadInput):
+    """A bundle that is damaged, incomplete, or newer than this program reads."""
+
+    code = "bundle"
+
+
+class GateMissed(StillroomError):
+    """A stated bar was not reached; the report is written, the bundle is not."""
+
+    code = "gate_missed"
+    exit_code = 3
+    fault = "caller"
+
+
+class Unavailable(StillroomError):
+    """The server cannot answer now, and may soon."""
+
+    code = "unavailable"
+    http_status = 503
+    fault = "passing"
+
+
+class Overloaded(Unavailable):
+    """The queue is full. `retry_after_s` is an estimate of when it will not be."""
+
+    code = "overloaded"
+    http_status = 429
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(Unavailable):
+    """No answer within the time that the server or the client allowed."""
+
+    code = "deadline_exceeded"
+    http_status = 504

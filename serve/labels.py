@@ -1,0 +1,34 @@
+"""Names of classes and tags. A tag is `O`, or a prefix and an entity label: `B-city`, `I-city`."""
+
+from collections.abc import Iterable, Sequence
+
+OUTSIDE = "O"
+
+
+def bio_tags(labels: Iterable[str]) -> tuple[str, ...]:
+    """The IOB2 tags of entity `labels`, in one fixed order: `O` first, then `B-x, I-x` by name.
+
+    >>> bio_tags(["city", "airline"])
+    ('O', 'B-airline', 'I-airline', 'B-city', 'I-city')
+    """
+    return (OUTSIDE, *(f"{prefix}-{label}" for label in sorted(set(labels)) for prefix in "BI"))
+
+
+def split_tag(tag: str) -> tuple[str, str]:
+    """The prefix and the entity label of `tag`; `("O", "")` outside. A tag without a prefix (IO scheme) gets `I`.
+
+    >>> split_tag("B-city"), split_tag("O"), split_tag("city")
+    (('B', 'city'), ('O', ''), ('I', 'city'))
+    """
+    if tag == OUTSIDE:
+        return OUTSIDE, ""
+    prefix, dash, label = tag.partition("-")
+    if dash and prefix in {"B", "I", "E", "S", "L", "U"}:
+        # BILOU's L and U are BIOES's E and S under other names.
+        return {"L": "E", "U": "S"}.get(prefix, prefix), label
+    return "I", tag
+
+
+def entity_labels(tags: Sequence[str]) -> tuple[str, ...]:
+    """The entity labels that `tags` speak of, sorted."""
+    return tuple(sorted({label for label in (split_tag(tag)[1] for tag in tags) if label}))

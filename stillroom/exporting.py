@@ -1,0 +1,92 @@
+"""`stillroom export`: a checkpoint with a head becomes a bundle, whoever trained it."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from compress.examples import check_task, read_splits
+from compress.preflight import labels_for
+from compress.scores import METRICS, gold_of, score
+from compress.tasks import encode, predictions
+from compress.teacher import HEADS, Opened, open_model, save_tokenizer
+from export.card import CardFacts, Figure, model_card
+from export.pack import pack, refuse_foreign
+from serve.errors import BadInput, GateMissed
+from serve.session import Session
+from stillroom.ground import usable_length
+from stillroom.judging import FP32, INT8, PARITY_TEXTS, graph_logits, make_graphs
+from stillroom.show import say
+from stillroom.training import read_lineage
+
+
+def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, name: str | None, max_length: int) -> Path:
+    """See `stillroom.verbs.export`."""
+    refuse_foreign(out)
+    opened = open_model(checkpoint, role="CKPT")
+    tasks = [task for task in HEADS if opened.head_for(check_task(task))]
+    if not tasks:
+        raise BadInput(f"{checkpoint} has no head for {' or '.join(HEADS)}; fine-tune it for a task first.")
+    task = check_task(tasks[0])
+    length = usable_length(max_length, opened)
+    splits = read_splits(data, task)
+    labels, _ = labels_for(opened, splits, task, new_head=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+        folder = Path(scratch)
+        ready = folder / "checkpoint"
+        tokenizer = save_tokenizer(opened, ready)
+        for file in opened.folder.iterdir():
+            if file.name in ("config.json", "model.safetensors", "lineage.json"):
+                shutil.copyfile(file, ready / file.name)
+        tokenizer.enable_truncation(max_length=length)
+        encoded = {split: encode(getattr(splits, split), tokenizer, task, labels) for split in ("train", "validation", "test")}
+        texts = [example.text for example in splits.validation[:PARITY_TEXTS]]
+        say("export: fp32 and int8, checked against torch")
+        document = make_graphs(folder, ready, encoded["train"].encodings, texts, length, None)
+
+        def scores(split: str) -> dict[str, Any]:
+            gold = [gold_of(example, task) for example in getattr(splits, split)]
+            found = {}
+            for variant, file in (("fp32", FP32), ("int8", INT8)):
+                reached = score(gold, predictions(encoded[split], graph_logits(Session(folder / file), encoded[split])))
+                found[variant] = {"value": reached.value, "low": reached.low, "high": reached.high}
+            return found
+
+        validation = scores("validation")
+        share = validation["int8"]["value"] / max(validation["fp32"]["value"], 1e-12)
+        if share < gate:
+            raise GateMissed(f"No bundle was written: int8 keeps {share:.4f} of fp32's {METRICS[task]} on validation, needed {gate:g}.")
+        if not document["parity"]["fp32"]["passed"]:
+            raise GateMissed("No bundle was written: the fp32 graph does not answer as torch does.")
+        metrics = {"metric": METRICS[task], "validation": validation, "test": scores("test")}
+        lineage = _lineage(opened)
+        return pack(
+            out,
+            checkpoint=ready,
+            onnx_files={"fp32": folder / FP32, "int8": folder / INT8},
+            schemes={"fp32": "fp32", "int8": document["int8"]["scheme"]},
+            name=name or out.name,
+            task=task,
+            labels=labels,
+            max_length=length,
+            inputs=document["inputs"],
+            default_variant="int8",
+            lineage=lineage,
+            metrics=metrics,
+            parity=document["parity"],
+            cpu=document["int8"]["cpu"],
+            extra_files={"README.md": _card(name or out.name, task, labels, length, metrics, lineage).encode()},
+        )
+
+
+def _lineage(opened: Opened) -> dict[str, Any]:
+    """What the checkpoint says of where it comes from; its curves stay with it."""
+    found = read_lineage(opened.folder) if (opened.folder / "lineage.json").is_file() else {"checkpoint": opened.name}
+    return {key: value for key, value in found.items() if key not in ("loss", "validation")}
+
+
+def _card(name: str, task: Any, labels: tuple[str, ...], length: int, metrics: dict[str, Any], lineage: dict[str, Any]) -> str:
+    kind = "f1" if task == "token-classification" else "accuracy"
+    figures = [Figure(variant, kind, row["value"], row["low"], row["high"]) for variant, row in metrics["test"].items()]
+    return model_card(CardFacts(name, task, labels, length, figures=figures, shipped="int8", lineage=lineage))

@@ -1,0 +1,182 @@
+"""What a run stands on: the recipe's inputs, opened and checked. Nothing here trains or writes to the bundle."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from compress.distill import usual_relation_heads, usual_teacher_layer
+from compress.examples import Example, Splits, check_task, fingerprint, read_splits, read_texts
+from compress.preflight import Faults, labels_for, warnings_of
+from compress.relations import check_relation_heads
+from compress.students import Shape, shape_of
+from compress.tasks import Encoded, encode
+from compress.teacher import Opened, open_model, save_tokenizer
+from export.pack import refuse_foreign
+from serve.bundle import sha256_file
+from serve.errors import BadInput
+from stillroom.recipe import Recipe
+from stillroom.stages import Work
+
+# Float32 copies of the teacher's weights that a run keeps at most: checkpoints with two moments each, stages, graphs.
+DISK_COPIES = 12
+
+
+@dataclass
+class Ground:
+    """The opened inputs of one run."""
+
+    recipe: Recipe
+    opened: Opened
+    splits: Splits
+    shape: Shape
+    labels: tuple[str, ...]
+    teacher_has_head: bool
+    tokenizer: Tokenizer
+    max_length: int
+    corpus: list[str]
+    unlabelled: list[str]
+    warnings: list[str]
+    work: Work
+    teacher_mark: str
+
+    @cached_property
+    def train(self) -> Encoded:
+        """The train split, tokenised."""
+        return self._encoded(self.splits.train)
+
+    @cached_property
+    def validation(self) -> Encoded:
+        """The validation split, tokenised."""
+        return self._encoded(self.splits.validation)
+
+    @cached_property
+    def test(self) -> Encoded:
+        """The test split, tokenised."""
+        return self._encoded(self.splits.test)
+
+    @cached_property
+    def in_domain(self) -> Encoded | None:
+        """The unlabelled in-domain texts, tokenised; None when there are none."""
+        return self._encoded([Example(text) for text in self.unlabelled]) if self.unlabelled else None
+
+    def _encoded(self, examples: list[Example]) -> Encoded:
+        return encode(examples, self.tokenizer, check_task(self.recipe.task), self.labels)
+
+    @property
+    def relation_heads(self) -> int:
+        """As the recipe says, or the usual number for these widths."""
+        return self.recipe.relation_heads or usual_relation_heads(self.opened.config.hidden_size, self.shape.hidden)
+
+    @property
+    def relation_layer(self) -> int:
+        """As the recipe says, or the usual one for this depth."""
+        return self.recipe.relation_layer or usual_teacher_layer(self.opened.config.num_hidden_layers)
+
+    @property
+    def data_mark(self) -> str:
+        """What the examples are, whatever files they came in."""
+        return self.splits.fingerprint
+
+
+def prepare(recipe: Recipe) -> Ground:
+    """Open and check everything that `recipe` names, and write the teacher's tokenizer into the work folder.
+
+    Raises:
+        BadInput: every fault found, in one message.
+    """
+    faults = Faults()
+    task = faults.check(lambda: check_task(recipe.task))
+    shape = faults.check(lambda: shape_of(recipe.student))
+    opened = faults.check(lambda: open_model(recipe.teacher))
+    out = Path(recipe.out)
+    faults.check(lambda: check_out(out))
+    splits = faults.check(lambda: read_splits(recipe.data, task, seed=recipe.seed)) if task else None
+    corpus = [text for path in recipe.corpus for text in faults.check(lambda p=path: read_texts(Path(p))) or []]
+    unlabelled = [text for path in recipe.unlabelled for text in faults.check(lambda p=path: read_texts(Path(p))) or []]
+    labelled = None
+    if opened and splits and task:
+        labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=recipe.new_head))
+    work = Work(out.with_name(out.name + ".work"))
+    tokenizer = max_length = None
+    if opened:
+        faults.check(lambda: check_disk(out, opened))
+        max_length = faults.check(lambda: usable_length(recipe.max_length, opened))
+        if shape and recipe.relation_heads:
+            faults.check(
+                lambda: check_relation_heads(recipe.relation_heads, opened.config.hidden_size, shape.hidden)
+            )
+        # Faults so far mean that nothing is to be written, not even the work folder.
+        faults.raise_if_any()
+        tokenizer = faults.check(lambda: save_tokenizer(opened, work.root / "tokenizer"))
+    faults.raise_if_any()
+    assert task and shape and opened and splits and labelled and tokenizer and max_length
+    tokenizer.enable_truncation(max_length=max_length)
+    warnings = warnings_of(splits, tokenizer, task, max_length)
+    return Ground(
+        recipe,
+        opened,
+        splits,
+        shape,
+        *labelled,
+        tokenizer,
+        max_length,
+        corpus,
+        unlabelled,
+        warnings,
+        work,
+        teacher_mark=folder_mark(opened.folder),
+    )
+
+
+def texts_mark(texts: list[str]) -> str:
+    """What `texts` are, as one name."""
+    return fingerprint(Example(text) for text in texts)
+
+
+def check_out(out: Path) -> None:
+    """Nothing, when `out` is free or a bundle.
+
+    Raises:
+        BadInput: it is a file, or a folder that holds something else.
+    """
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    refuse_foreign(out)
+    if out.absolute().parent.exists() and not os.access(out.absolute().parent, os.W_OK):
+        raise BadInput(f"--out {out} cannot be made: its folder is not yours to write in. Give another place.")
+
+
+def check_disk(out: Path, opened: Opened) -> None:
+    """Nothing, when there is room for what a run writes.
+
+    Raises:
+        BadInput: too little is free.
+    """
+    needed = DISK_COPIES * sum(file.stat().st_size for file in opened.folder.glob("*.safetensors"))
+    parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise BadInput(
+            f"--out {out}: {free / 1e9:.1f} GB are free there and about {needed / 1e9:.1f} GB are needed. Free some, or give another place."
+        )
+
+
+def usable_length(asked: int, opened: Opened) -> int:
+    """The longest text in tokens: as asked, or all that the teacher takes.
+
+    Raises:
+        BadInput: longer than the teacher's position table, or too short to hold a word.
+    """
+    if asked and not 8 <= asked <= opened.max_length:
+        raise BadInput(f"--max-length is {asked}; {opened.name} takes 8 to {opened.max_length} tokens.")
+    return asked or opened.max_length
+
+
+def folder_mark(folder: Path) -> str:
+    """The content of a model folder, as one name."""
+    files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".json", ".txt", ".model") and f.is_file())
+    return ":".join(sha256_file(file) for file in files)

@@ -1,0 +1,355 @@
+"""The stages that judge: export and parity, scores and gates, latency, and the bundle with its report."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from tokenizers import Encoding
+
+from compress.examples import Example, check_task
+from compress.scores import METRICS, Prediction, Score, difference, gold_of, per_label, score
+from compress.tasks import Encoded, batches_by_length, predictions, row_logits
+from export.card import CardFacts, Figure, model_card
+from export.graph import export_graph
+from export.pack import pack
+from export.parity import graph_parity, int8_parity
+from export.quantise import quantise_static
+from latency.candidates import Candidate
+from latency.profile import ProfileDocument, profile
+from latency.report import Report, write_report
+from serve.bundle import canonical_json
+from serve.session import Session
+from serve.threads import available_cores
+from stillroom.ground import Ground
+from stillroom.recipe import write_recipe
+from stillroom.show import bar, say
+from stillroom.training import load_stage, read_lineage
+
+FP32 = "onnx/model.onnx"
+INT8 = "onnx/model_quantized.onnx"
+CALIBRATION_TEXTS = 256
+PARITY_TEXTS = 200
+BATCHES = (1, 8)
+LENGTHS = (16, 128)  # tokens: a short message, a paragraph
+SHOWN_DISAGREEMENTS = 40
+MODELS = ("teacher", "undistilled", "student", "fp32", "int8")
+SHOWN_AS = {
+    "teacher": "teacher",
+    "undistilled": "student without distillation",
+    "student": "student, torch",
+    "fp32": "student, fp32",
+    "int8": "student, int8",
+}
+
+
+def make_export(folder: Path, ground: Ground, student: Path, teacher: Path) -> None:
+    """Both graphs of the student, the teacher's graph for timing, and how far the graphs agree with torch."""
+    export_graph(teacher, folder / "teacher.onnx", ground.max_length)
+    texts = [example.text for example in ground.splits.validation[:PARITY_TEXTS]]
+    make_graphs(folder, student, ground.train.encodings, texts, ground.max_length, ground.recipe.threads or None)
+
+
+def make_graphs(
+    folder: Path, checkpoint: Path, encodings: Sequence[Encoding], texts: Sequence[str], max_length: int, threads: int | None
+) -> dict[str, Any]:
+    """fp32 and int8 graphs of `checkpoint` under `folder`, checked on `texts`; what `export.json` there says of them.
+
+    `encodings` are the train split: some of them calibrate the int8 scales.
+    """
+    graph = export_graph(checkpoint, folder / FP32, max_length)
+    calibration = encodings[:: max(1, len(encodings) // CALIBRATION_TEXTS)][:CALIBRATION_TEXTS]
+    quantised = quantise_static(folder / FP32, folder / INT8, calibration)
+    fp32 = graph_parity(checkpoint, folder / FP32, texts, max_length, threads=threads)
+    int8 = int8_parity(checkpoint, folder / FP32, folder / INT8, texts, max_length, threads=threads)
+    document = {
+        "parity": {"fp32": fp32.as_dict(), "int8": int8.as_dict()},
+        "int8": dataclasses.asdict(quantised),
+        "inputs": list(graph.inputs),
+    }
+    (folder / "export.json").write_bytes(canonical_json(document))
+    return document
+
+
+def graph_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
+    """The logits of each text's rows, as `row_logits` gives them, from a session as it serves."""
+    out: list[np.ndarray] = [np.empty(0)] * len(encoded)
+    for chosen in batches_by_length(encoded):
+        for i, logits in zip(chosen, session.run([encoded.encodings[i] for i in chosen]), strict=True):
+            out[i] = logits[encoded.rows[i]] if encoded.task == "token-classification" else logits[None]
+    return out
+
+
+def say_all(ground: Ground, folders: dict[str, Path], encoded: Encoded) -> dict[str, list[Prediction]]:
+    """What every model of the run answers to the texts of `encoded`."""
+    said: dict[str, list[Prediction]] = {}
+    for name in ("teacher", "undistilled", "student"):
+        if name in folders:
+            said[name] = predictions(encoded, row_logits(load_stage(folders[name], ground), encoded))
+    for name, file in (("fp32", FP32), ("int8", INT8)):
+        session = Session(folders["export"] / file, ground.recipe.threads or None)
+        said[name] = predictions(encoded, graph_logits(session, encoded))
+    return said
+
+
+def make_scores(folder: Path, ground: Ground, folders: dict[str, Path]) -> None:
+    """Gates on validation; then test, read this once. A missed gate leaves test unread."""
+    task = check_task(ground.recipe.task)
+    validation = _scores(ground.splits.validation, say_all(ground, folders, ground.validation), task)
+    gates = _gates(ground, validation)
+    document: dict[str, Any] = {"metric": METRICS[task], "validation": _plain(validation), "gates": gates}
+    if all(gate["passed"] for gate in gates):
+        said = say_all(ground, folders, ground.test)
+        gold = [gold_of(example, task) for example in ground.splits.test]
+        document |= {
+            "test": _plain(_scores(ground.splits.test, said, task)),
+            "differences": _differences(gold, said),
+            "per_label": _per_label(gold, said),
+            "disagreements": _disagreements(ground.splits.test, gold, said),
+        }
+    (folder / "scores.json").write_bytes(canonical_json(document))
+
+
+def _scores(examples: Sequence[Example], said: dict[str, list[Prediction]], task: Any) -> dict[str, Score]:
+    gold = [gold_of(example, task) for example in examples]
+    return {name: score(gold, answers) for name, answers in said.items()}
+
+
+def _plain(scores: dict[str, Score]) -> dict[str, dict[str, float]]:
+    return {name: {"value": s.value, "low": s.low, "high": s.high} for name, s in scores.items()}
+
+
+def _gates(ground: Ground, validation: dict[str, Score]) -> list[dict[str, Any]]:
+    """Each bar as a share of a metric on validation."""
+    rows = [("int8 over fp32", "int8", "fp32", ground.recipe.gate)]
+    rows.append(("int8 over teacher", "int8", "teacher", ground.recipe.teacher_gate))
+    gates = []
+    for name, a, b, needed in rows:
+        share = validation[a].value / validation[b].value if validation[b].value else 0.0
+        gates.append({"name": f"{name}, validation", "value": share, "needed": needed, "passed": share >= needed})
+    return gates
+
+
+def _differences(gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
+    pairs = [("student", "undistilled"), ("int8", "undistilled"), ("int8", "teacher"), ("int8", "fp32")]
+    found = []
+    for a, b in pairs:
+        if a in said and b in said:
+            d = difference(gold, said[a], said[b])
+            found.append({"a": a, "b": b, "difference": d.value, "low": d.low, "high": d.high, "supported": not d.low <= 0 <= d.high})
+    return found
+
+
+def _per_label(gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
+    tables = {name: per_label(gold, said[name]) for name in ("teacher", "student", "int8")}
+    labels = sorted({label for scored in tables.values() for label in scored})
+    return [
+        {
+            "label": label,
+            "support": max(scored.get(label, {"support": 0})["support"] for scored in tables.values()),
+            **{name: scored[label]["f1"] if label in scored else None for name, scored in tables.items()},
+        }
+        for label in labels
+    ]
+
+
+def _disagreements(
+    examples: Sequence[Example], gold: list[Prediction], said: dict[str, list[Prediction]]
+) -> list[dict[str, str]]:
+    rows = []
+    for example, truth, teacher, student in zip(examples, gold, said["teacher"], said["int8"], strict=True):
+        if teacher != student:
+            rows.append(
+                {
+                    "text": example.text,
+                    "teacher": _spelled(example.text, teacher),
+                    "student": _spelled(example.text, student),
+                    "gold": _spelled(example.text, truth),
+                }
+            )
+    return rows[:SHOWN_DISAGREEMENTS]
+
+
+def _spelled(text: str, answer: Prediction) -> str:
+    if isinstance(answer, str):
+        return answer
+    return "; ".join(f"{label}: {text[start:end]}" for start, end, label in sorted(answer)) or "nothing"
+
+
+def make_latency(folder: Path, ground: Ground, folders: dict[str, Path], scores: dict[str, Any]) -> None:
+    """Teacher and student, in torch and onnxruntime, taking turns on real text of this task."""
+    threads = ground.recipe.threads or available_cores()
+    exported = folders["export"]
+    candidates = [
+        Candidate("teacher torch fp32", "torch", "fp32", folders["teacher"], threads),
+        Candidate("teacher ORT fp32", "onnxruntime", "fp32", exported / "teacher.onnx", threads),
+        Candidate("student torch fp32", "torch", "fp32", folders["student"], threads),
+        Candidate("student ORT fp32", "onnxruntime", "fp32", exported / FP32, threads),
+        Candidate("student ORT int8", "onnxruntime", "int8", exported / INT8, threads),
+    ]
+    rows = scores["test"]
+    metrics = {c.name: rows[key]["value"] for c, key in zip(candidates, ("teacher", "teacher", "student", "fp32", "int8"), strict=True)}
+    lengths = [length for length in LENGTHS if length <= ground.max_length] or [ground.max_length]
+    seconds = ground.recipe.latency_seconds / (len(candidates) * len(BATCHES) * len(lengths))
+    with bar("latency") as shown:
+        document = profile(
+            candidates,
+            [example.text for example in ground.splits.test],
+            ground.tokenizer,
+            batches=BATCHES,
+            lengths=lengths,
+            seconds=seconds,
+            metrics=metrics,
+            seed=ground.recipe.seed,
+            progress=shown,
+        )
+    (folder / "latency.json").write_bytes(canonical_json(document))
+
+
+def speedup(document: ProfileDocument) -> float:
+    """The torch teacher's p50 over the shipped variant's, batch 1, at the shortest length."""
+    shortest = min(row["tokens"] for row in document["ratios"])
+    return next(
+        row["ratio"]
+        for row in document["ratios"]
+        if row["b"] == "student ORT int8" and row["batch"] == 1 and row["tokens"] == shortest
+    )
+
+
+def report_of(ground: Ground, folders: dict[str, Path], scores: dict[str, Any], latency: ProfileDocument | None) -> Report:
+    """All that the report shows; without test scores and latency when a gate was missed."""
+    split = "test" if "test" in scores else "validation"
+    exported = read_json(folders["export"] / "export.json")
+    sizes = {
+        name: (folders[name] / "model.safetensors").stat().st_size
+        for name in ("teacher", "undistilled", "student")
+        if name in folders
+    } | {"fp32": (folders["export"] / FP32).stat().st_size, "int8": (folders["export"] / INT8).stat().st_size}
+    document: dict[str, Any] = {
+        "title": ground.recipe.model_name,
+        "task": ground.recipe.task,
+        "metric_name": f"{scores['metric']}, {split}",
+        "summary": [
+            {"name": name, "metric": row["value"], "low": row["low"], "high": row["high"], "size_bytes": sizes[name]}
+            for name in MODELS
+            if (row := scores[split].get(name))
+        ],
+        "claims": claims(scores),
+        "gates": scores["gates"],
+        "parity": exported["parity"],
+        "training": [
+            {"stage": name, "loss": lineage["loss"], "validation": lineage["validation"]}
+            for name in ("teacher", "relations", "undistilled", "student")
+            if name in folders and (lineage := read_lineage(folders[name]))["loss"]
+        ],
+        "warnings": ground.warnings,
+        "recipe": write_recipe(ground.recipe),
+        "lineage": lineage_of(ground, folders),
+    }
+    document |= {key: scores[key] for key in ("per_label", "disagreements") if key in scores}
+    if latency is not None:
+        document["latency"] = latency
+        times = latency_by_model(latency)
+        for row in document["summary"]:
+            row["latency_ms"] = times.get(row["name"])
+    return cast(Report, document)
+
+
+def latency_by_model(latency: ProfileDocument) -> dict[str, float]:
+    """p50 at batch 1 and the shortest length, by the names that the summary uses."""
+    names = {"teacher torch fp32": "teacher", "student torch fp32": "student", "student ORT fp32": "fp32", "student ORT int8": "int8"}
+    shortest = min(row["tokens"] for row in latency["candidates"])
+    return {
+        names[row["name"]]: row["p50_ms"]
+        for row in latency["candidates"]
+        if row["name"] in names and row["batch"] == 1 and row["tokens"] == shortest
+    }
+
+
+def claims(scores: dict[str, Any]) -> list[str]:
+    """What the paired bootstrap supports, in words."""
+    found = []
+    for row in scores.get("differences", []):
+        size = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
+        verdict = "a difference that the paired bootstrap supports" if row["supported"] else "no difference that the paired bootstrap supports"
+        found.append(f"{row['a']} against {row['b']} on test: {size}, {verdict}.")
+    return found
+
+
+def lineage_of(ground: Ground, folders: dict[str, Path]) -> dict[str, Any]:
+    """Where the student comes from; no dates and no times, so that equal inputs give equal lines."""
+    student, start = read_lineage(folders["student"]), read_lineage(folders["start"])
+    return {
+        "teacher": ground.recipe.teacher,
+        "method": student["method"],
+        "student": start["student"],
+        "origin": start["origin"],
+        "data": ground.data_mark,
+        "seed": ground.recipe.seed,
+        "versions": student["versions"],
+        "teacher_fine_tuned": not ground.teacher_has_head,
+    }
+
+
+def write_bundle(
+    out: Path, ground: Ground, folders: dict[str, Path], scores: dict[str, Any], latency: ProfileDocument, mark: str
+) -> None:
+    """Report, card and manifest around the graphs, renamed into place in one step."""
+    exported = read_json(folders["export"] / "export.json")
+    report = report_of(ground, folders, scores, latency)
+    report_file = folders["export"].parent / "report.html"
+    write_report(report_file, report)
+    lineage = lineage_of(ground, folders) | {"run": mark}
+    metrics = {"metric": scores["metric"], "test": scores["test"], "validation": scores["validation"]}
+    pack(
+        out,
+        checkpoint=folders["student"],
+        onnx_files={"fp32": folders["export"] / FP32, "int8": folders["export"] / INT8},
+        schemes={"fp32": "fp32", "int8": exported["int8"]["scheme"]},
+        name=ground.recipe.model_name,
+        task=check_task(ground.recipe.task),
+        labels=ground.labels,
+        max_length=ground.max_length,
+        inputs=exported["inputs"],
+        default_variant="int8",
+        lineage=lineage,
+        metrics=metrics,
+        parity=exported["parity"],
+        cpu=exported["int8"]["cpu"],
+        extra_files={
+            "README.md": card_of(ground, report, lineage).encode(),
+            "report.html": report_file.read_bytes(),
+            "report.json": canonical_json(dict(report)),
+            "recipe.toml": write_recipe(ground.recipe).encode(),
+        },
+    )
+
+
+def card_of(ground: Ground, report: Report, lineage: dict[str, Any]) -> str:
+    """The bundle's README, from what the report says."""
+    metric = "f1" if ground.recipe.task == "token-classification" else "accuracy"
+    figures = [
+        Figure(SHOWN_AS[row["name"]], metric, row["metric"], row.get("low"), row.get("high"), row.get("size_bytes"))
+        for row in report["summary"]
+    ]
+    teacher = ground.recipe.teacher
+    return model_card(
+        CardFacts(
+            name=ground.recipe.model_name,
+            task=check_task(ground.recipe.task),
+            labels=ground.labels,
+            max_length=ground.max_length,
+            figures=figures,
+            shipped=SHOWN_AS["int8"],
+            base_model=None if Path(teacher).exists() else teacher,
+            lineage=lineage,
+        )
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object that a stage left."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,161 @@
+"""How many steps each training takes, and an estimate of minutes and memory from a few timed ones."""
+
+import math
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compress.distill import padded, projections, reading_layer
+from compress.examples import check_task
+from compress.families import layers_of
+from compress.initialise import student_of
+from compress.losses import IGNORED, label_loss, total
+from compress.relations import relation_loss
+from compress.tasks import collate, row_logits, rows_of
+from compress.teacher import load
+from compress.vocabulary import rows_in_use
+from serve.errors import BadInput
+from stillroom.ground import Ground
+from stillroom.training import relation_pieces
+
+TIMED_STEPS = 6
+# Export, parity and packing, which hardly depend on the recipe; measured on two cores.
+FIXED_SECONDS = 45.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps of each training, and what they are expected to take."""
+
+    teacher_steps: int
+    relation_steps: int
+    student_steps: int
+    seconds: dict[str, float]
+    memory_bytes: int = 0
+
+    @property
+    def minutes(self) -> float:
+        """All stages together."""
+        return sum(self.seconds.values()) / 60
+
+
+def full_plan(ground: Ground) -> Plan:
+    """The steps that the recipe asks for, not timed."""
+    recipe = ground.recipe
+    per_epoch = math.ceil(len(ground.train) / recipe.batch)
+    pieces = len(relation_pieces(ground)) if recipe.relation_epochs else 0
+    return Plan(
+        teacher_steps=0 if ground.teacher_has_head else recipe.teacher_epochs * per_epoch,
+        relation_steps=math.ceil(recipe.relation_epochs * pieces / recipe.batch),
+        student_steps=recipe.student_epochs * per_epoch,
+        seconds={},
+    )
+
+
+def timed_plan(ground: Ground) -> Plan:
+    """The recipe's steps with the seconds and memory that they will take, from a few steps of each training.
+
+    With `max_minutes`, the steps that fit it: all trainings are shortened by the same share.
+
+    Raises:
+        BadInput: not a tenth of the training fits into `max_minutes`.
+    """
+    recipe = ground.recipe
+    plan = full_plan(ground)
+    rates, labelling = _seconds_a_step(ground)
+    fixed = FIXED_SECONDS + recipe.latency_seconds + labelling
+
+    def priced(share: float) -> Plan:
+        steps = [max(1, round(n * share)) if n else 0 for n in (plan.teacher_steps, plan.relation_steps, plan.student_steps)]
+        seconds = {
+            "teacher": steps[0] * rates["teacher"],
+            "relations": steps[1] * rates["relations"],
+            "undistilled": steps[2] * rates["student"] if recipe.undistilled else 0.0,
+            "student": steps[2] * rates["student"],
+            "the rest": fixed,
+        }
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return Plan(*steps, seconds=seconds, memory_bytes=peak)
+
+    whole = priced(1.0)
+    if not recipe.max_minutes or whole.minutes <= recipe.max_minutes:
+        return whole
+    share = (60 * recipe.max_minutes - fixed) / (60 * whole.minutes - fixed)
+    if share < 0.1:
+        least = (fixed + 0.1 * (60 * whole.minutes - fixed)) / 60
+        raise BadInput(
+            f"--max-minutes is {recipe.max_minutes:g}; this recipe takes about {whole.minutes:.0f} minutes here and needs {least:.1f} "
+            "to train even a tenth of its steps. Allow more, or give less data or a smaller student."
+        )
+    return priced(share)
+
+
+def _seconds_a_step(ground: Ground) -> tuple[dict[str, float], float]:
+    """Seconds a training step of teacher, relations and student; and seconds to label and score all texts once."""
+    recipe = ground.recipe
+    torch.manual_seed(recipe.seed)
+    teacher = load(ground.opened, check_task(recipe.task), None if ground.teacher_has_head else ground.labels)
+    student, _ = student_of(teacher, ground.opened.family, ground.shape, seed=recipe.seed)
+    rates = {"teacher": _task_step(teacher, ground), "student": _task_step(student, ground), "relations": 0.0}
+    if recipe.relation_epochs:
+        rates["relations"] = _relation_step(teacher, student, ground)
+    started = time.perf_counter()
+    row_logits(teacher, ground.validation)
+    each = (time.perf_counter() - started) / len(ground.validation)
+    texts = len(ground.train) + len(ground.unlabelled) + 4 * len(ground.test) + 8 * len(ground.validation)
+    return rates, each * texts
+
+
+def _task_step(model: Any, ground: Ground) -> float:
+    texts, batch = ground.train, ground.recipe.batch
+    model.train()
+
+    def step_on(i: int, remap: Any) -> None:
+        chosen = [(i * batch + k) % len(texts) for k in range(batch)]
+        data = collate(texts, chosen, remap=remap)
+        logits = rows_of(model, data)
+        label_loss(logits, data.targets.clamp(min=IGNORED)).backward()
+
+    return _timed(model, ground, step_on)
+
+
+def _relation_step(teacher: Any, student: Any, ground: Ground) -> float:
+    pieces, batch, family = relation_pieces(ground), ground.recipe.batch, ground.opened.family
+    last = len(layers_of(student, family))
+
+    def step_on(i: int, remap: Any) -> None:
+        ids, mask = padded([pieces[(i * 97 * batch + 13 * k) % len(pieces)] for k in range(batch)], ground.train.pad_id)
+        with reading_layer(teacher, family, ground.relation_layer) as theirs, torch.no_grad():
+            target = projections(teacher, theirs, family, ids, mask)
+        with reading_layer(student, family, last) as ours:
+            made = projections(student, ours, family, torch.from_numpy(remap)[ids], mask)
+        terms: dict[str, Tensor] = {
+            name: relation_loss(target[name], made[name], mask, ground.relation_heads) for name in target
+        }
+        total(terms).backward()
+
+    return _timed(student, ground, step_on, pieces)
+
+
+def _timed(model: Any, ground: Ground, step_on: Callable[[int, Any], None], ids: Any = None) -> float:
+    """Median seconds of a step, the first left out; the weights of `model` move and are of no further use."""
+    used = ids if ids is not None else [*ground.train.ids, *ground.validation.ids]
+    with rows_in_use(model, used, ground.train.pad_id) as remap:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+        taken = []
+        for i in range(TIMED_STEPS):
+            started = time.perf_counter()
+            enabled = ground.recipe.precision == "bf16"
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                step_on(i, remap)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            taken.append(time.perf_counter() - started)
+    return statistics.median(taken[1:])

@@ -1,0 +1,77 @@
+"""What a person sees while a verb works: stages, a bar with rate and time left, tables. All of it goes to stderr."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+console = Console(stderr=True, highlight=False)
+
+
+class Bar:
+    """A progress bar that appears once the work has taken two seconds. Without a terminal it prints a line now and then."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.started = self.printed = time.monotonic()
+        self.first = 0
+        self.progress: Progress | None = None
+        self.total = 0
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """`done` of `total` are finished; `note` is what else is worth seeing (the loss, say)."""
+        now = time.monotonic()
+        if not self.total:
+            self.first, self.total = done, total
+        if now - self.started < 2:
+            return
+        rate = (done - self.first) / (now - self.started)
+        if console.is_terminal:
+            if self.progress is None:
+                columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+                self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+                self.progress.start()
+                self.progress.add_task(self.what, total=total, note="")
+            self.progress.update(self.progress.task_ids[0], completed=done, total=total, note=f"{note}  {rate:.1f}/s")
+        elif now - self.printed > 15 and rate > 0:
+            self.printed = now
+            left = (total - done) / rate
+            console.print(f"  {self.what}: {done}/{total}, {rate:.1f}/s, {note + ', ' if note else ''}{left / 60:.1f} min left")
+
+    def step(self, done: int, steps: int, loss: float) -> None:
+        """The form that the training loop calls."""
+        self(done, steps, f"loss {loss:.4f}")
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        if self.progress:
+            self.progress.stop()
+            self.progress = None
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Bar]:
+    """A bar for the work done within it."""
+    shown = Bar(what)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+def say(text: str) -> None:
+    """One line for the person."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """A table; the first column holds names, the others numbers."""
+    drawn = Table(title=title, title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        drawn.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        drawn.add_row(*row)
+    console.print(drawn)

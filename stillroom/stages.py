@@ -1,0 +1,92 @@
+"""A run as a list of stages: each has a folder, and a fingerprint of everything that decides what ends up in it.
+
+A stage works in `NAME.partial` and is renamed to `NAME` when it is finished, so a folder without `.partial` is whole.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serve.bundle import canonical_json
+from serve.errors import BadInput
+
+MARK = "stage.json"
+# Raised when a change of code makes stages of an older version unfit to be taken over.
+STAGE_FORMAT = 1
+
+
+def fingerprint(*parts: object) -> str:
+    """One name for all that `parts` (anything that JSON carries) say."""
+    return hashlib.sha256(canonical_json([STAGE_FORMAT, *parts])).hexdigest()
+
+
+class Work:
+    """The folder `OUT.work`, and which stages in it are finished."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.seconds: dict[str, float] = {}
+
+    def finished(self, name: str, mark: str) -> bool:
+        """Whether stage `name` stands there, made from the inputs that `mark` fingerprints."""
+        return _read_mark(self.root / name).get("fingerprint") == mark
+
+    def stage(self, name: str, mark: str, make: Callable[[Path], None]) -> Path:
+        """The folder of stage `name`, made by `make(folder)` unless it is there already.
+
+        What a stage of other inputs left is removed; what an unfinished one of the same inputs left is handed to `make`.
+        """
+        done, partial = self.root / name, self.root / f"{name}.partial"
+        if self.finished(name, mark):
+            self.seconds[name] = float(_read_mark(done)["seconds"])
+            return done
+        if _read_mark(partial).get("fingerprint") != mark:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            _write_mark(partial, {"fingerprint": mark, "seconds": 0.0})
+        before = float(_read_mark(partial)["seconds"])
+        started = time.monotonic()
+        try:
+            make(partial)
+        finally:
+            self.seconds[name] = before + time.monotonic() - started
+            if partial.is_dir():
+                _write_mark(partial, {"fingerprint": mark, "seconds": self.seconds[name]})
+        shutil.rmtree(done, ignore_errors=True)
+        partial.replace(done)
+        return done
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within it no other run works in this folder.
+
+        Raises:
+            BadInput: another one does.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise BadInput(f"Another run is at work in {self.root}. Wait for it, or give another --out.") from None
+            yield
+
+
+def _read_mark(folder: Path) -> dict[str, object]:
+    try:
+        found = json.loads((folder / MARK).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_mark(folder: Path, mark: dict[str, object]) -> None:
+    beside = folder / (MARK + ".partial")
+    beside.write_bytes(canonical_json(mark))
+    os.replace(beside, folder / MARK)

@@ -1,0 +1,206 @@
+"""The stages that train: teacher, the student's start, relations, soft labels, the undistilled student, the student."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from compress.checkpoint import Progress
+from compress.distill import RelationDistillation, chunks, distil_relations
+from compress.examples import check_task
+from compress.finetune import TaskTraining, train_on_task
+from compress.initialise import student_of
+from compress.scores import METRICS, chance, gold_of, score
+from compress.tasks import predictions, row_logits
+from compress.teacher import load, open_model
+from serve.bundle import canonical_json
+from serve.errors import BadInput
+from stillroom.ground import Ground
+from stillroom.show import bar, say
+
+TRAINING = "training"  # checkpoints of a stage under way
+
+
+def load_stage(folder: Path, ground: Ground) -> Any:
+    """The model that a stage left in `folder`."""
+    return load(open_model(str(folder)), check_task(ground.recipe.task))
+
+
+def make_teacher(folder: Path, ground: Ground, steps: int) -> None:
+    """The teacher with a head for the task: its own, or one fine-tuned until validation stops improving."""
+    recipe = ground.recipe
+    torch.manual_seed(recipe.seed)
+    task = check_task(recipe.task)
+    if ground.teacher_has_head:
+        model = load(ground.opened, task)
+        progress = Progress()
+    else:
+        model = load(ground.opened, task, ground.labels)
+        progress = _on_task(
+            model, folder, ground, steps, recipe.teacher_learning_rate, "teacher", patience=recipe.teacher_patience
+        )
+    _save(model, folder, ground, progress, {"role": "teacher", "fine_tuned": not ground.teacher_has_head})
+
+
+def make_start(folder: Path, ground: Ground, teacher: Path) -> None:
+    """The student before training: parts of the teacher where shapes allow."""
+    model = load_stage(teacher, ground)
+    student, origin = student_of(model, ground.opened.family, ground.shape, seed=ground.recipe.seed)
+    _save(student, folder, ground, Progress(), {"role": "start", "student": str(ground.shape), "origin": origin})
+
+
+def make_relations(folder: Path, ground: Ground, teacher: Path, start: Path, steps: int) -> None:
+    """The student after MiniLMv2 relation distillation on the task's own text, the in-domain text and the corpus."""
+    recipe = ground.recipe
+    settings = RelationDistillation(
+        steps,
+        learning_rate=recipe.relation_learning_rate,
+        batch=recipe.batch,
+        relation_heads=ground.relation_heads,
+        teacher_layer=ground.relation_layer,
+        seed=recipe.seed,
+        precision=recipe.precision,
+        checkpoint_every_s=recipe.checkpoint_seconds,
+    )
+    student = load_stage(start, ground)
+    with bar("relations") as shown:
+        progress = distil_relations(
+            load_stage(teacher, ground),
+            student,
+            ground.opened.family,
+            relation_pieces(ground),
+            ground.train.pad_id,
+            settings,
+            folder=folder / TRAINING,
+            report=shown.step,
+        )
+    details = {"role": "relations", "method": "minilmv2", "relation_heads": settings.relation_heads}
+    _save(student, folder, ground, progress, details | {"teacher_layer": settings.teacher_layer})
+
+
+def relation_pieces(ground: Ground) -> list[np.ndarray]:
+    """Token ids of all text at hand, cut to the recipe's length."""
+    texts = [example.text for example in ground.splits.train] + ground.unlabelled + ground.corpus
+    return chunks(texts, ground.tokenizer, min(ground.recipe.relation_tokens, ground.max_length))
+
+
+def make_soft_labels(folder: Path, ground: Ground, teacher: Path) -> None:
+    """The teacher's logits on train and the in-domain text; and whether it is better than chance.
+
+    Raises:
+        BadInput: a teacher whose validation score is no better than chance.
+    """
+    model = load_stage(teacher, ground)
+    task = check_task(ground.recipe.task)
+    gold = [gold_of(example, task) for example in ground.splits.validation]
+    said = predictions(ground.validation, row_logits(model, ground.validation))
+    reached, blind = score(gold, said), chance(gold, said)
+    say(f"  teacher on validation: {METRICS[task]} {reached}; without looking at the text it would be {blind:.4f}")
+    if reached.low <= blind:
+        raise BadInput(
+            f"The teacher is no better than chance on this task: {METRICS[task]} {reached} on validation, where {blind:.4f} "
+            "needs no look at the text. A student would learn nothing from it. Check labels and texts, or give a better teacher."
+        )
+    texts = ground.train if ground.in_domain is None else ground.train + ground.in_domain
+    with bar("soft labels") as shown:
+        seen = 0
+
+        def advance(count: int) -> None:
+            nonlocal seen
+            seen += count
+            shown(seen, len(texts))
+
+        logits = row_logits(model, texts, advance=advance)
+    np.save(folder / "logits.npy", np.concatenate(logits), allow_pickle=False)
+
+
+def read_soft_labels(folder: Path, ground: Ground) -> list[np.ndarray]:
+    """The teacher's logits of each text's rows, as `make_soft_labels` left them."""
+    texts = ground.train if ground.in_domain is None else ground.train + ground.in_domain
+    logits = np.load(folder / "logits.npy", mmap_mode="r", allow_pickle=False)
+    ends = np.cumsum([len(rows) for rows in texts.rows])
+    return np.split(logits, ends[:-1])
+
+
+def make_undistilled(folder: Path, ground: Ground, start: Path, steps: int) -> None:
+    """The same student from the same start for the same steps, on labels only: what distillation has to beat."""
+    model = load_stage(start, ground)
+    rate = ground.recipe.student_learning_rate
+    progress = _on_task(model, folder, ground, steps, rate, "student without distillation")
+    _save(model, folder, ground, progress, {"role": "undistilled", "method": "none"})
+
+
+def make_student(folder: Path, ground: Ground, start: Path, soft_labels: Path, steps: int) -> None:
+    """The student, trained on the teacher's soft labels and the labels."""
+    model = load_stage(start, ground)
+    soft = read_soft_labels(soft_labels, ground)
+    progress = _on_task(model, folder, ground, steps, ground.recipe.student_learning_rate, "student", soft=soft)
+    method = "minilmv2 + soft labels" if ground.recipe.relation_epochs else "soft labels"
+    _save(model, folder, ground, progress, {"role": "student", "method": method})
+
+
+def _on_task(
+    model: Any,
+    folder: Path,
+    ground: Ground,
+    steps: int,
+    learning_rate: float,
+    what: str,
+    *,
+    patience: int | None = None,
+    soft: list[np.ndarray] | None = None,
+) -> Progress:
+    recipe = ground.recipe
+    settings = TaskTraining(
+        steps,
+        learning_rate,
+        batch=recipe.batch,
+        patience=patience,
+        temperature=recipe.temperature,
+        soft_weight=recipe.soft_weight,
+        seed=recipe.seed,
+        precision=recipe.precision,
+        checkpoint_every_s=recipe.checkpoint_seconds,
+    )
+    with bar(what) as shown:
+        return train_on_task(
+            model,
+            ground.train,
+            ground.validation,
+            ground.splits.validation,
+            settings,
+            folder=folder / TRAINING,
+            unlabelled=ground.in_domain,
+            soft=soft,
+            report=shown.step,
+        )
+
+
+def _save(model: Any, folder: Path, ground: Ground, progress: Progress, details: dict[str, Any]) -> None:
+    """Write a checkpoint that `AutoModel` opens, with its lineage beside it; the training state is no longer needed."""
+    import shutil
+
+    model.config.architectures = [type(model).__name__]
+    model.to("cpu").save_pretrained(folder)
+    for file in (ground.work.root / "tokenizer").iterdir():
+        shutil.copy2(file, folder / file.name)
+    lineage = details | {
+        "teacher": ground.recipe.teacher,
+        "data": ground.data_mark,
+        "seed": ground.recipe.seed,
+        "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
+        "loss": progress.loss,
+        "validation": progress.validation,
+        "best_step": progress.best_step,
+    }
+    (folder / "lineage.json").write_bytes(canonical_json(lineage))
+    shutil.rmtree(folder / TRAINING, ignore_errors=True)
+
+
+def read_lineage(folder: Path) -> dict[str, Any]:
+    """The lineage that a stage left."""
+    found: dict[str, Any] = json.loads((folder / "lineage.json").read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,75 @@
+"""Tiny random checkpoints, each with a real tokenizer."""
+
+import string
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from export.graph import GraphInfo, quiet
+from serve.encoding import load_tokenizer
+
+TAGS = ["O", "B-city", "I-city", "B-date", "I-date"]
+MAX_LENGTH = 32
+WORDS = [
+    *("book", "a", "table", "in", "rome", "for", "two", "on", "friday", "please", "fly", "to", "new", "york"),
+    *("city", "tomorrow", "morning", "and", "cancel", "my", "order"),
+]
+
+
+@dataclass(frozen=True)
+class Exported:
+    checkpoint: Path
+    onnx_file: Path
+    info: GraphInfo
+
+    def encodings(self, texts: list[str]) -> list[Encoding]:
+        return load_tokenizer(self.checkpoint, MAX_LENGTH).encode_batch(texts)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A WordPiece tokenizer of the words, letters and digits above that pads to 16 tokens, as saved ones do."""
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    pieces += [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase + string.digits)]
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    # The linter takes every argument named token for a password.
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+    )
+    tokenizer.enable_padding(length=16)
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+
+
+def write_checkpoint(folder: Path, family: str = "bert", head: str = "TokenClassification", labels: int = 5) -> Path:
+    """A random 2x32 model of `family` with a head, and its tokenizer."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    shape = {"vocab_size": 128, "num_labels": labels, "initializer_range": 0.3, "pad_token_id": 0}
+    wide = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    prefix = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2": "GPT2"}[family]
+    settings = {
+        "bert": {**wide, "max_position_embeddings": MAX_LENGTH},
+        "roberta": {**wide, "max_position_embeddings": MAX_LENGTH + 1, "type_vocab_size": 1},
+        "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": MAX_LENGTH},
+        "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2},
+    }[family]
+    config = getattr(transformers, f"{prefix}Config")(**shape, **settings)
+    if labels == len(TAGS):
+        config.id2label = dict(enumerate(TAGS))
+        config.label2id = {tag: index for index, tag in enumerate(TAGS)}
+    with quiet():
+        getattr(transformers, f"{prefix}{head}" if family == "gpt2" else f"{prefix}For{head}")(config).save_pretrained(
+            folder
+        )
+        write_tokenizer(folder)
+    return folder

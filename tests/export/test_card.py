@@ -1,0 +1,77 @@
+import pytest
+import yaml
+
+from export.card import CardFacts, Figure, model_card
+
+FACTS = CardFacts(
+    name="places: a | student",
+    task="token-classification",
+    labels=("O", "B-city", "I-city", "B-date", "I-date"),
+    max_length=128,
+    figures=(
+        Figure("teacher", "f1", 0.93),
+        Figure("student, int8", "f1", 0.9251, 0.9100, 0.9380, size_bytes=17_600_000),
+    ),
+    shipped="student, int8",
+    license="apache-2.0",
+    base_model="someone/teacher",
+    dataset="trips",
+    language="en",
+    lineage={"method": "minilmv2", "seed": 0},
+    limits=("It was trained on English alone.",),
+)
+
+
+def front_matter(card: str) -> dict[str, object]:
+    opening, block, _ = card.split("---\n", 2)
+    assert opening == ""
+    parsed = yaml.safe_load(block)
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def test_the_hub_reads_the_front_matter() -> None:
+    metadata = front_matter(model_card(FACTS))
+    assert metadata["license"] == "apache-2.0"
+    assert metadata["base_model"] == "someone/teacher"
+    assert metadata["pipeline_tag"] == "token-classification"
+    assert metadata["metrics"] == ["f1"]
+    assert metadata["model-index"] == [
+        {
+            "name": "places: a | student",
+            "results": [
+                {
+                    "task": {"type": "token-classification"},
+                    "dataset": {"name": "trips", "type": "trips", "split": "test"},
+                    "metrics": [{"type": "f1", "value": 0.9251}],
+                }
+            ],
+        }
+    ]
+
+
+def test_a_person_reads_scores_labels_lineage_and_limits() -> None:
+    card = model_card(FACTS)
+    assert "| **student, int8** | f1 | 0.9251 | 0.9100 to 0.9380 | 17.6 MB |" in card
+    assert "| teacher | f1 | 0.9300 |  |  |" in card
+    assert "Labels (2): `city`, `date`." in card
+    assert "/v1/entities" in card
+    assert '"method": "minilmv2"' in card
+    assert "- It was trained on English alone." in card
+    assert "of the data: not stated" in card
+
+
+@pytest.mark.parametrize("license_name", [None, "mit"])
+def test_what_is_not_known_is_left_out(license_name: str | None) -> None:
+    card = model_card(CardFacts("intents", "text-classification", ("yes", "no"), 64, license=license_name))
+    metadata = front_matter(card)
+    assert metadata.get("license") == license_name
+    assert not {"base_model", "language", "datasets", "model-index", "metrics"} & set(metadata)
+    assert "Scores" not in card
+    assert "Labels (2): `yes`, `no`." in card
+    assert "/v1/classify" in card
+
+
+def test_a_name_cannot_break_the_front_matter() -> None:
+    card = model_card(CardFacts("x", "text-classification", ("a", "b"), 64, license="---\nevil: true"))
+    assert "evil" not in front_matter(card)

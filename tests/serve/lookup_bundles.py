@@ -1,0 +1,119 @@
+"""Small real bundles: a graph built by hand (an embedding, then a linear head), a WordPiece tokenizer, a true manifest.
+
+The model is a lookup table: a token's logits depend on that token alone, so a test can say what the answer must be.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from serve.bundle import SCHEMA_VERSION, canonical_json, digest, sha256_file
+from serve.labels import bio_tags
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+CITIES = ["rome", "oslo", "paris", "münchen"]
+WORDS = ["fly", "to", "from", "please", "refund", "i", "love", "it", "new", "york", "##s", "##er", "a", "b", "warm"]
+VOCABULARY = [*SPECIAL, *CITIES, *WORDS]
+TAGS = list(bio_tags(["city"]))
+INTENTS = ["book", "praise", "refund"]
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A cased WordPiece tokenizer that, like some on the Hub, comes with padding and truncation switched on."""
+    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.enable_padding(length=128)
+    tokenizer.enable_truncation(4)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_graph(file: Path, table: np.ndarray, *, per_text: bool) -> None:
+    """logits = table[input_ids] + 0 * mask and types; with `per_text`, the mean over the tokens that are not padding.
+
+    `table` has shape (vocabulary, labels).
+    """
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["looked_up"]),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["token_type_ids"], ["types"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["types", "type_weight"], ["shift"]),
+        helper.make_node("Unsqueeze", ["shift", "last"], ["shift_3d"]),
+        helper.make_node("Add", ["looked_up", "shift_3d"], ["shifted" if per_text else "logits"]),
+    ]
+    if per_text:
+        nodes += [
+            helper.make_node("Unsqueeze", ["mask", "last"], ["mask_3d"]),
+            helper.make_node("Mul", ["shifted", "mask_3d"], ["masked"]),
+            helper.make_node("ReduceSum", ["masked", "one"], ["total"], keepdims=0),
+            helper.make_node("ReduceSum", ["mask_3d", "one"], ["count"], keepdims=0),
+            helper.make_node("Div", ["total", "count"], ["logits"]),
+        ]
+    shape = ["batch", "labels"] if per_text else ["batch", "sequence", "labels"]
+    inputs = ["input_ids", "attention_mask", "token_type_ids"]
+    graph = helper.make_graph(
+        nodes,
+        "lookup",
+        [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"]) for name in inputs],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape)],
+        [
+            numpy_helper.from_array(table.astype(np.float32), "table"),
+            numpy_helper.from_array(np.array([0.25], dtype=np.float32), "type_weight"),
+            numpy_helper.from_array(np.array([-1], dtype=np.int64), "last"),
+            *([numpy_helper.from_array(np.array([1], dtype=np.int64), "one")] if per_text else []),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(model)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, file)
+
+
+def write_manifest(folder: Path, **changes: object) -> None:
+    """The manifest of what lies in `folder` now; `changes` replace keys, and None leaves a key out."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != "manifest.json")
+    manifest: dict[str, object] = {
+        "schema_version": SCHEMA_VERSION,
+        "name": folder.name,
+        "task": "token-classification",
+        "labels": TAGS,
+        "max_length": 32,
+        "default_variant": "fp32",
+        "variants": {"fp32": {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "onnxruntime"}},
+        "files": {
+            file.relative_to(folder).as_posix(): {"sha256": sha256_file(file), "bytes": file.stat().st_size}
+            for file in files
+        },
+        "inputs": ["input_ids", "attention_mask", "token_type_ids"],
+        "lineage": {},
+        "metrics": {},
+        "parity": {},
+        "cpu": [],
+        **changes,
+    }
+    manifest = {key: value for key, value in manifest.items() if value is not None}
+    manifest["digest"] = digest(manifest)
+    (folder / "manifest.json").write_bytes(canonical_json(manifest))
+
+
+def city_table() -> np.ndarray:
+    """(vocabulary, tags): cities are `B-city`, `york` is `I-city` (so `new york` needs `new` to be `B-city`)."""
+    table = np.zeros((len(VOCABULARY), len(TAGS)))
+    table[:, TAGS.index("O")] = 3.0
+    for token in [*CITIES, "new"]:
+        table[VOCABULARY.index(token)] = [0.0, 4.0, 1.0]
+    table[VOCABULARY.index("york")] = [0.0, 1.0, 4.0]
+    return table
+
+
+def intent_table() -> np.ndarray:
+    """(vocabulary, intents): `fly` books, `love` praises, `refund` refunds."""
+    table = np.zeros((len(VOCABULARY), len(INTENTS)))
+    for intent, token in enumerate(["fly", "love", "refund"]):
+        table[VOCABULARY.index(token), intent] = 9.0
+    return table

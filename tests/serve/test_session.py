@@ -1,0 +1,102 @@
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from lookup_bundles import city_table, intent_table
+from tokenizers import Encoding
+
+from serve.encoding import load_tokenizer
+from serve.errors import BundleError, InternalError
+from serve.session import Session
+
+
+def encode(bundle: Path, *texts: str | tuple[str, str]) -> list[Encoding]:
+    return load_tokenizer(bundle, 32).encode_batch(list(texts))
+
+
+def test_token_logits_are_the_models_one_row_per_token(entities_bundle: Path) -> None:
+    encodings = encode(entities_bundle, "fly to rome", "oslo")
+
+    long, short = Session(entities_bundle / "onnx" / "model.onnx", threads=1).run(encodings)
+
+    assert long.shape == (5, 3)
+    assert short.shape == (3, 3)
+    np.testing.assert_array_equal(long, city_table()[encodings[0].ids].astype(np.float32))
+    np.testing.assert_array_equal(short, city_table()[encodings[1].ids].astype(np.float32))
+
+
+def test_text_logits_leave_the_padding_out_and_see_the_token_types(intents_bundle: Path) -> None:
+    encodings = encode(intents_bundle, ("love it", "rome"), "refund", "fly to rome please and so on")
+
+    rows = Session(intents_bundle / "onnx" / "model.onnx", threads=1).run(encodings)
+
+    for row, encoding in zip(rows, encodings, strict=True):
+        expected = (intent_table()[encoding.ids] + 0.25 * np.array(encoding.type_ids)[:, None]).mean(axis=0)
+        np.testing.assert_allclose(row, expected, rtol=1e-6)
+    assert sum(encodings[0].type_ids) == 2
+
+
+def test_a_text_alone_and_in_company_gives_the_same_bits(entities_bundle: Path) -> None:
+    session = Session(entities_bundle / "onnx" / "model.onnx")
+    encodings = encode(entities_bundle, "rome", "fly from new york to münchen please", "", "a b a b a b")
+    alone = [session.run([encoding])[0] for encoding in encodings]
+    for ours, theirs in zip(session.run(encodings), alone, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_no_texts_give_no_logits(entities_bundle: Path) -> None:
+    assert Session(entities_bundle / "onnx" / "model.onnx").run([]) == []
+
+
+def test_threads_are_as_asked_or_those_available(entities_bundle: Path) -> None:
+    assert Session(entities_bundle / "onnx" / "model.onnx", threads=3).threads == 3
+    assert Session(entities_bundle / "onnx" / "model.onnx").threads >= 1
+
+
+def test_a_file_that_is_no_graph_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"not a graph")
+    with pytest.raises(BundleError, match=r"model\.onnx does not open in onnxruntime"):
+        Session(tmp_path / "model.onnx")
+
+
+def test_a_graph_with_another_interface_is_refused(entities_bundle: Path, tmp_path: Path) -> None:
+    model = onnx.load(entities_bundle / "onnx" / "model.onnx")
+    for node in model.graph.node:
+        node.input[:] = ["pixels" if name == "input_ids" else name for name in node.input]
+    model.graph.input[0].name = "pixels"
+    onnx.save(model, tmp_path / "pixels.onnx")
+    with pytest.raises(BundleError, match=r"wants the inputs \['pixels'\]"):
+        Session(tmp_path / "pixels.onnx")
+
+    model = onnx.load(entities_bundle / "onnx" / "model.onnx")
+    model.graph.output[0].name = model.graph.node[-1].output[0] = "scores"
+    onnx.save(model, tmp_path / "scores.onnx")
+    with pytest.raises(BundleError, match="one must be called logits"):
+        Session(tmp_path / "scores.onnx")
+
+
+def test_logits_that_are_no_numbers_never_get_out(broken_bundle: Path) -> None:
+    session = Session(broken_bundle / "onnx" / "model.onnx")
+    session.run(encode(broken_bundle, "rome"))
+    with pytest.raises(InternalError, match="not finite"):
+        session.run(encode(broken_bundle, "rome", "refund"))
+
+
+def test_a_tokenizer_that_pads_to_128_and_cuts_at_4_does_neither_here(entities_bundle: Path) -> None:
+    tokenizer = load_tokenizer(entities_bundle, 6)
+    assert len(tokenizer.encode("rome")) == 3
+    cut = tokenizer.encode("fly to rome and oslo")
+    assert len(cut) == 6
+    assert cut.overflowing
+    assert not tokenizer.encode("fly to rome a").overflowing
+
+
+def test_a_tokenizer_that_cannot_be_used_is_refused(entities_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"has no tokenizer\.json"):
+        load_tokenizer(tmp_path, 32)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(BundleError, match="is not a tokenizer"):
+        load_tokenizer(tmp_path, 32)
+    with pytest.raises(BundleError, match="must be at least 3"):
+        load_tokenizer(entities_bundle, 2)
