@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -241,12 +242,14 @@ def _token_example(row: dict[str, Any]) -> Example:
         tags = next((row[name] for name in ("tags", "ner_tags") if name in row), None)
         if "tokens" in row and tags is not None:
             return from_tags(row["tokens"], tags)
-        raise ValueError(f"has neither `text` + `entities` nor `tokens` + `tags` (its fields: {', '.join(map(str, row))})")
+        raise ValueError(
+            f"has neither `text` + `entities` nor `tokens` + `tags` (its fields: {', '.join(map(str, row))})"
+        )
     text = _text(row, "text")
     if not isinstance(row["entities"], list):
         raise ValueError(f"`entities` is {type(row['entities']).__name__}, not a list")
     entities = sorted((_entity(item, text) for item in row["entities"]), key=lambda entity: entity.start)
-    for before, after in zip(entities, entities[1:], strict=False):
+    for before, after in pairwise(entities):
         if after.start < before.end:
             raise ValueError(
                 f"entities overlap: {before.label} {before.start}..{before.end} and {after.label} {after.start}..{after.end}"
@@ -305,7 +308,9 @@ def _read_folder(folder: Path, task: Task) -> tuple[dict[str, list[Example]], li
         files = [folder / f"{name}{suffix}" for suffix in (*SUFFIXES, ".txt")]
         files = [path for path in files if path.is_file()]
         if len(files) > 1:
-            raise BadInput(f"{folder} holds {' and '.join(f.name for f in files)}: one file a split is needed. Remove one.")
+            raise BadInput(
+                f"{folder} holds {' and '.join(f.name for f in files)}: one file a split is needed. Remove one."
+            )
         if files:
             reader = _read_file(files[0], task)
             found[name] = reader.examples
@@ -337,7 +342,7 @@ def _read_file(path: Path, task: Task) -> _Reader:
 def _rows(path: Path, faults: list[Fault] | None = None) -> Iterator[tuple[int, object]]:
     """Line number and content of each row; rows that do not parse go to `faults`."""
     if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet
+        from pyarrow import parquet
 
         try:
             rows = parquet.read_table(path).to_pylist()
@@ -386,7 +391,9 @@ def _read_conll(path: Path, reader: _Reader) -> None:
         elif columns[0] == "-DOCSTART-":
             continue
         elif len(columns) < 2:
-            reader.faults.append(Fault(str(path), number, f"has one column ({columns[0]!r}); a token and its tag are needed"))
+            reader.faults.append(
+                Fault(str(path), number, f"has one column ({columns[0]!r}); a token and its tag are needed")
+            )
         else:
             tokens.append(columns[0])
             tags.append(columns[-1])

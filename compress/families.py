@@ -66,7 +66,8 @@ def family_of(model_type: str, name: str) -> Family:
 
 def encoder_of(model: nn.Module) -> nn.Module:
     """The encoder inside `model`, whatever head it carries."""
-    return model.get_submodule(model.base_model_prefix) if hasattr(model, str(model.base_model_prefix)) else model
+    prefix = str(model.base_model_prefix)
+    return model.get_submodule(prefix) if hasattr(model, prefix) else model
 
 
 def layers_of(model: nn.Module, family: Family) -> nn.ModuleList:

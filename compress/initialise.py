@@ -47,14 +47,16 @@ def _embeddings(teacher: Any, student: Any) -> dict[str, str]:
     ours, theirs = student.get_input_embeddings(), teacher.get_input_embeddings()
     width = ours.weight.shape[1]
     if width == theirs.weight.shape[1]:
-        _copy_matching(encoder_of(teacher).embeddings, encoder_of(student).embeddings)
+        _copy_part(encoder_of(teacher), encoder_of(student), "embeddings")
         if hasattr(encoder_of(student), "embeddings_project") and width != student.config.hidden_size:
-            _copy_matching(encoder_of(teacher).embeddings_project, encoder_of(student).embeddings_project)
+            _copy_part(encoder_of(teacher), encoder_of(student), "embeddings_project")
         return {"embeddings": "the teacher's"}
     if width > theirs.weight.shape[1]:
         return {"embeddings": "new"}
     ours.weight.copy_(truncated(theirs.weight, width))
-    return {"embeddings": f"truncated SVD of the teacher's, {theirs.weight.shape[1]} to {width}; positions and segments new"}
+    return {
+        "embeddings": f"truncated SVD of the teacher's, {theirs.weight.shape[1]} to {width}; positions and segments new"
+    }
 
 
 def truncated(embedding: torch.Tensor, width: int) -> torch.Tensor:
@@ -67,7 +69,8 @@ def truncated(embedding: torch.Tensor, width: int) -> torch.Tensor:
     v = vectors.flip(1)[:, :width]
     # The sign of an eigenvector is arbitrary; make its largest entry positive so that equal inputs give equal students.
     v = v * torch.sign(v.gather(0, v.abs().argmax(dim=0, keepdim=True)))
-    return (wide @ v).to(embedding.dtype)
+    product: torch.Tensor = (wide @ v).to(embedding.dtype)
+    return product
 
 
 def _layers(teacher: Any, student: Any, family: Family, shape: Shape) -> dict[str, str]:
@@ -99,7 +102,8 @@ def _layers(teacher: Any, student: Any, family: Family, shape: Shape) -> dict[st
 def largest_units(ffn_in: nn.Linear, ffn_out: nn.Linear, count: int) -> torch.Tensor:
     """Indices, ascending, of the `count` feed-forward units with the largest product of incoming and outgoing norm."""
     strength = ffn_in.weight.norm(dim=1) * ffn_out.weight.norm(dim=0)
-    return strength.topk(count).indices.sort().values
+    kept: torch.Tensor = strength.topk(count).indices.sort().values
+    return kept
 
 
 def _head(teacher: Any, student: Any) -> dict[str, str]:
@@ -110,8 +114,12 @@ def _head(teacher: Any, student: Any) -> dict[str, str]:
     for name, module in heads.items():
         _copy_matching(module, student.get_submodule(name))
     if getattr(inside, "pooler", None) is not None:
-        _copy_matching(inside.pooler, encoder_of(student).pooler)
+        _copy_part(inside, encoder_of(student), "pooler")
     return {"head": "the teacher's"}
+
+
+def _copy_part(source: nn.Module, target: nn.Module, name: str) -> None:
+    _copy_matching(source.get_submodule(name), target.get_submodule(name))
 
 
 def _copy_matching(source: nn.Module, target: nn.Module) -> None:

@@ -55,7 +55,7 @@ class Watch:
 class Report(Protocol):
     """Told of each step: steps done, steps in all, the loss."""
 
-    def __call__(self, done: int, steps: int, loss: float) -> None: ...
+    def __call__(self, done: int, steps: int, loss: float) -> None: ...  # noqa: D102 - the class says it
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def train(
         with accelerator.autocast():
             terms = loss_at(progress.step)
         loss = total(terms)
-        loss.backward()
+        accelerator.backward(loss)
         torch.nn.utils.clip_grad_norm_(trained, schedule.clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)  # new pages for every gradient cost more than clearing old ones
@@ -185,7 +185,8 @@ def _optimizer(model: Any, schedule: Schedule) -> torch.optim.Optimizer:
         if isinstance(module, nn.Embedding | nn.LayerNorm)
         for parameter in module.parameters(recurse=False)
     }
-    matrices, rest = [], []
+    matrices: list[Tensor] = []
+    rest: list[Tensor] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
             (rest if id(parameter) in undecayed or parameter.ndim < 2 else matrices).append(parameter)

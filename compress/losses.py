@@ -7,6 +7,11 @@ from torch.nn import functional
 IGNORED = -100  # the target of a row that carries no label
 
 
+def full(x: Tensor) -> Tensor:
+    """`x` in float32 if it came in half precision: sums of exponents need the bits."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy with labels, mean over the rows that have one; 0 when none has.
 
@@ -14,7 +19,7 @@ def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
         logits: (rows, labels).
         targets: (rows,), a label's index or `IGNORED`.
     """
-    total = functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+    total = functional.cross_entropy(full(logits), targets, ignore_index=IGNORED, reduction="sum")
     return total / (targets != IGNORED).sum().clamp(min=1)
 
 
@@ -28,8 +33,8 @@ def soft_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature:
         student_logits: (rows, labels).
         temperature: above 0; higher shows more of how the teacher ranks the labels it does not choose.
     """
-    target = functional.log_softmax(teacher_logits.float() / temperature, dim=-1)
-    ours = functional.log_softmax(student_logits.float() / temperature, dim=-1)
+    target = functional.log_softmax(full(teacher_logits) / temperature, dim=-1)
+    ours = functional.log_softmax(full(student_logits) / temperature, dim=-1)
     rows = (target.exp() * (target - ours)).sum(dim=-1)
     return temperature**2 * rows.sum() / max(rows.numel(), 1)
 

@@ -114,7 +114,9 @@ def _inside_words(examples: Sequence[Example], texts: Sequence[str], encodings: 
         lost += sum((e.start not in starts or e.end not in ends) and e.end <= reach for e in example.entities or ())
     if not lost:
         return []
-    return [f"{lost} entities in {split} begin or end inside a word: models label whole words and cannot match them exactly."]
+    return [
+        f"{lost} entities in {split} begin or end inside a word: models label whole words and cannot match them exactly."
+    ]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,9 +1,9 @@
 """Self-attention relations (MiniLMv2, eqs 7-9): what the queries, keys and values of one layer say of each other."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
+from compress.losses import full
 from serve.errors import BadInput
 
 
@@ -55,6 +55,6 @@ def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor, relation_heads
 
 
 def _log_relation(x: Tensor, padded_keys: Tensor, relation_heads: int) -> Tensor:
-    heads = split_heads(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, relation_heads)
+    heads = split_heads(full(x), relation_heads)
     scores = heads @ heads.transpose(-1, -2) / heads.shape[-1] ** 0.5
     return functional.log_softmax(scores.masked_fill(padded_keys, float("-inf")), dim=-1)

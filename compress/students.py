@@ -48,12 +48,16 @@ def shape_of(student: str) -> Shape:
     if "=" not in student:
         near = difflib.get_close_matches(student.lower(), STUDENTS, n=1, cutoff=0.4)
         hint = f"Did you mean {near[0]}? " if near else ""
-        raise BadInput(f"--student {student!r} is not known. {hint}It is one of {', '.join(STUDENTS)}, or numbers as in {FORM}.")
+        raise BadInput(
+            f"--student {student!r} is not known. {hint}It is one of {', '.join(STUDENTS)}, or numbers as in {FORM}."
+        )
     numbers: dict[str, int] = {}
     for part in student.split(","):
         name, _, value = part.strip().partition("=")
         if name not in Shape.__dataclass_fields__ or not re.fullmatch(r"[1-9]\d{0,4}", value) or name in numbers:
-            raise BadInput(f"--student {student!r}: {part!r} is not understood. The form is {FORM}, each a whole number from 1.")
+            raise BadInput(
+                f"--student {student!r}: {part!r} is not understood. The form is {FORM}, each a whole number from 1."
+            )
         numbers[name] = int(value)
     missing = [name for name in Shape.__dataclass_fields__ if name not in numbers]
     if missing:

@@ -14,7 +14,9 @@ from compress.losses import IGNORED
 from compress.scores import Prediction
 from serve.spans import Word, decode_spans, words
 
-BATCH_TOKENS = 2_048  # padded tokens of a batch when only predicting: large enough for the matrix units, small enough for cache
+BATCH_TOKENS = (
+    2_048  # padded tokens of a batch when only predicting: large enough for the matrix units, small enough for cache
+)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,11 @@ def _tags(example: Example, found: Sequence[Word], index: dict[str, int]) -> np.
 
 
 def collate(
-    encoded: Encoded, chosen: Sequence[int], *, soft: Sequence[np.ndarray] | None = None, remap: np.ndarray | None = None
+    encoded: Encoded,
+    chosen: Sequence[int],
+    *,
+    soft: Sequence[np.ndarray] | None = None,
+    remap: np.ndarray | None = None,
 ) -> Batch:
     """The texts `chosen` as one batch, padded to its longest; `remap` gives each token id its row in a narrowed embedding."""
     lengths = [len(encoded.ids[i]) for i in chosen]
@@ -164,7 +170,9 @@ def batches_by_length(encoded: Encoded, budget: int = BATCH_TOKENS) -> Iterator[
         yield batch
 
 
-def row_logits(model: Any, encoded: Encoded, *, remap: np.ndarray | None = None, advance: Any = None) -> list[np.ndarray]:
+def row_logits(
+    model: Any, encoded: Encoded, *, remap: np.ndarray | None = None, advance: Any = None
+) -> list[np.ndarray]:
     """The logits of each text's rows, (rows, labels) a text, in order; `advance(texts)` is told of progress."""
     out: list[np.ndarray] = [np.empty(0)] * len(encoded)
     device = next(model.parameters()).device

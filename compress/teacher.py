@@ -1,6 +1,8 @@
 """Opening a teacher or student: a folder on disk or a Hub name, checked before anything is built on it."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ class Opened:
     @property
     def max_length(self) -> int:
         """The longest input in tokens that its position table holds, at most `LONGEST_TEXT`."""
-        return min(LONGEST_TEXT, self.config.max_position_embeddings - self.family.position_offset)
+        return min(LONGEST_TEXT, int(self.config.max_position_embeddings) - self.family.position_offset)
 
     def head_for(self, task: Task) -> tuple[str, ...] | None:
         """The labels of the head it has for `task`, by index; None when it has no such head."""
@@ -50,7 +52,9 @@ def open_model(name: str, *, role: str = "--teacher") -> Opened:
 
     folder = Path(name) if Path(name).exists() else _download(name, role)
     if not (folder / "config.json").is_file():
-        raise BadInput(f"{role} {name} holds no config.json; a transformers folder is needed (save_pretrained writes one).")
+        raise BadInput(
+            f"{role} {name} holds no config.json; a transformers folder is needed (save_pretrained writes one)."
+        )
     try:
         kind = json.loads((folder / "config.json").read_text()).get("model_type", "unknown")
     except (ValueError, AttributeError) as error:
@@ -65,7 +69,9 @@ def open_model(name: str, *, role: str = "--teacher") -> Opened:
             "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         )
     if not any(folder.glob("*.safetensors")):
-        raise BadInput(f"{role} {name} has no .safetensors weights. Pickled weights are not opened; save it with save_pretrained.")
+        raise BadInput(
+            f"{role} {name} has no .safetensors weights. Pickled weights are not opened; save it with save_pretrained."
+        )
     return Opened(name, folder, config, family)
 
 
@@ -95,7 +101,9 @@ def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(opened.folder, local_files_only=True)
     except Exception as error:
         # The tokenizer classes raise whatever their files made them stumble over.
-        raise BadInput(f"--teacher {opened.name}: its tokenizer cannot be opened ({type(error).__name__}: {error}).") from None
+        raise BadInput(
+            f"--teacher {opened.name}: its tokenizer cannot be opened ({type(error).__name__}: {error})."
+        ) from None
     if not tokenizer.is_fast:
         raise BadInput(
             f"--teacher {opened.name} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
@@ -125,27 +133,24 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None) -> A
     if labels is not None:
         extra = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
         extra["ignore_mismatched_sizes"] = True
-    with _quiet():
+    with quiet():
         model = classes[task].from_pretrained(
             opened.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, **extra
         )
     return model
 
 
-class _quiet:
-    """No list of newly made head weights on the terminal: that a head is new is known and wanted here."""
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within it transformers draws no bars and lists no new head weights: what happens here is known and wanted."""
+    from transformers.utils import logging
 
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self.before = logging.get_verbosity()
-        logging.set_verbosity_error()
-        self.bars = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        from transformers.utils import logging
-
-        logging.set_verbosity(self.before)
-        if self.bars:
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
             logging.enable_progress_bar()

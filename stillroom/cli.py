@@ -44,7 +44,7 @@ def guarded(call: Callable[[], Any]) -> int:
     except StillroomError as error:
         if error.exit_code == 1:
             return _our_fault(error)
-        console.print(f"[bold red]stillroom:[/] ", end="")
+        console.print("[bold red]stillroom:[/] ", end="")
         say(error.message)
         return error.exit_code
     except KeyboardInterrupt:
@@ -73,33 +73,57 @@ def run(
     recipe: Annotated[Path | None, typer.Argument(help="A TOML file of settings; flags override it.")] = None,
     teacher: Annotated[str | None, typer.Option(help="Transformers folder or Hub name of a BERT-like encoder.")] = None,
     task: Annotated[str | None, typer.Option(help="token-classification or text-classification.")] = None,
-    data: Annotated[str | None, typer.Option(help="Folder with train, validation and test files, or a `datasets` name.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Folder with train, validation and test files, or a `datasets` name.")
+    ] = None,
     out: Annotated[str | None, typer.Option(help="The bundle to write; stages live in OUT.work.")] = None,
-    student: Annotated[str | None, typer.Option(help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280.")] = None,
+    student: Annotated[
+        str | None, typer.Option(help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What the server calls the model.")] = None,
-    corpus: Annotated[list[str] | None, typer.Option(help="Plain text for the relation stage; may be given again.")] = None,
-    unlabelled: Annotated[list[str] | None, typer.Option(help="In-domain text that the teacher labels; may be given again.")] = None,
+    corpus: Annotated[
+        list[str] | None, typer.Option(help="Plain text for the relation stage; may be given again.")
+    ] = None,
+    unlabelled: Annotated[
+        list[str] | None, typer.Option(help="In-domain text that the teacher labels; may be given again.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes everything that is drawn at random.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Cores to use; all that this process may use unless given.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Cores to use; all that this process may use unless given.")
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="Of training: fp32 or bf16.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Longest text in tokens.")] = None,
     batch: Annotated[int | None, typer.Option(help="Texts a training step.")] = None,
-    new_head: Annotated[bool | None, typer.Option("--new-head", help="Fine-tune a new head though the teacher has one.")] = None,
-    teacher_epochs: Annotated[int | None, typer.Option(help="At most; it stops when validation stops improving.")] = None,
+    new_head: Annotated[
+        bool | None, typer.Option("--new-head", help="Fine-tune a new head though the teacher has one.")
+    ] = None,
+    teacher_epochs: Annotated[
+        int | None, typer.Option(help="At most; it stops when validation stops improving.")
+    ] = None,
     teacher_learning_rate: Annotated[float | None, typer.Option(help="Peak rate of the teacher's fine-tuning.")] = None,
-    relation_epochs: Annotated[float | None, typer.Option(help="MiniLMv2 relations over all text; 0 leaves them out.")] = None,
+    relation_epochs: Annotated[
+        float | None, typer.Option(help="MiniLMv2 relations over all text; 0 leaves them out.")
+    ] = None,
     student_epochs: Annotated[int | None, typer.Option(help="Of task distillation.")] = None,
     student_learning_rate: Annotated[float | None, typer.Option(help="Peak rate of the student's training.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of the soft labels.")] = None,
     soft_weight: Annotated[float | None, typer.Option(help="Of the soft labels; the labels have the rest.")] = None,
-    undistilled: Annotated[bool | None, typer.Option("--undistilled/--no-undistilled", help="Train the comparison too.")] = None,
-    teacher_gate: Annotated[float | None, typer.Option(help="Least share of the teacher's metric that is shipped.")] = None,
+    undistilled: Annotated[
+        bool | None, typer.Option("--undistilled/--no-undistilled", help="Train the comparison too.")
+    ] = None,
+    teacher_gate: Annotated[
+        float | None, typer.Option(help="Least share of the teacher's metric that is shipped.")
+    ] = None,
     gate: Annotated[float | None, typer.Option(help="Least share of the fp32 metric that int8 keeps.")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Fit the training to this many minutes.")] = None,
     latency_seconds: Annotated[float | None, typer.Option(help="For timing all models together.")] = None,
     checkpoint_seconds: Annotated[float | None, typer.Option(help="Work that a kill loses at most.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run stopped (which a rerun does anyway).")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan with minutes and memory; train nothing.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where an earlier run stopped (which a rerun does anyway).")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan with minutes and memory; train nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """The whole road: teacher -> distil -> export -> check -> time -> bundle.
@@ -150,8 +174,15 @@ def _show_plan(plan: Any, as_json: bool) -> None:
         return
     from stillroom.show import table
 
-    steps = {"teacher": plan.teacher_steps, "relations": plan.relation_steps, "undistilled": plan.student_steps, "student": plan.student_steps}
-    rows = [[name, str(steps.get(name, "")), f"{seconds / 60:.1f}"] for name, seconds in plan.seconds.items() if seconds]
+    steps = {
+        "teacher": plan.teacher_steps,
+        "relations": plan.relation_steps,
+        "undistilled": plan.student_steps,
+        "student": plan.student_steps,
+    }
+    rows = [
+        [name, str(steps.get(name, "")), f"{seconds / 60:.1f}"] for name, seconds in plan.seconds.items() if seconds
+    ]
     table("plan, from a few timed steps; nothing was trained", ["stage", "steps", "minutes"], rows)
     say(f"About {plan.minutes:.0f} minutes and {plan.memory_bytes / 2**30:.1f} GiB of memory.")
 
@@ -161,8 +192,12 @@ def serve(
     bundles: Annotated[list[Path], typer.Argument(help="One or more bundles.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    variant: Annotated[str | None, typer.Option(help="Precision to serve: fp32 or int8; the bundle's default unless given.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Cores for one model; all that this process may use unless given.")] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Precision to serve: fp32 or int8; the bundle's default unless given.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Cores for one model; all that this process may use unless given.")
+    ] = None,
 ) -> None:
     """Answer over HTTP from bundles. No torch is needed.
 
@@ -193,7 +228,9 @@ def inspect(bundle: Annotated[Path, typer.Argument(help="A bundle.")], as_json: 
     from stillroom.show import table
 
     manifest = opened.manifest
-    say(f"{manifest.name}: {manifest.task}, {len(manifest.labels)} labels, up to {manifest.max_length} tokens; every file verified")
+    say(
+        f"{manifest.name}: {manifest.task}, {len(manifest.labels)} labels, up to {manifest.max_length} tokens; every file verified"
+    )
     rows = [[path, f"{file.bytes / 1e6:.2f}", file.sha256[:16]] for path, file in sorted(manifest.files.items())]
     table("files", ["file", "MB", "sha256"], rows)
 
@@ -218,7 +255,9 @@ def evaluate(
     if as_json:
         _print_json(document)
     else:
-        say(f"{document['metric']} {document['value']:.4f} [{document['low']:.4f}, {document['high']:.4f}] on {document['examples']} texts")
+        say(
+            f"{document['metric']} {document['value']:.4f} [{document['low']:.4f}, {document['high']:.4f}] on {document['examples']} texts"
+        )
 
 
 @app.command()
@@ -226,12 +265,16 @@ def distill(
     teacher: Annotated[str, typer.Option(help="Transformers folder or Hub name.")],
     corpus: Annotated[list[Path], typer.Option(help="Plain text, one document a line; may be given again.")],
     out: Annotated[Path, typer.Option(help="The checkpoint to write.")],
-    student: Annotated[str, typer.Option(help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280.")] = "3x384",
+    student: Annotated[
+        str, typer.Option(help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280.")
+    ] = "3x384",
     method: Annotated[str, typer.Option(help="minilmv2.")] = "minilmv2",
     epochs: Annotated[float, typer.Option(help="Over the corpus.")] = 1.0,
     learning_rate: Annotated[float, typer.Option(help="Peak rate.")] = 5e-4,
     batch: Annotated[int, typer.Option(help="Pieces of text a step.")] = 32,
-    relation_heads: Annotated[int, typer.Option(help="0 is the paper's 48, or the nearest that divides both widths.")] = 0,
+    relation_heads: Annotated[
+        int, typer.Option(help="0 is the paper's 48, or the nearest that divides both widths.")
+    ] = 0,
     teacher_layer: Annotated[int, typer.Option(help="From 1; 0 is the usual one for this depth.")] = 0,
     tokens: Annotated[int, typer.Option(help="Longest piece of text.")] = 128,
     seed: Annotated[int, typer.Option(help="Fixes everything that is drawn at random.")] = 0,
@@ -260,7 +303,9 @@ def distill(
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A transformers folder with a head for a task.")],
     out: Annotated[Path, typer.Option(help="The bundle to write.")],
-    data: Annotated[str, typer.Option(help="Folder with train, validation and test files: calibrates, gates, reports.")],
+    data: Annotated[
+        str, typer.Option(help="Folder with train, validation and test files: calibrates, gates, reports.")
+    ],
     gate: Annotated[float, typer.Option(help="Least share of the fp32 metric that int8 keeps.")] = 0.99,
     name: Annotated[str | None, typer.Option(help="What the server calls the model.")] = None,
     max_length: Annotated[int, typer.Option(help="Longest text in tokens; 0 is all that the model takes.")] = 0,
@@ -343,6 +388,6 @@ def demo(
         return
     _show_run(document)
     say(
-        f"Then    curl -s localhost:8000/v1/entities -H 'content-type: application/json' "
-        "-d '{\"text\": \"Hi, this is Ines Duarte. Order 48-20417 never came to Lisbon!\"}'"
+        "Then    curl -s localhost:8000/v1/entities -H 'content-type: application/json' "
+        '-d \'{"text": "Hi, this is Ines Duarte. Order 48-20417 never came to Lisbon!"}\''
     )

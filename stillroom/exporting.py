@@ -40,7 +40,9 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
             if file.name in ("config.json", "model.safetensors", "lineage.json"):
                 shutil.copyfile(file, ready / file.name)
         tokenizer.enable_truncation(max_length=length)
-        encoded = {split: encode(getattr(splits, split), tokenizer, task, labels) for split in ("train", "validation", "test")}
+        encoded = {
+            split: encode(getattr(splits, split), tokenizer, task, labels) for split in ("train", "validation", "test")
+        }
         texts = [example.text for example in splits.validation[:PARITY_TEXTS]]
         say("export: fp32 and int8, checked against torch")
         document = make_graphs(folder, ready, encoded["train"].encodings, texts, length, None)
@@ -56,7 +58,9 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
         validation = scores("validation")
         share = validation["int8"]["value"] / max(validation["fp32"]["value"], 1e-12)
         if share < gate:
-            raise GateMissed(f"No bundle was written: int8 keeps {share:.4f} of fp32's {METRICS[task]} on validation, needed {gate:g}.")
+            raise GateMissed(
+                f"No bundle was written: int8 keeps {share:.4f} of fp32's {METRICS[task]} on validation, needed {gate:g}."
+            )
         if not document["parity"]["fp32"]["passed"]:
             raise GateMissed("No bundle was written: the fp32 graph does not answer as torch does.")
         metrics = {"metric": METRICS[task], "validation": validation, "test": scores("test")}
@@ -86,7 +90,9 @@ def _lineage(opened: Opened) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in ("loss", "validation")}
 
 
-def _card(name: str, task: Any, labels: tuple[str, ...], length: int, metrics: dict[str, Any], lineage: dict[str, Any]) -> str:
+def _card(
+    name: str, task: Any, labels: tuple[str, ...], length: int, metrics: dict[str, Any], lineage: dict[str, Any]
+) -> str:
     kind = "f1" if task == "token-classification" else "accuracy"
     figures = [Figure(variant, kind, row["value"], row["low"], row["high"]) for variant, row in metrics["test"].items()]
     return model_card(CardFacts(name, task, labels, length, figures=figures, shipped="int8", lineage=lineage))

@@ -2,8 +2,9 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -95,8 +96,8 @@ def prepare(recipe: Recipe) -> Ground:
     out = Path(recipe.out)
     faults.check(lambda: check_out(out))
     splits = faults.check(lambda: read_splits(recipe.data, task, seed=recipe.seed)) if task else None
-    corpus = [text for path in recipe.corpus for text in faults.check(lambda p=path: read_texts(Path(p))) or []]
-    unlabelled = [text for path in recipe.unlabelled for text in faults.check(lambda p=path: read_texts(Path(p))) or []]
+    corpus = _texts(faults, recipe.corpus)
+    unlabelled = _texts(faults, recipe.unlabelled)
     labelled = None
     if opened and splits and task:
         labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=recipe.new_head))
@@ -106,14 +107,12 @@ def prepare(recipe: Recipe) -> Ground:
         faults.check(lambda: check_disk(out, opened))
         max_length = faults.check(lambda: usable_length(recipe.max_length, opened))
         if shape and recipe.relation_heads:
-            faults.check(
-                lambda: check_relation_heads(recipe.relation_heads, opened.config.hidden_size, shape.hidden)
-            )
+            faults.check(lambda: check_relation_heads(recipe.relation_heads, opened.config.hidden_size, shape.hidden))
         # Faults so far mean that nothing is to be written, not even the work folder.
         faults.raise_if_any()
         tokenizer = faults.check(lambda: save_tokenizer(opened, work.root / "tokenizer"))
     faults.raise_if_any()
-    assert task and shape and opened and splits and labelled and tokenizer and max_length
+    assert task and shape and opened and splits and labelled and tokenizer and max_length  # noqa: PT018 - no test
     tokenizer.enable_truncation(max_length=max_length)
     warnings = warnings_of(splits, tokenizer, task, max_length)
     return Ground(
@@ -130,6 +129,13 @@ def prepare(recipe: Recipe) -> Ground:
         work,
         teacher_mark=folder_mark(opened.folder),
     )
+
+
+def _texts(faults: Faults, paths: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for path in paths:
+        found += faults.check(partial(read_texts, Path(path))) or []
+    return found
 
 
 def texts_mark(texts: list[str]) -> str:
@@ -178,5 +184,7 @@ def usable_length(asked: int, opened: Opened) -> int:
 
 def folder_mark(folder: Path) -> str:
     """The content of a model folder, as one name."""
-    files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".json", ".txt", ".model") and f.is_file())
+    files = sorted(
+        f for f in folder.iterdir() if f.suffix in (".safetensors", ".json", ".txt", ".model") and f.is_file()
+    )
     return ":".join(sha256_file(file) for file in files)

@@ -25,7 +25,7 @@ from serve.session import Session
 from serve.threads import available_cores
 from stillroom.ground import Ground
 from stillroom.recipe import write_recipe
-from stillroom.show import bar, say
+from stillroom.show import bar
 from stillroom.training import load_stage, read_lineage
 
 FP32 = "onnx/model.onnx"
@@ -53,7 +53,12 @@ def make_export(folder: Path, ground: Ground, student: Path, teacher: Path) -> N
 
 
 def make_graphs(
-    folder: Path, checkpoint: Path, encodings: Sequence[Encoding], texts: Sequence[str], max_length: int, threads: int | None
+    folder: Path,
+    checkpoint: Path,
+    encodings: Sequence[Encoding],
+    texts: Sequence[str],
+    max_length: int,
+    threads: int | None,
 ) -> dict[str, Any]:
     """fp32 and int8 graphs of `checkpoint` under `folder`, checked on `texts`; what `export.json` there says of them.
 
@@ -138,7 +143,16 @@ def _differences(gold: list[Prediction], said: dict[str, list[Prediction]]) -> l
     for a, b in pairs:
         if a in said and b in said:
             d = difference(gold, said[a], said[b])
-            found.append({"a": a, "b": b, "difference": d.value, "low": d.low, "high": d.high, "supported": not d.low <= 0 <= d.high})
+            found.append(
+                {
+                    "a": a,
+                    "b": b,
+                    "difference": d.value,
+                    "low": d.low,
+                    "high": d.high,
+                    "supported": not d.low <= 0 <= d.high,
+                }
+            )
     return found
 
 
@@ -190,7 +204,10 @@ def make_latency(folder: Path, ground: Ground, folders: dict[str, Path], scores:
         Candidate("student ORT int8", "onnxruntime", "int8", exported / INT8, threads),
     ]
     rows = scores["test"]
-    metrics = {c.name: rows[key]["value"] for c, key in zip(candidates, ("teacher", "teacher", "student", "fp32", "int8"), strict=True)}
+    metrics = {
+        c.name: rows[key]["value"]
+        for c, key in zip(candidates, ("teacher", "teacher", "student", "fp32", "int8"), strict=True)
+    }
     lengths = [length for length in LENGTHS if length <= ground.max_length] or [ground.max_length]
     seconds = ground.recipe.latency_seconds / (len(candidates) * len(BATCHES) * len(lengths))
     with bar("latency") as shown:
@@ -218,7 +235,9 @@ def speedup(document: ProfileDocument) -> float:
     )
 
 
-def report_of(ground: Ground, folders: dict[str, Path], scores: dict[str, Any], latency: ProfileDocument | None) -> Report:
+def report_of(
+    ground: Ground, folders: dict[str, Path], scores: dict[str, Any], latency: ProfileDocument | None
+) -> Report:
     """All that the report shows; without test scores and latency when a gate was missed."""
     split = "test" if "test" in scores else "validation"
     exported = read_json(folders["export"] / "export.json")
@@ -259,7 +278,12 @@ def report_of(ground: Ground, folders: dict[str, Path], scores: dict[str, Any], 
 
 def latency_by_model(latency: ProfileDocument) -> dict[str, float]:
     """p50 at batch 1 and the shortest length, by the names that the summary uses."""
-    names = {"teacher torch fp32": "teacher", "student torch fp32": "student", "student ORT fp32": "fp32", "student ORT int8": "int8"}
+    names = {
+        "teacher torch fp32": "teacher",
+        "student torch fp32": "student",
+        "student ORT fp32": "fp32",
+        "student ORT int8": "int8",
+    }
     shortest = min(row["tokens"] for row in latency["candidates"])
     return {
         names[row["name"]]: row["p50_ms"]
@@ -273,7 +297,11 @@ def claims(scores: dict[str, Any]) -> list[str]:
     found = []
     for row in scores.get("differences", []):
         size = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
-        verdict = "a difference that the paired bootstrap supports" if row["supported"] else "no difference that the paired bootstrap supports"
+        verdict = (
+            "a difference that the paired bootstrap supports"
+            if row["supported"]
+            else "no difference that the paired bootstrap supports"
+        )
         found.append(f"{row['a']} against {row['b']} on test: {size}, {verdict}.")
     return found
 

@@ -16,7 +16,7 @@ from compress.distill import padded, projections, reading_layer
 from compress.examples import check_task
 from compress.families import layers_of
 from compress.initialise import student_of
-from compress.losses import IGNORED, label_loss, total
+from compress.losses import label_loss, total
 from compress.relations import relation_loss
 from compress.tasks import collate, row_logits, rows_of
 from compress.teacher import load
@@ -73,16 +73,17 @@ def timed_plan(ground: Ground) -> Plan:
     fixed = FIXED_SECONDS + recipe.latency_seconds + labelling
 
     def priced(share: float) -> Plan:
-        steps = [max(1, round(n * share)) if n else 0 for n in (plan.teacher_steps, plan.relation_steps, plan.student_steps)]
+        whole = (plan.teacher_steps, plan.relation_steps, plan.student_steps)
+        teacher, relations, student = (max(1, round(n * share)) if n else 0 for n in whole)
         seconds = {
-            "teacher": steps[0] * rates["teacher"],
-            "relations": steps[1] * rates["relations"],
-            "undistilled": steps[2] * rates["student"] if recipe.undistilled else 0.0,
-            "student": steps[2] * rates["student"],
+            "teacher": teacher * rates["teacher"],
+            "relations": relations * rates["relations"],
+            "undistilled": student * rates["student"] if recipe.undistilled else 0.0,
+            "student": student * rates["student"],
             "the rest": fixed,
         }
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return Plan(*steps, seconds=seconds, memory_bytes=peak)
+        return Plan(teacher, relations, student, seconds=seconds, memory_bytes=peak)
 
     whole = priced(1.0)
     if not recipe.max_minutes or whole.minutes <= recipe.max_minutes:
@@ -121,7 +122,7 @@ def _task_step(model: Any, ground: Ground) -> float:
         chosen = [(i * batch + k) % len(texts) for k in range(batch)]
         data = collate(texts, chosen, remap=remap)
         logits = rows_of(model, data)
-        label_loss(logits, data.targets.clamp(min=IGNORED)).backward()
+        label_loss(logits, data.targets).backward()  # type: ignore[no-untyped-call]
 
     return _timed(model, ground, step_on)
 
@@ -139,7 +140,7 @@ def _relation_step(teacher: Any, student: Any, ground: Ground) -> float:
         terms: dict[str, Tensor] = {
             name: relation_loss(target[name], made[name], mask, ground.relation_heads) for name in target
         }
-        total(terms).backward()
+        total(terms).backward()  # type: ignore[no-untyped-call]
 
     return _timed(student, ground, step_on, pieces)
 

@@ -67,7 +67,9 @@ def read_recipe(path: Path) -> dict[str, Any]:
     known = {field.name for field in fields(Recipe)}
     unknown = [key for key in found if key not in known]
     if unknown:
-        raise BadInput(f"The recipe {path} has {', '.join(unknown)}, which are no settings. Settings are: {', '.join(sorted(known))}.")
+        raise BadInput(
+            f"The recipe {path} has {', '.join(unknown)}, which are no settings. Settings are: {', '.join(sorted(known))}."
+        )
     return found
 
 
@@ -118,7 +120,16 @@ def _out_of_range(recipe: Recipe) -> list[str]:
     for name in ("soft_weight", "gate", "teacher_gate"):
         if not 0 <= getattr(recipe, name) <= 1:
             faults.append(f"`{name}` is {getattr(recipe, name)}; a share between 0 and 1 is needed")
-    for name in ("seed", "threads", "max_length", "relation_epochs", "max_minutes", "latency_seconds", "relation_heads", "relation_layer"):
+    for name in (
+        "seed",
+        "threads",
+        "max_length",
+        "relation_epochs",
+        "max_minutes",
+        "latency_seconds",
+        "relation_heads",
+        "relation_layer",
+    ):
         if not getattr(recipe, name) >= 0:
             faults.append(f"`{name}` is {getattr(recipe, name)}; it cannot be below 0")
     if recipe.precision not in ("fp32", "bf16"):

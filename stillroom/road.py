@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from latency.report import write_report
 from serve.bundle import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError, GateMissed
 from serve.threads import available_cores
-from latency.report import write_report
 from stillroom import judging, training
 from stillroom.ground import Ground, prepare, texts_mark
 from stillroom.plan import Plan, full_plan, timed_plan
@@ -44,7 +44,11 @@ def run(recipe: Recipe) -> dict[str, Any]:
         folders = _train(ground, marks)
         scores = _judge(ground, marks, folders)
         folders["latency"] = _stage(
-            ground, "latency", marks, lambda f: judging.make_latency(f, ground, folders, scores), "timing teacher and student, taking turns"
+            ground,
+            "latency",
+            marks,
+            lambda f: judging.make_latency(f, ground, folders, scores),
+            "timing teacher and student, taking turns",
         )
         latency = judging.read_json(folders["latency"] / "latency.json")
         judging.write_bundle(out, ground, folders, scores, latency, marks["bundle"])  # type: ignore[arg-type]
@@ -77,13 +81,26 @@ def fingerprints(ground: Ground) -> dict[str, str]:
     common = [r.task, ground.data_mark, r.seed, r.threads or available_cores(), r.precision, r.batch, ground.max_length]
     common += [list(ground.labels), torch.__version__]
     texts = [texts_mark(ground.unlabelled), texts_mark(ground.corpus) if r.relation_epochs else ""]
-    relation = [r.relation_epochs, ground.relation_heads, ground.relation_layer, r.relation_tokens, r.relation_learning_rate]
+    relation = [
+        r.relation_epochs,
+        ground.relation_heads,
+        ground.relation_layer,
+        r.relation_tokens,
+        r.relation_learning_rate,
+    ]
     lengths = [r.teacher_epochs, r.student_epochs, r.relation_epochs, r.max_minutes, r.student, r.undistilled]
     marks: dict[str, str] = {}
     marks["plan"] = fingerprint("plan", ground.teacher_mark, *common, *texts, *lengths)
     planned = marks["plan"] if r.max_minutes else ""
     marks["teacher"] = fingerprint(
-        "teacher", ground.teacher_mark, *common, planned, r.teacher_epochs, r.teacher_patience, r.teacher_learning_rate, r.new_head
+        "teacher",
+        ground.teacher_mark,
+        *common,
+        planned,
+        r.teacher_epochs,
+        r.teacher_patience,
+        r.teacher_learning_rate,
+        r.new_head,
     )
     marks["start"] = fingerprint("start", marks["teacher"], str(ground.shape))
     marks["relations"] = fingerprint("relations", marks["start"], *texts, *relation)
@@ -109,10 +126,18 @@ def _train(ground: Ground, marks: dict[str, str]) -> dict[str, Path]:
         ground, "teacher", marks, lambda f: training.make_teacher(f, ground, plan.teacher_steps), f"teacher: {steps}"
     )
     folders["soft-labels"] = _stage(
-        ground, "soft-labels", marks, lambda f: training.make_soft_labels(f, ground, folders["teacher"]), "the teacher labels all texts"
+        ground,
+        "soft-labels",
+        marks,
+        lambda f: training.make_soft_labels(f, ground, folders["teacher"]),
+        "the teacher labels all texts",
     )
     folders["start"] = _stage(
-        ground, "start", marks, lambda f: training.make_start(f, ground, folders["teacher"]), f"student {ground.shape} from the teacher"
+        ground,
+        "start",
+        marks,
+        lambda f: training.make_start(f, ground, folders["teacher"]),
+        f"student {ground.shape} from the teacher",
     )
     begin = folders["start"]
     if plan.relation_steps:
@@ -151,7 +176,11 @@ def _judge(ground: Ground, marks: dict[str, str], folders: dict[str, Path]) -> d
         "export: fp32 and int8, checked against torch",
     )
     folders["scores"] = _stage(
-        ground, "scores", marks, lambda f: judging.make_scores(f, ground, folders), "scores: gates on validation, then test, once"
+        ground,
+        "scores",
+        marks,
+        lambda f: judging.make_scores(f, ground, folders),
+        "scores: gates on validation, then test, once",
     )
     scores = judging.read_json(folders["scores"] / "scores.json")
     fp32 = judging.read_json(folders["export"] / "export.json")["parity"]["fp32"]
@@ -201,7 +230,9 @@ def _already_there(out: Path, mark: str) -> dict[str, Any]:
     try:
         bundle = open_bundle(out)
     except BundleError as fault:
-        raise BadInput(f"--out {out} holds a damaged bundle ({fault.message}) Remove it, or give another folder.") from None
+        raise BadInput(
+            f"--out {out} holds a damaged bundle ({fault.message}) Remove it, or give another folder."
+        ) from None
     if bundle.manifest.lineage.get("run") != mark:
         raise BadInput(f"--out {out} holds a bundle of other inputs or settings. Remove it, or give another folder.")
     say(f"{out} is already what this command makes; every file of it was verified.")
@@ -241,11 +272,17 @@ def show_result(out: Path) -> None:
     for row in latency["candidates"]:
         found = ratios.get((row["name"], row["batch"], row["tokens"]))
         times = f"{found['ratio']:.1f}x [{found['low']:.1f}, {found['high']:.1f}]" if found else "1"
-        cells = [row["name"], f"{row['batch']} x {row['tokens']}", *(f"{row[k]:.2f}" for k in ("p50_ms", "p90_ms", "p99_ms"))]
+        cells = [
+            row["name"],
+            f"{row['batch']} x {row['tokens']}",
+            *(f"{row[k]:.2f}" for k in ("p50_ms", "p90_ms", "p99_ms")),
+        ]
         lines.append([*cells, f"{row['texts_per_s']:.0f}", times])
     machine = latency["machine"]
     table(
-        f"latency on {machine['cpu']}, {machine['cores']} cores", ["model", "texts x tokens", "p50 ms", "p90 ms", "p99 ms", "texts/s", "against torch teacher"], lines
+        f"latency on {machine['cpu']}, {machine['cores']} cores",
+        ["model", "texts x tokens", "p50 ms", "p90 ms", "p99 ms", "texts/s", "against torch teacher"],
+        lines,
     )
     for claim in report["claims"]:
         say(claim)

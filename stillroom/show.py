@@ -9,6 +9,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 console = Console(stderr=True, highlight=False)
+if not console.is_terminal:
+    # A file or a pipe has no width of its own; tables are meant to be read whole.
+    console = Console(stderr=True, highlight=False, width=140)
 
 
 class Bar:
@@ -31,15 +34,24 @@ class Bar:
         rate = (done - self.first) / (now - self.started)
         if console.is_terminal:
             if self.progress is None:
-                columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-                self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+                columns = (
+                    TextColumn("  {task.description}"),
+                    BarColumn(),
+                    MofNCompleteColumn(),
+                    TextColumn("{task.fields[note]}"),
+                )
+                self.progress = Progress(
+                    *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True
+                )
                 self.progress.start()
                 self.progress.add_task(self.what, total=total, note="")
             self.progress.update(self.progress.task_ids[0], completed=done, total=total, note=f"{note}  {rate:.1f}/s")
         elif now - self.printed > 15 and rate > 0:
             self.printed = now
             left = (total - done) / rate
-            console.print(f"  {self.what}: {done}/{total}, {rate:.1f}/s, {note + ', ' if note else ''}{left / 60:.1f} min left")
+            console.print(
+                f"  {self.what}: {done}/{total}, {rate:.1f}/s, {note + ', ' if note else ''}{left / 60:.1f} min left"
+            )
 
     def step(self, done: int, steps: int, loss: float) -> None:
         """The form that the training loop calls."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from serve.bundle import canonical_json
 from serve.errors import BadInput
@@ -78,7 +79,7 @@ class Work:
             yield
 
 
-def _read_mark(folder: Path) -> dict[str, object]:
+def _read_mark(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / MARK).read_text())
     except (OSError, ValueError):

@@ -1,6 +1,7 @@
 """The stages that train: teacher, the student's start, relations, soft labels, the undistilled student, the student."""
 
 import json
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from compress.finetune import TaskTraining, train_on_task
 from compress.initialise import student_of
 from compress.scores import METRICS, chance, gold_of, score
 from compress.tasks import predictions, row_logits
-from compress.teacher import load, open_model
+from compress.teacher import load, open_model, quiet
 from serve.bundle import canonical_json
 from serve.errors import BadInput
 from stillroom.ground import Ground
@@ -181,10 +182,9 @@ def _on_task(
 
 def _save(model: Any, folder: Path, ground: Ground, progress: Progress, details: dict[str, Any]) -> None:
     """Write a checkpoint that `AutoModel` opens, with its lineage beside it; the training state is no longer needed."""
-    import shutil
-
     model.config.architectures = [type(model).__name__]
-    model.to("cpu").save_pretrained(folder)
+    with quiet():
+        model.to("cpu").save_pretrained(folder)
     for file in (ground.work.root / "tokenizer").iterdir():
         shutil.copy2(file, folder / file.name)
     lineage = details | {

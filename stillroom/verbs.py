@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from serve.bundle import MANIFEST
-from serve.errors import BadInput, BundleError
+from serve.errors import BadInput
 
 
 def run(**settings: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def distill(
     from compress.initialise import student_of
     from compress.students import shape_of
     from compress.tasks import pad_id_of
-    from compress.teacher import open_model, save_tokenizer
+    from compress.teacher import open_model, quiet, save_tokenizer
     from serve.bundle import canonical_json
     from serve.threads import available_cores
     from stillroom.ground import folder_mark, texts_mark
@@ -154,7 +154,9 @@ def distill(
 
     def make(folder: Path) -> None:
         tokenizer = save_tokenizer(opened, folder)
-        model = AutoModel.from_pretrained(opened.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+        model = AutoModel.from_pretrained(
+            opened.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+        )
         small, origin = student_of(model, opened.family, shape, seed=seed)
         pieces = chunks(texts, tokenizer, min(tokens, opened.max_length))
         steps = max(1, math.ceil(epochs * len(pieces) / batch))
@@ -169,7 +171,8 @@ def distill(
                 folder=folder / "training",
                 report=shown.step,
             )
-        small.save_pretrained(folder)
+        with quiet():
+            small.save_pretrained(folder)
         shutil.rmtree(folder / "training", ignore_errors=True)
         lineage = {"teacher": teacher, "method": method, "student": str(shape), "origin": origin, "loss": progress.loss}
         (folder / "lineage.json").write_bytes(canonical_json(lineage | settings))

@@ -73,5 +73,5 @@ def test_what_is_not_known_is_left_out(license_name: str | None) -> None:
 
 
 def test_a_name_cannot_break_the_front_matter() -> None:
-    card = model_card(CardFacts("x", "text-classification", ("a", "b"), 64, license="---\nevil: true"))
+    card = model_card(CardFacts("x", "text-classification", ("a", "b"), 64, license="x\nevil: true\n---\n"))
     assert "evil" not in front_matter(card)

@@ -70,6 +70,9 @@ def test_a_full_queue_answers_429_and_says_when_to_come_again(entities_bundle: P
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "overloaded"
         assert int(refused.headers["retry-after"]) >= 1
+        # It was refused before it cost anything: only the other two were tokenised.
+        tokenised = 'stillroom_stage_seconds_count{model="cities",stage="tokenise"} 2.0'
+        assert tokenised in (await client.get("/metrics")).text
         gate.open.set()
         assert (await running).status_code == (await waiting).status_code == 200
 
@@ -168,6 +171,22 @@ def test_the_server_is_ready_only_once_its_models_have_run(entities_bundle: Path
             gate.open.set()
             while (await client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.01)
+
+    asking(app, scenario)
+
+
+def test_the_models_threads_end_with_the_server(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], threads=1)
+    before = set(threading.enumerate())
+
+    def model_threads() -> list[str]:
+        return [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("model")]
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        async with app.router.lifespan_context(app):
+            await client.post("/v1/entities", json={"text": "rome"})
+            assert len(model_threads()) == 1
+        assert model_threads() == []
 
     asking(app, scenario)
 

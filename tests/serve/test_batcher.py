@@ -79,6 +79,11 @@ def test_a_batch_holds_the_oldest_and_neighbours_in_length(lengths: Sequence[int
     assert all(tokens > batch_tokens for tokens in wider)
 
 
+def test_the_nearer_neighbour_in_length_is_taken_first() -> None:
+    assert sorted(batch_around_oldest([10, 7, 12], batch_tokens=24)) == [0, 2]
+    assert sorted(batch_around_oldest([10, 8, 13], batch_tokens=26)) == [0, 1]
+
+
 def test_what_comes_while_the_model_is_busy_shares_the_next_batch() -> None:
     model = Model(held=True)
 
@@ -175,6 +180,26 @@ def test_one_bad_text_fails_alone() -> None:
     good, bad, also_good = asyncio.run(scenario())
     assert (good, also_good) == ([12], [14])
     assert isinstance(bad, InternalError)
+
+
+def test_the_rest_of_a_request_that_failed_is_not_run() -> None:
+    seen: list[int] = []
+
+    def model(items: list[int]) -> list[int]:
+        seen.extend(items)
+        if 13 in items:
+            raise InternalError("thirteen")
+        return items
+
+    async def scenario() -> None:
+        batcher = Batcher(model, length, batch_tokens=1)
+        with pytest.raises(InternalError, match="thirteen"):
+            await batcher.results([13, 100, 101, 102])
+        await batcher.close()
+
+    asyncio.run(scenario())
+    # The next one may have begun before the failure was heard of.
+    assert set(seen) <= {13, 100}
 
 
 @pytest.mark.parametrize("items", [[1], [1, 2]], ids=["alone", "in-company"])

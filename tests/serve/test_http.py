@@ -222,6 +222,15 @@ def test_a_body_of_undeclared_length_is_read_no_further_than_the_limit(client: h
         assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
+def test_a_body_declared_too_long_is_refused_before_it_is_sent(client: httpx.Client) -> None:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 2000000\r\n\r\n"
+        )
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
 def test_a_model_that_gives_nan_is_a_server_fault_and_never_an_answer(client: httpx.Client) -> None:
     response = client.post(
         "/v1/entities", json={"text": ["rome", "refund"], "model": "broken"}, headers={"X-Request-Id": "nan-1"}

@@ -1,0 +1,5 @@
+"""`python -m stillroom`: the command line."""
+
+from stillroom.cli import main
+
+main()

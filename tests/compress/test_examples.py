@@ -1,0 +1,190 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.examples import BadRows, Entity, Example, from_tags, read_examples, read_splits, read_texts
+from serve.errors import BadInput
+from serve.labels import bio_tags
+from serve.spans import tag_runs
+
+TOKENS, TEXT = "token-classification", "text-classification"
+
+
+def written(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_one_set_of_examples_reads_alike_from_every_format(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"text": 'to Rome, "now"', "label": "book"}, {"text": "stop\tit", "label": "cancel"}]
+    jsonl = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)) + "\n\n")
+    comma = written(tmp_path, "a.csv", '\ufefftext,label\r\n"to Rome, ""now""",book\r\n"stop\tit",cancel\r\n')
+    tabs = written(tmp_path, "a.tsv", 'text\tlabel\n"to Rome, ""now"""\tbook\n"stop\tit"\tcancel\n')
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    expected = [Example('to Rome, "now"', label="book"), Example("stop\tit", label="cancel")]
+    for path in (jsonl, comma, tabs, tmp_path / "a.parquet"):
+        assert read_examples(path, TEXT) == expected, path.name
+
+
+def test_conll_columns_become_text_with_offsets(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "a.conll", "-DOCSTART- X O\n\nfly VB O\nto TO O\nNew NNP B-city\nYork NNP I-city\n\nhi UH O\n"
+    )
+    assert read_examples(path, TOKENS) == [
+        Example("fly to New York", entities=(Entity(7, 15, "city"),)),
+        Example("hi", entities=()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tags", "spans"),
+    [
+        pytest.param(["B-x", "I-x", "B-x"], [(0, 3), (4, 5)], id="BIO"),
+        pytest.param(["B-x", "E-x", "S-x"], [(0, 3), (4, 5)], id="BIOES"),
+        pytest.param(["x", "x", "O"], [(0, 3)], id="IO"),
+        pytest.param(["I-x", "O", "I-x"], [(0, 1), (4, 5)], id="I-without-its-B"),
+    ],
+)
+def test_every_tag_scheme_gives_its_spans(tags: list[str], spans: list[tuple[int, int]]) -> None:
+    assert [(e.start, e.end) for e in from_tags(["a", "b", "c"], tags).entities or ()] == spans
+
+
+@given(st.lists(st.sampled_from(bio_tags(["x", "y"])), min_size=1, max_size=12))
+def test_tags_are_read_as_the_server_reads_them(tags: list[str]) -> None:
+    entities = from_tags(["w"] * len(tags), tags).entities or ()
+    assert [(e.start // 2, (e.end - 1) // 2, e.label) for e in entities] == tag_runs(tags)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        pytest.param("[1]", "is list, not an object", id="not-an-object"),
+        pytest.param("{bad", "is not JSON", id="not-json"),
+        pytest.param('{"entities": []}', "has no `text`", id="no-text"),
+        pytest.param('{"text": 5, "entities": []}', "`text` is int, not a string", id="text-is-a-number"),
+        pytest.param('{"text": " ", "entities": []}', "`text` is empty", id="blank-text"),
+        pytest.param('{"text": "a\\ud800", "entities": []}', "half of a surrogate pair at 1", id="lone-surrogate"),
+        pytest.param('{"text": "ab", "entities": {}}', "`entities` is dict, not a list", id="entities-not-a-list"),
+        pytest.param(
+            '{"text": "ab", "entities": [{"start": 0, "end": 3, "label": "x"}]}',
+            r"ends at 3, past the end of the text \(2 code points\)",
+            id="past-the-end",
+        ),
+        pytest.param(
+            '{"text": "ab", "entities": [{"start": 1, "end": 1, "label": "x"}]}',
+            "0 <= start < end is needed",
+            id="no-width",
+        ),
+        pytest.param(
+            '{"text": "ab", "entities": [{"start": true, "end": 1, "label": "x"}]}',
+            "whole numbers",
+            id="start-is-a-bool",
+        ),
+        pytest.param(
+            '{"text": "a b", "entities": [{"start": 1, "end": 2, "label": "x"}]}',
+            "covers only whitespace",
+            id="only-whitespace",
+        ),
+        pytest.param(
+            '{"text": "abc", "entities": [{"start": 0, "end": 2, "label": "x"}, {"start": 1, "end": 3, "label": "y"}]}',
+            "entities overlap: x 0..2 and y 1..3",
+            id="overlap",
+        ),
+        pytest.param('{"tokens": ["a"], "tags": ["O", "O"]}', "has 1 tokens but 2 tags", id="tags-do-not-fit"),
+        pytest.param('{"text": "a"}', "has neither `text` \\+ `entities` nor", id="no-entities"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_line_and_reason(tmp_path: Path, row: str, reason: str) -> None:
+    path = written(tmp_path, "train.jsonl", '{"text": "fine", "entities": []}\n' + row + "\n")
+    with pytest.raises(BadRows, match=rf"train\.jsonl, line 2: .*{reason}"):
+        read_examples(path, TOKENS)
+
+
+def test_all_bad_rows_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    for name in ("train", "validation", "test"):
+        written(tmp_path, f"{name}.jsonl", '{"text": "a", "label": ""}\n{"text": "b", "label": "x"}\n{"label": "x"}\n')
+    with pytest.raises(BadRows) as caught:
+        read_splits(str(tmp_path), TEXT)
+    assert [(Path(f.file).name, f.line) for f in caught.value.faults] == [
+        (f"{name}.jsonl", line) for name in ("train", "validation", "test") for line in (1, 3)
+    ]
+
+
+def test_a_csv_without_its_label_column_says_what_it_has(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.csv", "text,intent\nhello,greet\n")
+    with pytest.raises(BadRows, match=r"line 2: has no `label` \(its fields: text, intent\)"):
+        read_examples(path, TEXT)
+
+
+def test_multi_label_is_refused_in_so_many_words(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.jsonl", '{"text": "a", "label": ["x", "y"]}\n')
+    with pytest.raises(BadRows, match="multi-label classification is not supported"):
+        read_examples(path, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        pytest.param("train.jsonl", b"", "is empty: it holds no rows", id="an-empty-file"),
+        pytest.param("train.jsonl", b"\xff\xfe\x00", "is not UTF-8 text .byte 0", id="not-utf8"),
+        pytest.param(
+            "train.xlsx", b"PK", r"ends in \.xlsx; labelled examples are read from \.jsonl", id="a-spreadsheet"
+        ),
+        pytest.param("train.parquet", b"nope", "is not a parquet file", id="not-parquet"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        read_examples(written(tmp_path, name, content), TEXT)
+
+
+def test_a_folder_without_a_test_split_says_what_it_found(tmp_path: Path) -> None:
+    written(tmp_path, "train.jsonl", '{"text": "a", "label": "x"}\n')
+    with pytest.raises(BadInput, match=r"has no test split \(found: train\)"):
+        read_splits(str(tmp_path), TEXT)
+
+
+def test_without_validation_a_tenth_of_train_is_held_out_the_same_each_time(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": f"t{i}", "label": "x"}) + "\n" for i in range(50))
+    written(tmp_path, "train.jsonl", rows)
+    written(tmp_path, "test.jsonl", rows)
+    first, second = read_splits(str(tmp_path), TEXT), read_splits(str(tmp_path), TEXT)
+    assert first.held_out
+    assert len(first.validation) == 5
+    assert first.validation == second.validation
+    assert not set(first.validation) & set(first.train)
+
+
+def test_a_dataset_saved_by_datasets_reads_with_its_class_names(tmp_path: Path) -> None:
+    import datasets
+
+    features = datasets.Features(
+        {
+            "tokens": datasets.Sequence(datasets.Value("string")),
+            "ner_tags": datasets.Sequence(datasets.ClassLabel(names=["O", "B-city"])),
+        }
+    )
+    rows = {"tokens": [["to", "Rome"]], "ner_tags": [[0, 1]]}
+    split = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict({"train": split, "validation": split, "test": split}).save_to_disk(str(tmp_path / "saved"))
+    found = read_splits(str(tmp_path / "saved"), TOKENS)
+    assert found.train == [Example("to Rome", entities=(Entity(3, 7, "city"),))]
+
+
+def test_a_name_that_nobody_knows_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BadInput, match="neither a folder here nor a dataset"):
+        read_splits(str(tmp_path / "absent"), TEXT)
+
+
+def test_plain_text_is_one_document_a_line(tmp_path: Path) -> None:
+    assert read_texts(written(tmp_path, "a.txt", "one\n\n  two \n")) == ["one", "two"]
+    with pytest.raises(BadInput, match="holds no text: every line is empty"):
+        read_texts(written(tmp_path, "b.txt", "\n \n"))

@@ -1,0 +1,106 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    DistilBertConfig,
+    DistilBertForTokenClassification,
+    ElectraConfig,
+    ElectraForTokenClassification,
+    RobertaConfig,
+    RobertaForTokenClassification,
+)
+
+from compress.families import FAMILIES
+from compress.initialise import student_of, truncated, uniform_layers
+from compress.students import Shape
+
+SMALL = {
+    "vocab_size": 60,
+    "hidden_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "num_labels": 3,
+}
+DISTIL = {"vocab_size": 60, "dim": 24, "n_layers": 4, "n_heads": 4, "hidden_dim": 48, "num_labels": 3}
+TEACHERS = {
+    "bert": lambda: BertForTokenClassification(BertConfig(**SMALL)),
+    "roberta": lambda: RobertaForTokenClassification(RobertaConfig(**SMALL)),
+    "electra": lambda: ElectraForTokenClassification(ElectraConfig(**SMALL, embedding_size=12)),
+    "distilbert": lambda: DistilBertForTokenClassification(DistilBertConfig(**DISTIL)),
+}
+IDS = torch.randint(5, 60, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+def teacher_of(kind: str):
+    torch.manual_seed(1)
+    return TEACHERS[kind]().eval()
+
+
+@pytest.mark.parametrize("kind", TEACHERS)
+def test_a_student_of_the_teachers_shape_is_the_teacher(kind: str) -> None:
+    teacher = teacher_of(kind)
+    student, _ = student_of(teacher, FAMILIES[kind], Shape(4, 24, 4, 48), seed=0)
+    with torch.no_grad():
+        torch.testing.assert_close(student(IDS).logits, teacher(IDS).logits)
+
+
+@pytest.mark.parametrize("kind", TEACHERS)
+def test_dropping_units_that_do_nothing_changes_nothing(kind: str) -> None:
+    """Half of the feed-forward units are silenced; the narrower student keeps the others and so answers alike."""
+    teacher, family = teacher_of(kind), FAMILIES[kind]
+    with torch.no_grad():
+        for name, parameter in teacher.named_parameters():
+            if name.endswith(f"{family.ffn_out}.weight"):
+                parameter[:, ::2] = 0
+    student, origin = student_of(teacher, family, Shape(4, 24, 4, 24), seed=0)
+    assert "24 feed-forward units of largest norm" in origin["layers"]
+    with torch.no_grad():
+        torch.testing.assert_close(student(IDS).logits, teacher(IDS).logits)
+
+
+def test_layers_are_taken_evenly_and_end_with_the_last() -> None:
+    assert uniform_layers(12, 3) == (4, 8, 12)
+    assert uniform_layers(6, 3) == (2, 4, 6)
+    assert uniform_layers(6, 4)[-1] == 6
+    teacher = teacher_of("bert")
+    student, _ = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0)
+    for ours, theirs in zip(
+        student.bert.encoder.layer, (teacher.bert.encoder.layer[1], teacher.bert.encoder.layer[3]), strict=True
+    ):
+        torch.testing.assert_close(ours.attention.self.query.weight, theirs.attention.self.query.weight)
+
+
+def test_a_narrower_student_has_the_best_embedding_of_its_rank() -> None:
+    table = torch.randn(60, 24, generator=torch.Generator().manual_seed(3))
+    ours = truncated(table, 8).numpy().astype(np.float64)
+    u, s, _ = np.linalg.svd(table.numpy().astype(np.float64), full_matrices=False)
+    # Columns agree up to sign, so products of rows agree exactly.
+    np.testing.assert_allclose(ours @ ours.T, (u[:, :8] * s[:8]) @ (u[:, :8] * s[:8]).T, atol=1e-4)
+
+
+def test_a_narrower_or_deeper_student_is_new_where_shapes_forbid_and_says_so() -> None:
+    teacher = teacher_of("bert")
+    narrow, origin = student_of(teacher, FAMILIES["bert"], Shape(2, 12, 4, 24), seed=0)
+    assert origin["embeddings"].startswith("truncated SVD")
+    assert (origin["layers"], origin["head"]) == ("new", "new")
+    assert narrow(IDS).logits.shape == (2, 9, 3)
+    _, deeper = student_of(teacher, FAMILIES["bert"], Shape(6, 24, 4, 48), seed=0)
+    assert (deeper["embeddings"], deeper["layers"], deeper["head"]) == ("the teacher's", "new", "the teacher's")
+
+
+def test_a_seed_fixes_what_is_new_and_the_teacher_stays_as_it_was() -> None:
+    teacher = teacher_of("bert")
+    before = copy.deepcopy(teacher.state_dict())
+    first, second, other = (
+        student_of(teacher, FAMILIES["bert"], Shape(2, 12, 4, 24), seed=s)[0].state_dict() for s in (1, 1, 2)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(
+        first["bert.encoder.layer.0.output.dense.weight"], other["bert.encoder.layer.0.output.dense.weight"]
+    )
+    assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
