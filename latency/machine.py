@@ -41,7 +41,7 @@ class MachineFacts(TypedDict):
 
 def machine_facts() -> MachineFacts:
     """The facts that belong beside every timing: no host name, no user name, no path."""
-    flags = _cpu_flags()
+    flags = cpu_flags()
     return MachineFacts(
         cpu=_cpu_model(),
         cores=available_cores(),
@@ -92,7 +92,8 @@ def _cpu_model() -> str:
     return _cpuinfo("model name", "Hardware", "Processor") or platform.processor() or platform.machine()
 
 
-def _cpu_flags() -> set[str]:
+def cpu_flags() -> set[str]:
+    """What this CPU says it can do, by the names that Linux gives; empty where it does not tell."""
     return set(_cpuinfo("flags", "Features").split())
 
 

@@ -91,7 +91,9 @@ def run(
     threads: Annotated[
         int | None, typer.Option(help="Cores to use; all that this process may use unless given.")
     ] = None,
-    precision: Annotated[str | None, typer.Option(help="Of training: fp32 or bf16.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of training: fp32, bf16, or auto: bf16 where the machine has it.")
+    ] = None,
     max_length: Annotated[int | None, typer.Option(help="Longest text in tokens.")] = None,
     batch: Annotated[int | None, typer.Option(help="Texts a training step.")] = None,
     new_head: Annotated[

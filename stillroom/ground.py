@@ -1,5 +1,6 @@
 """What a run stands on: the recipe's inputs, opened and checked. Nothing here trains or writes to the bundle."""
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 
 from compress.distill import usual_relation_heads, usual_teacher_layer
@@ -17,8 +19,10 @@ from compress.students import Shape, shape_of
 from compress.tasks import Encoded, encode
 from compress.teacher import Opened, open_model, save_tokenizer
 from export.pack import refuse_foreign
+from latency.machine import cpu_flags
 from serve.bundle import sha256_file
 from serve.errors import BadInput
+from serve.threads import available_cores
 from stillroom.recipe import Recipe
 from stillroom.stages import Work
 
@@ -83,12 +87,28 @@ class Ground:
         return self.splits.fingerprint
 
 
+def on_this_machine(recipe: Recipe) -> Recipe:
+    """`recipe` with what it leaves to the machine spelled out: the cores to train on, and the precision."""
+    precision = recipe.precision
+    if precision == "auto":
+        precision = "bf16" if has_bf16() else "fp32"
+    return dataclasses.replace(recipe, threads=recipe.threads or available_cores(), precision=precision)
+
+
+def has_bf16() -> bool:
+    """Whether matrix products in bfloat16 run natively here; elsewhere they are emulated, and slower than float32."""
+    if torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported())
+    return bool({"amx_bf16", "avx512_bf16"} & set(cpu_flags()))
+
+
 def prepare(recipe: Recipe) -> Ground:
     """Open and check everything that `recipe` names, and write the teacher's tokenizer into the work folder.
 
     Raises:
         BadInput: every fault found, in one message.
     """
+    recipe = on_this_machine(recipe)
     faults = Faults()
     task = faults.check(lambda: check_task(recipe.task))
     shape = faults.check(lambda: shape_of(recipe.student))

@@ -22,7 +22,6 @@ from latency.profile import ProfileDocument, profile
 from latency.report import Report, write_report
 from serve.bundle import canonical_json
 from serve.session import Session
-from serve.threads import available_cores
 from stillroom.ground import Ground
 from stillroom.recipe import write_recipe
 from stillroom.show import bar
@@ -49,7 +48,7 @@ def make_export(folder: Path, ground: Ground, student: Path, teacher: Path) -> N
     """Both graphs of the student, the teacher's graph for timing, and how far the graphs agree with torch."""
     export_graph(teacher, folder / "teacher.onnx", ground.max_length)
     texts = [example.text for example in ground.splits.validation[:PARITY_TEXTS]]
-    make_graphs(folder, student, ground.train.encodings, texts, ground.max_length, ground.recipe.threads or None)
+    make_graphs(folder, student, ground.train.encodings, texts, ground.max_length, ground.recipe.threads)
 
 
 def make_graphs(
@@ -94,7 +93,7 @@ def say_all(ground: Ground, folders: dict[str, Path], encoded: Encoded) -> dict[
         if name in folders:
             said[name] = predictions(encoded, row_logits(load_stage(folders[name], ground), encoded))
     for name, file in (("fp32", FP32), ("int8", INT8)):
-        session = Session(folders["export"] / file, ground.recipe.threads or None)
+        session = Session(folders["export"] / file, ground.recipe.threads)
         said[name] = predictions(encoded, graph_logits(session, encoded))
     return said
 
@@ -194,7 +193,7 @@ def _spelled(text: str, answer: Prediction) -> str:
 
 def make_latency(folder: Path, ground: Ground, folders: dict[str, Path], scores: dict[str, Any]) -> None:
     """Teacher and student, in torch and onnxruntime, taking turns on real text of this task."""
-    threads = ground.recipe.threads or available_cores()
+    threads = ground.recipe.threads
     exported = folders["export"]
     candidates = [
         Candidate("teacher torch fp32", "torch", "fp32", folders["teacher"], threads),

@@ -23,11 +23,11 @@ class Recipe:
     unlabelled: tuple[str, ...] = ()  # files of in-domain text that the teacher labels
     seed: int = 0
     threads: int = 0  # cores to train on; 0 is all that this process may use
-    precision: str = "fp32"  # of training: fp32 or bf16
+    precision: str = "auto"  # of training: fp32, bf16, or auto: bf16 where the CPU or GPU multiplies it natively
     max_length: int = 0  # tokens; 0 is the longest that the teacher takes, at most 512
     batch: int = 32  # texts a training step
     new_head: bool = False  # fine-tune a new head even where the teacher has one for another set of labels
-    teacher_epochs: int = 6  # at most; it stops when validation has stopped improving
+    teacher_epochs: int = 5  # at most; it stops when validation has stopped improving
     teacher_patience: int = 2  # epochs without a new best before it stops
     teacher_learning_rate: float = 1e-4
     relation_epochs: float = 0.0  # over the task's text and the corpus; 0 leaves the relation stage out
@@ -36,7 +36,7 @@ class Recipe:
     relation_tokens: int = 128  # longest piece of the corpus
     relation_learning_rate: float = 5e-4
     student_epochs: int = 10  # over the labelled text, in steps: unlabelled text adds variety, not time
-    student_learning_rate: float = 3e-4
+    student_learning_rate: float = 4e-4
     temperature: float = 2.0  # of the soft labels
     soft_weight: float = 0.9  # of the soft labels; the labels have the rest
     undistilled: bool = True  # train the same student on labels only too, to compare with
@@ -132,8 +132,8 @@ def _out_of_range(recipe: Recipe) -> list[str]:
     ):
         if not getattr(recipe, name) >= 0:
             faults.append(f"`{name}` is {getattr(recipe, name)}; it cannot be below 0")
-    if recipe.precision not in ("fp32", "bf16"):
-        faults.append(f"`precision` is {recipe.precision!r}; it is fp32 or bf16")
+    if recipe.precision not in ("auto", "fp32", "bf16"):
+        faults.append(f"`precision` is {recipe.precision!r}; it is auto, fp32 or bf16")
     return faults
 
 

@@ -15,7 +15,6 @@ import torch
 from latency.report import write_report
 from serve.bundle import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError, GateMissed
-from serve.threads import available_cores
 from stillroom import judging, training
 from stillroom.ground import Ground, prepare, texts_mark
 from stillroom.plan import Plan, full_plan, timed_plan
@@ -33,7 +32,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
     """
     started = time.monotonic()
     ground = prepare(recipe)
-    use_threads(recipe)
+    use_threads(ground.recipe)
     marks = fingerprints(ground)
     out = Path(recipe.out)
     if (out / MANIFEST).is_file():
@@ -58,7 +57,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
 
 def use_threads(recipe: Recipe) -> None:
     """Torch on the cores that this process may use, giving the same bits each time."""
-    torch.set_num_threads(recipe.threads or available_cores())
+    torch.set_num_threads(recipe.threads)
     torch.use_deterministic_algorithms(True)
 
 
@@ -69,7 +68,7 @@ def plan_of(recipe: Recipe) -> Plan:
         BadInput: as `run`.
     """
     ground = prepare(recipe)
-    use_threads(recipe)
+    use_threads(ground.recipe)
     for warning in ground.warnings:
         say(f"warning: {warning}")
     return timed_plan(ground)
@@ -78,7 +77,7 @@ def plan_of(recipe: Recipe) -> Plan:
 def fingerprints(ground: Ground) -> dict[str, str]:
     """Of each stage: everything that decides its outcome, as one name."""
     r = ground.recipe
-    common = [r.task, ground.data_mark, r.seed, r.threads or available_cores(), r.precision, r.batch, ground.max_length]
+    common = [r.task, ground.data_mark, r.seed, r.threads, r.precision, r.batch, ground.max_length]
     common += [list(ground.labels), torch.__version__]
     texts = [texts_mark(ground.unlabelled), texts_mark(ground.corpus) if r.relation_epochs else ""]
     relation = [

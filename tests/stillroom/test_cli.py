@@ -1,0 +1,231 @@
+"""Bad input: one message, exit code 2, nothing half-written. Each is tried through the command line's own door."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stillroom.cli import app, guarded
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command in this process: its exit code, and all that it said."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def call(*arguments: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["stillroom", *map(str, arguments)])
+        code = guarded(app)
+        captured = capfd.readouterr()
+        assert captured.out == "" or "--json" in arguments or "--help" in arguments
+        return code, " ".join((captured.err + captured.out).split())
+
+    return call
+
+
+@pytest.fixture
+def given(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> dict[str, str | Path]:
+    """A command that would work; tests break one part of it."""
+    return {
+        "--teacher": tiny_teacher,
+        "--task": "token-classification",
+        "--data": task_data,
+        "--out": tmp_path / "out",
+        "--student": "layers=2,hidden=32,heads=4,ffn=32",
+    }
+
+
+def refused(run: Run, given: dict[str, str | Path], **changes: str | Path) -> str:
+    """The message of the command with `changes`, once it is sure that it exits with 2 and leaves nothing behind."""
+    arguments = given | {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
+    out = Path(arguments["--out"])
+    before = sorted(out.parent.iterdir())
+    code, said = run("run", *(part for pair in arguments.items() for part in pair))
+    assert code == 2, said
+    assert "Traceback" not in said
+    assert sorted(out.parent.iterdir()) == before, "something was written"
+    return said
+
+
+def test_a_teacher_without_a_tokenizer(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
+    bare = shutil.copytree(given["--teacher"], tmp_path / "bare")
+    for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json"):
+        (bare / name).unlink(missing_ok=True)
+    said = refused(run, given, teacher=bare)
+    assert "has no tokenizer" in said
+    assert "save_pretrained(folder)" in said
+
+
+def test_a_decoder_as_teacher(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2Model
+
+    GPT2Model(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=16)).save_pretrained(
+        tmp_path / "gpt2"
+    )
+    said = refused(run, given, teacher=tmp_path / "gpt2")
+    assert "'gpt2' model, which is not an encoder" in said
+    assert "bert, distilbert, electra, roberta, xlm-roberta" in said
+
+
+def test_pickled_weights_are_not_opened(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
+    pickled = shutil.copytree(given["--teacher"], tmp_path / "pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    assert "Pickled weights are not opened" in refused(run, given, teacher=pickled)
+
+
+def test_a_teacher_that_is_nowhere(run: Run, given: dict[str, str | Path]) -> None:
+    assert "neither a folder here nor a model that the Hub gives" in refused(run, given, teacher="nobody/nothing")
+
+
+def test_a_head_whose_labels_are_not_those_of_the_data(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
+    from transformers import AutoModelForTokenClassification
+
+    other = shutil.copytree(given["--teacher"], tmp_path / "other")
+    AutoModelForTokenClassification.from_pretrained(
+        other, id2label={0: "O", 1: "B-city", 2: "I-city"}, label2id={}
+    ).save_pretrained(other)
+    said = refused(run, given, teacher=other)
+    assert "whose labels (city) lack item of train" in said
+    assert "--new-head" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        pytest.param("train.jsonl", "text\tlabel\n", "train.jsonl, line 1: is not JSON", id="the-wrong-format"),
+        pytest.param("validation.jsonl", "", "validation.jsonl: is empty: it holds no rows", id="an-empty-file"),
+        pytest.param(
+            "test.jsonl",
+            '{"text": "to Rome", "entities": [{"start": 3, "end": 9, "label": "city"}]}\n',
+            "test.jsonl, line 1: entity city ends at 9, past the end of the text (7 code points)",
+            id="offsets-past-the-end",
+        ),
+    ],
+)
+def test_data_that_cannot_be_read(
+    run: Run, given: dict[str, str | Path], tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    folder = shutil.copytree(given["--data"], tmp_path / "data")
+    (folder / name).write_text(content)
+    assert message in refused(run, given, data=folder)
+
+
+def test_a_csv_without_a_label_column(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "data" / f"{name}.csv").write_text("text,intent\nhello,greet\n")
+    said = refused(run, given, data=tmp_path / "data", task="text-classification")
+    assert "has no `label` (its fields: text, intent)" in said
+
+
+@pytest.mark.parametrize(
+    ("student", "message"),
+    [
+        pytest.param("3x383", "'3x383' is not known. Did you mean 3x384?", id="an-unknown-student"),
+        pytest.param(
+            "layers=2,hidden=30,heads=4,ffn=8",
+            "width of 30 does not divide into 4 heads",
+            id="heads-that-do-not-divide",
+        ),
+    ],
+)
+def test_a_student_that_cannot_be(run: Run, given: dict[str, str | Path], student: str, message: str) -> None:
+    assert message in refused(run, given, student=student)
+
+
+def test_an_output_folder_that_is_something_else(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    said = refused(run, given, out=tmp_path / "mine")
+    assert "is not a bundle" in said
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_all_faults_come_in_one_message(run: Run, given: dict[str, str | Path]) -> None:
+    said = refused(run, given, teacher="/nowhere", student="huge", data="/nothing")
+    assert "3 things stand in the way; nothing was trained" in said
+
+
+def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
+    assert "`gate` is 1.5; a share between 0 and 1 is needed" in refused(run, given, gate="1.5")
+    assert "takes 8 to 64 tokens" in refused(run, given, max_length="1000")
+    code, said = run("run", "--task", "token-classification", "--out", tmp_path / "o")
+    assert code == 2
+    assert "--teacher is needed; --data is needed" in said
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        pytest.param("teacher = ", "is not TOML", id="not-toml"),
+        pytest.param("techer = 'x'", "has techer, which are no settings", id="a-typo"),
+        pytest.param("batch = 'many'", "`batch` is 'many'; int is needed", id="the-wrong-type"),
+        pytest.param("precision = 'int4'", "it is fp32 or bf16", id="an-unknown-precision"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read(run: Run, tmp_path: Path, toml: str, message: str) -> None:
+    (tmp_path / "recipe.toml").write_text(toml)
+    code, said = run("run", tmp_path / "recipe.toml")
+    assert code == 2
+    assert message in said
+
+
+def test_a_teacher_that_learned_nothing_stops_the_run(run: Run, given: dict[str, str | Path]) -> None:
+    arguments = given | {"--teacher-epochs": "1", "--teacher-learning-rate": "1e-9"}
+    code, said = run("run", *(part for pair in arguments.items() for part in pair))
+    assert code == 2
+    assert "The teacher is no better than chance on this task" in said
+    assert not Path(given["--out"]).exists()
+
+
+def test_a_dry_run_prints_the_plan_and_writes_no_stage(run: Run, given: dict[str, str | Path]) -> None:
+    code, said = run("run", *(part for pair in given.items() for part in pair), "--dry-run", "--json")
+    assert code == 0, said
+    plan = json.loads(said)
+    assert plan["teacher_steps"] == 6 * 8  # 240 texts in batches of 32, six epochs at most
+    assert plan["minutes"] > 0
+    assert plan["memory_bytes"] > 10_000_000
+    work = Path(f"{given['--out']}.work")
+    assert [folder.name for folder in work.iterdir()] == ["tokenizer"]
+
+
+def test_minutes_that_cannot_suffice_are_refused_with_what_would(run: Run, given: dict[str, str | Path]) -> None:
+    code, said = run("run", *(part for pair in given.items() for part in pair), "--max-minutes", "0.01")
+    assert code == 2
+    assert "--max-minutes is 0.01" in said
+    assert "Allow more" in said
+
+
+def test_help_shows_examples_and_needs_no_torch() -> None:
+    code = "import sys; sys.argv = ['stillroom', 'run', '--help']\nfrom stillroom.cli import app, guarded\nassert guarded(app) == 0\n"
+    code += "import serve\nassert not {'torch', 'transformers', 'onnxruntime'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "stillroom run --teacher bert-base-uncased" in done.stdout
+
+
+def test_a_fault_of_ours_is_one_line_and_a_log(capfd: pytest.CaptureFixture[str]) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("on purpose")
+
+    assert guarded(broken) == 1
+    said = " ".join(capfd.readouterr().err.split())
+    assert "a fault of this program (ZeroDivisionError: on purpose). The details are in " in said
+    log = Path(said.rsplit(" ", 1)[1].rstrip("."))
+    assert "ZeroDivisionError: on purpose" in log.read_text()
+    log.unlink()
+
+
+def test_the_face_gives_its_names_and_refuses_others() -> None:
+    import stillroom
+
+    assert set(stillroom.__all__) == {"run", "distill", "export", "profile", "evaluate", "Pipeline"}
+    assert all(callable(getattr(stillroom, name)) for name in stillroom.__all__)
+    with pytest.raises(AttributeError, match="stillroom has no 'teach'"):
+        stillroom.teach  # noqa: B018

@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+
+from serve.errors import BadInput
+from stillroom.recipe import Recipe, read_recipe, resolve, write_recipe
+from stillroom.stages import Work, fingerprint
+
+
+def test_a_finished_stage_is_not_made_again_and_a_changed_input_makes_it_anew(tmp_path: Path) -> None:
+    work = Work(tmp_path)
+    made = []
+
+    def make(folder: Path) -> None:
+        made.append(folder.name)
+        (folder / "result").write_text(str(len(made)))
+
+    first = work.stage("teacher", fingerprint("a"), make)
+    assert work.stage("teacher", fingerprint("a"), make) == first
+    assert (first / "result").read_text() == "1"
+    work.stage("teacher", fingerprint("b"), make)
+    assert (first / "result").read_text() == "2"
+    assert made == ["teacher.partial", "teacher.partial"]
+
+
+def test_an_unfinished_stage_is_handed_what_it_left_unless_its_inputs_changed(tmp_path: Path) -> None:
+    work = Work(tmp_path)
+
+    def dies(folder: Path) -> None:
+        (folder / "checkpoint").write_text("half way")
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            work.stage("student", fingerprint("a"), dies)
+    assert not (tmp_path / "student").exists()
+    seen = {}
+    work.stage("student", fingerprint("a"), lambda f: seen.update(a=(f / "checkpoint").is_file()))
+    with pytest.raises(KeyboardInterrupt):
+        work.stage("other", fingerprint("a"), dies)
+    work.stage("other", fingerprint("b"), lambda f: seen.update(b=(f / "checkpoint").is_file()))
+    assert seen == {"a": True, "b": False}
+
+
+def test_two_runs_do_not_share_a_work_folder(tmp_path: Path) -> None:
+    with Work(tmp_path).locked(), pytest.raises(BadInput, match="Another run is at work"), Work(tmp_path).locked():
+        pass
+    with Work(tmp_path).locked():
+        pass
+
+
+def test_a_recipe_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    recipe = Recipe(teacher="t", task="text-classification", data="d", out="o", corpus=("a", "b"), seed=3, gate=0.5)
+    (tmp_path / "recipe.toml").write_text(write_recipe(recipe))
+    assert resolve(read_recipe(tmp_path / "recipe.toml"), {}) == recipe
+    assert resolve(read_recipe(tmp_path / "recipe.toml"), {"seed": 9, "gate": None}).seed == 9
