@@ -5,7 +5,7 @@ Classes: accuracy.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,17 +78,16 @@ def difference(gold: Sequence[Prediction], a: Sequence[Prediction], b: Sequence[
     return Score(float(value), float(low), float(high))
 
 
-def chance(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> float:
-    """What `predicted` would score if it paid no attention to the text.
+def chance(
+    gold: Sequence[Prediction], predicted: Sequence[Prediction], constant: Iterable[Sequence[Prediction]] = ()
+) -> float:
+    """What can be scored without paying attention to what a text says.
 
-    The predictions are paired with the gold of the next text, so their overall frequencies stay and their aim is lost;
-    for classes, always saying the commonest one counts too.
+    The best of two: `predicted` paired with the gold of the next text, so that their frequencies stay and their aim is
+    lost; and every list in `constant`, the answers of models that say one thing always.
     """
     shifted = [*predicted[1:], *predicted[:1]]
-    blind = float(metric_of(counts(gold, shifted).sum(axis=0)))
-    if gold and isinstance(gold[0], str):
-        blind = max(blind, Counter(gold).most_common(1)[0][1] / len(gold))
-    return blind
+    return max(float(metric_of(counts(gold, said).sum(axis=0))) for said in (shifted, *constant))
 
 
 def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> dict[str, dict[str, Any]]:

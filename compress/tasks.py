@@ -12,6 +12,7 @@ from torch import Tensor
 from compress.examples import Example, Task
 from compress.losses import IGNORED
 from compress.scores import Prediction
+from serve.labels import split_tag
 from serve.spans import Word, decode_spans, words
 
 BATCH_TOKENS = (
@@ -211,6 +212,15 @@ def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Predicti
         spans = decode_spans(text, full, encoding.offsets, encoding.word_ids, encoded.labels)
         found.append(frozenset((span.start, span.end, span.label) for span in spans))
     return found
+
+
+def constant_predictions(encoded: Encoded) -> Iterator[list[Prediction]]:
+    """For each label, what a model would say of every text that always says it: on each word alone, for tags."""
+    for index, label in enumerate(encoded.labels):
+        if encoded.task == "text-classification" or split_tag(label)[0] in {"B", "S"}:
+            always = np.zeros((1, len(encoded.labels)), dtype=np.float32)
+            always[0, index] = 1
+            yield predictions(encoded, [np.repeat(always, len(rows), axis=0) for rows in encoded.rows])
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from compress.examples import check_task
 from compress.finetune import TaskTraining, train_on_task
 from compress.initialise import student_of
 from compress.scores import METRICS, chance, gold_of, score
-from compress.tasks import predictions, row_logits
+from compress.tasks import constant_predictions, predictions, row_logits
 from compress.teacher import load, open_model, quiet
 from serve.bundle import canonical_json
 from serve.errors import BadInput
@@ -98,7 +98,7 @@ def make_soft_labels(folder: Path, ground: Ground, teacher: Path) -> None:
     task = check_task(ground.recipe.task)
     gold = [gold_of(example, task) for example in ground.splits.validation]
     said = predictions(ground.validation, row_logits(model, ground.validation))
-    reached, blind = score(gold, said), chance(gold, said)
+    reached, blind = score(gold, said), chance(gold, said, constant_predictions(ground.validation))
     say(f"  teacher on validation: {METRICS[task]} {reached}; without looking at the text it would be {blind:.4f}")
     if reached.low <= blind:
         raise BadInput(

@@ -70,9 +70,10 @@ def test_nothing_to_find_and_nothing_said_is_perfect() -> None:
 
 def test_chance_is_far_below_a_model_that_looks_and_equals_one_that_does_not() -> None:
     gold: list[Prediction] = ["a", "b", "c", "d"] * 25
-    assert chance(gold, gold) == 0.25
+    assert chance(gold, gold) == 0
     blind: list[Prediction] = ["a"] * 100
-    assert chance(gold, blind) == score(gold, blind).value
+    assert chance(gold, blind) == score(gold, blind).value == 0.25
+    assert chance(gold, gold, [blind]) == 0.25
 
 
 def test_per_label_counts_what_was_missed_and_what_was_made_up() -> None:

@@ -166,7 +166,7 @@ def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, st
         pytest.param("teacher = ", "is not TOML", id="not-toml"),
         pytest.param("techer = 'x'", "has techer, which are no settings", id="a-typo"),
         pytest.param("batch = 'many'", "`batch` is 'many'; int is needed", id="the-wrong-type"),
-        pytest.param("precision = 'int4'", "it is fp32 or bf16", id="an-unknown-precision"),
+        pytest.param("precision = 'int4'", "it is auto, fp32 or bf16", id="an-unknown-precision"),
     ],
 )
 def test_a_recipe_that_cannot_be_read(run: Run, tmp_path: Path, toml: str, message: str) -> None:
@@ -188,7 +188,7 @@ def test_a_dry_run_prints_the_plan_and_writes_no_stage(run: Run, given: dict[str
     code, said = run("run", *(part for pair in given.items() for part in pair), "--dry-run", "--json")
     assert code == 0, said
     plan = json.loads(said)
-    assert plan["teacher_steps"] == 6 * 8  # 240 texts in batches of 32, six epochs at most
+    assert plan["teacher_steps"] == 5 * 8  # 240 texts in batches of 32, five epochs at most
     assert plan["minutes"] > 0
     assert plan["memory_bytes"] > 10_000_000
     work = Path(f"{given['--out']}.work")
