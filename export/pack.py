@@ -90,12 +90,14 @@ def pack(
 def refuse_foreign(out: Path) -> None:
     """BadInput when something stands at `out` that is not a bundle, so that nobody's files are replaced.
 
-    A bundle is a folder whose manifest carries its own digest and that holds no file but the manifest's. One whose
+    An empty folder is nobody's. A bundle is a folder whose manifest carries its own digest and that holds no file but the manifest's. One whose
     files were damaged still counts: replacing it is the remedy.
     """
     if not os.path.lexists(out):
         return
     remedy = "name another folder, or remove this one"
+    if out.is_dir() and not out.is_symlink() and not any(out.iterdir()):
+        return
     if out.is_symlink() or not out.is_dir():
         raise BadInput(f"{out} exists and is not a folder; a bundle is a folder: {remedy}")
     try:

@@ -23,6 +23,9 @@ app = typer.Typer(
     help="Teacher -> distil -> export -> measure -> serve. A large text encoder in, a small one out: proven, measured, served.",
 )
 
+# What the `build` extra brings; serving needs none of it.
+BUILD_PACKAGES = {"torch", "transformers", "accelerate", "datasets", "safetensors", "onnx", "onnxscript", "tomli_w"}
+
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 
 
@@ -47,6 +50,13 @@ def guarded(call: Callable[[], Any]) -> int:
         console.print("[bold red]stillroom:[/] ", end="")
         say(error.message)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in BUILD_PACKAGES:
+            return _our_fault(error)
+        console.print("[bold red]stillroom:[/] ", end="")
+        say(f'This verb makes models and needs {missing}, which the base install leaves out. Run: pip install "stillroom[build]"')
+        return 2
     except KeyboardInterrupt:
         say("Stopped. The same command goes on from the last checkpoint.")
         return 130

@@ -169,8 +169,6 @@ def check_out(out: Path) -> None:
     Raises:
         BadInput: it is a file, or a folder that holds something else.
     """
-    if out.is_dir() and not any(out.iterdir()):
-        return
     refuse_foreign(out)
     if out.absolute().parent.exists() and not os.access(out.absolute().parent, os.W_OK):
         raise BadInput(f"--out {out} cannot be made: its folder is not yours to write in. Give another place.")

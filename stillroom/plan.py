@@ -69,7 +69,7 @@ def timed_plan(ground: Ground) -> Plan:
     """
     recipe = ground.recipe
     plan = full_plan(ground)
-    rates, labelling = _seconds_a_step(ground)
+    rates, labelling = seconds_a_step(ground)
     fixed = FIXED_SECONDS + recipe.latency_seconds + labelling
 
     def priced(share: float) -> Plan:
@@ -98,7 +98,7 @@ def timed_plan(ground: Ground) -> Plan:
     return priced(share)
 
 
-def _seconds_a_step(ground: Ground) -> tuple[dict[str, float], float]:
+def seconds_a_step(ground: Ground) -> tuple[dict[str, float], float]:
     """Seconds a training step of teacher, relations and student; and seconds to label and score all texts once."""
     recipe = ground.recipe
     torch.manual_seed(recipe.seed)

@@ -5,7 +5,9 @@ input redoes exactly what depends on it.
 """
 
 import dataclasses
+import glob
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,8 @@ def run(recipe: Recipe) -> dict[str, Any]:
             lambda f: judging.make_latency(f, ground, folders, scores),
             "timing teacher and student, taking turns",
         )
+        for left in out.parent.glob(f".{glob.escape(out.name)}.*.partial"):
+            shutil.rmtree(left, ignore_errors=True)  # what a kill in the middle of packing left; this run holds the lock
         latency = judging.read_json(folders["latency"] / "latency.json")
         judging.write_bundle(out, ground, folders, scores, latency, marks["bundle"])  # type: ignore[arg-type]
         (ground.work.root / "minutes.json").write_text(json.dumps(_minutes(ground, started)))

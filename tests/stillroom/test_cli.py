@@ -210,6 +210,15 @@ def test_help_shows_examples_and_needs_no_torch() -> None:
     assert "stillroom run --teacher bert-base-uncased" in done.stdout
 
 
+def test_the_base_install_says_what_to_install_for_making_models(run: Run, given: dict[str, str | Path]) -> None:
+    code = "import sys; sys.modules['torch'] = None; sys.argv = ['stillroom', *sys.argv[1:]]\n"
+    code += "from stillroom.cli import app, guarded; sys.exit(guarded(app))"
+    arguments = [str(part) for pair in given.items() for part in pair]
+    done = subprocess.run([sys.executable, "-c", code, "run", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert 'pip install "stillroom[build]"' in done.stderr
+
+
 def test_a_fault_of_ours_is_one_line_and_a_log(capfd: pytest.CaptureFixture[str]) -> None:
     def broken() -> None:
         raise ZeroDivisionError("on purpose")
