@@ -195,6 +195,15 @@ def test_a_dry_run_prints_the_plan_and_writes_no_stage(run: Run, given: dict[str
     assert [folder.name for folder in work.iterdir()] == ["tokenizer"]
 
 
+def test_minutes_that_are_too_few_shorten_every_training(run: Run, given: dict[str, str | Path]) -> None:
+    arguments = [*(part for pair in given.items() for part in pair), "--student-epochs", "5000", "--dry-run", "--json"]
+    whole = json.loads(run("run", *arguments)[1])
+    half = json.loads(run("run", *arguments, "--max-minutes", str(0.6 * whole["minutes"]))[1])
+    assert 0 < half["student_steps"] < whole["student_steps"] == 5000 * 8
+    assert half["student_steps"] / whole["student_steps"] == pytest.approx(half["teacher_steps"] / whole["teacher_steps"], abs=0.1)
+    assert half["minutes"] <= 0.6 * whole["minutes"] + 0.1
+
+
 def test_minutes_that_cannot_suffice_are_refused_with_what_would(run: Run, given: dict[str, str | Path]) -> None:
     code, said = run("run", *(part for pair in given.items() for part in pair), "--max-minutes", "0.01")
     assert code == 2
