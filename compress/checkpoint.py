@@ -48,9 +48,7 @@ def load_checkpoint(path: Path, model: Any, optimizer: torch.optim.Optimizer) ->
             if f"optimizer.{key}.{name}" in tensors
         }
         if state:
-            optimizer.state[parameter] = {
-                key: v if key == "step" else v.to(parameter.device) for key, v in state.items()
-            }
+            optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
     stored["loss"] = [tuple(pair) for pair in stored["loss"]]
     stored["validation"] = [tuple(pair) for pair in stored["validation"]]
     return Progress(**stored)

@@ -5,6 +5,7 @@ Every bad row of every file is collected and reported at once, each with its fil
 
 import csv
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -133,6 +134,10 @@ def read_splits(data: str, task: Task, *, seed: int = 0) -> Splits:
     if faults:
         raise BadRows(faults)
     held_out = "validation" not in found
+    if held_out and len(found["train"]) < 2:
+        raise BadInput(
+            f"--data {data} has one text in train and no validation split; more texts are needed, or a file validation.jsonl."
+        )
     if held_out:
         found["train"], found["validation"] = _hold_out(found["train"], seed)
     digest = hashlib.sha256()
@@ -186,12 +191,21 @@ def read_texts(path: Path) -> list[str]:
     if not path.is_file():
         raise BadInput(f"{path} is not a file; text is needed as .txt (one document a line) or one of {SUFFIXES}.")
     if path.suffix == ".txt":
-        texts = [line.strip() for line in _utf8(path).splitlines()]
-    elif path.suffix in SUFFIXES:
-        rows = _rows(path)
-        texts = [str(row.get("text", "")).strip() if isinstance(row, dict) else "" for _, row in rows]
+        texts = [line.strip() for line in _utf8(path).split("\n")]
+    elif path.suffix in SUFFIXES and path.suffix != ".conll":
+        faults: list[Fault] = []
+        texts = []
+        for line, row in _rows(path, faults):
+            try:
+                if not isinstance(row, dict):
+                    raise ValueError(f"is {type(row).__name__}, not an object with fields")
+                texts.append(_text(row, "text"))
+            except ValueError as reason:
+                faults.append(Fault(str(path), line, str(reason)))
+        if faults:
+            raise BadRows(faults)
     else:
-        raise BadInput(f"{path} ends in {path.suffix or 'nothing'}; text is read from .txt or one of {SUFFIXES}.")
+        raise BadInput(f"{path} ends in {path.suffix or 'nothing'}; text is read from .txt or one of {SUFFIXES[:-1]}.")
     texts = [text for text in texts if text]
     if not texts:
         raise BadInput(f"{path} holds no text: every line is empty. One document a line is needed.")
@@ -219,7 +233,7 @@ def example_of(row: object, task: Task) -> Example:
         raise ValueError("`label` is a list; multi-label classification is not supported, one string is needed")
     if not isinstance(label, str) or not label:
         raise ValueError(f"`label` is {label!r}; a non-empty string is needed")
-    return Example(text, pair or None, label=label)
+    return Example(text, _unicode(pair, "text_pair") if pair else None, label=_unicode(label, "label"))
 
 
 def _text(row: dict[str, Any], name: str) -> str:
@@ -230,6 +244,10 @@ def _text(row: dict[str, Any], name: str) -> str:
         raise ValueError(f"`{name}` is {type(text).__name__}, not a string")
     if not text.strip():
         raise ValueError(f"`{name}` is empty")
+    return _unicode(text, name)
+
+
+def _unicode(text: str, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -269,7 +287,7 @@ def _entity(item: object, text: str) -> Entity:
         raise ValueError(f"entity {label} ends at {end}, past the end of the text ({len(text)} code points)")
     if not text[start:end].strip():
         raise ValueError(f"entity {label} at {start}..{end} covers only whitespace")
-    return Entity(start, end, label)
+    return Entity(start, end, _unicode(label, "label"))
 
 
 def from_tags(tokens: object, tags: object) -> Example:
@@ -282,6 +300,8 @@ def from_tags(tokens: object, tags: object) -> Example:
         raise ValueError("`tokens` and `tags` are two non-empty lists of strings")
     if not all(isinstance(item, str) and item for item in [*tokens, *tags]):
         raise ValueError("`tokens` and `tags` hold something that is not a non-empty string")
+    for item in (*tokens, *tags):
+        _unicode(item, "tokens")
     if len(tokens) != len(tags):
         raise ValueError(f"has {len(tokens)} tokens but {len(tags)} tags")
     entities: list[Entity] = []
@@ -350,10 +370,7 @@ def _rows(path: Path, faults: list[Fault] | None = None) -> Iterator[tuple[int, 
             raise BadInput(f"{path} is not a parquet file: {error}") from None
         yield from enumerate(rows, 1)
     elif path.suffix in (".csv", ".tsv"):
-        lines = _utf8(path).splitlines(keepends=True)
-        table = csv.DictReader(lines, delimiter="," if path.suffix == ".csv" else "\t", restkey="(extra)")
-        for row in table:
-            yield table.line_num, {name: value for name, value in row.items() if value is not None}
+        yield from _table_rows(path, faults)
     else:
         for number, line in enumerate(_utf8(path).split("\n"), 1):
             if not line.strip():
@@ -365,6 +382,25 @@ def _rows(path: Path, faults: list[Fault] | None = None) -> Iterator[tuple[int, 
                     faults.append(Fault(str(path), number, f"is not JSON ({error.msg} at column {error.colno})"))
 
 
+def _table_rows(path: Path, faults: list[Fault] | None) -> Iterator[tuple[int, object]]:
+    table = csv.DictReader(
+        io.StringIO(_utf8(path), newline=""), delimiter="," if path.suffix == ".csv" else "\t", restkey=""
+    )
+    faults = [] if faults is None else faults
+    try:
+        for row in table:
+            if "" in row:
+                wanted = len(table.fieldnames or ())
+                reason = (
+                    f"has {wanted + len(row[''])} fields, its header {wanted}: quote a text that holds the separator"
+                )
+                faults.append(Fault(str(path), table.line_num, reason))
+            else:
+                yield table.line_num, {name: value for name, value in row.items() if value is not None}
+    except csv.Error as error:
+        faults.append(Fault(str(path), table.line_num, f"is not a table from here on ({error}): is a quote left open?"))
+
+
 def _utf8(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -373,7 +409,7 @@ def _utf8(path: Path) -> str:
 
 
 def _looks_like_columns(path: Path) -> bool:
-    lines = [line.split() for line in _utf8(path).splitlines()[:50] if line.strip()]
+    lines = [line.split() for line in _utf8(path).split("\n")[:50] if line.strip()]
     return bool(lines) and len({len(columns) for columns in lines}) == 1 and len(lines[0]) >= 2
 
 
@@ -382,7 +418,7 @@ def _read_conll(path: Path, reader: _Reader) -> None:
     tokens: list[str] = []
     tags: list[str] = []
     start = 1
-    for number, line in enumerate([*_utf8(path).splitlines(), ""], 1):
+    for number, line in enumerate([*_utf8(path).split("\n"), ""], 1):
         columns = line.split()
         if not columns:
             if tokens:
@@ -422,7 +458,10 @@ def _read_datasets(data: str, task: Task) -> tuple[dict[str, list[Example]], lis
         reader = _Reader(f"{data} ({name})", task)
         named = _class_names(loaded[name].features)
         for number, row in enumerate(loaded[name], 1):
-            reader.add({key: named[key](value) if key in named else value for key, value in row.items()}, number)
+            try:
+                reader.add({key: named[key](value) if key in named else value for key, value in row.items()}, number)
+            except (ValueError, IndexError, KeyError):
+                faults.append(Fault(reader.file, number, "holds a class number that has no name"))
         found[name] = reader.examples
         faults += reader.faults
     return found, faults

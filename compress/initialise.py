@@ -110,7 +110,9 @@ def _head(teacher: Any, student: Any) -> dict[str, str]:
     if teacher.config.hidden_size != student.config.hidden_size:
         return {"head": "new"}
     inside = encoder_of(teacher)
-    heads = {name: module for name, module in teacher.named_children() if module is not inside}
+    # An encoder without a head is its own inside: its children are no heads.
+    children = {} if inside is teacher else dict(teacher.named_children())
+    heads = {name: module for name, module in children.items() if module is not inside}
     for name, module in heads.items():
         _copy_matching(module, student.get_submodule(name))
     if getattr(inside, "pooler", None) is not None:

@@ -119,7 +119,9 @@ def train(
     from accelerate import Accelerator
 
     folder.mkdir(parents=True, exist_ok=True)
-    accelerator = Accelerator(mixed_precision="bf16" if precision == "bf16" else "no")
+    accelerator = (
+        Accelerator()
+    )  # precision is not its matter: its state is one for the process, a run's precision is not
     model.to(accelerator.device)
     optimizer = _optimizer(model, schedule)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -133,7 +135,7 @@ def train(
         torch.manual_seed(_seed_of(seed, progress.step))
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(progress.step)
-        with accelerator.autocast():
+        with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=precision == "bf16"):
             terms = loss_at(progress.step)
         loss = total(terms)
         accelerator.backward(loss)

@@ -59,6 +59,11 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
     if theirs is None:
         return ours, False
     known = set(entity_labels(theirs)) if task == "token-classification" else set(theirs)
+    if task == "token-classification" and known >= set(names) and not set(ours) <= set(theirs):
+        raise BadInput(
+            f"--teacher {opened.name} has a head that tags in another scheme than BIO (it lacks {_some(sorted(set(ours) - set(theirs)))}). "
+            "Say --new-head to fine-tune a new one."
+        )
     if missing := [name for name in names if name not in known]:
         raise BadInput(
             f"--teacher {opened.name} has a head for {task} whose labels ({_some(sorted(known))}) lack {_some(missing)} "

@@ -61,8 +61,7 @@ def metric_of(totals: np.ndarray) -> np.ndarray:
 def score(gold: Sequence[Prediction], predicted: Sequence[Prediction], *, seed: int = 0) -> Score:
     """The metric with its interval: percentile bootstrap over texts (Efron 1979)."""
     rows = counts(gold, predicted)
-    resampled = metric_of(_weights(len(rows), seed) @ rows)
-    low, high = np.quantile(resampled, (0.025, 0.975))
+    low, high = np.quantile(metric_of(_resampled([rows], seed)[0]), (0.025, 0.975))
     return Score(float(metric_of(rows.sum(axis=0))), float(low), float(high))
 
 
@@ -72,8 +71,8 @@ def difference(gold: Sequence[Prediction], a: Sequence[Prediction], b: Sequence[
     The difference is supported when the interval leaves out 0.
     """
     rows_a, rows_b = counts(gold, a), counts(gold, b)
-    weights = _weights(len(rows_a), seed)
-    low, high = np.quantile(metric_of(weights @ rows_a) - metric_of(weights @ rows_b), (0.025, 0.975))
+    resampled_a, resampled_b = _resampled([rows_a, rows_b], seed)
+    low, high = np.quantile(metric_of(resampled_a) - metric_of(resampled_b), (0.025, 0.975))
     value = metric_of(rows_a.sum(axis=0)) - metric_of(rows_b.sum(axis=0))
     return Score(float(value), float(low), float(high))
 
@@ -112,7 +111,18 @@ def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> di
     }
 
 
-def _weights(texts: int, seed: int) -> np.ndarray:
-    """How often each text stands in each resample, shape (RESAMPLES, texts)."""
+def _resampled(rows: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+    """Summed counts of each of `rows` (texts, 3) over the same resampled texts: (RESAMPLES, 3) each.
+
+    Drawn a hundred resamples at a time, so that memory stays small whatever the number of texts.
+    """
     generator = np.random.default_rng(seed)
-    return generator.multinomial(texts, np.full(texts, 1 / texts), size=RESAMPLES).astype(np.float32)
+    texts = len(rows[0])
+    sums: list[list[np.ndarray]] = [[] for _ in rows]
+    for _ in range(RESAMPLES // 100):
+        weights = generator.multinomial(
+            texts, np.full(texts, 1 / texts), size=100
+        )  # (100, texts): how often each stands
+        for found, counted in zip(sums, rows, strict=True):
+            found.append(weights @ counted)
+    return [np.concatenate(found) for found in sums]

@@ -106,7 +106,7 @@ def _tags(example: Example, found: Sequence[Word], index: dict[str, int]) -> np.
     """The tag of each word: that of the entity its characters touch; `B` on the first word of an entity."""
     if example.entities is None:
         return np.full(len(found), IGNORED, dtype=np.int64)
-    tags = np.full(len(found), index["O"], dtype=np.int64)
+    tags = np.full(len(found), index.get("O", IGNORED), dtype=np.int64)
     at, opened = 0, -1
     for row, word in enumerate(found):
         while at < len(example.entities) and example.entities[at].end <= word.start:

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from compress.examples import Task
-from compress.families import Family, family_of
+from compress.families import Family, encoder_of, family_of
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 
@@ -28,6 +28,11 @@ class Opened:
     folder: Path
     config: Any
     family: Family
+
+    @property
+    def public_name(self) -> str:
+        """What may be told of it: its name on the Hub, or the last part of a folder's path, which is a private matter."""
+        return self.folder.resolve().name if Path(self.name).exists() else self.name
 
     @property
     def max_length(self) -> int:
@@ -68,7 +73,7 @@ def open_model(name: str, *, role: str = "--teacher") -> Opened:
             f"{role} {name} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). "
             "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         )
-    if not any(folder.glob("*.safetensors")):
+    if not (folder / "model.safetensors").is_file() and not (folder / "model.safetensors.index.json").is_file():
         raise BadInput(
             f"{role} {name} has no .safetensors weights. Pickled weights are not opened; save it with save_pretrained."
         )
@@ -137,6 +142,11 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None) -> A
         model = classes[task].from_pretrained(
             opened.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, **extra
         )
+        if labels is not None:
+            # A head of the right size for another task would have been kept; a new one is what was asked for.
+            fresh = classes[task].from_config(model.config)
+            encoder_of(fresh).load_state_dict(encoder_of(model).state_dict())
+            model = fresh.eval()
     return model
 
 

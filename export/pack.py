@@ -90,7 +90,8 @@ def pack(
 def refuse_foreign(out: Path) -> None:
     """BadInput when something stands at `out` that is not a bundle, so that nobody's files are replaced.
 
-    An empty folder is nobody's. A bundle is a folder whose manifest carries its own digest and that holds no file but the manifest's. One whose
+    An empty folder is nobody's. A bundle is a folder
+    whose manifest carries its own digest and that holds no file but the manifest's. One whose
     files were damaged still counts: replacing it is the remedy.
     """
     if not os.path.lexists(out):

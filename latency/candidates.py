@@ -90,7 +90,9 @@ def _load_torch(candidate: Candidate) -> Call:
     torch.set_num_threads(candidate.threads)
     torch.set_num_interop_threads(1)
     # Said outright, since transformers 5 otherwise takes the precision that the checkpoint was saved in.
-    model = _opener(candidate)(candidate.path, dtype=dtypes[candidate.precision], local_files_only=True)
+    model = _opener(candidate)(
+        candidate.path, dtype=dtypes[candidate.precision], local_files_only=True, use_safetensors=True
+    )
     model.eval()
     parameters = inspect.signature(model.forward).parameters
 

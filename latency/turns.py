@@ -101,7 +101,8 @@ class Worker:
             stderr=self._stderr,
             text=True,
             encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": search_path},
+            # OpenMP threads that spin while they wait take the core from the others, and so does whoever called us.
+            env={**os.environ, "PYTHONPATH": search_path, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"},
         )
         return self
 

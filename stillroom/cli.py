@@ -43,6 +43,8 @@ def guarded(call: Callable[[], Any]) -> int:
     try:
         call()
     except SystemExit as leaving:
+        if leaving.code == 130:
+            say("Stopped. The same command goes on from the last checkpoint.")
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except StillroomError as error:
         if error.exit_code == 1:
@@ -50,19 +52,16 @@ def guarded(call: Callable[[], Any]) -> int:
         console.print("[bold red]stillroom:[/] ", end="")
         say(error.message)
         return error.exit_code
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
+    except Exception as error:
+        # The last line of defence: a person gets a sentence and the place of the details, not a wall of frames.
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing not in BUILD_PACKAGES:
             return _our_fault(error)
         console.print("[bold red]stillroom:[/] ", end="")
-        say(f'This verb makes models and needs {missing}, which the base install leaves out. Run: pip install "stillroom[build]"')
+        say(
+            f'This verb makes models and needs {missing}, which the base install leaves out. Run: pip install "stillroom[build]"'
+        )
         return 2
-    except KeyboardInterrupt:
-        say("Stopped. The same command goes on from the last checkpoint.")
-        return 130
-    except Exception as error:
-        # The last line of defence: a person gets a sentence and the place of the details, not a wall of frames.
-        return _our_fault(error)
     return 0
 
 
@@ -107,15 +106,22 @@ def run(
     max_length: Annotated[int | None, typer.Option(help="Longest text in tokens.")] = None,
     batch: Annotated[int | None, typer.Option(help="Texts a training step.")] = None,
     new_head: Annotated[
-        bool | None, typer.Option("--new-head", help="Fine-tune a new head though the teacher has one.")
+        bool | None, typer.Option("--new-head/--own-head", help="Fine-tune a new head though the teacher has one.")
     ] = None,
     teacher_epochs: Annotated[
         int | None, typer.Option(help="At most; it stops when validation stops improving.")
     ] = None,
+    teacher_patience: Annotated[int | None, typer.Option(help="Epochs without a new best before it stops.")] = None,
     teacher_learning_rate: Annotated[float | None, typer.Option(help="Peak rate of the teacher's fine-tuning.")] = None,
     relation_epochs: Annotated[
         float | None, typer.Option(help="MiniLMv2 relations over all text; 0 leaves them out.")
     ] = None,
+    relation_heads: Annotated[
+        int | None, typer.Option(help="The paper's 48, or the nearest that fits, unless given.")
+    ] = None,
+    relation_layer: Annotated[int | None, typer.Option(help="The teacher's layer to learn from, from 1.")] = None,
+    relation_tokens: Annotated[int | None, typer.Option(help="Longest piece of the corpus.")] = None,
+    relation_learning_rate: Annotated[float | None, typer.Option(help="Peak rate of the relation stage.")] = None,
     student_epochs: Annotated[int | None, typer.Option(help="Of task distillation.")] = None,
     student_learning_rate: Annotated[float | None, typer.Option(help="Peak rate of the student's training.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of the soft labels.")] = None,
@@ -173,7 +179,11 @@ def _show_run(document: dict[str, Any]) -> None:
 
     out = Path(document["bundle"])
     road.show_result(out)
-    say(f"The int8 student is {document['speedup']:.1f} times as fast as the torch teacher (batch 1, short text).")
+    low, high = document["speedup_interval"]
+    say(
+        f"The int8 student is {document['speedup']:.1f} times [{low:.1f}, {high:.1f}] as fast as the torch teacher "
+        f"(one text of {document['speedup_tokens']} tokens). All of it took {document['minutes']:.1f} minutes."
+    )
     say(f"Bundle  {out}\nReport  {out / 'report.html'}")
     say(f"Next    stillroom serve {out}")
 

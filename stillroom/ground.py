@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -103,7 +104,7 @@ def has_bf16() -> bool:
 
 
 def prepare(recipe: Recipe) -> Ground:
-    """Open and check everything that `recipe` names, and write the teacher's tokenizer into the work folder.
+    """Open and check everything that `recipe` names; nothing is written.
 
     Raises:
         BadInput: every fault found, in one message.
@@ -113,28 +114,33 @@ def prepare(recipe: Recipe) -> Ground:
     task = faults.check(lambda: check_task(recipe.task))
     shape = faults.check(lambda: shape_of(recipe.student))
     opened = faults.check(lambda: open_model(recipe.teacher))
-    out = Path(recipe.out)
+    out = Path(os.path.abspath(recipe.out))
+    work = Work(out.with_name(out.name + ".work"))
     faults.check(lambda: check_out(out))
+    faults.check(work.refuse_foreign)
     splits = faults.check(lambda: read_splits(recipe.data, task, seed=recipe.seed)) if task else None
     corpus = _texts(faults, recipe.corpus)
     unlabelled = _texts(faults, recipe.unlabelled)
-    labelled = None
+    labelled = tokenizer = None
     if opened and splits and task:
         labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=recipe.new_head))
-    work = Work(out.with_name(out.name + ".work"))
-    tokenizer = max_length = None
     if opened:
         faults.check(lambda: check_disk(out, opened))
-        max_length = faults.check(lambda: usable_length(recipe.max_length, opened))
-        if shape and recipe.relation_heads:
-            faults.check(lambda: check_relation_heads(recipe.relation_heads, opened.config.hidden_size, shape.hidden))
-        # Faults so far mean that nothing is to be written, not even the work folder.
-        faults.raise_if_any()
-        tokenizer = faults.check(lambda: save_tokenizer(opened, work.root / "tokenizer"))
+        faults.check(lambda: check_relations(recipe, opened, shape))
+        faults.check(lambda: usable_length(recipe.max_length, opened))
+        tokenizer = faults.check(lambda: fast_tokenizer(opened))
+        if opened.folder.resolve().is_relative_to(work.root.resolve()):
+            faults.messages.append(
+                f"--teacher {recipe.teacher} lies in {work.root}, which this run would clear. Copy it elsewhere."
+            )
     faults.raise_if_any()
-    assert task and shape and opened and splits and labelled and tokenizer and max_length  # noqa: PT018 - no test
+    assert task and shape and opened and splits and labelled and tokenizer  # noqa: PT018 - no test
+    max_length = usable_length(recipe.max_length, opened)
     tokenizer.enable_truncation(max_length=max_length)
     warnings = warnings_of(splits, tokenizer, task, max_length)
+    corpus = _unseen(corpus, splits, "corpus", warnings)
+    unlabelled = _unseen(unlabelled, splits, "unlabelled", warnings)
+    mark = folder_mark(opened.folder)
     return Ground(
         recipe,
         opened,
@@ -147,8 +153,40 @@ def prepare(recipe: Recipe) -> Ground:
         unlabelled,
         warnings,
         work,
-        teacher_mark=folder_mark(opened.folder),
+        teacher_mark=mark,
     )
+
+
+def fast_tokenizer(opened: Opened) -> Tokenizer:
+    """The tokenizer of `opened` as a checkpoint of it will carry it.
+
+    Raises:
+        BadInput: it cannot be opened, or has no fast form.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return save_tokenizer(opened, Path(folder))
+
+
+def check_relations(recipe: Recipe, opened: Opened, shape: Shape | None) -> None:
+    """Nothing, when the relation stage's layer and heads fit the teacher and the student.
+
+    Raises:
+        BadInput: they do not.
+    """
+    depth = opened.config.num_hidden_layers
+    if recipe.relation_layer > depth:
+        raise BadInput(f"`relation_layer` is {recipe.relation_layer}; the teacher has layers 1 to {depth}.")
+    if shape and recipe.relation_heads:
+        check_relation_heads(recipe.relation_heads, opened.config.hidden_size, shape.hidden)
+
+
+def _unseen(texts: list[str], splits: Splits, what: str, warnings: list[str]) -> list[str]:
+    """`texts` without those of validation and test, which no training may see."""
+    held = {example.text.strip() for example in (*splits.validation, *splits.test)}
+    kept = [text for text in texts if text not in held]
+    if len(kept) < len(texts):
+        warnings.append(f"{len(texts) - len(kept)} texts of --{what} stand in validation or test; they were left out.")
+    return kept
 
 
 def _texts(faults: Faults, paths: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from export.pack import pack
 from export.parity import graph_parity, int8_parity
 from export.quantise import quantise_static
 from latency.candidates import Candidate
-from latency.profile import ProfileDocument, profile
+from latency.profile import ProfileDocument, RatioRow, profile
 from latency.report import Report, write_report
 from serve.bundle import canonical_json
 from serve.session import Session
@@ -224,14 +224,10 @@ def make_latency(folder: Path, ground: Ground, folders: dict[str, Path], scores:
     (folder / "latency.json").write_bytes(canonical_json(document))
 
 
-def speedup(document: ProfileDocument) -> float:
-    """The torch teacher's p50 over the shipped variant's, batch 1, at the shortest length."""
-    shortest = min(row["tokens"] for row in document["ratios"])
-    return next(
-        row["ratio"]
-        for row in document["ratios"]
-        if row["b"] == "student ORT int8" and row["batch"] == 1 and row["tokens"] == shortest
-    )
+def speedup(document: ProfileDocument) -> RatioRow:
+    """The torch teacher's p50 over the shipped variant's, batch 1, at the shortest length, with its interval."""
+    rows = [row for row in document["ratios"] if row["b"] == "student ORT int8" and row["batch"] == 1]
+    return min(rows, key=lambda row: row["tokens"])
 
 
 def report_of(
@@ -309,7 +305,7 @@ def lineage_of(ground: Ground, folders: dict[str, Path]) -> dict[str, Any]:
     """Where the student comes from; no dates and no times, so that equal inputs give equal lines."""
     student, start = read_lineage(folders["student"]), read_lineage(folders["start"])
     return {
-        "teacher": ground.recipe.teacher,
+        "teacher": ground.opened.public_name,
         "method": student["method"],
         "student": start["student"],
         "origin": start["origin"],
@@ -321,7 +317,13 @@ def lineage_of(ground: Ground, folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def write_bundle(
-    out: Path, ground: Ground, folders: dict[str, Path], scores: dict[str, Any], latency: ProfileDocument, mark: str
+    out: Path,
+    ground: Ground,
+    folders: dict[str, Path],
+    scores: dict[str, Any],
+    latency: ProfileDocument,
+    mark: str,
+    minutes: float,
 ) -> None:
     """Report, card and manifest around the graphs, renamed into place in one step."""
     exported = read_json(folders["export"] / "export.json")
@@ -348,7 +350,7 @@ def write_bundle(
         extra_files={
             "README.md": card_of(ground, report, lineage).encode(),
             "report.html": report_file.read_bytes(),
-            "report.json": canonical_json(dict(report)),
+            "report.json": canonical_json({**report, "minutes": minutes}),
             "recipe.toml": write_recipe(ground.recipe).encode(),
         },
     )

@@ -1,5 +1,6 @@
 """How many steps each training takes, and an estimate of minutes and memory from a few timed ones."""
 
+import dataclasses
 import math
 import resource
 import statistics
@@ -18,11 +19,12 @@ from compress.families import layers_of
 from compress.initialise import student_of
 from compress.losses import label_loss, total
 from compress.relations import relation_loss
-from compress.tasks import collate, row_logits, rows_of
+from compress.tasks import collate, row_logits, rows_of, to_device
 from compress.teacher import load
 from compress.vocabulary import rows_in_use
 from serve.errors import BadInput
 from stillroom.ground import Ground
+from stillroom.recipe import Recipe
 from stillroom.training import relation_pieces
 
 TIMED_STEPS = 6
@@ -62,15 +64,24 @@ def full_plan(ground: Ground) -> Plan:
 def timed_plan(ground: Ground) -> Plan:
     """The recipe's steps with the seconds and memory that they will take, from a few steps of each training.
 
-    With `max_minutes`, the steps that fit it: all trainings are shortened by the same share.
+    Raises:
+        BadInput: not a tenth of the training fits into the recipe's `max_minutes`.
+    """
+    rates, labelling = seconds_a_step(ground)
+    fixed = FIXED_SECONDS + ground.recipe.latency_seconds + labelling
+    plan = fitted(full_plan(ground), rates, fixed, ground.recipe)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return dataclasses.replace(plan, memory_bytes=peak)
+
+
+def fitted(plan: Plan, rates: dict[str, float], fixed: float, recipe: Recipe) -> Plan:
+    """`plan` priced, at `rates` seconds a step of each training and `fixed` seconds for all else.
+
+    With `max_minutes`, all trainings are shortened by the same share until they fit it.
 
     Raises:
-        BadInput: not a tenth of the training fits into `max_minutes`.
+        BadInput: not a tenth of the training fits.
     """
-    recipe = ground.recipe
-    plan = full_plan(ground)
-    rates, labelling = seconds_a_step(ground)
-    fixed = FIXED_SECONDS + recipe.latency_seconds + labelling
 
     def priced(share: float) -> Plan:
         whole = (plan.teacher_steps, plan.relation_steps, plan.student_steps)
@@ -78,12 +89,12 @@ def timed_plan(ground: Ground) -> Plan:
         seconds = {
             "teacher": teacher * rates["teacher"],
             "relations": relations * rates["relations"],
-            "undistilled": student * rates["student"] if recipe.undistilled else 0.0,
+            # The comparison takes as many steps as relations and task distillation together.
+            "undistilled": (relations + student) * rates["student"] if recipe.undistilled else 0.0,
             "student": student * rates["student"],
             "the rest": fixed,
         }
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return Plan(teacher, relations, student, seconds=seconds, memory_bytes=peak)
+        return Plan(teacher, relations, student, seconds=seconds)
 
     whole = priced(1.0)
     if not recipe.max_minutes or whole.minutes <= recipe.max_minutes:
@@ -110,7 +121,8 @@ def seconds_a_step(ground: Ground) -> tuple[dict[str, float], float]:
     started = time.perf_counter()
     row_logits(teacher, ground.validation)
     each = (time.perf_counter() - started) / len(ground.validation)
-    texts = len(ground.train) + len(ground.unlabelled) + 4 * len(ground.test) + 8 * len(ground.validation)
+    looks = recipe.teacher_epochs + 2 * recipe.student_epochs
+    texts = len(ground.train) + len(ground.unlabelled) + 4 * len(ground.test) + (5 + looks) * len(ground.validation)
     return rates, each * texts
 
 
@@ -120,7 +132,7 @@ def _task_step(model: Any, ground: Ground) -> float:
 
     def step_on(i: int, remap: Any) -> None:
         chosen = [(i * batch + k) % len(texts) for k in range(batch)]
-        data = collate(texts, chosen, remap=remap)
+        data = to_device(collate(texts, chosen, remap=remap), device_here())
         logits = rows_of(model, data)
         label_loss(logits, data.targets).backward()  # type: ignore[no-untyped-call]
 
@@ -128,15 +140,17 @@ def _task_step(model: Any, ground: Ground) -> float:
 
 
 def _relation_step(teacher: Any, student: Any, ground: Ground) -> float:
+    teacher.to(device_here())
     pieces, batch, family = relation_pieces(ground), ground.recipe.batch, ground.opened.family
     last = len(layers_of(student, family))
 
     def step_on(i: int, remap: Any) -> None:
         ids, mask = padded([pieces[(i * 97 * batch + 13 * k) % len(pieces)] for k in range(batch)], ground.train.pad_id)
+        mask = mask.to(device_here())
         with reading_layer(teacher, family, ground.relation_layer) as theirs, torch.no_grad():
-            target = projections(teacher, theirs, family, ids, mask)
+            target = projections(teacher, theirs, family, ids.to(device_here()), mask)
         with reading_layer(student, family, last) as ours:
-            made = projections(student, ours, family, torch.from_numpy(remap)[ids], mask)
+            made = projections(student, ours, family, torch.from_numpy(remap)[ids].to(device_here()), mask)
         terms: dict[str, Tensor] = {
             name: relation_loss(target[name], made[name], mask, ground.relation_heads) for name in target
         }
@@ -145,16 +159,22 @@ def _relation_step(teacher: Any, student: Any, ground: Ground) -> float:
     return _timed(student, ground, step_on, pieces)
 
 
+def device_here() -> torch.device:
+    """Where training will run."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _timed(model: Any, ground: Ground, step_on: Callable[[int, Any], None], ids: Any = None) -> float:
     """Median seconds of a step, the first left out; the weights of `model` move and are of no further use."""
     used = ids if ids is not None else [*ground.train.ids, *ground.validation.ids]
+    model.to(device_here())
     with rows_in_use(model, used, ground.train.pad_id) as remap:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
         taken = []
         for i in range(TIMED_STEPS):
             started = time.perf_counter()
             enabled = ground.recipe.precision == "bf16"
-            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            with torch.autocast(device_here().type, torch.bfloat16, enabled=enabled):
                 step_on(i, remap)
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)

@@ -79,6 +79,9 @@ def resolve(settings: dict[str, Any], flags: dict[str, Any]) -> Recipe:
     Raises:
         BadInput: a setting that must be given is not, has the wrong type, or is out of its range.
     """
+    unknown = [name for name in (*settings, *flags) if name not in Recipe.__dataclass_fields__]
+    if unknown:
+        raise BadInput(f"{', '.join(unknown)}: no such setting. Settings are {', '.join(Recipe.__dataclass_fields__)}.")
     merged = settings | {name: value for name, value in flags.items() if value is not None}
     hints = get_type_hints(Recipe)
     faults: list[str] = []
@@ -98,7 +101,12 @@ def resolve(settings: dict[str, Any], flags: dict[str, Any]) -> Recipe:
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
     if kind in (tuple[str, ...],):
-        items = [value] if isinstance(value, str) else value
+        items = [value] if isinstance(value, str | Path) else value
+        items = (
+            [str(item) if isinstance(item, Path) else item for item in items]
+            if isinstance(items, list | tuple)
+            else items
+        )
         if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
             raise ValueError(f"`{name}` is {value!r}; a list of paths is needed")
         return tuple(items)

@@ -5,14 +5,16 @@ input redoes exactly what depends on it.
 """
 
 import dataclasses
-import glob
-import json
+import os
+import re
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
+import transformers
 
 from latency.report import write_report
 from serve.bundle import MANIFEST, canonical_json, open_bundle
@@ -51,16 +53,24 @@ def run(recipe: Recipe) -> dict[str, Any]:
             lambda f: judging.make_latency(f, ground, folders, scores),
             "timing teacher and student, taking turns",
         )
-        for left in out.parent.glob(f".{glob.escape(out.name)}.*.partial"):
-            shutil.rmtree(left, ignore_errors=True)  # what a kill in the middle of packing left; this run holds the lock
+        _clear_leftovers(out)
         latency = judging.read_json(folders["latency"] / "latency.json")
-        judging.write_bundle(out, ground, folders, scores, latency, marks["bundle"])  # type: ignore[arg-type]
-        (ground.work.root / "minutes.json").write_text(json.dumps(_minutes(ground, started)))
-    return _result(out, _minutes(ground, started))
+        minutes = _minutes(ground, started)
+        judging.write_bundle(out, ground, folders, scores, latency, marks["bundle"], minutes)  # type: ignore[arg-type]
+    return _result(out)
+
+
+def _clear_leftovers(out: Path) -> None:
+    """Remove what kills in the middle of packing left beside `out`; the run that calls this holds the lock."""
+    ours = re.compile(rf"\.{re.escape(out.name)}\.([a-z0-9_]{{8}}\.partial|\d+\.old)")
+    for left in out.parent.iterdir():
+        if ours.fullmatch(left.name):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def use_threads(recipe: Recipe) -> None:
     """Torch on the cores that this process may use, giving the same bits each time."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products on CUDA ask for
     torch.set_num_threads(recipe.threads)
     torch.use_deterministic_algorithms(True)
 
@@ -81,40 +91,46 @@ def plan_of(recipe: Recipe) -> Plan:
 def fingerprints(ground: Ground) -> dict[str, str]:
     """Of each stage: everything that decides its outcome, as one name."""
     r = ground.recipe
-    common = [r.task, ground.data_mark, r.seed, r.threads, r.precision, r.batch, ground.max_length]
-    common += [list(ground.labels), torch.__version__]
-    texts = [texts_mark(ground.unlabelled), texts_mark(ground.corpus) if r.relation_epochs else ""]
-    relation = [
-        r.relation_epochs,
-        ground.relation_heads,
-        ground.relation_layer,
-        r.relation_tokens,
-        r.relation_learning_rate,
-    ]
-    lengths = [r.teacher_epochs, r.student_epochs, r.relation_epochs, r.max_minutes, r.student, r.undistilled]
-    marks: dict[str, str] = {}
-    marks["plan"] = fingerprint("plan", ground.teacher_mark, *common, *texts, *lengths)
-    planned = marks["plan"] if r.max_minutes else ""
-    marks["teacher"] = fingerprint(
-        "teacher",
+    common = [r.task, ground.data_mark, r.seed, r.threads, r.precision, r.batch, ground.max_length, list(ground.labels)]
+    versions = [torch.__version__, transformers.__version__, tokenizers.__version__]
+    unlabelled = texts_mark(ground.unlabelled)
+    relations: list[str | float] = []
+    if r.relation_epochs:
+        relations = [
+            r.relation_epochs,
+            ground.relation_heads,
+            ground.relation_layer,
+            r.relation_tokens,
+            r.relation_learning_rate,
+        ]
+        relations += [unlabelled, texts_mark(ground.corpus)]
+    teacher = [
         ground.teacher_mark,
-        *common,
-        planned,
+        ground.teacher_has_head,
         r.teacher_epochs,
         r.teacher_patience,
         r.teacher_learning_rate,
-        r.new_head,
+    ]
+    student = [str(ground.shape), r.student_epochs, r.student_learning_rate]
+    # With a budget, how long one training may take depends on all the others.
+    budget = (
+        [r.max_minutes, r.latency_seconds, r.undistilled, unlabelled, *teacher, *student, *relations]
+        if r.max_minutes
+        else []
     )
+    marks: dict[str, str] = {}
+    marks["plan"] = fingerprint("plan", versions, *common, *budget)
+    marks["teacher"] = fingerprint("teacher", marks["plan"], *teacher)
     marks["start"] = fingerprint("start", marks["teacher"], str(ground.shape))
-    marks["relations"] = fingerprint("relations", marks["start"], *texts, *relation)
+    marks["relations"] = fingerprint("relations", marks["start"], *relations)
     start = marks["relations"] if r.relation_epochs else marks["start"]
-    task = [planned, r.student_epochs, r.student_learning_rate]
-    marks["soft-labels"] = fingerprint("soft-labels", marks["teacher"], texts[0])
-    marks["undistilled"] = fingerprint("undistilled", marks["start"], *task)
-    marks["student"] = fingerprint("student", start, marks["soft-labels"], *task, r.temperature, r.soft_weight)
+    marks["soft-labels"] = fingerprint("soft-labels", marks["teacher"], unlabelled)
+    # The comparison takes as many steps as relations and task distillation together.
+    marks["undistilled"] = fingerprint("undistilled", marks["start"], *student, *relations)
+    marks["student"] = fingerprint("student", start, marks["soft-labels"], *student, r.temperature, r.soft_weight)
     marks["export"] = fingerprint("export", marks["student"])
-    undistilled = marks["undistilled"] if r.undistilled else ""
-    marks["scores"] = fingerprint("scores", marks["export"], undistilled, r.gate, r.teacher_gate)
+    compared = marks["undistilled"] if r.undistilled else ""
+    marks["scores"] = fingerprint("scores", marks["export"], compared, r.gate, r.teacher_gate)
     marks["latency"] = fingerprint("latency", marks["scores"], r.latency_seconds)
     marks["bundle"] = fingerprint("bundle", marks["latency"], r.model_name)
     return marks
@@ -186,10 +202,14 @@ def _judge(ground: Ground, marks: dict[str, str], folders: dict[str, Path]) -> d
         "scores: gates on validation, then test, once",
     )
     scores = judging.read_json(folders["scores"] / "scores.json")
-    fp32 = judging.read_json(folders["export"] / "export.json")["parity"]["fp32"]
+    parity = judging.read_json(folders["export"] / "export.json")["parity"]
     missed = [f"{g['name']} is {g['value']:.4f}, needed {g['needed']:g}" for g in scores["gates"] if not g["passed"]]
-    if not fp32["passed"]:
+    if not parity["fp32"]["passed"]:
         missed.append("the fp32 graph does not answer as torch does")
+    if not parity["int8"]["passed"]:
+        missed.append(
+            f"{parity['int8']['company_differences']} texts are answered otherwise in company than alone by int8"
+        )
     if missed:
         report = ground.work.root / "report.html"
         write_report(report, judging.report_of(ground, folders, scores, None))
@@ -239,21 +259,23 @@ def _already_there(out: Path, mark: str) -> dict[str, Any]:
     if bundle.manifest.lineage.get("run") != mark:
         raise BadInput(f"--out {out} holds a bundle of other inputs or settings. Remove it, or give another folder.")
     say(f"{out} is already what this command makes; every file of it was verified.")
-    minutes = out.with_name(out.name + ".work") / "minutes.json"
-    return _result(out, json.loads(minutes.read_text()) if minutes.is_file() else 0.0)
+    return _result(out)
 
 
-def _result(out: Path, minutes: float) -> dict[str, Any]:
+def _result(out: Path) -> dict[str, Any]:
     """The `--json` document, from what the bundle says of itself."""
     report = judging.read_json(out / "report.json")
     metrics = open_bundle(out).manifest.metrics
+    speed = judging.speedup(report["latency"])
     values = {row["name"]: row["metric"] for row in report["summary"]}
     return {
         "bundle": str(out),
         "metric": metrics["metric"],
         **{name: values.get(name) for name in judging.MODELS},
-        "speedup": judging.speedup(report["latency"]),
-        "minutes": minutes,
+        "speedup": speed["ratio"],
+        "speedup_interval": [speed["low"], speed["high"]],
+        "speedup_tokens": speed["tokens"],
+        "minutes": report["minutes"],
         "report": str(out / "report.html"),
         "claims": report["claims"],
     }

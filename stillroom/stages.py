@@ -18,6 +18,8 @@ from serve.bundle import canonical_json
 from serve.errors import BadInput
 
 MARK = "stage.json"
+TRAINING = "training"  # checkpoints of a stage under way
+OURS = "made-by-stillroom"  # an empty file that says whose folder this is
 # Raised when a change of code makes stages of an older version unfit to be taken over.
 STAGE_FORMAT = 1
 
@@ -61,7 +63,21 @@ class Work:
                 _write_mark(partial, {"fingerprint": mark, "seconds": self.seconds[name]})
         shutil.rmtree(done, ignore_errors=True)
         partial.replace(done)
+        # Only now: a kill before the rename goes on from the checkpoint in it.
+        shutil.rmtree(done / TRAINING, ignore_errors=True)
         return done
+
+    def refuse_foreign(self) -> None:
+        """Nothing, when the folder is free or ours.
+
+        Raises:
+            BadInput: something else stands there, which a stage might remove.
+        """
+        if not self.root.exists() or (
+            self.root.is_dir() and ((self.root / OURS).exists() or not any(self.root.iterdir()))
+        ):
+            return
+        raise BadInput(f"{self.root}, where stages would live, is there already and is not ours. Give another --out.")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -70,7 +86,9 @@ class Work:
         Raises:
             BadInput: another one does.
         """
+        self.refuse_foreign()
         self.root.mkdir(parents=True, exist_ok=True)
+        (self.root / OURS).touch()
         with (self.root / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,6 @@
 """The stages that train: teacher, the student's start, relations, soft labels, the undistilled student, the student."""
 
 import json
-import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ from compress.finetune import TaskTraining, train_on_task
 from compress.initialise import student_of
 from compress.scores import METRICS, chance, gold_of, score
 from compress.tasks import constant_predictions, predictions, row_logits
-from compress.teacher import load, open_model, quiet
+from compress.teacher import load, open_model, quiet, save_tokenizer
 from serve.bundle import canonical_json
 from serve.errors import BadInput
 from stillroom.ground import Ground
 from stillroom.show import bar, say
-
-TRAINING = "training"  # checkpoints of a stage under way
+from stillroom.stages import TRAINING
 
 
 def load_stage(folder: Path, ground: Ground) -> Any:
@@ -181,14 +179,13 @@ def _on_task(
 
 
 def _save(model: Any, folder: Path, ground: Ground, progress: Progress, details: dict[str, Any]) -> None:
-    """Write a checkpoint that `AutoModel` opens, with its lineage beside it; the training state is no longer needed."""
+    """Write a checkpoint that `AutoModel` opens, with its lineage beside it."""
     model.config.architectures = [type(model).__name__]
     with quiet():
         model.to("cpu").save_pretrained(folder)
-    for file in (ground.work.root / "tokenizer").iterdir():
-        shutil.copy2(file, folder / file.name)
+    save_tokenizer(ground.opened, folder)
     lineage = details | {
-        "teacher": ground.recipe.teacher,
+        "teacher": ground.opened.public_name,
         "data": ground.data_mark,
         "seed": ground.recipe.seed,
         "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
@@ -197,7 +194,6 @@ def _save(model: Any, folder: Path, ground: Ground, progress: Progress, details:
         "best_step": progress.best_step,
     }
     (folder / "lineage.json").write_bytes(canonical_json(lineage))
-    shutil.rmtree(folder / TRAINING, ignore_errors=True)
 
 
 def read_lineage(folder: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The verbs as functions: what the command line calls, and what `from stillroom import ...` gives."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,9 +45,15 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         if task and task != found_task:
             raise BadInput(f"--task is {task}, but {model} is a bundle for {found_task}.")
         examples = read_examples(Path(data), found_task)
-        pairs: list[str] | None = [e.text_pair or "" for e in examples] if any(e.text_pair for e in examples) else None
-        answers = pipeline([e.text for e in examples], text_pair=pairs)
-        said: list[Prediction] = [_prediction(answer) for answer in answers]
+        said: list[Prediction] = [""] * len(examples)
+        # A text without a second one is not a text with an empty second one: the two kinds are answered apart.
+        for kind in (True, False):
+            chosen = [i for i, example in enumerate(examples) if bool(example.text_pair) is kind]
+            pairs = [examples[i].text_pair or "" for i in chosen] if kind else None
+            for i, answer in zip(
+                chosen, pipeline([examples[i].text for i in chosen], text_pair=pairs) if chosen else [], strict=True
+            ):
+                said[i] = _prediction(answer)
         used = pipeline.variant
     else:
         if variant:
@@ -58,7 +65,7 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         opened = open_model(model, role="MODEL")
         heads = [name for name in HEADS if opened.head_for(check_task(name)) and task in (None, name)]
         if not heads:
-            raise BadInput(f"{model} has no head for {task or ' or '.join(HEADS)}; `stillroom finetune` gives it one.")
+            raise BadInput(f"{model} has no head for {task or ' or '.join(HEADS)}; `stillroom run` gives it one.")
         found_task = check_task(heads[0])
         examples = read_examples(Path(data), found_task)
         labels = opened.head_for(found_task) or ()
@@ -130,13 +137,15 @@ def distill(
     from stillroom.show import bar
     from stillroom.stages import Work, fingerprint
 
+    if batch < 1 or tokens < 8 or not epochs > 0 or precision not in ("fp32", "bf16"):
+        raise BadInput("--batch is a whole number from 1, --tokens from 8, --epochs above 0, --precision fp32 or bf16.")
     if method != "minilmv2":
         raise BadInput(f"--method {method!r} is not known; it is minilmv2.")
     shape, opened = shape_of(student), open_model(teacher)
     texts = [text for path in corpus for text in read_texts(Path(path))]
     if not texts:
         raise BadInput("No --corpus was given; relation distillation needs plain text.")
-    target = Path(out)
+    target = Path(os.path.abspath(out))
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise BadInput(f"--out {out} is there already; nothing in it was touched. Give another folder.")
     torch.set_num_threads(available_cores())
@@ -150,7 +159,7 @@ def distill(
         "precision": precision,
     }
     mark = fingerprint("distill", folder_mark(opened.folder), texts_mark(texts), str(shape), epochs, tokens, settings)
-    work = Work(target.with_name(target.name + ".work"))
+    work = Work(target.with_name(target.name + ".distil-work"))
 
     def make(folder: Path) -> None:
         tokenizer = save_tokenizer(opened, folder)
@@ -173,14 +182,18 @@ def distill(
             )
         with quiet():
             small.save_pretrained(folder)
-        shutil.rmtree(folder / "training", ignore_errors=True)
-        lineage = {"teacher": teacher, "method": method, "student": str(shape), "origin": origin, "loss": progress.loss}
+        lineage = {
+            "teacher": opened.public_name,
+            "method": method,
+            "student": str(shape),
+            "origin": origin,
+            "loss": progress.loss,
+        }
         (folder / "lineage.json").write_bytes(canonical_json(lineage | settings))
 
     with work.locked():
-        made = work.stage("student", mark, make)
-        (made / "stage.json").unlink()
-        made.replace(target)
+        work.stage("student", mark, make).replace(target)
+        (target / "stage.json").unlink()
     shutil.rmtree(work.root, ignore_errors=True)
     return target
 
@@ -246,8 +259,15 @@ def profile(
             raise BadInput(f"{model} is neither a bundle nor a checkpoint folder.")
     if not candidates:
         raise BadInput("No model was given to profile.")
-    first = Path(models[0])
-    tokenizer = load_tokenizer(first, 512)
+    folders = [Path(model) for model in models]
+    tokenizers = {
+        (folder / "tokenizer.json").read_bytes() for folder in folders if (folder / "tokenizer.json").is_file()
+    }
+    if len(tokenizers) != 1:
+        raise BadInput(
+            "The models do not share one tokenizer.json, so no text is of equal length for all. Profile them apart."
+        )
+    tokenizer = load_tokenizer(next(folder for folder in folders if (folder / "tokenizer.json").is_file()), 512)
     with bar("latency") as shown:
         document = time_candidates(
             candidates,

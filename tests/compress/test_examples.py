@@ -123,6 +123,34 @@ def test_a_csv_without_its_label_column_says_what_it_has(tmp_path: Path) -> None
         read_examples(path, TEXT)
 
 
+def test_a_csv_row_whose_text_holds_an_unquoted_comma_is_a_fault_and_not_another_label(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.csv", "text,label\nfine,ok\nWhere is it, please,status\n")
+    with pytest.raises(BadRows, match="line 3: has 3 fields, its header 2: quote a text"):
+        read_examples(path, TEXT)
+
+
+def test_a_quote_that_never_closes_is_a_fault(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.csv", 'text,label\n"open,ok\n' + "x" * 200_000)
+    with pytest.raises(BadRows, match="is a quote left open"):
+        read_examples(path, TEXT)
+
+
+def test_half_a_surrogate_pair_is_found_wherever_it_hides(tmp_path: Path) -> None:
+    for row in ('{"text": "a", "label": "\\ud800"}', '{"text": "a", "text_pair": "\\ud800", "label": "x"}'):
+        with pytest.raises(BadRows, match="half of a surrogate pair"):
+            read_examples(written(tmp_path, "train.jsonl", row), TEXT)
+
+
+def test_unlabelled_rows_that_hold_no_text_are_faults(tmp_path: Path) -> None:
+    with pytest.raises(BadRows) as caught:
+        read_texts(written(tmp_path, "u.jsonl", '{"text": null}\nnot json\n{"txt": "a"}\n{"text": "fine"}\n'))
+    assert [fault.line for fault in caught.value.faults] == [2, 1, 3] or [f.line for f in caught.value.faults] == [
+        1,
+        2,
+        3,
+    ]
+
+
 def test_multi_label_is_refused_in_so_many_words(tmp_path: Path) -> None:
     path = written(tmp_path, "train.jsonl", '{"text": "a", "label": ["x", "y"]}\n')
     with pytest.raises(BadRows, match="multi-label classification is not supported"):

@@ -75,6 +75,15 @@ def test_layers_are_taken_evenly_and_end_with_the_last() -> None:
         torch.testing.assert_close(ours.attention.self.query.weight, theirs.attention.self.query.weight)
 
 
+def test_an_encoder_without_a_head_gives_the_layers_that_are_named() -> None:
+    teacher = teacher_of("bert").bert
+    student, origin = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0)
+    assert origin["layers"] == "teacher layers 2, 4"
+    for ours, number in zip(student.encoder.layer, (2, 4), strict=True):
+        for name, value in ours.state_dict().items():
+            torch.testing.assert_close(value, teacher.encoder.layer[number - 1].state_dict()[name])
+
+
 def test_a_narrower_student_has_the_best_embedding_of_its_rank() -> None:
     table = torch.randn(60, 24, generator=torch.Generator().manual_seed(3))
     ours = truncated(table, 8).numpy().astype(np.float64)
