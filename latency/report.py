@@ -161,7 +161,7 @@ def _results(report: Report) -> Markup:
             for row in rows
         ]
         chart = intervals(drawn, f"{metric_name} of each model with its 95 % interval")
-        parts.append(_figure(f"{metric_name} on test, with 95 % intervals", chart))
+        parts.append(_figure(f"{metric_name}, with 95 % intervals", chart))
         columns: list[tuple[str, list[Cell]]] = [
             ("model", [row["name"] for row in rows]),
             (metric_name, [score(row["metric"]) for row in rows]),

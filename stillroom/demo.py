@@ -46,9 +46,9 @@ def demo(out: Path) -> dict[str, Any]:
             name="support",
             max_length=128,
             batch=16,
-            teacher_epochs=8,
+            teacher_epochs=6,
             teacher_learning_rate=2e-4,
-            student_epochs=20,
-            latency_seconds=40,
+            student_epochs=12,
+            latency_seconds=30,
         )
     )
