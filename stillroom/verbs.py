@@ -1,7 +1,5 @@
 """The verbs as functions: what the command line calls, and what `from stillroom import ...` gives."""
 
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,88 +112,24 @@ def distill(
     Raises:
         BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
     """
-    import math
+    from stillroom.distilling import distil_student
 
-    import torch
-    from transformers import AutoModel
-
-    from compress.distill import (
-        RelationDistillation,
-        chunks,
-        distil_relations,
-        usual_relation_heads,
-        usual_teacher_layer,
-    )
-    from compress.examples import read_texts
-    from compress.initialise import student_of
-    from compress.students import shape_of
-    from compress.tasks import pad_id_of
-    from compress.teacher import open_model, quiet, save_tokenizer
-    from serve.bundle import canonical_json
-    from serve.threads import available_cores
-    from stillroom.ground import folder_mark, texts_mark
-    from stillroom.show import bar
-    from stillroom.stages import Work, fingerprint
-
-    if batch < 1 or tokens < 8 or not epochs > 0 or precision not in ("fp32", "bf16"):
-        raise BadInput("--batch is a whole number from 1, --tokens from 8, --epochs above 0, --precision fp32 or bf16.")
     if method != "minilmv2":
         raise BadInput(f"--method {method!r} is not known; it is minilmv2.")
-    shape, opened = shape_of(student), open_model(teacher)
-    texts = [text for path in corpus for text in read_texts(Path(path))]
-    if not texts:
-        raise BadInput("No --corpus was given; relation distillation needs plain text.")
-    target = Path(os.path.abspath(out))
-    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
-        raise BadInput(f"--out {out} is there already; nothing in it was touched. Give another folder.")
-    torch.set_num_threads(available_cores())
-    torch.use_deterministic_algorithms(True)
-    settings = {
-        "learning_rate": learning_rate,
-        "batch": batch,
-        "relation_heads": relation_heads or usual_relation_heads(opened.config.hidden_size, shape.hidden),
-        "teacher_layer": teacher_layer or usual_teacher_layer(opened.config.num_hidden_layers),
-        "seed": seed,
-        "precision": precision,
-    }
-    mark = fingerprint("distill", folder_mark(opened.folder), texts_mark(texts), str(shape), epochs, tokens, settings)
-    work = Work(target.with_name(target.name + ".distil-work"))
-
-    def make(folder: Path) -> None:
-        tokenizer = save_tokenizer(opened, folder)
-        model = AutoModel.from_pretrained(
-            opened.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
-        )
-        small, origin = student_of(model, opened.family, shape, seed=seed)
-        pieces = chunks(texts, tokenizer, min(tokens, opened.max_length))
-        steps = max(1, math.ceil(epochs * len(pieces) / batch))
-        with bar("relations") as shown:
-            progress = distil_relations(
-                model,
-                small,
-                opened.family,
-                pieces,
-                pad_id_of(tokenizer),
-                RelationDistillation(steps, **settings),  # type: ignore[arg-type]
-                folder=folder / "training",
-                report=shown.step,
-            )
-        with quiet():
-            small.save_pretrained(folder)
-        lineage = {
-            "teacher": opened.public_name,
-            "method": method,
-            "student": str(shape),
-            "origin": origin,
-            "loss": progress.loss,
-        }
-        (folder / "lineage.json").write_bytes(canonical_json(lineage | settings))
-
-    with work.locked():
-        work.stage("student", mark, make).replace(target)
-        (target / "stage.json").unlink()
-    shutil.rmtree(work.root, ignore_errors=True)
-    return target
+    return distil_student(
+        teacher,
+        [Path(path) for path in corpus],
+        Path(out),
+        student=student,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        batch=batch,
+        relation_heads=relation_heads,
+        teacher_layer=teacher_layer,
+        tokens=tokens,
+        seed=seed,
+        precision=precision,
+    )
 
 
 def export(
