@@ -1,10 +1,16 @@
 """Small real things that every test may use: a tiny teacher with a tokenizer, and a task that it can learn."""
 
 import json
+import os
 import random
 from pathlib import Path
 
 import pytest
+
+# Read by OpenMP when torch is loaded, which nothing above does. These models are too small for a second thread, and one
+# that waits by spinning makes a busy machine many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CITIES = ("Lisbon", "Porto", "Ghent", "Turin", "Basel", "Oslo")
 ITEMS = ("kettle", "lamp", "radio", "chair")
