@@ -1,52 +1,15 @@
 """Small real things that every test may use: a tiny teacher with a tokenizer, and a task that it can learn."""
 
-import json
 import os
-import random
 from pathlib import Path
 
 import pytest
+from small_task import examples, make_teacher, write_rows
 
 # Read by OpenMP when torch is loaded, which nothing above does. These models are too small for a second thread, and one
 # that waits by spinning makes a busy machine many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-CITIES = ("Lisbon", "Porto", "Ghent", "Turin", "Basel", "Oslo")
-ITEMS = ("kettle", "lamp", "radio", "chair")
-FRAMES = (
-    ("where is my {item} sent to {city}", "status"),
-    ("the parcel for {city} with the {item} is late", "status"),
-    ("please refund the {item}", "refund"),
-    ("i want my money back for that {item} from {city}", "refund"),
-    ("thank you {city} team the {item} is great", "praise"),
-    ("the {item} is lovely", "praise"),
-)
-
-
-def examples(count: int, seed: int) -> list[dict[str, object]]:
-    """Messages with an intent and the places of their items and cities."""
-    chance = random.Random(seed)
-    rows: list[dict[str, object]] = []
-    for number in range(count):
-        frame, label = chance.choice(FRAMES)
-        values = {"item": chance.choice(ITEMS), "city": chance.choice(CITIES)}
-        text, entities = "", []
-        for piece in frame.split(" "):
-            text += " " if text else ""
-            name = piece.strip("{}")
-            if piece.startswith("{"):
-                entities.append({"start": len(text), "end": len(text) + len(values[name]), "label": name})
-                text += values[name]
-            else:
-                text += piece
-        rows.append({"text": f"{text} {number + 1000 * seed}", "label": label, "entities": entities})
-    return rows
-
-
-def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="session")
@@ -62,37 +25,3 @@ def task_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of 4 layers and width 32 with random weights, no head, and a tokenizer for the task's words."""
     return make_teacher(tmp_path_factory.mktemp("teacher") / "tiny")
-
-
-def make_tokenizer(folder: Path) -> None:
-    """A WordPiece tokenizer of the task's words and all ASCII characters, as `save_pretrained` lays it out."""
-    from transformers import BertTokenizerFast
-
-    words = {word.lower() for frame, _ in FRAMES for word in frame.split() if not word.startswith("{")}
-    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(f"##{c}" for c in characters)]
-    vocabulary += sorted((words | {w.lower() for w in CITIES + ITEMS}) - set(characters))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
-    tokenizer = BertTokenizerFast(vocab=str(folder / "vocab.txt"), vocab_file=str(folder / "vocab.txt"))
-    tokenizer.save_pretrained(folder)
-
-
-def make_teacher(folder: Path, **changes: object) -> Path:
-    """A tiny BERT encoder in `folder`; `changes` override its configuration."""
-    import torch
-    from transformers import BertConfig, BertModel
-
-    make_tokenizer(folder)
-    size = len((folder / "vocab.txt").read_text(encoding="utf-8").split("\n"))
-    settings = {
-        "vocab_size": size,
-        "hidden_size": 32,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-    }
-    torch.manual_seed(0)
-    BertModel(BertConfig(**(settings | changes))).save_pretrained(folder)
-    return folder

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_teacher
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_task import make_teacher
 
 from compress.examples import Entity, Example
 from compress.losses import IGNORED
