@@ -105,6 +105,7 @@ def distil_relations(
             device = next(student.parameters()).device
             on_device = mask.to(device)
             with torch.no_grad():
+                teacher.to(device)  # training has put the student there; after the first step it is there already
                 theirs = projections(teacher, teacher_layer, family, ids.to(device), on_device)
             ours = projections(student, student_layer, family, torch.from_numpy(remap)[ids].to(device), on_device)
             return {
@@ -112,7 +113,6 @@ def distil_relations(
                 for name in ("queries", "keys", "values")
             }
 
-        teacher.to(next(student.parameters()).device)
         return train(
             _Both(student, student_layer),
             loss_at,

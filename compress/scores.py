@@ -82,11 +82,15 @@ def chance(
 ) -> float:
     """What can be scored without paying attention to what a text says.
 
-    The best of two: `predicted` paired with the gold of the next text, so that their frequencies stay and their aim is
-    lost; and every list in `constant`, the answers of models that say one thing always.
+    The best of two: each of `predicted` paired with the gold of another text drawn at random, so that their frequencies
+    stay and their aim is lost; and every list in `constant`, the answers of models that say one thing always.
     """
-    shifted = [*predicted[1:], *predicted[:1]]
-    return max(float(metric_of(counts(gold, said).sum(axis=0))) for said in (shifted, *constant))
+    # Shuffled before it is shifted: in a file sorted by class the next text has the same label.
+    order = np.random.default_rng(0).permutation(len(gold))
+    strangers = [predicted[0]] * len(gold)
+    for text, other in zip(order, np.roll(order, 1), strict=True):
+        strangers[text] = predicted[other]
+    return max(float(metric_of(counts(gold, said).sum(axis=0))) for said in (strangers, *constant))
 
 
 def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> dict[str, dict[str, Any]]:

@@ -41,6 +41,19 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __getitem__(self, part: slice) -> "Encoded":
+        return Encoded(
+            self.task,
+            self.labels,
+            self.texts[part],
+            self.encodings[part],
+            self.ids[part],
+            self.rows[part],
+            self.targets[part],
+            sum(bool(e.overflowing) for e in self.encodings[part]),
+            self.pad_id,
+        )
+
     def __add__(self, other: "Encoded") -> "Encoded":
         return Encoded(
             self.task,

@@ -33,5 +33,6 @@ def rows_in_use(model: Any, ids: Iterable[np.ndarray], pad_id: int) -> Iterator[
     try:
         yield remap
     finally:
-        whole.weight.data[rows.to(whole.weight.device)] = narrow.weight.data.to(whole.weight.device)
+        whole.to(narrow.weight.device)  # training may have moved the model
+        whole.weight.data[rows.to(whole.weight.device)] = narrow.weight.data
         model.set_input_embeddings(whole)

@@ -96,6 +96,9 @@ def run(
     unlabelled: Annotated[
         list[str] | None, typer.Option(help="In-domain text that the teacher labels; may be given again.")
     ] = None,
+    augment: Annotated[
+        int | None, typer.Option(help="Texts generated from each labelled one, for the teacher to label; 0 for none.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes everything that is drawn at random.")] = None,
     threads: Annotated[
         int | None, typer.Option(help="Cores to use; all that this process may use unless given.")

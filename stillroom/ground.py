@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from compress.augment import augmented
 from compress.distill import usual_relation_heads, usual_teacher_layer
 from compress.examples import Example, Splits, check_task, fingerprint, read_splits, read_texts
 from compress.preflight import Faults, labels_for, warnings_of
@@ -66,8 +67,13 @@ class Ground:
 
     @cached_property
     def in_domain(self) -> Encoded | None:
-        """The unlabelled in-domain texts, tokenised; None when there are none."""
-        return self._encoded([Example(text) for text in self.unlabelled]) if self.unlabelled else None
+        """The texts that only the teacher labels, tokenised: given and generated ones; None when there are none."""
+        texts = [Example(text) for text in self.unlabelled]
+        if self.recipe.augment:
+            held = {example.text.strip() for example in (*self.splits.validation, *self.splits.test)}
+            made = augmented(self.splits.train, self.tokenizer, self.recipe.augment, self.recipe.seed)
+            texts += [example for example in made if example.text.strip() not in held]
+        return self._encoded(texts) if texts else None
 
     def _encoded(self, examples: list[Example]) -> Encoded:
         return encode(examples, self.tokenizer, check_task(self.recipe.task), self.labels)
@@ -101,6 +107,11 @@ def has_bf16() -> bool:
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported())
     return bool({"amx_bf16", "avx512_bf16"} & set(cpu_flags()))
+
+
+def device_here() -> torch.device:
+    """Where models are trained and label texts."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def prepare(recipe: Recipe) -> Ground:

@@ -22,7 +22,7 @@ from latency.profile import ProfileDocument, RatioRow, profile
 from latency.report import Report, write_report
 from serve.bundle import canonical_json
 from serve.session import Session
-from stillroom.ground import Ground
+from stillroom.ground import Ground, device_here
 from stillroom.recipe import write_recipe
 from stillroom.show import bar
 from stillroom.training import load_stage, read_lineage
@@ -91,7 +91,7 @@ def say_all(ground: Ground, folders: dict[str, Path], encoded: Encoded) -> dict[
     said: dict[str, list[Prediction]] = {}
     for name in ("teacher", "undistilled", "student"):
         if name in folders:
-            said[name] = predictions(encoded, row_logits(load_stage(folders[name], ground), encoded))
+            said[name] = predictions(encoded, row_logits(load_stage(folders[name], ground).to(device_here()), encoded))
     for name, file in (("fp32", FP32), ("int8", INT8)):
         session = Session(folders["export"] / file, ground.recipe.threads)
         said[name] = predictions(encoded, graph_logits(session, encoded))

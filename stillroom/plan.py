@@ -23,7 +23,7 @@ from compress.tasks import collate, row_logits, rows_of, to_device
 from compress.teacher import load
 from compress.vocabulary import rows_in_use
 from serve.errors import BadInput
-from stillroom.ground import Ground
+from stillroom.ground import Ground, device_here
 from stillroom.recipe import Recipe
 from stillroom.training import relation_pieces
 
@@ -122,7 +122,9 @@ def seconds_a_step(ground: Ground) -> tuple[dict[str, float], float]:
     row_logits(teacher, ground.validation)
     each = (time.perf_counter() - started) / len(ground.validation)
     looks = recipe.teacher_epochs + 2 * recipe.student_epochs
-    texts = len(ground.train) + len(ground.unlabelled) + 4 * len(ground.test) + (5 + looks) * len(ground.validation)
+    texts = (
+        len(ground.train) + len(ground.in_domain or ()) + 4 * len(ground.test) + (5 + looks) * len(ground.validation)
+    )
     return rates, each * texts
 
 
@@ -157,11 +159,6 @@ def _relation_step(teacher: Any, student: Any, ground: Ground) -> float:
         total(terms).backward()  # type: ignore[no-untyped-call]
 
     return _timed(student, ground, step_on, pieces)
-
-
-def device_here() -> torch.device:
-    """Where training will run."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _timed(model: Any, ground: Ground, step_on: Callable[[int, Any], None], ids: Any = None) -> float:

@@ -21,6 +21,7 @@ class Recipe:
     name: str = ""  # what the server calls the model; the name of `out` unless given
     corpus: tuple[str, ...] = ()  # files of plain text for the relation stage
     unlabelled: tuple[str, ...] = ()  # files of in-domain text that the teacher labels
+    augment: int = 3  # texts generated from each labelled one, which the teacher labels; 0 generates none
     seed: int = 0
     threads: int = 0  # cores to train on; 0 is all that this process may use
     precision: str = "auto"  # of training: fp32, bf16, or auto: bf16 where the CPU or GPU multiplies it natively
@@ -35,7 +36,7 @@ class Recipe:
     relation_layer: int = 0  # the teacher's layer to learn from; 0 is the usual one
     relation_tokens: int = 128  # longest piece of the corpus
     relation_learning_rate: float = 5e-4
-    student_epochs: int = 10  # over the labelled text, in steps: unlabelled text adds variety, not time
+    student_epochs: int = 10  # over the labelled text, in steps: unlabelled and generated text adds variety, not time
     student_learning_rate: float = 4e-4
     temperature: float = 2.0  # of the soft labels
     soft_weight: float = 0.9  # of the soft labels; the labels have the rest
@@ -130,6 +131,7 @@ def _out_of_range(recipe: Recipe) -> list[str]:
             faults.append(f"`{name}` is {getattr(recipe, name)}; a share between 0 and 1 is needed")
     for name in (
         "seed",
+        "augment",
         "threads",
         "max_length",
         "relation_epochs",

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from latency.report import write_report
 from serve.bundle import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError, GateMissed
 from stillroom import judging, training
-from stillroom.ground import Ground, prepare, texts_mark
+from stillroom.ground import Ground, device_here, prepare, texts_mark
 from stillroom.plan import Plan, full_plan, timed_plan
 from stillroom.recipe import Recipe
 from stillroom.show import say, table
@@ -92,8 +93,10 @@ def fingerprints(ground: Ground) -> dict[str, str]:
     """Of each stage: everything that decides its outcome, as one name."""
     r = ground.recipe
     common = [r.task, ground.data_mark, r.seed, r.threads, r.precision, r.batch, ground.max_length, list(ground.labels)]
-    versions = [torch.__version__, transformers.__version__, tokenizers.__version__]
+    versions = [torch.__version__, transformers.__version__, tokenizers.__version__, device_here().type]
+    runtimes = [version(name) for name in ("onnx", "onnxscript", "onnxruntime")]
     unlabelled = texts_mark(ground.unlabelled)
+    in_domain = [unlabelled, r.augment]
     relations: list[str | float] = []
     if r.relation_epochs:
         relations = [
@@ -114,7 +117,7 @@ def fingerprints(ground: Ground) -> dict[str, str]:
     student = [str(ground.shape), r.student_epochs, r.student_learning_rate]
     # With a budget, how long one training may take depends on all the others.
     budget = (
-        [r.max_minutes, r.latency_seconds, r.undistilled, unlabelled, *teacher, *student, *relations]
+        [r.max_minutes, r.latency_seconds, r.undistilled, *in_domain, *teacher, *student, *relations]
         if r.max_minutes
         else []
     )
@@ -124,11 +127,11 @@ def fingerprints(ground: Ground) -> dict[str, str]:
     marks["start"] = fingerprint("start", marks["teacher"], str(ground.shape))
     marks["relations"] = fingerprint("relations", marks["start"], *relations)
     start = marks["relations"] if r.relation_epochs else marks["start"]
-    marks["soft-labels"] = fingerprint("soft-labels", marks["teacher"], unlabelled)
+    marks["soft-labels"] = fingerprint("soft-labels", marks["teacher"], *in_domain)
     # The comparison takes as many steps as relations and task distillation together.
     marks["undistilled"] = fingerprint("undistilled", marks["start"], *student, *relations)
     marks["student"] = fingerprint("student", start, marks["soft-labels"], *student, r.temperature, r.soft_weight)
-    marks["export"] = fingerprint("export", marks["student"])
+    marks["export"] = fingerprint("export", marks["student"], runtimes)
     compared = marks["undistilled"] if r.undistilled else ""
     marks["scores"] = fingerprint("scores", marks["export"], compared, r.gate, r.teacher_gate)
     marks["latency"] = fingerprint("latency", marks["scores"], r.latency_seconds)
@@ -225,6 +228,8 @@ def _planned(ground: Ground, marks: dict[str, str]) -> Plan:
         return full_plan(ground)
 
     def make(folder: Path) -> None:
+        # Timed anew the steps may differ, and what was trained for other steps must not be gone on with.
+        ground.work.clear(but="plan")
         (folder / "plan.json").write_bytes(canonical_json(dataclasses.asdict(timed_plan(ground))))
 
     folder = _stage(ground, "plan", marks, make, f"timing a few steps to fit {ground.recipe.max_minutes:g} minutes")

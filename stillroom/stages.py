@@ -67,6 +67,12 @@ class Work:
         shutil.rmtree(done / TRAINING, ignore_errors=True)
         return done
 
+    def clear(self, *, but: str) -> None:
+        """Remove every stage, finished or not, other than `but`."""
+        for folder in self.root.iterdir():
+            if folder.is_dir() and folder.name.removesuffix(".partial") != but:
+                shutil.rmtree(folder)
+
     def refuse_foreign(self) -> None:
         """Nothing, when the folder is free or ours.
 

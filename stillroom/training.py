@@ -1,6 +1,7 @@
 """The stages that train: teacher, the student's start, relations, soft labels, the undistilled student, the student."""
 
 import json
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ from compress.examples import check_task
 from compress.finetune import TaskTraining, train_on_task
 from compress.initialise import student_of
 from compress.scores import METRICS, chance, gold_of, score
-from compress.tasks import constant_predictions, predictions, row_logits
+from compress.tasks import Encoded, constant_predictions, predictions, row_logits
 from compress.teacher import load, open_model, quiet, save_tokenizer
 from serve.bundle import canonical_json
 from serve.errors import BadInput
-from stillroom.ground import Ground
+from stillroom.ground import Ground, device_here
 from stillroom.show import bar, say
 from stillroom.stages import TRAINING
+
+# Texts that are labelled between two savings: the work that a kill in the middle of labelling loses.
+SHARD_TEXTS = 4_096
 
 
 def load_stage(folder: Path, ground: Ground) -> Any:
@@ -92,7 +96,7 @@ def make_soft_labels(folder: Path, ground: Ground, teacher: Path) -> None:
     Raises:
         BadInput: a teacher whose validation score is no better than chance.
     """
-    model = load_stage(teacher, ground)
+    model = load_stage(teacher, ground).to(device_here())
     task = check_task(ground.recipe.task)
     gold = [gold_of(example, task) for example in ground.splits.validation]
     said = predictions(ground.validation, row_logits(model, ground.validation))
@@ -104,6 +108,8 @@ def make_soft_labels(folder: Path, ground: Ground, teacher: Path) -> None:
             "needs no look at the text. A student would learn nothing from it. Check labels and texts, or give a better teacher."
         )
     texts = ground.train if ground.in_domain is None else ground.train + ground.in_domain
+    generated = len(texts) - len(ground.train) - len(ground.unlabelled)
+    say(f"  {len(ground.train)} labelled texts, {len(ground.unlabelled)} unlabelled and {generated} generated ones")
     with bar("soft labels") as shown:
         seen = 0
 
@@ -112,8 +118,26 @@ def make_soft_labels(folder: Path, ground: Ground, teacher: Path) -> None:
             seen += count
             shown(seen, len(texts))
 
-        logits = row_logits(model, texts, advance=advance)
-    np.save(folder / "logits.npy", np.concatenate(logits), allow_pickle=False)
+        shards = [
+            _shard(folder / TRAINING / f"{start}.npy", texts[start : start + SHARD_TEXTS], model, advance)
+            for start in range(0, len(texts), SHARD_TEXTS)
+        ]
+    np.save(folder / "logits.npy", np.concatenate(shards), allow_pickle=False)
+
+
+def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None]) -> np.ndarray:
+    """The logits of all rows of `texts`, from `file` if an earlier process finished it."""
+    if file.is_file():
+        advance(len(texts))
+        done: np.ndarray = np.load(file, allow_pickle=False)
+        return done
+    logits = np.concatenate(row_logits(model, texts, advance=advance))
+    file.parent.mkdir(exist_ok=True)
+    beside = file.with_suffix(".partial")
+    with beside.open("wb") as written:
+        np.save(written, logits, allow_pickle=False)
+    beside.replace(file)
+    return logits
 
 
 def read_soft_labels(folder: Path, ground: Ground) -> list[np.ndarray]:
@@ -121,6 +145,8 @@ def read_soft_labels(folder: Path, ground: Ground) -> list[np.ndarray]:
     texts = ground.train if ground.in_domain is None else ground.train + ground.in_domain
     logits = np.load(folder / "logits.npy", mmap_mode="r", allow_pickle=False)
     ends = np.cumsum([len(rows) for rows in texts.rows])
+    if len(logits) != ends[-1]:
+        raise ValueError(f"{folder} holds soft labels of {len(logits)} rows, and the texts have {ends[-1]}")
     return np.split(logits, ends[:-1])
 
 

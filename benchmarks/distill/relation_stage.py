@@ -32,12 +32,14 @@ def main() -> None:
     parser.add_argument("--corpus", action="append", default=[])
     parser.add_argument("--share", type=float, default=0.3)
     parser.add_argument("--student-epochs", type=int, default=5)
+    parser.add_argument("--augment", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     recipe = Recipe(
         teacher=given.teacher, task=given.task, data=given.data, out=given.out, student=given.student, seed=given.seed,
-        corpus=tuple(given.corpus), relation_epochs=1.0, student_epochs=given.student_epochs, threads=given.threads,
+        corpus=tuple(given.corpus), relation_epochs=1.0, student_epochs=given.student_epochs, augment=given.augment,
+        threads=given.threads,
     )  # fmt: skip
     ground = prepare(recipe)
     use_threads(ground.recipe)

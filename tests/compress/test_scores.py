@@ -69,11 +69,18 @@ def test_nothing_to_find_and_nothing_said_is_perfect() -> None:
 
 
 def test_chance_is_far_below_a_model_that_looks_and_equals_one_that_does_not() -> None:
-    gold: list[Prediction] = ["a", "b", "c", "d"] * 25
-    assert chance(gold, gold) == 0
-    blind: list[Prediction] = ["a"] * 100
+    gold: list[Prediction] = ["a", "b", "c", "d"] * 250
+    assert 0.2 < chance(gold, gold) < 0.3
+    blind: list[Prediction] = ["a"] * 1_000
     assert chance(gold, blind) == score(gold, blind).value == 0.25
-    assert chance(gold, gold, [blind]) == 0.25
+    assert chance(gold, gold, [["a"] * 500 + ["b"] * 500]) == pytest.approx(0.25, abs=0.05)
+
+
+def test_chance_is_the_same_for_texts_that_stand_sorted_by_label() -> None:
+    gold: list[Prediction] = [label for label in "abcd" for _ in range(250)]
+    assert 0.2 < chance(gold, gold) < 0.3
+    everything = [frozenset([(0, 1, label)]) for label in "abcd" for _ in range(250)]
+    assert 0.2 < chance(everything, everything) < 0.3
 
 
 def test_per_label_counts_what_was_missed_and_what_was_made_up() -> None:

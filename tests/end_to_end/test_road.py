@@ -9,10 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from compress.tasks import Encoded, row_logits
 from serve.bundle import open_bundle, sha256_file
-from stillroom import Pipeline
+from stillroom import Pipeline, training
+from stillroom.ground import prepare
+from stillroom.recipe import read_recipe, resolve
 
 QUICK = [
     "--teacher-epochs",
@@ -55,6 +59,34 @@ def made(
     done = stillroom(*command)
     assert done.returncode == 0, done.stderr
     return out, json.loads(done.stdout), [str(part) for part in command]
+
+
+def test_labelling_that_was_killed_goes_on_to_the_same_soft_labels(
+    made: tuple[Path, dict[str, object], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, _, _ = made
+    ground = prepare(resolve(read_recipe(out / "recipe.toml"), {}))
+    teacher = ground.work.root / "teacher"
+    monkeypatch.setattr(training, "SHARD_TEXTS", 50)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    training.make_soft_labels(whole, ground, teacher)
+    labelled = []
+
+    def dies_in_the_second_shard(model: object, texts: Encoded, **kwargs: object) -> list[np.ndarray]:
+        labelled.append(len(texts))
+        if len(labelled) == 3:  # the first is validation
+            raise KeyboardInterrupt
+        return row_logits(model, texts, **kwargs)
+
+    monkeypatch.setattr(training, "row_logits", dies_in_the_second_shard)
+    with pytest.raises(KeyboardInterrupt):
+        training.make_soft_labels(broken, ground, teacher)
+    before = len(labelled)
+    training.make_soft_labels(broken, ground, teacher)
+    assert len(labelled) - before == before + len(ground.train + ground.in_domain) // 50 - 2
+    assert (broken / "logits.npy").read_bytes() == (whole / "logits.npy").read_bytes()
 
 
 def test_one_command_ends_with_a_bundle_that_answers(made: tuple[Path, dict[str, float], list[str]]) -> None:

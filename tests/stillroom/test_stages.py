@@ -42,6 +42,16 @@ def test_an_unfinished_stage_is_handed_what_it_left_unless_its_inputs_changed(tm
     assert seen == {"a": True, "b": False}
 
 
+def test_clearing_leaves_one_stage_and_what_is_no_stage(tmp_path: Path) -> None:
+    work = Work(tmp_path)
+    with work.locked():
+        for name in ("plan", "teacher", "student"):
+            work.stage(name, fingerprint("a"), lambda folder: None)
+        (tmp_path / "student").rename(tmp_path / "student.partial")
+        work.clear(but="plan")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "made-by-stillroom", "plan"]
+
+
 def test_two_runs_do_not_share_a_work_folder(tmp_path: Path) -> None:
     with Work(tmp_path).locked(), pytest.raises(BadInput, match="Another run is at work"), Work(tmp_path).locked():
         pass
