@@ -40,6 +40,11 @@ class Example:
     label: str | None = None
     entities: tuple[Entity, ...] | None = None
 
+    @property
+    def sent(self) -> str | tuple[str, str]:
+        """What a tokenizer is given: the text, or both texts of a pair."""
+        return (self.text, self.text_pair) if self.text_pair else self.text
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -383,16 +388,14 @@ def _rows(path: Path, faults: list[Fault] | None = None) -> Iterator[tuple[int, 
 
 
 def _table_rows(path: Path, faults: list[Fault] | None) -> Iterator[tuple[int, object]]:
-    table = csv.DictReader(
-        io.StringIO(_utf8(path), newline=""), delimiter="," if path.suffix == ".csv" else "\t", restkey=""
-    )
+    table = csv.DictReader(io.StringIO(_utf8(path), newline=""), delimiter="," if path.suffix == ".csv" else "\t")
     faults = [] if faults is None else faults
     try:
         for row in table:
-            if "" in row:
+            if None in row:
                 wanted = len(table.fieldnames or ())
                 reason = (
-                    f"has {wanted + len(row[''])} fields, its header {wanted}: quote a text that holds the separator"
+                    f"has {wanted + len(row[None])} fields, its header {wanted}: quote a text that holds the separator"
                 )
                 faults.append(Fault(str(path), table.line_num, reason))
             else:

@@ -11,7 +11,7 @@ from torch import Tensor
 from compress.checkpoint import Progress
 from compress.examples import Example
 from compress.loop import Order, Report, Schedule, Watch, train
-from compress.losses import IGNORED, mixed_loss
+from compress.losses import mixed_loss
 from compress.scores import counts, gold_of, metric_of
 from compress.tasks import Encoded, collate, predictions, row_logits, rows_of, to_device
 from compress.vocabulary import rows_in_use
@@ -89,9 +89,3 @@ def train_on_task(
             checkpoint_every_s=settings.checkpoint_every_s,
             report=report,
         )
-
-
-def without_targets(encoded: Encoded) -> Encoded:
-    """`encoded` with every target taken away: text that only a teacher may label."""
-    targets = [np.full_like(target, IGNORED) for target in encoded.targets]
-    return Encoded(**{**encoded.__dict__, "targets": targets})

@@ -73,11 +73,18 @@ def truncated(embedding: torch.Tensor, width: int) -> torch.Tensor:
     return product
 
 
+def layers_fit(config: Any, shape: Shape) -> bool:
+    """Whether a student of `shape` can start from layers of a teacher of this configuration."""
+    return bool(
+        shape.hidden == config.hidden_size
+        and shape.heads == config.num_attention_heads
+        and shape.layers <= config.num_hidden_layers
+    )
+
+
 def _layers(teacher: Any, student: Any, family: Family, shape: Shape) -> dict[str, str]:
     theirs, ours = layers_of(teacher, family), layers_of(student, family)
-    if teacher.config.hidden_size != shape.hidden or shape.layers > len(theirs):
-        return {"layers": "new"}
-    if shape.heads != teacher.config.num_attention_heads:
+    if not layers_fit(teacher.config, shape):
         return {"layers": "new"}
     chosen = uniform_layers(len(theirs), shape.layers)
     fewer = False

@@ -81,8 +81,7 @@ class Batch:
 def encode(examples: Sequence[Example], tokenizer: Tokenizer, task: Task, labels: Sequence[str]) -> Encoded:
     """Tokenise `examples`; `labels` are classes or tags by index. A label that is not among them carries no target."""
     index = {label: i for i, label in enumerate(labels)}
-    pairs = [(e.text, e.text_pair) if e.text_pair else e.text for e in examples]
-    encodings: list[Encoding] = tokenizer.encode_batch(pairs)
+    encodings: list[Encoding] = tokenizer.encode_batch([example.sent for example in examples])
     rows: list[np.ndarray] = []
     targets: list[np.ndarray] = []
     for example, encoding in zip(examples, encodings, strict=True):

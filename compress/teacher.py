@@ -28,6 +28,7 @@ class Opened:
     folder: Path
     config: Any
     family: Family
+    role: str = "--teacher"  # what the caller called it by
 
     @property
     def public_name(self) -> str:
@@ -77,7 +78,7 @@ def open_model(name: str, *, role: str = "--teacher") -> Opened:
         raise BadInput(
             f"{role} {name} has no .safetensors weights. Pickled weights are not opened; save it with save_pretrained."
         )
-    return Opened(name, folder, config, family)
+    return Opened(name, folder, config, family, role)
 
 
 def _download(name: str, role: str) -> Path:
@@ -107,11 +108,11 @@ def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
     except Exception as error:
         # The tokenizer classes raise whatever their files made them stumble over.
         raise BadInput(
-            f"--teacher {opened.name}: its tokenizer cannot be opened ({type(error).__name__}: {error})."
+            f"{opened.role} {opened.name}: its tokenizer cannot be opened ({type(error).__name__}: {error})."
         ) from None
     if not tokenizer.is_fast:
         raise BadInput(
-            f"--teacher {opened.name} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
+            f"{opened.role} {opened.name} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
             "Save a fast one (a tokenizer.json) beside it."
         )
     # What was set for one use (padding to a fixed length, say) is no property of the vocabulary.

@@ -43,6 +43,8 @@ class CardFacts:
     language: str | None = None
     tags: Sequence[str] = ()
     lineage: Mapping[str, object] = field(default_factory=dict)
+    report: bool = False
+    """Whether `report.html` stands beside the card."""
     limits: Sequence[str] = ()
     """Sentences: what the model was not made or measured for."""
 
@@ -115,10 +117,9 @@ def _figures(facts: CardFacts) -> list[str]:
         size = f"{figure.size_bytes / 1e6:.1f} MB" if figure.size_bytes is not None else ""
         name = f"**{_cell(figure.model)}**" if figure.model == facts.shipped else _cell(figure.model)
         lines.append(f"| {name} | {_cell(figure.metric)} | {figure.value:.4f} | {interval} | {size} |")
-    return [
-        "## Scores\n\nOn the test split, which took no part in training or in any choice. `report.html` holds the "
-        "rest, timings included.\n\n" + "\n".join(lines)
-    ]
+    rest = " `report.html` holds the rest, timings included." if facts.report else ""
+    told = "On the test split, which took no part in training or in any choice."
+    return [f"## Scores\n\n{told}{rest}\n\n" + "\n".join(lines)]
 
 
 def _use(facts: CardFacts) -> str:

@@ -26,6 +26,9 @@ BATCHES = (1, 3, 17)
 SHAPES = 7
 """How many texts of a set length are made beside those given."""
 
+Text = str | tuple[str, str]
+"""A text, or a pair of them."""
+
 Runner = Callable[[Sequence[Encoding]], list[np.ndarray]]
 """Logits of each text: (tokens, labels) or (labels,)."""
 
@@ -82,7 +85,7 @@ class Parity:
 def graph_parity(
     checkpoint: Path,
     onnx_file: Path,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     max_length: int,
     *,
     company_texts: int = 128,
@@ -115,7 +118,7 @@ def int8_parity(
     checkpoint: Path,
     fp32_file: Path,
     int8_file: Path,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     max_length: int,
     *,
     company_texts: int = 512,
@@ -132,9 +135,9 @@ def int8_parity(
     return _compare("int8", reference.run, candidate.run, encodings, company_texts=company_texts, seed=seed)
 
 
-def shapes_of(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[Encoding]:
+def shapes_of(texts: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> list[Encoding]:
     """`texts` encoded, and beside them cuts and joins of them from 1 token to `max_length`."""
-    speaking = [text for text in texts if len(tokenizer.encode(text))]
+    speaking = [text for text in texts if len(_encode(text, tokenizer))]
     if not speaking:
         raise BadInput(f"{len(texts)} texts were given, with no token in them; parity needs some of the real texts")
     encodings = tokenizer.encode_batch(speaking)
@@ -142,13 +145,17 @@ def shapes_of(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> li
     assert len(lengths) == SHAPES
     for order, tokens in enumerate(max(1, length) for length in lengths):
         # Encodings are cut in place, so that each one here is made anew.
-        parts = [tokenizer.encode(speaking[order % len(speaking)])]
+        parts = [_encode(speaking[order % len(speaking)], tokenizer)]
         while sum(len(part) for part in parts) < tokens:
-            parts.append(tokenizer.encode(speaking[(order + len(parts)) % len(speaking)]))
+            parts.append(_encode(speaking[(order + len(parts)) % len(speaking)], tokenizer))
         joined = Encoding.merge(parts)
         joined.truncate(tokens)
         encodings.append(joined)
     return encodings
+
+
+def _encode(text: Text, tokenizer: Tokenizer) -> Encoding:
+    return tokenizer.encode_batch([text])[0]
 
 
 def _compare(

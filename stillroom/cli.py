@@ -24,7 +24,17 @@ app = typer.Typer(
 )
 
 # What the `build` extra brings; serving needs none of it.
-BUILD_PACKAGES = {"torch", "transformers", "accelerate", "datasets", "safetensors", "onnx", "onnxscript", "tomli_w"}
+BUILD_PACKAGES = {
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "safetensors",
+    "onnx",
+    "onnxscript",
+    "pyarrow",
+    "tomli_w",
+}
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 
@@ -44,7 +54,7 @@ def guarded(call: Callable[[], Any]) -> int:
         call()
     except SystemExit as leaving:
         if leaving.code == 130:
-            say("Stopped. The same command goes on from the last checkpoint.")
+            say("Stopped. `run` and `distill` go on from the last checkpoint when the same command is given again.")
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except StillroomError as error:
         if error.exit_code == 1:
@@ -202,7 +212,7 @@ def _show_plan(plan: Any, as_json: bool) -> None:
     steps = {
         "teacher": plan.teacher_steps,
         "relations": plan.relation_steps,
-        "undistilled": plan.student_steps,
+        "undistilled": plan.relation_steps + plan.student_steps,
         "student": plan.student_steps,
     }
     rows = [

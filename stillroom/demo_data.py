@@ -17,8 +17,9 @@ from serve.errors import BadInput
 from stillroom.demo_phrases import CLOSINGS, DETAILS, EMOJI, GREETINGS, INTENTS, Phrases
 from stillroom.demo_values import SLOTS, Share
 
-# Which third of the dealt phrases a split says; the training split knows none of them.
-THIRDS: dict[Share, int] = {"unlabelled": 0, "validation": 1, "test": 2}
+# Which of the dealt phrases a split says. Unlabelled messages are the inbox: people put things there in every way, which
+# nobody has labelled. The training split knows none of them.
+OWN: dict[Share, slice] = {"unlabelled": slice(None), "validation": slice(1, None, 3), "test": slice(2, None, 3)}
 INNERMOST_CHOICE = re.compile(r"\[([^\[\]]*)\]")
 SLOT = re.compile(r"\{(\w+)\}")
 # How often a new message may be one that was already written before we say that the grammar is used up.
@@ -54,8 +55,8 @@ def write_support_messages(
     """Write `train.jsonl`, `validation.jsonl`, `test.jsonl` and `unlabelled.txt` (a text a line) into `folder`.
 
     The numbers are rows. The same arguments give the same bytes. No text stands in two of the files, and no name,
-    number, date or amount does; a part of the phrases of all but train is their own as well. Files of these names are
-    replaced, each in one step.
+    number, date or amount does. Validation and test each say things in ways that no labelled text but theirs does;
+    unlabelled text says things in every way. Files of these names are replaced, each in one step.
 
     Raises `BadInput` for a number of rows below 1, or more rows than there are different messages.
     """
@@ -124,10 +125,10 @@ def _template(intent: str, share: Share, rng: random.Random) -> str:
 
 
 def _phrase(phrases: Phrases, share: Share, rng: random.Random) -> str:
-    """One phrase with its choices made; three in ten are the split's own, where it has any."""
+    """One phrase with its choices made; three in ten are those that training never says, in all splits but it."""
     options = phrases.everywhere
-    if share in THIRDS and rng.random() < 0.3:
-        options = phrases.dealt[THIRDS[share] :: 3]
+    if share in OWN and rng.random() < 0.3:
+        options = phrases.dealt[OWN[share]]
     phrase = rng.choice(options)
     while "[" in phrase:
         phrase = INNERMOST_CHOICE.sub(lambda choice: rng.choice(choice[1].split("|")), phrase)

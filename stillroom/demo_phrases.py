@@ -2,7 +2,7 @@
 
 `[a|b|]` is a choice, which may be empty and may hold further choices; `{slot}` is filled from `demo_values.SLOTS`.
 Each intent has phrases that every split uses, and phrases that are dealt out, so that the test split says things in
-ways that training never heard. Many phrases name one kind of thing in two roles, in either order (ordered and
+ways that no labelled text of training does. Many phrases name one kind of thing in two roles, in either order (ordered and
 delivered, charged and refunded), or something that looks like an entity and is none (a ticket's number, the day a
 holiday begins).
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Phrases(NamedTuple):
-    """`everywhere` is said in all splits; `dealt` goes by position modulo 3 to unlabelled text, validation and test."""
+    """`everywhere` is said in all splits, `dealt` in unlabelled text; of it position 1 modulo 3 in validation, 2 in test."""
 
     everywhere: tuple[str, ...]
     dealt: tuple[str, ...]

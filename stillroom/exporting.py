@@ -15,7 +15,7 @@ from export.pack import pack, refuse_foreign
 from serve.errors import BadInput, GateMissed
 from serve.session import Session
 from stillroom.ground import usable_length
-from stillroom.judging import FP32, INT8, PARITY_TEXTS, graph_logits, make_graphs
+from stillroom.judging import FP32, INT8, PARITY_TEXTS, graph_logits, make_graphs, parity_faults
 from stillroom.show import say
 from stillroom.training import read_lineage
 
@@ -24,6 +24,8 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
     """See `stillroom.verbs.export`."""
     refuse_foreign(out)
     opened = open_model(checkpoint, role="CKPT")
+    if not (opened.folder / "model.safetensors").is_file():
+        raise BadInput(f"CKPT {checkpoint} keeps its weights in several files; save it with all of them in one.")
     tasks = [task for task in HEADS if opened.head_for(check_task(task))]
     if not tasks:
         raise BadInput(f"{checkpoint} has no head for {' or '.join(HEADS)}; fine-tune it for a task first.")
@@ -43,7 +45,7 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
         encoded = {
             split: encode(getattr(splits, split), tokenizer, task, labels) for split in ("train", "validation", "test")
         }
-        texts = [example.text for example in splits.validation[:PARITY_TEXTS]]
+        texts = [example.sent for example in splits.validation[:PARITY_TEXTS]]
         say("export: fp32 and int8, checked against torch")
         document = make_graphs(folder, ready, encoded["train"].encodings, texts, length, None)
 
@@ -61,8 +63,8 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
             raise GateMissed(
                 f"No bundle was written: int8 keeps {share:.4f} of fp32's {METRICS[task]} on validation, needed {gate:g}."
             )
-        if not document["parity"]["fp32"]["passed"]:
-            raise GateMissed("No bundle was written: the fp32 graph does not answer as torch does.")
+        if faults := parity_faults(document["parity"]):
+            raise GateMissed(f"No bundle was written: {'; '.join(faults)}.")
         metrics = {"metric": METRICS[task], "validation": validation, "test": scores("test")}
         lineage = _lineage(opened)
         return pack(
@@ -86,7 +88,11 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
 
 def _lineage(opened: Opened) -> dict[str, Any]:
     """What the checkpoint says of where it comes from; its curves stay with it."""
-    found = read_lineage(opened.folder) if (opened.folder / "lineage.json").is_file() else {"checkpoint": opened.name}
+    found = (
+        read_lineage(opened.folder)
+        if (opened.folder / "lineage.json").is_file()
+        else {"checkpoint": opened.public_name}
+    )
     return {key: value for key, value in found.items() if key not in ("loss", "validation")}
 
 

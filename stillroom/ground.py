@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from compress.augment import augmented
 from compress.distill import usual_relation_heads, usual_teacher_layer
 from compress.examples import Example, Splits, check_task, fingerprint, read_splits, read_texts
+from compress.initialise import layers_fit
 from compress.preflight import Faults, labels_for, warnings_of
 from compress.relations import check_relation_heads
 from compress.students import Shape, shape_of
@@ -151,6 +152,12 @@ def prepare(recipe: Recipe) -> Ground:
     warnings = warnings_of(splits, tokenizer, task, max_length)
     corpus = _unseen(corpus, splits, "corpus", warnings)
     unlabelled = _unseen(unlabelled, splits, "unlabelled", warnings)
+    if not layers_fit(opened.config, shape):
+        warnings.append(
+            f"The student's layers start at random: {shape} has another width or number of heads than the teacher "
+            f"({opened.config.hidden_size}, {opened.config.num_attention_heads}), or more layers. It needs far more training than one "
+            "that starts from the teacher's layers."
+        )
     mark = folder_mark(opened.folder)
     return Ground(
         recipe,
@@ -194,7 +201,7 @@ def check_relations(recipe: Recipe, opened: Opened, shape: Shape | None) -> None
 def _unseen(texts: list[str], splits: Splits, what: str, warnings: list[str]) -> list[str]:
     """`texts` without those of validation and test, which no training may see."""
     held = {example.text.strip() for example in (*splits.validation, *splits.test)}
-    kept = [text for text in texts if text not in held]
+    kept = [text for text in texts if text.strip() not in held]
     if len(kept) < len(texts):
         warnings.append(f"{len(texts) - len(kept)} texts of --{what} stand in validation or test; they were left out.")
     return kept
@@ -219,8 +226,11 @@ def check_out(out: Path) -> None:
         BadInput: it is a file, or a folder that holds something else.
     """
     refuse_foreign(out)
-    if out.absolute().parent.exists() and not os.access(out.absolute().parent, os.W_OK):
-        raise BadInput(f"--out {out} cannot be made: its folder is not yours to write in. Give another place.")
+    there = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
+    if not there.is_dir():
+        raise BadInput(f"--out {out} cannot be made: {there} is not a folder. Give another place.")
+    if not os.access(there, os.W_OK):
+        raise BadInput(f"--out {out} cannot be made: {there} is not yours to write in. Give another place.")
 
 
 def check_disk(out: Path, opened: Opened) -> None:

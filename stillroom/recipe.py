@@ -1,6 +1,7 @@
 """Every setting of a run in one place: read from a TOML file, overridden by flags, written back resolved."""
 
 import dataclasses
+import os
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -50,7 +51,7 @@ class Recipe:
     @property
     def model_name(self) -> str:
         """What the server calls the model."""
-        return self.name or Path(self.out).name
+        return self.name or Path(os.path.abspath(self.out)).name
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
     ground = prepare(recipe)
     use_threads(ground.recipe)
     marks = fingerprints(ground)
-    out = Path(recipe.out)
+    out = Path(os.path.abspath(recipe.out))
     if (out / MANIFEST).is_file():
         return _already_there(out, marks["bundle"])
     for warning in ground.warnings:
@@ -63,7 +63,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
 
 def _clear_leftovers(out: Path) -> None:
     """Remove what kills in the middle of packing left beside `out`; the run that calls this holds the lock."""
-    ours = re.compile(rf"\.{re.escape(out.name)}\.([a-z0-9_]{{8}}\.partial|\d+\.old)")
+    ours = re.compile(rf"\.{re.escape(out.name)}\.\d+\.(partial|old)")
     for left in out.parent.iterdir():
         if ours.fullmatch(left.name):
             shutil.rmtree(left, ignore_errors=True)
@@ -205,14 +205,8 @@ def _judge(ground: Ground, marks: dict[str, str], folders: dict[str, Path]) -> d
         "scores: gates on validation, then test, once",
     )
     scores = judging.read_json(folders["scores"] / "scores.json")
-    parity = judging.read_json(folders["export"] / "export.json")["parity"]
     missed = [f"{g['name']} is {g['value']:.4f}, needed {g['needed']:g}" for g in scores["gates"] if not g["passed"]]
-    if not parity["fp32"]["passed"]:
-        missed.append("the fp32 graph does not answer as torch does")
-    if not parity["int8"]["passed"]:
-        missed.append(
-            f"{parity['int8']['company_differences']} texts are answered otherwise in company than alone by int8"
-        )
+    missed += judging.parity_faults(judging.read_json(folders["export"] / "export.json")["parity"])
     if missed:
         report = ground.work.root / "report.html"
         write_report(report, judging.report_of(ground, folders, scores, None))

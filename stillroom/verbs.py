@@ -172,6 +172,7 @@ def profile(
         BadInput: a model or the file cannot be used.
     """
     from compress.examples import read_texts
+    from export.pack import plain_tokenizer
     from latency.candidates import Candidate
     from latency.profile import profile as time_candidates
     from serve.bundle import open_bundle
@@ -195,7 +196,7 @@ def profile(
         raise BadInput("No model was given to profile.")
     folders = [Path(model) for model in models]
     tokenizers = {
-        (folder / "tokenizer.json").read_bytes() for folder in folders if (folder / "tokenizer.json").is_file()
+        plain_tokenizer(folder / "tokenizer.json") for folder in folders if (folder / "tokenizer.json").is_file()
     }
     if len(tokenizers) != 1:
         raise BadInput(

@@ -123,6 +123,14 @@ def test_a_csv_without_its_label_column_says_what_it_has(tmp_path: Path) -> None
         read_examples(path, TEXT)
 
 
+def test_a_csv_with_a_nameless_column_of_row_numbers_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.csv", ",text,label\n0,hello,greet\n1,bye,leave\n")
+    assert [(e.text, e.label) for e in read_examples(path, "text-classification")] == [
+        ("hello", "greet"),
+        ("bye", "leave"),
+    ]
+
+
 def test_a_csv_row_whose_text_holds_an_unquoted_comma_is_a_fault_and_not_another_label(tmp_path: Path) -> None:
     path = written(tmp_path, "train.csv", "text,label\nfine,ok\nWhere is it, please,status\n")
     with pytest.raises(BadRows, match="line 3: has 3 fields, its header 2: quote a text"):

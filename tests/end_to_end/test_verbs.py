@@ -1,6 +1,7 @@
 """Verbs apart from `run`, from Python and from the command line, on a tiny teacher."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, task_data: Path) -> Path:
     """A checkpoint with a head for the task's intents, made without this project: random weights, right labels."""
-    import shutil
-
     from transformers import AutoModelForSequenceClassification
 
     folder = shutil.copytree(tiny_teacher, tmp_path_factory.mktemp("ckpt") / "classifier")
@@ -83,6 +82,38 @@ def test_export_makes_a_bundle_of_any_classifier_and_profile_times_it(
     ]
     assert len(document["ratios"]) == 2
     assert {path.name for path in (tmp_path / "timings").iterdir()} == {"report.html", "report.json", "table.md"}
+
+
+def test_a_tokenizer_that_was_saved_to_pad_is_the_same_tokenizer(
+    classifier: Path, task_data: Path, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer
+
+    padded = shutil.copytree(classifier, tmp_path / "padded")
+    tokenizer = Tokenizer.from_file(str(padded / "tokenizer.json"))
+    tokenizer.enable_padding(length=32)
+    tokenizer.enable_truncation(16)
+    tokenizer.save(str(padded / "tokenizer.json"), pretty=False)
+    document = face.profile(
+        [classifier, padded], task_data / "test.jsonl", batches=[1], lengths=[8], seconds=0.5, threads=1
+    )
+    assert [row["name"] for row in document["candidates"]] == ["classifier torch fp32", "padded torch fp32"]
+
+
+def test_export_refuses_graphs_whose_answers_depend_on_company(
+    classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from export.quantise import quantise_dynamic, quantise_static
+
+    def dynamic(fp32_file: Path, int8_file: Path, calibration: object) -> object:
+        told = quantise_static(fp32_file, int8_file, calibration)  # type: ignore[arg-type]
+        quantise_dynamic(fp32_file, int8_file)
+        return told
+
+    monkeypatch.setattr("stillroom.judging.quantise_static", dynamic)
+    with pytest.raises(GateMissed, match="answered otherwise in company than alone by int8"):
+        face.export(classifier, tmp_path / "bundle", str(task_data), gate=0.0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_export_holds_its_gate(classifier: Path, task_data: Path, tmp_path: Path) -> None:

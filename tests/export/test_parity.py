@@ -118,3 +118,10 @@ def test_lengths_go_from_one_token_to_the_maximum(bert: Exported) -> None:
 def test_parity_without_texts_is_refused(bert: Exported) -> None:
     with pytest.raises(BadInput, match="0 texts were given, with no token in them"):
         graph_parity(bert.checkpoint, bert.onnx_file, [], MAX_LENGTH)
+
+
+def test_pairs_are_compared_with_both_segments(bert: Exported, texts: list[str]) -> None:
+    pairs = [(text, other) for text, other in zip(texts, texts[::-1], strict=True)]
+    encodings = shapes_of(pairs, load_tokenizer(bert.checkpoint, MAX_LENGTH), MAX_LENGTH)
+    assert any(1 in encoding.type_ids for encoding in encodings)
+    assert graph_parity(bert.checkpoint, bert.onnx_file, pairs, MAX_LENGTH, threads=1).passed

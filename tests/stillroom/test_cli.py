@@ -147,6 +147,21 @@ def test_an_output_folder_that_is_something_else(run: Run, given: dict[str, str 
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
+def test_an_output_folder_inside_a_file(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    given["--out"] = tmp_path / "notes.txt" / "deep" / "bundle"
+    code, said = run("run", *(part for pair in given.items() for part in pair))
+    assert code == 2
+    assert f"{tmp_path / 'notes.txt'} is not a folder" in said
+
+
+def test_a_student_that_cannot_start_from_its_teacher_is_told(run: Run, given: dict[str, str | Path]) -> None:
+    given["--student"] = "layers=2,hidden=32,heads=2,ffn=32"
+    code, said = run("run", *(part for pair in given.items() for part in pair), "--dry-run", "--json")
+    assert code == 0, said
+    assert "The student's layers start at random" in said
+
+
 def test_all_faults_come_in_one_message(run: Run, given: dict[str, str | Path]) -> None:
     said = refused(run, given, teacher="/nowhere", student="huge", data="/nothing")
     assert "3 things stand in the way; nothing was trained" in said
@@ -168,12 +183,13 @@ def test_a_work_folder_that_is_somebody_elses(run: Run, given: dict[str, str | P
     assert (tmp_path / "out.work" / "mine.txt").read_text() == "keep me"
 
 
-def test_texts_of_test_are_left_out_of_what_the_student_sees(run: Run, given: dict[str, str | Path]) -> None:
-    arguments = [
-        *(part for pair in given.items() for part in pair),
-        "--unlabelled",
-        Path(given["--data"]) / "test.jsonl",
-    ]
+def test_texts_of_test_are_left_out_of_what_the_student_sees(
+    run: Run, given: dict[str, str | Path], tmp_path: Path
+) -> None:
+    rows = [json.loads(line) for line in (Path(given["--data"]) / "test.jsonl").read_text().splitlines()]
+    spaced = tmp_path / "spaced.jsonl"  # the same texts, as an export with blanks around them would hold them
+    spaced.write_text("".join(json.dumps({"text": f" {row['text']} "}) + "\n" for row in rows))
+    arguments = [*(part for pair in given.items() for part in pair), "--unlabelled", spaced]
     code, said = run("run", *arguments, "--dry-run", "--json")
     assert code == 0, said
     assert "60 texts of --unlabelled stand in validation or test; they were left out" in said
