@@ -17,8 +17,10 @@ from serve.errors import BadInput
 from stillroom.demo_phrases import CLOSINGS, DETAILS, EMOJI, GREETINGS, INTENTS, Phrases
 from stillroom.demo_values import SLOTS, Share
 
-# Which of the dealt phrases a split says. Unlabelled messages are the inbox: people put things there in every way, which
-# nobody has labelled. The training split knows none of them.
+# Unlabelled messages are the shop's inbox, which nobody has labelled: its products, its customers and the ways they put
+# things are those of validation and test as much as others. The training split knows none of them.
+INBOX: tuple[Share, ...] = ("unlabelled", "validation", "test")
+# Which of the dealt phrases a split says.
 OWN: dict[Share, slice] = {"unlabelled": slice(None), "validation": slice(1, None, 3), "test": slice(2, None, 3)}
 INNERMOST_CHOICE = re.compile(r"\[([^\[\]]*)\]")
 SLOT = re.compile(r"\{(\w+)\}")
@@ -55,8 +57,9 @@ def write_support_messages(
     """Write `train.jsonl`, `validation.jsonl`, `test.jsonl` and `unlabelled.txt` (a text a line) into `folder`.
 
     The numbers are rows. The same arguments give the same bytes. No text stands in two of the files, and no name,
-    number, date or amount does. Validation and test each say things in ways that no labelled text but theirs does;
-    unlabelled text says things in every way. Files of these names are replaced, each in one step.
+    number, date or amount in two of those with labels. Validation and test each say things in ways that no other
+    labelled text does; unlabelled text, the inbox, says things in every way, with values of those two and its own.
+    Files of these names are replaced, each in one step.
 
     Raises `BadInput` for a number of rows below 1, or more rows than there are different messages.
     """
@@ -87,7 +90,8 @@ def support_messages(share: Share, rows: int, seed: int, seen: set[str]) -> list
     repeats = 0
     while len(messages) < rows:
         intent = rng.choice(list(INTENTS))
-        message = _join(_with_noise(_pieces(_template(intent, share, rng), share, rng), rng), intent)
+        values = rng.choice(INBOX) if share == "unlabelled" else share
+        message = _join(_with_noise(_pieces(_template(intent, share, rng), values, rng), rng), intent)
         key = _key(message["text"])
         if key not in seen:
             seen.add(key)

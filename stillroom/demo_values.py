@@ -1,7 +1,7 @@
 """What may fill a slot of a support message: names, numbers, dates, amounts, each from the pool of its own split.
 
-Every list below is dealt out by position, so a value of one split never stands in another. Numbers, dates and amounts
-are dealt out the same way, by arithmetic on them. What a slot means is decided by the sentence around it: the same list
+Every list below is dealt out by position, so a value of one labelled split never stands in another. Numbers, dates and
+amounts are dealt out the same way, by arithmetic on them. What a slot means is decided by the sentence around it: the same list
 fills people and cities, the same dates fill order dates and delivery dates, the same digits fill orders and tickets.
 """
 

@@ -19,6 +19,7 @@ def test_the_demo_ends_with_a_student_that_keeps_its_teachers_score(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["int8"] >= 0.95 * document["teacher"]
+    assert document["int8"] > document["undistilled"] + 0.03
     text = "Hi, this is Ines Duarte, my mail is ines@example.org 🙏"
     found = Pipeline(tmp_path / "demo")(text)["entities"]
     assert {(e["label"], text[e["start"] : e["end"]]) for e in found} >= {("email", "ines@example.org")}
