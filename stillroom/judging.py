@@ -385,6 +385,7 @@ def card_of(ground: Ground, report: Report, lineage: dict[str, Any]) -> str:
             max_length=ground.max_length,
             figures=figures,
             shipped=SHOWN_AS["int8"],
+            dataset=None if Path(ground.recipe.data).exists() else ground.recipe.data,
             report=True,
             base_model=None if Path(teacher).exists() else teacher,
             lineage=lineage,
