@@ -107,7 +107,7 @@ def run(
         list[str] | None, typer.Option(help="In-domain text that the teacher labels; may be given again.")
     ] = None,
     augment: Annotated[
-        int | None, typer.Option(help="Texts generated from each labelled one, for the teacher to label; 0 for none.")
+        int | None, typer.Option(help="Texts generated from each labelled one, for the teacher to label.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes everything that is drawn at random.")] = None,
     threads: Annotated[

@@ -51,7 +51,6 @@ def demo(out: Path) -> dict[str, Any]:
             teacher_epochs=6,
             teacher_learning_rate=2e-4,
             student_epochs=10,
-            augment=0,  # the inbox is text enough, and real
             latency_seconds=30,
         )
     )

@@ -22,7 +22,7 @@ class Recipe:
     name: str = ""  # what the server calls the model; the name of `out` unless given
     corpus: tuple[str, ...] = ()  # files of plain text for the relation stage
     unlabelled: tuple[str, ...] = ()  # files of in-domain text that the teacher labels
-    augment: int = 3  # texts generated from each labelled one, which the teacher labels; 0 generates none
+    augment: int = 0  # texts generated from each labelled one, which the teacher labels
     seed: int = 0
     threads: int = 0  # cores to train on; 0 is all that this process may use
     precision: str = "auto"  # of training: fp32, bf16, or auto: bf16 where the CPU or GPU multiplies it natively

@@ -28,7 +28,18 @@ QUICK = [
     "--student-epochs",
     "20",
 ]
-QUICK += ["--student", "layers=2,hidden=32,heads=4,ffn=32", "--batch", "16", "--latency-seconds", "1", "--threads", "1"]
+QUICK += [
+    "--augment",
+    "2",
+    "--student",
+    "layers=2,hidden=32,heads=4,ffn=32",
+    "--batch",
+    "16",
+    "--latency-seconds",
+    "1",
+    "--threads",
+    "1",
+]
 
 
 def stillroom(*arguments: str | Path, **kwargs: object) -> subprocess.CompletedProcess[str]:
