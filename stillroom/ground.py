@@ -69,12 +69,14 @@ class Ground:
     @cached_property
     def in_domain(self) -> Encoded | None:
         """The texts that only the teacher labels, tokenised: given and generated ones; None when there are none."""
-        texts = [Example(text) for text in self.unlabelled]
-        if self.recipe.augment:
-            held = {example.text.strip() for example in (*self.splits.validation, *self.splits.test)}
-            made = augmented(self.splits.train, self.tokenizer, self.recipe.augment, self.recipe.seed)
-            texts += [example for example in made if example.text.strip() not in held]
+        made = augmented(self.splits.train, self.tokenizer, self.recipe.augment, self.recipe.seed)
+        texts = [Example(text) for text in self.unlabelled] + _unseen(made, self.splits)
         return self._encoded(texts) if texts else None
+
+    @cached_property
+    def soft_labelled(self) -> Encoded:
+        """All texts that get the teacher's soft labels, in their order: train, then `in_domain`."""
+        return self.train if self.in_domain is None else self.train + self.in_domain
 
     def _encoded(self, examples: list[Example]) -> Encoded:
         return encode(examples, self.tokenizer, check_task(self.recipe.task), self.labels)
@@ -150,8 +152,8 @@ def prepare(recipe: Recipe) -> Ground:
     max_length = usable_length(recipe.max_length, opened)
     tokenizer.enable_truncation(max_length=max_length)
     warnings = warnings_of(splits, tokenizer, task, max_length)
-    corpus = _unseen(corpus, splits, "corpus", warnings)
-    unlabelled = _unseen(unlabelled, splits, "unlabelled", warnings)
+    corpus = _unseen_texts(corpus, splits, "corpus", warnings)
+    unlabelled = _unseen_texts(unlabelled, splits, "unlabelled", warnings)
     if not layers_fit(opened.config, shape):
         warnings.append(
             f"The student's layers start at random: {shape} has another width or number of heads than the teacher "
@@ -198,10 +200,15 @@ def check_relations(recipe: Recipe, opened: Opened, shape: Shape | None) -> None
         check_relation_heads(recipe.relation_heads, opened.config.hidden_size, shape.hidden)
 
 
-def _unseen(texts: list[str], splits: Splits, what: str, warnings: list[str]) -> list[str]:
-    """`texts` without those of validation and test, which no training may see."""
+def _unseen(examples: list[Example], splits: Splits) -> list[Example]:
+    """`examples` without those whose text stands in validation or test, which no training may see."""
     held = {example.text.strip() for example in (*splits.validation, *splits.test)}
-    kept = [text for text in texts if text.strip() not in held]
+    return [example for example in examples if example.text.strip() not in held]
+
+
+def _unseen_texts(texts: list[str], splits: Splits, what: str, warnings: list[str]) -> list[str]:
+    """The unseen ones of the texts given as --`what`; `warnings` tells of the others."""
+    kept = [example.text for example in _unseen([Example(text) for text in texts], splits)]
     if len(kept) < len(texts):
         warnings.append(f"{len(texts) - len(kept)} texts of --{what} stand in validation or test; they were left out.")
     return kept

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
-from compress.checkpoint import Progress
+from compress.checkpoint import Progress, write_safetensors
 from compress.distill import RelationDistillation, chunks, distil_relations
 from compress.examples import check_task
 from compress.finetune import TaskTraining, train_on_task
@@ -107,7 +108,7 @@ def make_soft_labels(folder: Path, ground: Ground, teacher: Path) -> None:
             f"The teacher is no better than chance on this task: {METRICS[task]} {reached} on validation, where {blind:.4f} "
             "needs no look at the text. A student would learn nothing from it. Check labels and texts, or give a better teacher."
         )
-    texts = ground.train if ground.in_domain is None else ground.train + ground.in_domain
+    texts = ground.soft_labelled
     generated = len(texts) - len(ground.train) - len(ground.unlabelled)
     say(f"  {len(ground.train)} labelled texts, {len(ground.unlabelled)} unlabelled and {generated} generated ones")
     with bar("soft labels") as shown:
@@ -119,7 +120,7 @@ def make_soft_labels(folder: Path, ground: Ground, teacher: Path) -> None:
             shown(seen, len(texts))
 
         shards = [
-            _shard(folder / TRAINING / f"{start}.npy", texts[start : start + SHARD_TEXTS], model, advance)
+            _shard(folder / TRAINING / f"{start}.safetensors", texts[start : start + SHARD_TEXTS], model, advance)
             for start in range(0, len(texts), SHARD_TEXTS)
         ]
     np.save(folder / "logits.npy", np.concatenate(shards), allow_pickle=False)
@@ -129,20 +130,17 @@ def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None
     """The logits of all rows of `texts`, from `file` if an earlier process finished it."""
     if file.is_file():
         advance(len(texts))
-        done: np.ndarray = np.load(file, allow_pickle=False)
+        done: np.ndarray = load_file(file)["logits"].numpy()
         return done
     logits = np.concatenate(row_logits(model, texts, advance=advance))
     file.parent.mkdir(exist_ok=True)
-    beside = file.with_suffix(".partial")
-    with beside.open("wb") as written:
-        np.save(written, logits, allow_pickle=False)
-    beside.replace(file)
+    write_safetensors(file, {"logits": torch.from_numpy(logits)})
     return logits
 
 
 def read_soft_labels(folder: Path, ground: Ground) -> list[np.ndarray]:
     """The teacher's logits of each text's rows, as `make_soft_labels` left them."""
-    texts = ground.train if ground.in_domain is None else ground.train + ground.in_domain
+    texts = ground.soft_labelled
     logits = np.load(folder / "logits.npy", mmap_mode="r", allow_pickle=False)
     ends = np.cumsum([len(rows) for rows in texts.rows])
     if len(logits) != ends[-1]:
