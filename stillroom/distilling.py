@@ -26,7 +26,7 @@ from compress.teacher import Opened, open_model, quiet, save_tokenizer
 from serve.bundle import canonical_json
 from serve.errors import BadInput
 from serve.threads import available_cores
-from stillroom.ground import folder_mark, texts_mark
+from stillroom.ground import folder_mark, texts_mark, trained_with
 from stillroom.show import bar
 from stillroom.stages import MARK, TRAINING, Work, fingerprint
 
@@ -74,7 +74,7 @@ def distil_student(
     cores = available_cores()
     torch.set_num_threads(cores)
     torch.use_deterministic_algorithms(True)
-    described = [str(shape), epochs, tokens, cores, torch.__version__, dataclasses.asdict(settings)]
+    described = [str(shape), epochs, tokens, cores, trained_with(), dataclasses.asdict(settings)]
     mark = fingerprint("distill", folder_mark(opened.folder), texts_mark(texts), *described)
     work = Work(target.with_name(target.name + ".distil-work"))
     with work.locked():

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -115,6 +116,11 @@ def has_bf16() -> bool:
 def device_here() -> torch.device:
     """Where models are trained and label texts."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def trained_with() -> list[str]:
+    """The versions and the device that decide what training and tokenising give, for fingerprints."""
+    return [*(version(name) for name in ("torch", "transformers", "tokenizers")), device_here().type]
 
 
 def prepare(recipe: Recipe) -> Ground:

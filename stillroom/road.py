@@ -13,15 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 import torch
-import transformers
 
 from latency.report import write_report
 from serve.bundle import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError, GateMissed
 from stillroom import judging, training
-from stillroom.ground import Ground, device_here, prepare, texts_mark
+from stillroom.ground import Ground, prepare, texts_mark, trained_with
 from stillroom.plan import Plan, full_plan, timed_plan
 from stillroom.recipe import Recipe
 from stillroom.show import say, table
@@ -93,7 +91,6 @@ def fingerprints(ground: Ground) -> dict[str, str]:
     """Of each stage: everything that decides its outcome, as one name."""
     r = ground.recipe
     common = [r.task, ground.data_mark, r.seed, r.threads, r.precision, r.batch, ground.max_length, list(ground.labels)]
-    versions = [torch.__version__, transformers.__version__, tokenizers.__version__, device_here().type]
     runtimes = [version(name) for name in ("onnx", "onnxscript", "onnxruntime")]
     unlabelled = texts_mark(ground.unlabelled)
     in_domain = [unlabelled, r.augment]
@@ -122,7 +119,7 @@ def fingerprints(ground: Ground) -> dict[str, str]:
         else []
     )
     marks: dict[str, str] = {}
-    marks["plan"] = fingerprint("plan", versions, *common, *budget)
+    marks["plan"] = fingerprint("plan", trained_with(), *common, *budget)
     marks["teacher"] = fingerprint("teacher", marks["plan"], *teacher)
     marks["start"] = fingerprint("start", marks["teacher"], str(ground.shape))
     marks["relations"] = fingerprint("relations", marks["start"], *relations)
