@@ -41,7 +41,7 @@ class Example:
     entities: tuple[Entity, ...] | None = None
 
     @property
-    def sent(self) -> str | tuple[str, str]:
+    def text_or_pair(self) -> str | tuple[str, str]:
         """What a tokenizer is given: the text, or both texts of a pair."""
         return (self.text, self.text_pair) if self.text_pair else self.text
 

@@ -81,7 +81,7 @@ class Batch:
 def encode(examples: Sequence[Example], tokenizer: Tokenizer, task: Task, labels: Sequence[str]) -> Encoded:
     """Tokenise `examples`; `labels` are classes or tags by index. A label that is not among them carries no target."""
     index = {label: i for i, label in enumerate(labels)}
-    encodings: list[Encoding] = tokenizer.encode_batch([example.sent for example in examples])
+    encodings: list[Encoding] = tokenizer.encode_batch([example.text_or_pair for example in examples])
     rows: list[np.ndarray] = []
     targets: list[np.ndarray] = []
     for example, encoding in zip(examples, encodings, strict=True):

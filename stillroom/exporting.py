@@ -45,7 +45,7 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
         encoded = {
             split: encode(getattr(splits, split), tokenizer, task, labels) for split in ("train", "validation", "test")
         }
-        texts = [example.sent for example in splits.validation[:PARITY_TEXTS]]
+        texts = [example.text_or_pair for example in splits.validation[:PARITY_TEXTS]]
         say("export: fp32 and int8, checked against torch")
         document = make_graphs(folder, ready, encoded["train"].encodings, texts, length, None)
 

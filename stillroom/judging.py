@@ -15,7 +15,7 @@ from compress.tasks import Encoded, batches_by_length, predictions, row_logits
 from export.card import CardFacts, Figure, model_card
 from export.graph import export_graph
 from export.pack import pack
-from export.parity import graph_parity, int8_parity
+from export.parity import Text, graph_parity, int8_parity
 from export.quantise import quantise_static
 from latency.candidates import Candidate
 from latency.profile import ProfileDocument, RatioRow, profile
@@ -47,7 +47,7 @@ SHOWN_AS = {
 def make_export(folder: Path, ground: Ground, student: Path, teacher: Path) -> None:
     """Both graphs of the student, the teacher's graph for timing, and how far the graphs agree with torch."""
     export_graph(teacher, folder / "teacher.onnx", ground.max_length)
-    texts = [example.sent for example in ground.splits.validation[:PARITY_TEXTS]]
+    texts = [example.text_or_pair for example in ground.splits.validation[:PARITY_TEXTS]]
     make_graphs(folder, student, ground.train.encodings, texts, ground.max_length, ground.recipe.threads)
 
 
@@ -55,7 +55,7 @@ def make_graphs(
     folder: Path,
     checkpoint: Path,
     encodings: Sequence[Encoding],
-    texts: Sequence[str | tuple[str, str]],
+    texts: Sequence[Text],
     max_length: int,
     threads: int | None,
 ) -> dict[str, Any]:
