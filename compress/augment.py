@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from compress.examples import Example
 from serve.spans import words
 
-# Tang et al. 2019, "Distilling task-specific knowledge from BERT into simple neural networks", section 3.2, give p_mask.
+# Tang et al. 2019, "Distilling task-specific knowledge from BERT into simple neural networks" give p_mask.
 MASKED_SHARE = 0.1
 # Of entities that another mention of the same label takes the place of (Dai and Adel 2020, "mention replacement").
 SWAPPED_SHARE = 0.7

@@ -424,5 +424,5 @@ def demo(
     _show_run(document)
     say(
         "Then    curl -s localhost:8000/v1/entities -H 'content-type: application/json' "
-        '-d \'{"text": "Hi, this is Ines Duarte. Order 48-20417 never came to Lisbon!"}\''
+        '-d \'{"text": "The kettle from order 4471-220 is broken, please call Marta Kowalska at +48 601 555 010."}\''
     )
