@@ -26,7 +26,7 @@ class Progress:
 
 def save_checkpoint(path: Path, model: Any, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
     """Write the state beside `path` and rename it into place: a kill leaves the file before it whole."""
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    tensors = {f"model.{name}": value for name, value in own_tensors(model).items()}
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [p for p in model.parameters() if p.requires_grad]
     for name, parameter in zip(names, parameters, strict=True):
@@ -40,7 +40,9 @@ def load_checkpoint(path: Path, model: Any, optimizer: torch.optim.Optimizer) ->
     with safe_open(path, framework="pt") as file:
         stored = json.loads(file.metadata()["progress"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    model.load_state_dict({name.removeprefix("model."): v for name, v in tensors.items() if name.startswith("model.")})
+    put_tensors(
+        model, {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    )
     for name, parameter in model.named_parameters():
         state = {
             key: tensors[f"optimizer.{key}.{name}"]
@@ -52,6 +54,30 @@ def load_checkpoint(path: Path, model: Any, optimizer: torch.optim.Optimizer) ->
     stored["loss"] = [tuple(pair) for pair in stored["loss"]]
     stored["validation"] = [tuple(pair) for pair in stored["validation"]]
     return Progress(**stored)
+
+
+def own_tensors(model: Any) -> dict[str, Tensor]:
+    """The state of `model` with each tensor once, under the first of its names: a head may share the embeddings."""
+    seen: dict[tuple[int, tuple[int, ...]], str] = {}
+    found: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        first = seen.setdefault((value.data_ptr(), tuple(value.shape)), name) if value.numel() else name
+        if first == name:
+            found[name] = value
+    return found
+
+
+def put_tensors(model: Any, tensors: dict[str, Tensor]) -> None:
+    """Put what `own_tensors` gave back into `model`, or one like it.
+
+    Raises:
+        ValueError: the names are not those of this model.
+    """
+    if set(tensors) != set(own_tensors(model)):
+        raise ValueError(
+            f"the checkpoint is of another model: {sorted(set(tensors) ^ set(own_tensors(model)))[:3]} differ"
+        )
+    model.load_state_dict(tensors, strict=False)
 
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

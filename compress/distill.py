@@ -1,164 +1,184 @@
-"""Task-agnostic distillation of self-attention relations (MiniLMv2) on unlabelled text."""
+"""Running one stage of a method: a student is trained to agree with its teacher on the stage's objective."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from compress.checkpoint import Progress
-from compress.families import Family, encoder_of, layers_of, linear
-from compress.loop import Order, Report, Schedule, train
-from compress.relations import check_relation_heads, relation_loss
+from compress.families import Family, encoder_of
+from compress.insides import Insides, read
+from compress.loop import Report, Schedule, Watch, train
+from compress.methods import Stage
+from compress.objectives import Objective, Projections, check_objective, layer_losses, output_losses
+from compress.tasks import Batch, inputs_for, to_device
 from compress.vocabulary import rows_in_use
-from serve.errors import BadInput
+
+
+class Text(Protocol):
+    """What a stage is trained on: the batch of each step, and all ids that occur."""
+
+    @property
+    def pad_id(self) -> int: ...  # noqa: D102 - the class says it
+
+    @property
+    def ids(self) -> list[np.ndarray]: ...  # noqa: D102 - the class says it
+
+    def at(self, step: int) -> Batch: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
-class RelationDistillation:
-    """Settings of the relation stage. Betas and warm-up share are those of the comparative analysis, appendix B."""
+class Settings:
+    """What a stage does not decide itself."""
 
     steps: int
-    learning_rate: float = 5e-4
-    batch: int = 32
-    relation_heads: int = 48
-    # Which teacher layer, from 1, the student's last layer learns from.
-    teacher_layer: int = 1
     seed: int = 0
     precision: str = "fp32"
     checkpoint_every_s: float = 30.0
+    # In place of the stage's own rate; 0 keeps that.
+    learning_rate: float = 0.0
 
 
-def usual_teacher_layer(teacher_layers: int) -> int:
-    """The layer that served students of this size best: `L - 2` of twelve or more (methods of the comparative analysis,
-    section 5), one below the top of a shallower teacher."""
-    return max(1, teacher_layers - 2 if teacher_layers >= 12 else teacher_layers - 1)
-
-
-def usual_relation_heads(teacher_width: int, student_width: int) -> int:
-    """The paper's 48 where it divides both widths, otherwise the largest number below it that does."""
-    return max(n for n in range(1, 49) if teacher_width % n == 0 and student_width % n == 0)
-
-
-def chunks(texts: Sequence[str], tokenizer: Tokenizer, longest: int) -> list[np.ndarray]:
-    """Token ids of `texts`, each cut into pieces of at most `longest` tokens that carry the special tokens of their own."""
-    pieces: list[np.ndarray] = []
-    tokenizer = Tokenizer.from_str(tokenizer.to_str())
-    tokenizer.enable_truncation(max_length=longest)
-    for start in range(0, len(texts), 1_000):
-        for encoding in tokenizer.encode_batch(list(texts[start : start + 1_000])):
-            for part in (encoding, *encoding.overflowing):
-                if sum(part.special_tokens_mask) < len(part.ids):
-                    pieces.append(np.array(part.ids, dtype=np.int64))
-    return pieces
-
-
-def distil_relations(
+def distil(
+    stage: Stage,
     teacher: Any,
     student: Any,
     family: Family,
-    pieces: Sequence[np.ndarray],
-    pad_id: int,
-    settings: RelationDistillation,
+    text: Text,
+    settings: Settings,
     *,
     folder: Path,
+    projections: Projections | None = None,
+    watch: Watch | None = None,
     report: Report | None = None,
 ) -> Progress:
-    """Train `student` in place until its last layer's Q-Q, K-K and V-V relations are those of one teacher layer.
+    """Train `student` in place on the objective of `stage`.
 
-    Only what the loss reads is computed: the teacher up to the projections of its chosen layer, the student up to those
-    of its last, so that layer's output projection and feed-forward stay as they start.
+    Of both models only what the objective reads is computed: a student whose last values are compared keeps that layer's
+    output projection and feed-forward as they start.
 
     Args:
-        teacher: any head; not changed.
-        student: any head of the same family and vocabulary.
+        stage: the objective, what of the student moves, rate and schedule.
+        teacher: not changed; None when the objective asks for labels alone. For answers it needs the same kind of head.
+        student: of the same family and vocabulary.
         family: where both keep their parts.
-        pieces: token ids of the corpus, as `chunks` gives them.
-        pad_id: fills padded positions.
-        settings: steps, rates, relation heads and the teacher's layer.
+        text: what they read.
+        settings: steps, seed and precision.
         folder: for checkpoints.
+        projections: the learned maps of the objective; new ones if not given.
+        watch: validation, if the best weights are wanted and not the last.
         report: told of each step.
 
     Raises:
-        BadInput: relation heads that do not divide both widths, or a layer that the teacher does not have.
+        BadInput: heads, layers or widths that the objective cannot compare.
     """
-    check_relation_heads(settings.relation_heads, teacher.config.hidden_size, student.config.hidden_size)
-    depth = len(layers_of(teacher, family))
-    if not 1 <= settings.teacher_layer <= depth:
-        raise BadInput(f"The teacher has layers 1 to {depth}; layer {settings.teacher_layer} was asked for.")
-    order = Order(np.array([len(piece) for piece in pieces]), settings.batch, settings.seed)
-    teacher.eval()
-    last = len(layers_of(student, family))
-    with (
-        reading_layer(teacher, family, settings.teacher_layer) as teacher_layer,
-        reading_layer(student, family, last) as student_layer,
-        rows_in_use(student, pieces, pad_id) as remap,
-    ):
+    objective = stage.objective
+    if teacher is not None:
+        check_objective(objective, teacher.config, student.config)
+        teacher.eval()
+    torch.manual_seed(settings.seed)
+    maps = projections or Projections(objective, (student if teacher is None else teacher).config, student.config)
+    with moving(student, stage.trains), rows_narrowed(student, text, objective) as remap:
 
         def loss_at(step: int) -> dict[str, Tensor]:
-            ids, mask = padded([pieces[i] for i in order.at(step)], pad_id)
-            device = next(student.parameters()).device
-            on_device = mask.to(device)
-            with torch.no_grad():
-                teacher.to(device)  # training has put the student there; after the first step it is there already
-                theirs = projections(teacher, teacher_layer, family, ids.to(device), on_device)
-            ours = projections(student, student_layer, family, torch.from_numpy(remap)[ids].to(device), on_device)
-            return {
-                name: relation_loss(theirs[name], ours[name], on_device, settings.relation_heads)
-                for name in ("queries", "keys", "values")
-            }
+            return step_losses(objective, teacher, student, family, text.at(step), maps, remap)
 
         return train(
-            _Both(student, student_layer),
+            _Trained(student, maps),
             loss_at,
-            Schedule(settings.steps, settings.learning_rate, warmup=0.05, betas=(0.9, 0.98)),
+            Schedule(settings.steps, settings.learning_rate or stage.learning_rate, stage.warmup, betas=stage.betas),
             folder=folder,
             seed=settings.seed,
+            watch=watch,
             precision=settings.precision,
             checkpoint_every_s=settings.checkpoint_every_s,
             report=report,
         )
 
 
-class _Both(nn.Module):
-    """The student's lower layers and the layer that is read, as one thing to train."""
+def step_losses(
+    objective: Objective,
+    teacher: Any,
+    student: Any,
+    family: Family,
+    batch: Batch,
+    projections: Projections,
+    remap: np.ndarray | None,
+) -> dict[str, Tensor]:
+    """The weighted loss terms of one batch; `remap` gives each token id its row in a narrowed student's embeddings."""
+    device = next(student.parameters()).device
+    batch = to_device(batch, device)
+    theirs = Insides({})
+    if objective.layers or objective.asks_teacher:
+        with torch.no_grad():
+            teacher.to(device)  # training has put the student there; after the first step it is there already
+            theirs = _read(teacher, family, objective, batch, teacher=True)
+    seen = batch
+    if remap is not None:
+        ids = torch.from_numpy(remap)[batch.inputs["input_ids"].cpu()].to(device)
+        seen = Batch(batch.inputs | {"input_ids": ids}, batch.row_index, batch.targets)
+    ours = _read(student, family, objective, seen, teacher=False)
+    heads = student.config.num_attention_heads
+    terms = layer_losses(objective.layers, theirs, ours, batch.inputs["attention_mask"], heads, projections)
+    if objective.outputs:
+        said = None if theirs.output is None else _answers(theirs, batch, objective)
+        terms |= output_losses(objective.outputs, _answers(ours, batch, objective), said, batch.targets)
+    return terms
 
-    def __init__(self, lower: nn.Module, layer: nn.Module) -> None:
+
+class _Trained(nn.Module):
+    """The student and the maps that are thrown away, as one thing to train."""
+
+    def __init__(self, student: nn.Module, projections: nn.Module) -> None:
         super().__init__()
-        self.lower, self.layer = lower, layer
+        self.student, self.projections = student, projections
 
 
 @contextmanager
-def reading_layer(model: Any, family: Family, number: int) -> Iterator[nn.Module]:
-    """Within it the encoder of `model` ends below layer `number` (from 1), and yields that layer, unused, to read from."""
-    parent_path, _, name = family.layers.rpartition(".")
-    parent = encoder_of(model).get_submodule(parent_path)
-    whole = layers_of(model, family)
-    setattr(parent, name, nn.ModuleList(list(whole)[: number - 1]))
+def moving(student: Any, what: str) -> Iterator[None]:
+    """Within it only that part of the student is trained: `all`, the `encoder`, or the `head`."""
+    inside = {id(parameter) for parameter in encoder_of(student).parameters()}
+    before = [(parameter, parameter.requires_grad) for parameter in student.parameters()]
+    for parameter, _ in before:
+        parameter.requires_grad = what == "all" or (id(parameter) in inside) == (what == "encoder")
     try:
-        yield whole[number - 1]
+        yield
     finally:
-        setattr(parent, name, whole)
+        for parameter, required in before:
+            parameter.requires_grad = required
 
 
-def projections(model: Any, layer: nn.Module, family: Family, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Queries, keys and values of `layer`, each (batch, tokens, width), of an encoder that ends below it."""
-    hidden = encoder_of(model)(input_ids=ids, attention_mask=mask).last_hidden_state
-    paths = {"queries": family.query, "keys": family.key, "values": family.value}
-    return {name: linear(layer, path)(hidden) for name, path in paths.items()}
+@contextmanager
+def rows_narrowed(student: Any, text: Text, objective: Objective) -> Iterator[np.ndarray | None]:
+    """Within it the student holds the embeddings in use alone, unless the objective speaks of the whole vocabulary."""
+    if objective.masks_tokens or not next(iter(student.get_input_embeddings().parameters())).requires_grad:
+        yield None
+    else:
+        with rows_in_use(student, text.ids, text.pad_id) as remap:
+            yield remap
 
 
-def padded(pieces: Sequence[np.ndarray], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Ids and mask, both (batch, tokens), padded to the longest."""
-    width = max(map(len, pieces))
-    ids = np.full((len(pieces), width), pad_id, dtype=np.int64)
-    mask = np.zeros((len(pieces), width), dtype=np.int64)
-    for row, piece in enumerate(pieces):
-        ids[row, : len(piece)] = piece
-        mask[row, : len(piece)] = 1
-    return torch.from_numpy(ids), torch.from_numpy(mask)
+def _read(model: Any, family: Family, objective: Objective, batch: Batch, *, teacher: bool) -> Insides:
+    wanted = objective.teacher_parts() if teacher else objective.student_parts()
+    output = objective.asks_teacher if teacher else bool(objective.outputs)
+    rows = _rows(batch, objective) if objective.masks_tokens and output else None
+    return read(model, family, inputs_for(model, batch.inputs), wanted, output=output, rows=rows)
+
+
+def _rows(batch: Batch, objective: Objective) -> Tensor:
+    """The tokens whose words are to be guessed: those that were hidden, or every real one."""
+    if any(term.everywhere for term in objective.outputs):
+        return batch.inputs["attention_mask"].flatten().nonzero().flatten()
+    return batch.row_index
+
+
+def _answers(found: Insides, batch: Batch, objective: Objective) -> Tensor:
+    """Logits of the rows that are compared, (rows, labels)."""
+    logits: Tensor = found.output.logits
+    flat = logits.reshape(-1, logits.shape[-1])
+    return flat if objective.masks_tokens else flat[batch.row_index]

@@ -1,30 +1,85 @@
-"""Where each family of encoders keeps its parts, by the public names of its modules.
+"""Where each family of encoders keeps its parts, by the public names of its modules."""
 
-All here are post-norm: queries, keys and values of layer `l` are projections of the output of layer `l - 1` as it stands.
-"""
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
-from dataclasses import dataclass
-
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from serve.errors import BadInput
+
+# What a family adds to the scaled products of queries and keys: given the encoder, the layer, and both by head.
+Scores = Callable[[Any, Any, Tensor, Tensor], Tensor]
+
+
+def plain_scores(_encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> Tensor:
+    """Attention scores of an encoder whose positions are in its embeddings.
+
+    Args:
+        queries: (batch, heads, tokens, width of a head).
+        keys: the same shape.
+
+    Returns:
+        (batch, heads, tokens, tokens), before masks and softmax.
+    """
+    scores: Tensor = queries @ keys.transpose(-1, -2) / queries.shape[-1] ** 0.5
+    return scores
+
+
+def biased_scores(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> Tensor:
+    """Scores of MPNet: a learned bias by distance is added."""
+    bias: Tensor = encoder.encoder.compute_position_bias(queries[:, 0])
+    biased: Tensor = plain_scores(encoder, layer, queries, keys) + bias
+    return biased
+
+
+def rotary_scores(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> Tensor:
+    """Scores of ModernBERT: queries and keys are turned by their positions.
+
+    Its windows are masks like that of padding, so they are no part of the scores: those of a layer with a window can be
+    compared with those of one without.
+    """
+    positions = torch.arange(queries.shape[2], device=queries.device)[None]
+    if hasattr(encoder, "rotary_emb"):  # transformers 5: one for all layers
+        cos, sin = encoder.rotary_emb(queries, positions, layer.attention_type)
+    else:
+        cos, sin = layer.attn.rotary_emb(queries, position_ids=positions)
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.float().chunk(2, dim=-1)
+        rotated: Tensor = x.float() * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
+        return rotated
+
+    return plain_scores(encoder, layer, turned(queries), turned(keys))
 
 
 @dataclass(frozen=True)
 class Family:
-    """Dotted paths: `layers` from the encoder, `embeddings` its parts, the rest from one layer."""
+    """Dotted paths: `layers` and `final_norm` from the encoder, the rest from one layer.
+
+    In all but ModernBERT the queries, keys and values of layer `l` are projections of the output of layer `l - 1` as it
+    stands; there a norm comes between.
+    """
 
     layers: str
-    query: str
-    key: str
-    value: str
     attention_output: str
     ffn_in: str
     ffn_out: str
+    # Three projections, or one whose output is queries, keys and values side by side.
+    query: str = ""
+    key: str = ""
+    value: str = ""
+    fused: str = ""
     # The configuration's name for the feed-forward width, where `intermediate_size` is not it.
     ffn_size: str = "intermediate_size"
+    # How many rows of the first feed-forward matrix a unit has: two where one of them gates the other.
+    ffn_rows: int = 1
     # Rows at the head of the position table that no token uses.
     position_offset: int = 0
+    # A norm between the last layer and what heads read.
+    final_norm: str = ""
+    scores: Scores = plain_scores
 
 
 _BERT = Family(
@@ -36,7 +91,15 @@ _BERT = Family(
     ffn_in="intermediate.dense",
     ffn_out="output.dense",
 )
-_ROBERTA = Family(**{**_BERT.__dict__, "position_offset": 2})
+_ROBERTA = replace(_BERT, position_offset=2)
+_MPNET = replace(
+    _ROBERTA,
+    query="attention.attn.q",
+    key="attention.attn.k",
+    value="attention.attn.v",
+    attention_output="attention.attn.o",
+    scores=biased_scores,
+)
 _DISTILBERT = Family(
     layers="transformer.layer",
     query="attention.q_lin",
@@ -47,7 +110,25 @@ _DISTILBERT = Family(
     ffn_out="ffn.lin2",
     ffn_size="hidden_dim",
 )
-FAMILIES = {"bert": _BERT, "electra": _BERT, "roberta": _ROBERTA, "xlm-roberta": _ROBERTA, "distilbert": _DISTILBERT}
+_MODERNBERT = Family(
+    layers="layers",
+    fused="attn.Wqkv",
+    attention_output="attn.Wo",
+    ffn_in="mlp.Wi",
+    ffn_out="mlp.Wo",
+    ffn_rows=2,
+    final_norm="final_norm",
+    scores=rotary_scores,
+)
+FAMILIES = {
+    "bert": _BERT,
+    "electra": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "distilbert": _DISTILBERT,
+    "mpnet": _MPNET,
+    "modernbert": _MODERNBERT,
+}
 
 
 def family_of(model_type: str, name: str) -> Family:

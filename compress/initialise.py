@@ -1,6 +1,7 @@
 """The student before it has learned anything: parts of the teacher where shapes allow, otherwise as transformers makes them."""
 
 import copy
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from compress.families import Family, encoder_of, layers_of, linear
 from compress.students import Shape
+from serve.errors import BadInput
 
 
 def uniform_layers(teacher_layers: int, student_layers: int) -> tuple[int, ...]:
@@ -19,13 +21,23 @@ def uniform_layers(teacher_layers: int, student_layers: int) -> tuple[int, ...]:
     return tuple(-(-(i * teacher_layers) // student_layers) for i in range(1, student_layers + 1))
 
 
-def student_of(teacher: Any, family: Family, shape: Shape, *, seed: int) -> tuple[Any, dict[str, str]]:
+def student_of(
+    teacher: Any, family: Family, shape: Shape, *, seed: int, chosen: Sequence[int] = (), new_layers: bool = False
+) -> tuple[Any, dict[str, str]]:
     """A student of `shape` of the teacher's own class, and where each of its parts comes from.
 
-    Same width: embeddings and head are copied, layers are those of `uniform_layers`, and of a wider feed-forward layer
-    the units of largest norm are kept. Narrower: word embeddings by truncated SVD (XtremeDistil, section 3.1: the first
-    columns of `U S`), the rest new. Deeper or wider than the teacher: what does not fit is new.
+    Same width: embeddings and head are copied, layers are those of `uniform_layers` or the `chosen` ones (from 1), and of a
+    wider feed-forward layer the units of largest norm are kept. Narrower: word embeddings by truncated SVD (XtremeDistil,
+    section 3.1: the first columns of `U S`), the rest new. Deeper or wider than the teacher: what does not fit is new.
+    With `new_layers` the layers are new in any case.
     """
+    chosen = tuple(chosen) or uniform_layers(teacher.config.num_hidden_layers, shape.layers)
+    if len(chosen) != shape.layers or not all(1 <= layer <= teacher.config.num_hidden_layers for layer in chosen):
+        raise BadInput(
+            f"Layers {', '.join(map(str, chosen))} were asked for; a student of {shape.layers} layers needs {shape.layers} of the "
+            f"teacher's, which has 1 to {teacher.config.num_hidden_layers}."
+        )
+    fits = layers_fit(teacher.config, shape) and not new_layers
     config = copy.deepcopy(teacher.config)
     config.num_hidden_layers = shape.layers
     config.hidden_size = shape.hidden
@@ -33,12 +45,15 @@ def student_of(teacher: Any, family: Family, shape: Shape, *, seed: int) -> tupl
     setattr(config, family.ffn_size, shape.ffn)
     if getattr(config, "embedding_size", None) == teacher.config.hidden_size:
         config.embedding_size = shape.hidden
+    kinds = getattr(config, "layer_types", None)
+    if kinds:  # of ModernBERT's layers: a layer keeps the window that it was trained with
+        config.layer_types = [kinds[layer - 1] for layer in chosen] if fits else (kinds * shape.layers)[: shape.layers]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = type(teacher)(config)
     with torch.no_grad():
         origin = _embeddings(teacher, student)
-        origin |= _layers(teacher, student, family, shape)
+        origin |= _layers(teacher, student, family, shape, chosen) if fits else {"layers": "new"}
         origin |= _head(teacher, student)
     return student.eval(), origin
 
@@ -82,11 +97,16 @@ def layers_fit(config: Any, shape: Shape) -> bool:
     )
 
 
-def _layers(teacher: Any, student: Any, family: Family, shape: Shape) -> dict[str, str]:
+def _layers(teacher: Any, student: Any, family: Family, shape: Shape, chosen: Sequence[int]) -> dict[str, str]:
     theirs, ours = layers_of(teacher, family), layers_of(student, family)
-    if not layers_fit(teacher.config, shape):
-        return {"layers": "new"}
-    chosen = uniform_layers(len(theirs), shape.layers)
+    # What belongs to all layers: a norm above the last, a bias by distance.
+    apart = [name for name, _ in encoder_of(student).named_children() if name not in {"embeddings", "pooler"}]
+    for name in apart:
+        _copy_matching(
+            encoder_of(teacher).get_submodule(name),
+            encoder_of(student).get_submodule(name),
+            but=(id(x) for x in ours.parameters()),
+        )
     fewer = False
     for layer, number in zip(ours, chosen, strict=True):
         source = theirs[number - 1]
@@ -94,21 +114,26 @@ def _layers(teacher: Any, student: Any, family: Family, shape: Shape) -> dict[st
         if narrow.out_features > wide.out_features:
             _copy_matching(source, layer)
             continue
-        kept = largest_units(wide, linear(source, family.ffn_out), narrow.out_features)
-        fewer |= len(kept) < wide.out_features
+        out, wide_out = linear(layer, family.ffn_out), linear(source, family.ffn_out)
+        kept = largest_units(wide, wide_out, out.in_features)
+        fewer |= len(kept) < wide_out.in_features
         _copy_matching(source, layer)
-        narrow.weight.copy_(wide.weight[kept])
-        narrow.bias.copy_(wide.bias[kept])
-        out = linear(layer, family.ffn_out)
-        out.weight.copy_(linear(source, family.ffn_out).weight[:, kept])
-        out.bias.copy_(linear(source, family.ffn_out).bias)
+        # A gated unit has a row in each half.
+        rows = torch.cat([kept + half * wide_out.in_features for half in range(family.ffn_rows)])
+        narrow.weight.copy_(wide.weight[rows])
+        if narrow.bias is not None:
+            narrow.bias.copy_(wide.bias[rows])
+        out.weight.copy_(wide_out.weight[:, kept])
+        if out.bias is not None:
+            out.bias.copy_(wide_out.bias)
     units = f", the {shape.ffn} feed-forward units of largest norm" if fewer else ""
     return {"layers": f"teacher layers {', '.join(map(str, chosen))}{units}"}
 
 
 def largest_units(ffn_in: nn.Linear, ffn_out: nn.Linear, count: int) -> torch.Tensor:
     """Indices, ascending, of the `count` feed-forward units with the largest product of incoming and outgoing norm."""
-    strength = ffn_in.weight.norm(dim=1) * ffn_out.weight.norm(dim=0)
+    incoming = ffn_in.weight.norm(dim=1).view(-1, ffn_out.in_features).norm(dim=0)  # of both rows of a gated unit
+    strength = incoming * ffn_out.weight.norm(dim=0)
     kept: torch.Tensor = strength.topk(count).indices.sort().values
     return kept
 
@@ -131,9 +156,9 @@ def _copy_part(source: nn.Module, target: nn.Module, name: str) -> None:
     _copy_matching(source.get_submodule(name), target.get_submodule(name))
 
 
-def _copy_matching(source: nn.Module, target: nn.Module) -> None:
-    """Copy each parameter whose name and shape agree."""
-    theirs = dict(source.named_parameters())
+def _copy_matching(source: nn.Module, target: nn.Module, but: Iterable[int] = ()) -> None:
+    """Copy each parameter whose name and shape agree, other than those of the ids `but`."""
+    theirs, left = dict(source.named_parameters()), set(but)
     for name, ours in target.named_parameters():
-        if name in theirs and theirs[name].shape == ours.shape:
+        if name in theirs and theirs[name].shape == ours.shape and id(ours) not in left:
             ours.copy_(theirs[name])

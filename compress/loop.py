@@ -17,7 +17,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from compress.checkpoint import Progress, load_checkpoint, save_checkpoint, write_safetensors
+from compress.checkpoint import (
+    Progress,
+    load_checkpoint,
+    own_tensors,
+    put_tensors,
+    save_checkpoint,
+    write_safetensors,
+)
 from compress.losses import total
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -159,7 +166,7 @@ def train(
         if report:
             report(progress.step, schedule.steps, value)
     if watch:
-        model.load_state_dict(load_file(folder / BEST))
+        put_tensors(model, load_file(folder / BEST))
     model.eval()
     return progress
 
@@ -172,7 +179,7 @@ def _look(model: Any, watch: Watch, progress: Progress, folder: Path) -> None:
     progress.validation.append((progress.step, value))
     if value > progress.best_value:
         progress.best_value, progress.best_step = value, progress.step
-        write_safetensors(folder / BEST, model.state_dict())
+        write_safetensors(folder / BEST, own_tensors(model))
     since = sum(step > progress.best_step for step, _ in progress.validation)
     progress.stopped = watch.patience is not None and since >= watch.patience
 

@@ -1,4 +1,7 @@
-"""Losses on the outputs: labels, and the teacher's soft labels. Rows are texts, or the first tokens of words."""
+"""Losses on the outputs: labels, the teacher's soft labels, its logits.
+
+Rows are whatever gets one answer: texts, the first tokens of words, or tokens whose word is to be guessed.
+"""
 
 import torch
 from torch import Tensor
@@ -10,6 +13,16 @@ IGNORED = -100  # the target of a row that carries no label
 def full(x: Tensor) -> Tensor:
     """`x` in float32 if it came in half precision: sums of exponents need the bits."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def mean_over_tokens(rows: Tensor, mask: Tensor) -> Tensor:
+    """The mean of `rows` (batch, tokens) over the real tokens of each sequence, then over sequences.
+
+    What stands in padding is left out, be it nan; `mask` is (batch, tokens), 1 for a real token.
+    """
+    real = mask.bool()
+    kept = torch.where(real, rows, torch.zeros_like(rows))
+    return (kept.sum(dim=1) / real.sum(dim=1)).mean()
 
 
 def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -37,6 +50,17 @@ def soft_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature:
     ours = functional.log_softmax(full(student_logits) / temperature, dim=-1)
     rows = (target.exp() * (target - ours)).sum(dim=-1)
     return temperature**2 * rows.sum() / max(rows.numel(), 1)
+
+
+def logit_loss(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
+    """`1/2 ||student - teacher||^2`, mean over rows (XtremeDistil, eq. 12).
+
+    Args:
+        teacher_logits: (rows, labels), no gradient.
+        student_logits: (rows, labels).
+    """
+    rows = (full(student_logits) - full(teacher_logits)).square().sum(dim=-1) / 2
+    return rows.sum() / max(rows.numel(), 1)
 
 
 def mixed_loss(

@@ -3,6 +3,7 @@
 import difflib
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from serve.errors import BadInput
 
@@ -15,6 +16,10 @@ class Shape:
     hidden: int
     heads: int
     ffn: int
+
+    def as_config(self) -> SimpleNamespace:
+        """The same numbers by the names that a transformers configuration has for them."""
+        return SimpleNamespace(num_hidden_layers=self.layers, hidden_size=self.hidden, num_attention_heads=self.heads)
 
     def __str__(self) -> str:
         for name, shape in STUDENTS.items():

@@ -160,13 +160,17 @@ def collate(
     )
 
 
-def rows_of(model: Any, batch: Batch) -> Tensor:
-    """The model's logits on the rows of `batch`, (rows, labels)."""
-    inputs = batch.inputs
+def inputs_for(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`inputs` as the forward of `model` takes them."""
     if getattr(model.config, "type_vocab_size", 0) < 2:
         # Families without segments (DistilBERT) or with one kind (RoBERTa) take no segment ids.
-        inputs = {name: value for name, value in inputs.items() if name != "token_type_ids"}
-    logits: Tensor = model(**inputs).logits
+        return {name: value for name, value in inputs.items() if name != "token_type_ids"}
+    return inputs
+
+
+def rows_of(model: Any, batch: Batch) -> Tensor:
+    """The model's logits on the rows of `batch`, (rows, labels)."""
+    logits: Tensor = model(**inputs_for(model, batch.inputs)).logits
     return logits.reshape(-1, logits.shape[-1])[batch.row_index]
 
 

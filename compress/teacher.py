@@ -151,6 +151,18 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None) -> A
     return model
 
 
+def load_encoder(folder: Path, *, vocabulary: bool = False) -> Any:
+    """The model in `folder` without a task's head, in float32; with `vocabulary`, with a head that guesses masked words.
+
+    Such a head is new where the folder has none.
+    """
+    from transformers import AutoModel, AutoModelForMaskedLM
+
+    kind = AutoModelForMaskedLM if vocabulary else AutoModel
+    with quiet():
+        return kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Within it transformers draws no bars and lists no new head weights: what happens here is known and wanted."""

@@ -303,30 +303,43 @@ def distill(
     student: Annotated[
         str, typer.Option(help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280.")
     ] = "3x384",
-    method: Annotated[str, typer.Option(help="minilmv2.")] = "minilmv2",
-    epochs: Annotated[float, typer.Option(help="Over the corpus.")] = 1.0,
-    learning_rate: Annotated[float, typer.Option(help="Peak rate.")] = 5e-4,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="minilmv2 minilm directminilm hidden-states output-distribution tinybert-general distilbert mlm-kd mlm, "
+            "or an ablation: minilm-no-value-relation minilm-value-mse minilm-hidden-relation minilm-layer-to-layer."
+        ),
+    ] = "minilmv2",
+    epochs: Annotated[float, typer.Option(help="Over the corpus, all stages of the method together.")] = 1.0,
+    learning_rate: Annotated[float, typer.Option(help="Peak rate; 0 is that of each stage.")] = 0.0,
     batch: Annotated[int, typer.Option(help="Pieces of text a step.")] = 32,
     relation_heads: Annotated[
         int, typer.Option(help="0 is the paper's 48, or the nearest that divides both widths.")
     ] = 0,
     teacher_layer: Annotated[int, typer.Option(help="From 1; 0 is the usual one for this depth.")] = 0,
+    layer_map: Annotated[
+        str, typer.Option(help="single last uniform uniform-consecutive uniform+last; none is the method's own.")
+    ] = "",
     tokens: Annotated[int, typer.Option(help="Longest piece of text.")] = 128,
+    start: Annotated[str, typer.Option(help="teacher copies its layers where they fit; random does not.")] = "teacher",
     seed: Annotated[int, typer.Option(help="Fixes everything that is drawn at random.")] = 0,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     as_json: Json = False,
 ) -> None:
-    """A task-agnostic student from a teacher and plain text.
+    """A task-agnostic student from a teacher and plain text, by any method of the papers (docs/methods.md).
 
-    [bold]Example[/]
+    [bold]Examples[/]
 
       stillroom distill --teacher bert-base-uncased --student 6x384 --corpus text.txt --out small
+
+      stillroom distill --teacher bert-base-uncased --student 6x384 --corpus text.txt --out small --method hidden-states --layer-map uniform
     """
     from stillroom.verbs import distill as distil_student
 
     made = distil_student(
         teacher, corpus, out, student=student, method=method, epochs=epochs, learning_rate=learning_rate, batch=batch,
-        relation_heads=relation_heads, teacher_layer=teacher_layer, tokens=tokens, seed=seed, precision=precision,
+        relation_heads=relation_heads, teacher_layer=teacher_layer, layer_map=layer_map, tokens=tokens, start=start,
+        seed=seed, precision=precision,
     )  # fmt: skip
     if as_json:
         _print_json({"checkpoint": str(made)})

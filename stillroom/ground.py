@@ -14,9 +14,9 @@ import torch
 from tokenizers import Tokenizer
 
 from compress.augment import augmented
-from compress.distill import usual_relation_heads, usual_teacher_layer
 from compress.examples import Example, Splits, check_task, fingerprint, read_splits, read_texts
 from compress.initialise import layers_fit
+from compress.methods import usual_relation_heads, usual_teacher_layer
 from compress.preflight import Faults, labels_for, warnings_of
 from compress.relations import check_relation_heads
 from compress.students import Shape, shape_of

@@ -11,21 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from compress.distill import padded, projections, reading_layer
+from compress.corpus import CorpusText
+from compress.distill import step_losses
 from compress.examples import check_task
-from compress.families import layers_of
 from compress.initialise import student_of
 from compress.losses import label_loss, total
-from compress.relations import relation_loss
+from compress.objectives import Projections
 from compress.tasks import collate, row_logits, rows_of, to_device
 from compress.teacher import load
 from compress.vocabulary import rows_in_use
 from serve.errors import BadInput
 from stillroom.ground import Ground, device_here
 from stillroom.recipe import Recipe
-from stillroom.training import relation_pieces
+from stillroom.training import relation_pieces, relation_stage
 
 TIMED_STEPS = 6
 # Export, parity and packing, which hardly depend on the recipe; measured on two cores.
@@ -143,22 +142,15 @@ def _task_step(model: Any, ground: Ground) -> float:
 
 def _relation_step(teacher: Any, student: Any, ground: Ground) -> float:
     teacher.to(device_here())
-    pieces, batch, family = relation_pieces(ground), ground.recipe.batch, ground.opened.family
-    last = len(layers_of(student, family))
+    objective = relation_stage(ground).objective
+    text = CorpusText(relation_pieces(ground), ground.train.pad_id, ground.recipe.batch, ground.recipe.seed)
+    maps = Projections(objective, teacher.config, student.config)
 
     def step_on(i: int, remap: Any) -> None:
-        ids, mask = padded([pieces[(i * 97 * batch + 13 * k) % len(pieces)] for k in range(batch)], ground.train.pad_id)
-        mask = mask.to(device_here())
-        with reading_layer(teacher, family, ground.relation_layer) as theirs, torch.no_grad():
-            target = projections(teacher, theirs, family, ids.to(device_here()), mask)
-        with reading_layer(student, family, last) as ours:
-            made = projections(student, ours, family, torch.from_numpy(remap)[ids].to(device_here()), mask)
-        terms: dict[str, Tensor] = {
-            name: relation_loss(target[name], made[name], mask, ground.relation_heads) for name in target
-        }
+        terms = step_losses(objective, teacher, student, ground.opened.family, text.at(i), maps, remap)
         total(terms).backward()  # type: ignore[no-untyped-call]
 
-    return _timed(student, ground, step_on, pieces)
+    return _timed(student, ground, step_on, text.ids)
 
 
 def _timed(model: Any, ground: Ground, step_on: Callable[[int, Any], None], ids: Any = None) -> float:

@@ -21,7 +21,7 @@ MARK = "stage.json"
 TRAINING = "training"  # checkpoints of a stage under way
 OURS = "made-by-stillroom"  # an empty file that says whose folder this is
 # Raised when a change of code makes stages of an older version unfit to be taken over.
-STAGE_FORMAT = 1
+STAGE_FORMAT = 2
 
 
 def fingerprint(*parts: object) -> str:

@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from compress.checkpoint import Progress, write_safetensors
-from compress.distill import RelationDistillation, chunks, distil_relations
+from compress.corpus import CorpusText, Piece, chunks
+from compress.distill import Settings, distil
 from compress.examples import check_task
 from compress.finetune import TaskTraining, train_on_task
 from compress.initialise import student_of
+from compress.methods import Sizes, Stage, minilmv2
 from compress.scores import METRICS, chance, gold_of, score
 from compress.tasks import Encoded, constant_predictions, predictions, row_logits
 from compress.teacher import load, open_model, quiet, save_tokenizer
@@ -59,34 +61,32 @@ def make_start(folder: Path, ground: Ground, teacher: Path) -> None:
 def make_relations(folder: Path, ground: Ground, teacher: Path, start: Path, steps: int) -> None:
     """The student after MiniLMv2 relation distillation on the task's own text, the in-domain text and the corpus."""
     recipe = ground.recipe
-    settings = RelationDistillation(
-        steps,
-        learning_rate=recipe.relation_learning_rate,
-        batch=recipe.batch,
-        relation_heads=ground.relation_heads,
-        teacher_layer=ground.relation_layer,
-        seed=recipe.seed,
-        precision=recipe.precision,
-        checkpoint_every_s=recipe.checkpoint_seconds,
-    )
+    settings = Settings(steps, recipe.seed, recipe.precision, recipe.checkpoint_seconds, recipe.relation_learning_rate)
     student = load_stage(start, ground)
     with bar("relations") as shown:
-        progress = distil_relations(
+        progress = distil(
+            relation_stage(ground),
             load_stage(teacher, ground),
             student,
             ground.opened.family,
-            relation_pieces(ground),
-            ground.train.pad_id,
+            CorpusText(relation_pieces(ground), ground.train.pad_id, recipe.batch, recipe.seed),
             settings,
             folder=folder / TRAINING,
             report=shown.step,
         )
-    details = {"role": "relations", "method": "minilmv2", "relation_heads": settings.relation_heads}
-    _save(student, folder, ground, progress, details | {"teacher_layer": settings.teacher_layer})
+    details = {"role": "relations", "method": "minilmv2", "relation_heads": ground.relation_heads}
+    _save(student, folder, ground, progress, details | {"teacher_layer": ground.relation_layer})
 
 
-def relation_pieces(ground: Ground) -> list[np.ndarray]:
-    """Token ids of all text at hand, cut to the recipe's length."""
+def relation_stage(ground: Ground) -> Stage:
+    """What the relation stage trains on."""
+    config, shape = ground.opened.config, ground.shape
+    widths = (config.num_hidden_layers, shape.layers, config.hidden_size, shape.hidden)
+    return minilmv2(Sizes(*widths, relation_heads=ground.relation_heads, teacher_layer=ground.relation_layer))[0]
+
+
+def relation_pieces(ground: Ground) -> list[Piece]:
+    """All text at hand, cut to the recipe's length."""
     texts = [example.text for example in ground.splits.train] + ground.unlabelled + ground.corpus
     return chunks(texts, ground.tokenizer, min(ground.recipe.relation_tokens, ground.max_length))
 

@@ -89,47 +89,23 @@ def _prediction(answer: Any) -> Any:
     return answer["labels"][0]["label"]
 
 
-def distill(
-    teacher: str,
-    corpus: Sequence[Path | str],
-    out: Path | str,
-    *,
-    student: str = "3x384",
-    method: str = "minilmv2",
-    epochs: float = 1.0,
-    learning_rate: float = 5e-4,
-    batch: int = 32,
-    relation_heads: int = 0,
-    teacher_layer: int = 0,
-    tokens: int = 128,
-    seed: int = 0,
-    precision: str = "fp32",
-) -> Path:
+def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **settings: Any) -> Path:
     """Distil a task-agnostic student on plain text, and write it as a checkpoint that `AutoModel` opens.
 
-    A killed call goes on from its last checkpoint when it is made again. Returns `out`.
+    Settings are the fields of `stillroom.distilling.Distillation`: student, method, epochs, and so on. A killed call goes
+    on from its last checkpoint when it is made again. Returns `out`.
 
     Raises:
         BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
     """
-    from stillroom.distilling import distil_student
+    from stillroom.distilling import Distillation, distil_student
 
-    if method != "minilmv2":
-        raise BadInput(f"--method {method!r} is not known; it is minilmv2.")
-    return distil_student(
-        teacher,
-        [Path(path) for path in corpus],
-        Path(out),
-        student=student,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        batch=batch,
-        relation_heads=relation_heads,
-        teacher_layer=teacher_layer,
-        tokens=tokens,
-        seed=seed,
-        precision=precision,
-    )
+    unknown = set(settings) - set(Distillation.__dataclass_fields__)
+    if unknown:
+        raise BadInput(
+            f"{', '.join(sorted(unknown))} is no setting of distill; the settings are {', '.join(Distillation.__dataclass_fields__)}."
+        )
+    return distil_student(teacher, [Path(path) for path in corpus], Path(out), Distillation(**settings))
 
 
 def export(

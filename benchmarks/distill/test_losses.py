@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from compress.relations import relation_loss
+from compress.relations import relation_loss, split_heads
 
 
 @pytest.mark.parametrize("tokens", [32, 128, 256, 512])
@@ -15,7 +15,7 @@ def test_relation_loss(benchmark, tokens: int) -> None:
 
     def step() -> torch.Tensor:
         student.grad = None
-        loss = relation_loss(teacher, student, mask, 48)
+        loss = relation_loss(split_heads(teacher, 48), split_heads(student, 48), mask)
         loss.backward()
         return loss
 

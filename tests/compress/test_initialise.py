@@ -3,42 +3,19 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertForTokenClassification,
-    DistilBertConfig,
-    DistilBertForTokenClassification,
-    ElectraConfig,
-    ElectraForTokenClassification,
-    RobertaConfig,
-    RobertaForTokenClassification,
-)
+from encoders import encoder
 
 from compress.families import FAMILIES
 from compress.initialise import student_of, truncated, uniform_layers
 from compress.students import Shape
+from serve.errors import BadInput
 
-SMALL = {
-    "vocab_size": 60,
-    "hidden_size": 24,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "num_labels": 3,
-}
-DISTIL = {"vocab_size": 60, "dim": 24, "n_layers": 4, "n_heads": 4, "hidden_dim": 48, "num_labels": 3}
-TEACHERS = {
-    "bert": lambda: BertForTokenClassification(BertConfig(**SMALL)),
-    "roberta": lambda: RobertaForTokenClassification(RobertaConfig(**SMALL)),
-    "electra": lambda: ElectraForTokenClassification(ElectraConfig(**SMALL, embedding_size=12)),
-    "distilbert": lambda: DistilBertForTokenClassification(DistilBertConfig(**DISTIL)),
-}
+TEACHERS = sorted(FAMILIES)
 IDS = torch.randint(5, 60, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
 def teacher_of(kind: str):
-    torch.manual_seed(1)
-    return TEACHERS[kind]().eval()
+    return encoder(kind, "ForTokenClassification", seed=1, num_labels=3)
 
 
 @pytest.mark.parametrize("kind", TEACHERS)
@@ -73,6 +50,19 @@ def test_layers_are_taken_evenly_and_end_with_the_last() -> None:
         student.bert.encoder.layer, (teacher.bert.encoder.layer[1], teacher.bert.encoder.layer[3]), strict=True
     ):
         torch.testing.assert_close(ours.attention.self.query.weight, theirs.attention.self.query.weight)
+
+
+def test_chosen_layers_are_copied_and_those_that_are_not_there_refused() -> None:
+    teacher = teacher_of("bert")
+    student, origin = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0, chosen=(1, 3))
+    assert origin["layers"] == "teacher layers 1, 3"
+    torch.testing.assert_close(
+        student.bert.encoder.layer[1].output.dense.weight, teacher.bert.encoder.layer[2].output.dense.weight
+    )
+    with pytest.raises(BadInput, match=r"Layers 1, 5 were asked for; .* has 1 to 4"):
+        student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0, chosen=(1, 5))
+    _, fresh = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0, new_layers=True)
+    assert (fresh["layers"], fresh["embeddings"]) == ("new", "the teacher's")
 
 
 def test_an_encoder_without_a_head_gives_the_layers_that_are_named() -> None:

@@ -4,8 +4,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.relations import check_relation_heads, relation_loss
+from compress.relations import check_relation_heads, split_heads
+from compress.relations import relation_loss as by_head
 from serve.errors import BadInput
+
+
+def relation_loss(teacher: torch.Tensor, student: torch.Tensor, mask: torch.Tensor, heads: int) -> torch.Tensor:
+    return by_head(split_heads(teacher, heads), split_heads(student, heads), mask)
 
 
 def reference(teacher: np.ndarray, student: np.ndarray, mask: np.ndarray, heads: int) -> float:

@@ -1,21 +1,16 @@
-"""The loop, checkpoints, narrowed embeddings, relation distillation: on tiny models, compared bit for bit."""
+"""The loop, checkpoints, narrowed embeddings: on tiny models, compared bit for bit."""
 
-import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
+from transformers import BertConfig, BertForSequenceClassification
 
-from compress.distill import RelationDistillation, distil_relations, projections, reading_layer, usual_relation_heads
-from compress.families import FAMILIES
 from compress.loop import Order, Schedule, Watch, train
 from compress.vocabulary import rows_in_use
-from serve.errors import BadInput
 
-FAMILY = FAMILIES["bert"]
 CONFIG = {
     "vocab_size": 50,
     "hidden_size": 24,
@@ -162,64 +157,3 @@ def test_training_only_the_rows_in_use_ends_where_training_all_of_them_does(tmp_
     unused = sorted(set(range(1, 50)) - set(IDS.flatten().tolist()))
     start = classifier(4).get_input_embeddings().weight
     assert torch.equal(narrow.get_input_embeddings().weight[unused], start[unused])
-
-
-PIECES = [np.random.default_rng(i).integers(5, 50, 4 + i % 9) for i in range(40)]
-
-
-def test_relations_come_to_agree(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    teacher = BertForTokenClassification(BertConfig(**CONFIG))
-    before = copy.deepcopy(teacher.state_dict())
-    student = BertForTokenClassification(
-        BertConfig(**(CONFIG | {"num_hidden_layers": 2, "hidden_size": 12, "intermediate_size": 24}))
-    )
-    kept = copy.deepcopy(student.bert.encoder.layer[-1].output.state_dict())
-    settings = RelationDistillation(60, learning_rate=5e-3, batch=8, relation_heads=4, teacher_layer=2)
-    progress = distil_relations(teacher, student, FAMILY, PIECES, 0, settings, folder=tmp_path)
-    assert progress.loss[-1][1] < 0.5 * progress.loss[0][1]
-    assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
-    assert len(student.bert.encoder.layer) == 2
-    # Nothing that the loss does not read has moved.
-    assert all(torch.equal(kept[n], v) for n, v in student.bert.encoder.layer[-1].output.state_dict().items())
-
-
-def test_what_is_read_is_what_the_layer_computes_with() -> None:
-    model = classifier(6).eval()
-    mask = torch.ones_like(IDS)
-    layer = model.bert.encoder.layer[1]
-    seen: dict[str, torch.Tensor] = {}
-    names = {
-        "queries": layer.attention.self.query,
-        "keys": layer.attention.self.key,
-        "values": layer.attention.self.value,
-    }
-    for name, module in names.items():
-        module.register_forward_hook(lambda _m, _i, out, name=name: seen.__setitem__(name, out))
-    with torch.no_grad():
-        model(input_ids=IDS, attention_mask=mask)
-        whole = dict(seen)
-        with reading_layer(model, FAMILY, 2) as read:
-            ours = projections(model, read, FAMILY, IDS, mask)
-    for name, value in whole.items():
-        torch.testing.assert_close(ours[name], value)
-
-
-def test_a_layer_that_is_not_there_and_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    teacher, student = classifier(0), classifier(1)
-    with pytest.raises(BadInput, match="layers 1 to 3; layer 4"):
-        distil_relations(
-            teacher,
-            student,
-            FAMILY,
-            PIECES,
-            0,
-            RelationDistillation(1, relation_heads=4, teacher_layer=4),
-            folder=tmp_path,
-        )
-    with pytest.raises(BadInput, match="5 relation heads do not divide the widths 24 and 24"):
-        distil_relations(
-            teacher, student, FAMILY, PIECES, 0, RelationDistillation(1, relation_heads=5), folder=tmp_path
-        )
-    assert usual_relation_heads(768, 384) == 48
-    assert usual_relation_heads(768, 320) == 32

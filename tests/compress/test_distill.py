@@ -1,0 +1,212 @@
+"""Every method on every family: it runs, its loss falls, it touches nothing that it should not, it resumes to the bit."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from encoders import VOCABULARY, encoder
+from torch import nn
+
+from compress.corpus import CorpusText, Masking, Piece
+from compress.distill import Settings, distil, step_losses
+from compress.families import FAMILIES, layers_of
+from compress.initialise import student_of
+from compress.losses import IGNORED, total
+from compress.methods import METHODS, Sizes, Stage, stages_of
+from compress.objectives import Projections, check_objective
+from compress.students import Shape
+from compress.tasks import Batch
+from serve.errors import BadInput
+
+PIECES = [Piece(np.random.default_rng(i).integers(5, VOCABULARY, 4 + i % 9), np.arange(4 + i % 9)) for i in range(40)]
+SIZES = Sizes(4, 2, 24, 24)
+EVERY_STAGE = [(name, number) for name in METHODS for number in range(len(stages_of(name, SIZES)))]
+
+
+class TaskText:
+    """The corpus with a class for each text: whether its first token is even."""
+
+    pad_id = 0
+
+    def __init__(self) -> None:
+        self.corpus = CorpusText(PIECES, 0, 8, 0)
+        self.ids = self.corpus.ids
+
+    def at(self, step: int) -> Batch:
+        batch = self.corpus.at(step)
+        targets = batch.inputs["input_ids"][:, 0] % 2
+        targets[0] = IGNORED  # one that the teacher alone labels
+        return Batch(batch.inputs, torch.arange(len(targets)), targets)
+
+
+HALF = Shape(2, 24, 4, 48)
+
+
+def models(kind: str, stage: Stage, shape: Shape = HALF) -> tuple[Any, Any]:
+    """Teacher and student with the heads that the stage needs; the student knows nothing."""
+    heads = {term.of for term in stage.objective.outputs}
+    head = "ForMaskedLM" if "vocabulary" in heads else "ForSequenceClassification" if "classes" in heads else ""
+    teacher = encoder(kind, head, seed=0)
+    with torch.no_grad():  # random weights attend to everything alike; a teacher has something to say
+        for name, parameter in teacher.named_parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(60 if name.startswith("classifier") else 6)
+    student, _ = student_of(teacher, FAMILIES[kind], shape, seed=1, new_layers=True)
+    return teacher, student
+
+
+def silence_dropout(model: nn.Module) -> None:
+    """Twenty steps are few: what falls should be the loss, not luck."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+def text_of(stage: Stage) -> Any:
+    if any(term.of == "classes" for term in stage.objective.outputs):
+        return TaskText()
+    return CorpusText(PIECES, 0, 8, 0, Masking(4, VOCABULARY) if stage.objective.masks_tokens else None)
+
+
+def run(kind: str, stage: Stage, folder: Path, steps: int = 20, **settings: Any) -> tuple[Any, list[tuple[int, float]]]:
+    teacher, student = models(kind, stage)
+    progress = distil(
+        stage,
+        teacher,
+        student,
+        FAMILIES[kind],
+        text_of(stage),
+        Settings(steps, learning_rate=3e-3, **settings),
+        folder=folder,
+    )
+    return student, progress.loss
+
+
+@pytest.mark.parametrize("kind", sorted(FAMILIES))
+@pytest.mark.parametrize(("method", "number"), EVERY_STAGE)
+def test_the_loss_falls(kind: str, method: str, number: int, tmp_path: Path) -> None:
+    stage = stages_of(method, SIZES)[number]
+    teacher, student = models(kind, stage)
+    silence_dropout(student)
+    maps = Projections(stage.objective, teacher.config, student.config)
+
+    def loss() -> float:
+        """On the same five batches, before and after: steps themselves see batches of different difficulty."""
+        batches = [text_of(stage).at(step) for step in range(5)]
+        terms = [
+            step_losses(stage.objective, teacher, student.eval(), FAMILIES[kind], batch, maps, None)
+            for batch in batches
+        ]
+        return float(np.mean([total(term).item() for term in terms]))
+
+    before = loss()
+    settings = Settings(20, learning_rate=1e-3)
+    distil(stage, teacher, student, FAMILIES[kind], text_of(stage), settings, folder=tmp_path, projections=maps)
+    assert loss() < before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_and_resumed_it_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
+    for number, stage in enumerate(stages_of(method, SIZES)):
+        whole, losses = run("bert", stage, tmp_path / f"a{number}", steps=12)
+        teacher, broken = models("bert", stage)
+        torch.manual_seed(99)
+
+        def dying(done: int, steps: int, loss: float) -> None:
+            if done == 7:
+                raise KeyboardInterrupt
+
+        folder = tmp_path / f"b{number}"
+        settings = Settings(12, learning_rate=3e-3, checkpoint_every_s=0)
+        with pytest.raises(KeyboardInterrupt):
+            distil(stage, teacher, broken, FAMILIES["bert"], text_of(stage), settings, folder=folder, report=dying)
+        resumed, again = run("bert", stage, folder, steps=12)
+        assert again == losses
+        assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+def test_the_teacher_stays_as_it_was_and_so_does_what_is_not_trained(tmp_path: Path) -> None:
+    for trains in ("all", "encoder", "head"):
+        stage = next(s for s in stages_of("xtremedistil", SIZES) if s.name == "logits")
+        stage = Stage("logits", stage.objective, "task", trains)  # type: ignore[arg-type]
+        teacher, student = models("bert", stage)
+        theirs, before = copy.deepcopy(teacher.state_dict()), copy.deepcopy(student.state_dict())
+        distil(stage, teacher, student, FAMILIES["bert"], TaskText(), Settings(3), folder=tmp_path / trains)
+        assert all(torch.equal(theirs[name], value) for name, value in teacher.state_dict().items())
+        moved = {name for name, value in student.state_dict().items() if not torch.equal(before[name], value)}
+        head = {name for name in moved if name.startswith("classifier")}
+        assert bool(head) == (trains != "encoder")
+        assert bool(moved - head) == (trains != "head")
+        assert all(parameter.requires_grad for parameter in student.parameters())
+
+
+def test_above_the_last_values_nothing_is_computed_or_moved(tmp_path: Path) -> None:
+    stage = stages_of("minilmv2", SIZES)[0]
+    teacher, student = models("bert", stage)
+    kept = copy.deepcopy(student.encoder.layer[-1].output.state_dict())
+    ran: list[int] = []
+    for number, layer in enumerate(layers_of(teacher, FAMILIES["bert"]), 1):
+        layer.register_forward_hook(lambda _m, _i, _o, number=number: ran.append(number))
+    distil(stage, teacher, student, FAMILIES["bert"], CorpusText(PIECES, 0, 8, 0), Settings(2), folder=tmp_path)
+    assert set(ran) == {1, 2}  # it learns from layer 3, whose queries, keys and values need the output of layer 2
+    assert all(torch.equal(kept[name], value) for name, value in student.encoder.layer[-1].output.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra", "modernbert"])
+def test_a_narrower_student_of_other_heads_learns_by_what_allows_it(kind: str, tmp_path: Path) -> None:
+    for name in ("minilmv2", "hidden-states"):
+        stage = stages_of(name, Sizes(4, 2, 24, 12))[0]
+        teacher, student = models(kind, stage, Shape(2, 12, 2, 24))
+        text = CorpusText(PIECES, 0, 8, 0)
+        progress = distil(
+            stage, teacher, student, FAMILIES[kind], text, Settings(60, learning_rate=3e-3), folder=tmp_path / name
+        )
+        values = [value for _, value in progress.loss]
+        assert np.mean(values[-10:]) < np.mean(values[:10])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(method: str) -> None:
+    """Equal depth and width, terms of distillation alone, maps that start as the identity: the loss is zero."""
+    sizes = Sizes(4, 4, 24, 24, teacher_layer=4)
+    for stage in stages_of(method, sizes):
+        teacher, _ = models("bert", stage)
+        student = copy.deepcopy(teacher)
+        maps = Projections(stage.objective, teacher.config, student.config)
+        pairs = {(term.teacher_layer, term.student_layer) for term in stage.objective.layers}
+        terms = step_losses(
+            stage.objective, teacher, student.eval(), FAMILIES["bert"], text_of(stage).at(0), maps, None
+        )
+        for name, term in terms.items():
+            if not name.endswith("labels") or name.endswith("soft labels"):
+                # A map of several layers to one compares layers that differ in the teacher itself.
+                assert term.item() == pytest.approx(0, abs=1e-5) or any(a != b for a, b in pairs), name
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes", "student", "message"),
+    [
+        ("minilm", SIZES, Shape(2, 24, 6, 48), "as many attention heads .* they have 6 and 4"),
+        ("distilbert", SIZES, Shape(2, 12, 4, 24), "as wide as its teacher: 12 is not 24"),
+        (
+            "minilmv2",
+            Sizes(4, 2, 24, 24, 5),
+            Shape(2, 24, 4, 48),
+            "5 relation heads do not divide .* 1, 2, 3, 4, 6, 8, 12, 24",
+        ),
+        ("minilmv2", Sizes(4, 2, 24, 24, 0, 5), Shape(2, 24, 4, 48), "teacher has layers 1 to 4; layer 5"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(method: str, sizes: Sizes, student: Shape, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        check_objective(stages_of(method, sizes)[0].objective, encoder("bert").config, student.as_config())
+
+
+def test_an_unknown_method_and_a_deeper_student_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"'minilm3' is not known; it is one of minilmv2, minilm,"):
+        stages_of("minilm3", SIZES)
+    with pytest.raises(BadInput, match="no deeper than its teacher"):
+        stages_of("tinybert", Sizes(4, 6, 24, 24))
