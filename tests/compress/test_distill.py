@@ -55,6 +55,10 @@ def models(kind: str, stage: Stage, shape: Shape = HALF) -> tuple[Any, Any]:
             if parameter.ndim == 2:
                 parameter.mul_(60 if name.startswith("classifier") else 6)
     student, _ = student_of(teacher, FAMILIES[kind], shape, seed=1, new_layers=True)
+    with torch.no_grad():
+        for name, parameter in student.named_parameters():
+            if name.startswith("classifier") and parameter.ndim == 2:
+                parameter.mul_(0.01)  # of the teacher's head; else both are as sure of the same class
     return teacher, student
 
 
