@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -59,6 +60,14 @@ class Fault:
         return f"{place}: {self.reason}"
 
 
+# A capital and a dash, as prefixes are written, that no tag scheme has; or a prefix with no label.
+STRANGE_PREFIX = re.compile(r"(?![BIESLU]-)[A-Z]-|[BIESLU]-$")
+
+
+# What a name on the Hub looks like; anything else is a path, and a path that is not there is nothing to ask a network for.
+HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+
+
 class BadRows(BadInput):
     """Every fault found in the data, in one error."""
 
@@ -68,7 +77,7 @@ class BadRows(BadInput):
         if len(faults) > SHOWN_FAULTS:
             shown.append(f"  ... and {len(faults) - SHOWN_FAULTS} more")
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        super().__init__(f"The data has {count}; nothing was trained. Mend these and run again:\n" + "\n".join(shown))
+        super().__init__(f"The data has {count}; nothing was done. Mend these and run again:\n" + "\n".join(shown))
 
 
 @dataclass(frozen=True)
@@ -194,7 +203,9 @@ def read_texts(path: Path) -> list[str]:
         BadInput: no such file, a suffix that is not known, not UTF-8, or no text in it.
     """
     if not path.is_file():
-        raise BadInput(f"{path} is not a file; text is needed as .txt (one document a line) or one of {SUFFIXES}.")
+        raise BadInput(
+            f"{path} is not a file; text is needed as .txt (one document a line) or one of {', '.join(SUFFIXES)}."
+        )
     if path.suffix == ".txt":
         texts = [line.strip() for line in _utf8(path).split("\n")]
     elif path.suffix in SUFFIXES and path.suffix != ".conll":
@@ -210,7 +221,9 @@ def read_texts(path: Path) -> list[str]:
         if faults:
             raise BadRows(faults)
     else:
-        raise BadInput(f"{path} ends in {path.suffix or 'nothing'}; text is read from .txt or one of {SUFFIXES[:-1]}.")
+        raise BadInput(
+            f"{path} ends in {path.suffix or 'nothing'}; text is read from .txt or one of {', '.join(SUFFIXES[:-1])}."
+        )
     texts = [text for text in texts if text]
     if not texts:
         raise BadInput(f"{path} holds no text: every line is empty. One document a line is needed.")
@@ -307,6 +320,9 @@ def from_tags(tokens: object, tags: object) -> Example:
         raise ValueError("`tokens` and `tags` hold something that is not a non-empty string")
     for item in (*tokens, *tags):
         _unicode(item, "tokens")
+    odd = [tag for tag in tags if STRANGE_PREFIX.match(tag)]
+    if odd:
+        raise ValueError(f"has the tag {odd[0]!r}; a tag is O, a label, or a label after B-, I-, E-, S-, L- or U-")
     if len(tokens) != len(tags):
         raise ValueError(f"has {len(tokens)} tokens but {len(tags)} tags")
     entities: list[Entity] = []
@@ -445,6 +461,10 @@ def _is_datasets_folder(folder: Path) -> bool:
 def _read_datasets(data: str, task: Task) -> tuple[dict[str, list[Example]], list[Fault]]:
     import datasets
 
+    if not HUB_NAME.fullmatch(data) and not Path(data).is_dir():
+        raise BadInput(
+            f"--data {data} is not there. Give a folder with train, validation and test files, or a `datasets` name."
+        )
     try:
         loaded = datasets.load_from_disk(data) if Path(data).is_dir() else datasets.load_dataset(data)
     except Exception as error:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from compress.examples import Task
+from compress.examples import HUB_NAME, Task
 from compress.families import Family, encoder_of, family_of
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
@@ -84,6 +84,8 @@ def open_model(name: str, *, role: str = "--teacher") -> Opened:
 def _download(name: str, role: str) -> Path:
     from huggingface_hub import snapshot_download
 
+    if not HUB_NAME.fullmatch(name):
+        raise BadInput(f"{role} {name} is not there. Give the path of a transformers folder, or a name on the Hub.")
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.safetensors", "*.model"]))
     except Exception as error:
@@ -151,15 +153,16 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None) -> A
     return model
 
 
-def load_encoder(folder: Path, *, vocabulary: bool = False) -> Any:
+def load_encoder(folder: Path, *, seed: int, vocabulary: bool = False) -> Any:
     """The model in `folder` without a task's head, in float32; with `vocabulary`, with a head that guesses masked words.
 
-    Such a head is new where the folder has none.
+    Such a head, like any part that the folder lacks, is new and drawn by `seed`.
     """
     from transformers import AutoModel, AutoModelForMaskedLM
 
     kind = AutoModelForMaskedLM if vocabulary else AutoModel
-    with quiet():
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         return kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from serve.errors import StillroomError
+from stillroom.recipe import Recipe
 from stillroom.show import console, say
 
 app = typer.Typer(
@@ -35,6 +37,8 @@ BUILD_PACKAGES = {
     "pyarrow",
     "tomli_w",
 }
+
+PROFILE_FILES = {"report.html", "report.json", "table.md"}  # what `profile --out` writes, and may replace
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 
@@ -83,8 +87,43 @@ def _our_fault(error: Exception) -> int:
     return 1
 
 
+def ourselves() -> str:
+    """How a person calls this command: by its name where the shell would find it, otherwise by its path."""
+    found = shutil.which("stillroom")
+    here = Path(sys.argv[0])
+    if found or here.name != "stillroom":
+        return "stillroom"
+    return str(here)
+
+
 def _print_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"stillroom {version('stillroom')}\n")
+        raise typer.Exit()
+
+
+@app.callback()
+def stillroom(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Teacher -> distil -> export -> measure -> serve. A large text encoder in, a small one out: proven, measured, served."""
+
+
+def _setting(name: str, *flags: str, help: str) -> Any:
+    """An option of `run` that shows the recipe's default, which a recipe file may have overridden."""
+    default = getattr(Recipe(), name)
+    if isinstance(default, bool):
+        default = "yes" if default else "no"
+    shown = f"{default:g}" if isinstance(default, float) else str(default) or "none"
+    return typer.Option(*flags, help=help, show_default=shown)
 
 
 @app.command()
@@ -97,9 +136,9 @@ def run(
     ] = None,
     out: Annotated[str | None, typer.Option(help="The bundle to write; stages live in OUT.work.")] = None,
     student: Annotated[
-        str | None, typer.Option(help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280.")
+        str | None, _setting("student", help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What the server calls the model.")] = None,
+    name: Annotated[str | None, _setting("name", help="What the server calls the model.")] = None,
     corpus: Annotated[
         list[str] | None, typer.Option(help="Plain text for the relation stage; may be given again.")
     ] = None,
@@ -107,48 +146,65 @@ def run(
         list[str] | None, typer.Option(help="In-domain text that the teacher labels; may be given again.")
     ] = None,
     augment: Annotated[
-        int | None, typer.Option(help="Texts generated from each labelled one, for the teacher to label.")
+        int | None, _setting("augment", help="Texts generated from each labelled one, for the teacher to label.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes everything that is drawn at random.")] = None,
+    seed: Annotated[int | None, _setting("seed", help="Fixes everything that is drawn at random.")] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Cores to use; all that this process may use unless given.")
+        int | None, _setting("threads", help="Cores to use; all that this process may use unless given.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Of training: fp32, bf16, or auto: bf16 where the machine has it.")
+        str | None, _setting("precision", help="Of training: fp32, bf16, or auto: bf16 where the machine has it.")
     ] = None,
-    max_length: Annotated[int | None, typer.Option(help="Longest text in tokens.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Texts a training step.")] = None,
+    max_length: Annotated[int | None, _setting("max_length", help="Longest text in tokens.")] = None,
+    batch: Annotated[int | None, _setting("batch", help="Texts a training step.")] = None,
     new_head: Annotated[
-        bool | None, typer.Option("--new-head/--own-head", help="Fine-tune a new head though the teacher has one.")
+        bool | None,
+        _setting("new_head", "--new-head/--own-head", help="Fine-tune a new head though the teacher has one."),
     ] = None,
     teacher_epochs: Annotated[
-        int | None, typer.Option(help="At most; it stops when validation stops improving.")
+        int | None, _setting("teacher_epochs", help="At most; it stops when validation stops improving.")
     ] = None,
-    teacher_patience: Annotated[int | None, typer.Option(help="Epochs without a new best before it stops.")] = None,
-    teacher_learning_rate: Annotated[float | None, typer.Option(help="Peak rate of the teacher's fine-tuning.")] = None,
+    teacher_patience: Annotated[
+        int | None, _setting("teacher_patience", help="Epochs without a new best before it stops.")
+    ] = None,
+    teacher_learning_rate: Annotated[
+        float | None, _setting("teacher_learning_rate", help="Peak rate of its fine-tuning.")
+    ] = None,
     relation_epochs: Annotated[
-        float | None, typer.Option(help="MiniLMv2 relations over all text; 0 leaves them out.")
+        float | None, _setting("relation_epochs", help="MiniLMv2 relations over all text; 0 leaves them out.")
     ] = None,
     relation_heads: Annotated[
-        int | None, typer.Option(help="The paper's 48, or the nearest that fits, unless given.")
+        int | None, _setting("relation_heads", help="The paper's 48, or the nearest that fits, unless given.")
     ] = None,
-    relation_layer: Annotated[int | None, typer.Option(help="The teacher's layer to learn from, from 1.")] = None,
-    relation_tokens: Annotated[int | None, typer.Option(help="Longest piece of the corpus.")] = None,
-    relation_learning_rate: Annotated[float | None, typer.Option(help="Peak rate of the relation stage.")] = None,
-    student_epochs: Annotated[int | None, typer.Option(help="Of task distillation.")] = None,
-    student_learning_rate: Annotated[float | None, typer.Option(help="Peak rate of the student's training.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of the soft labels.")] = None,
-    soft_weight: Annotated[float | None, typer.Option(help="Of the soft labels; the labels have the rest.")] = None,
+    relation_layer: Annotated[
+        int | None, _setting("relation_layer", help="The teacher's layer to learn from, from 1.")
+    ] = None,
+    relation_tokens: Annotated[int | None, _setting("relation_tokens", help="Longest piece of the corpus.")] = None,
+    relation_learning_rate: Annotated[
+        float | None, _setting("relation_learning_rate", help="Peak rate of the relation stage.")
+    ] = None,
+    student_epochs: Annotated[int | None, _setting("student_epochs", help="Of task distillation.")] = None,
+    student_learning_rate: Annotated[
+        float | None, _setting("student_learning_rate", help="Peak rate of the student's training.")
+    ] = None,
+    temperature: Annotated[float | None, _setting("temperature", help="Of the soft labels.")] = None,
+    soft_weight: Annotated[
+        float | None, _setting("soft_weight", help="Of the soft labels; the labels have the rest.")
+    ] = None,
     undistilled: Annotated[
-        bool | None, typer.Option("--undistilled/--no-undistilled", help="Train the comparison too.")
+        bool | None, _setting("undistilled", "--undistilled/--no-undistilled", help="Train the comparison too.")
     ] = None,
     teacher_gate: Annotated[
-        float | None, typer.Option(help="Least share of the teacher's metric that is shipped.")
+        float | None, _setting("teacher_gate", help="Least share of the teacher's metric that is shipped.")
     ] = None,
-    gate: Annotated[float | None, typer.Option(help="Least share of the fp32 metric that int8 keeps.")] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="Fit the training to this many minutes.")] = None,
-    latency_seconds: Annotated[float | None, typer.Option(help="For timing all models together.")] = None,
-    checkpoint_seconds: Annotated[float | None, typer.Option(help="Work that a kill loses at most.")] = None,
+    gate: Annotated[float | None, _setting("gate", help="Least share of the fp32 metric that int8 keeps.")] = None,
+    max_minutes: Annotated[float | None, _setting("max_minutes", help="Fit the training to this many minutes.")] = None,
+    latency_seconds: Annotated[
+        float | None, _setting("latency_seconds", help="For timing all models together.")
+    ] = None,
+    checkpoint_seconds: Annotated[
+        float | None, _setting("checkpoint_seconds", help="Work that a kill loses at most.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an earlier run stopped (which a rerun does anyway).")
     ] = False,
@@ -198,7 +254,7 @@ def _show_run(document: dict[str, Any]) -> None:
         f"(one text of {document['speedup_tokens']} tokens). All of it took {document['minutes']:.1f} minutes."
     )
     say(f"Bundle  {out}\nReport  {out / 'report.html'}")
-    say(f"Next    stillroom serve {out}")
+    say(f"Next    {ourselves()} serve {out}")
 
 
 def _show_plan(plan: Any, as_json: bool) -> None:
@@ -291,8 +347,11 @@ def evaluate(
         _print_json(document)
     else:
         say(
-            f"{document['metric']} {document['value']:.4f} [{document['low']:.4f}, {document['high']:.4f}] on {document['examples']} texts"
+            f"{document['metric']} {document['value']:.4f} [{document['low']:.4f}, {document['high']:.4f}] on "
+            f"{document['examples']} texts, by {document['variant']}"
         )
+        if document["unknown_labels"]:
+            say(f"warning: the model has never heard of these labels: {', '.join(document['unknown_labels'])}")
 
 
 @app.command()
@@ -371,7 +430,13 @@ def export(
     if as_json:
         _print_json({"bundle": str(made)})
     else:
-        say(f"Bundle {made}. Next: stillroom serve {made}")
+        found = json.loads((made / "manifest.json").read_text(encoding="utf-8"))["metrics"]
+        for variant, row in found["test"].items():
+            say(
+                f"{variant}: {found['metric']} {row['value']:.4f} [{row['low']:.4f}, {row['high']:.4f}] on test, "
+                f"{found['validation'][variant]['value']:.4f} on validation"
+            )
+        say(f"Bundle {made}. Next: {ourselves()} serve {made}")
 
 
 @app.command()
@@ -392,13 +457,18 @@ def profile(
       stillroom profile my_teacher ner.bundle --data my_data/test.jsonl --out timings
     """
     from latency.report import markdown_table, write_report
+    from serve.errors import BadInput
     from stillroom.verbs import profile as time_models
 
+    if out and out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= PROFILE_FILES):
+        raise BadInput(
+            f"--out {out} is there already and holds other things; nothing was written. Give another folder."
+        )
     document: Any = time_models(
         models, data, batches=_numbers(batches), lengths=_numbers(lengths), seconds=seconds, threads=threads
     )
     if out:
-        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)  # that it is free was seen before the timing
         write_report(out / "report.html", {"title": "latency", "latency": document})
         (out / "report.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
         (out / "table.md").write_text(markdown_table(document), encoding="utf-8")

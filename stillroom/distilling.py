@@ -137,14 +137,14 @@ def _walk(work: Work, mark: str, given: _Given) -> Path:
 
 def _fit_head(folder: Path, given: _Given, teacher: Path) -> None:
     tokenizer = save_tokenizer(given.opened, folder)
-    model = load_encoder(teacher, vocabulary=True)
+    model = load_encoder(teacher, seed=given.settings.seed, vocabulary=True)
     _train(folder, given, HEAD_STAGE, None, model, tokenizer, share=0.2)
     _save(model, folder, given, {"role": "teacher with a fitted head for masked words"})
 
 
 def _make_start(folder: Path, given: _Given, teacher: Path, masks: bool) -> None:
     save_tokenizer(given.opened, folder)
-    model = load_encoder(teacher, vocabulary=masks)
+    model = load_encoder(teacher, seed=given.settings.seed, vocabulary=masks)
     s = given.settings
     student, origin = student_of(model, given.opened.family, given.shape, seed=s.seed, new_layers=s.start == "random")
     _save(student, folder, given, {"role": "start", "origin": origin})
@@ -153,8 +153,8 @@ def _make_start(folder: Path, given: _Given, teacher: Path, masks: bool) -> None
 def _make_stage(folder: Path, given: _Given, stage: Stage, teacher: Path, before: Path) -> None:
     tokenizer = save_tokenizer(given.opened, folder)
     masks = any(one.objective.masks_tokens for one in given.stages)
-    student = load_encoder(before, vocabulary=masks)
-    needed = load_encoder(teacher, vocabulary=stage.objective.masks_tokens)
+    student = load_encoder(before, seed=given.settings.seed, vocabulary=masks)
+    needed = load_encoder(teacher, seed=given.settings.seed, vocabulary=stage.objective.masks_tokens)
     progress = _train(folder, given, stage, needed, student, tokenizer, share=stage.share)
     _save(student, folder, given, {"role": "student", "stage": stage.name, "loss": progress.loss})
 

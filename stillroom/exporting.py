@@ -23,6 +23,10 @@ from stillroom.training import read_lineage
 def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, name: str | None, max_length: int) -> Path:
     """See `stillroom.verbs.export`."""
     refuse_foreign(out)
+    if out.is_dir() and any(out.iterdir()):
+        raise BadInput(
+            f"--out {out} is a bundle already; nothing in it was touched. Remove it, or give another folder."
+        )
     opened = open_model(checkpoint, role="CKPT")
     if not (opened.folder / "model.safetensors").is_file():
         raise BadInput(f"CKPT {checkpoint} keeps its weights in several files; save it with all of them in one.")

@@ -311,6 +311,12 @@ def claims(scores: dict[str, Any]) -> list[str]:
             else "no difference that the paired bootstrap supports"
         )
         found.append(f"{row['a']} against {row['b']} on test: {size}, {verdict}.")
+        if row["a"] in ("student", "int8") and row["b"] == "undistilled" and row["supported"] and row["difference"] < 0:
+            found.append(
+                f"WARNING: distillation made this model worse: labels alone serve better than {row['a']}. A teacher that is weak "
+                "itself does that. Fine-tune it longer or take a better one; the better student of the two is the stage "
+                "`undistilled` in the work folder, and `stillroom export` makes a bundle of it."
+            )
     return found
 
 

@@ -1,6 +1,7 @@
 """Every setting of a run in one place: read from a TOML file, overridden by flags, written back resolved."""
 
 import dataclasses
+import difflib
 import os
 import tomllib
 from dataclasses import dataclass, fields
@@ -70,7 +71,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     unknown = [key for key in found if key not in known]
     if unknown:
         raise BadInput(
-            f"The recipe {path} has {', '.join(unknown)}, which are no settings. Settings are: {', '.join(sorted(known))}."
+            f"The recipe {path} has {', '.join(map(_with_nearest, unknown))}; no such setting. Settings are: {', '.join(sorted(known))}."
         )
     return found
 
@@ -97,8 +98,13 @@ def resolve(settings: dict[str, Any], flags: dict[str, Any]) -> Recipe:
     faults += [f"--{name} is needed" for name in ("teacher", "task", "data", "out") if not getattr(recipe, name)]
     faults += _out_of_range(recipe)
     if faults:
-        raise BadInput("; ".join(faults) + ". `stillroom run --help` shows each with an example.")
+        raise BadInput("; ".join(faults) + ". `stillroom run --help` says what each setting is for.")
     return recipe
+
+
+def _with_nearest(unknown: str) -> str:
+    near = difflib.get_close_matches(unknown, [field.name for field in fields(Recipe)], n=1)
+    return f"{unknown} (did you mean {near[0]}?)" if near else unknown
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:

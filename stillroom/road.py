@@ -219,9 +219,10 @@ def _planned(ground: Ground, marks: dict[str, str]) -> Plan:
         return full_plan(ground)
 
     def make(folder: Path) -> None:
+        plan = timed_plan(ground)  # refuses what cannot fit, before anything is removed
         # Timed anew the steps may differ, and what was trained for other steps must not be gone on with.
         ground.work.clear(but="plan")
-        (folder / "plan.json").write_bytes(canonical_json(dataclasses.asdict(timed_plan(ground))))
+        (folder / "plan.json").write_bytes(canonical_json(dataclasses.asdict(plan)))
 
     folder = _stage(ground, "plan", marks, make, f"timing a few steps to fit {ground.recipe.max_minutes:g} minutes")
     return Plan(**judging.read_json(folder / "plan.json"))
@@ -250,7 +251,7 @@ def _already_there(out: Path, mark: str) -> dict[str, Any]:
         bundle = open_bundle(out)
     except BundleError as fault:
         raise BadInput(
-            f"--out {out} holds a damaged bundle ({fault.message}) Remove it, or give another folder."
+            f"--out {out} holds a damaged bundle: {fault.message} To have this command make it anew, remove it first."
         ) from None
     if bundle.manifest.lineage.get("run") != mark:
         raise BadInput(f"--out {out} holds a bundle of other inputs or settings. Remove it, or give another folder.")

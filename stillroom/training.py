@@ -28,6 +28,8 @@ from stillroom.stages import TRAINING
 
 # Texts that are labelled between two savings: the work that a kill in the middle of labelling loses.
 SHARD_TEXTS = 4_096
+# Below these, a teacher that seems no better than chance may only have been trained or looked at too little.
+FEW_STEPS, FEW_TEXTS = 200, 100
 
 
 def load_stage(folder: Path, ground: Ground) -> Any:
@@ -105,8 +107,8 @@ def make_soft_labels(folder: Path, ground: Ground, teacher: Path) -> None:
     say(f"  teacher on validation: {METRICS[task]} {reached}; without looking at the text it would be {blind:.4f}")
     if reached.low <= blind:
         raise BadInput(
-            f"The teacher is no better than chance on this task: {METRICS[task]} {reached} on validation, where {blind:.4f} "
-            "needs no look at the text. A student would learn nothing from it. Check labels and texts, or give a better teacher."
+            f"The teacher is not shown to be better than chance on this task: {METRICS[task]} {reached} on {len(gold)} validation "
+            f"texts, where {blind:.4f} needs no look at the text. {_what_would_help(ground, steps_of(teacher))}"
         )
     texts = ground.soft_labelled
     generated = len(texts) - len(ground.train) - len(ground.unlabelled)
@@ -124,6 +126,25 @@ def make_soft_labels(folder: Path, ground: Ground, teacher: Path) -> None:
             for start in range(0, len(texts), SHARD_TEXTS)
         ]
     np.save(folder / "logits.npy", np.concatenate(shards), allow_pickle=False)
+
+
+def steps_of(teacher: Path) -> int:
+    """Steps after which the teacher was best; 0 when it came with its head."""
+    return int(read_lineage(teacher)["best_step"])
+
+
+def _what_would_help(ground: Ground, steps: int) -> str:
+    """What to do about a teacher that cannot be told from chance."""
+    if steps and steps < FEW_STEPS:
+        return (
+            f"It was fine-tuned for {steps} steps only: give more --teacher-epochs, a smaller --batch or more labelled text. "
+            "If that does not help, check labels and texts."
+        )
+    if len(ground.splits.validation) < FEW_TEXTS:
+        return (
+            "So few texts show little: give a larger validation split. If that does not help, check labels and texts."
+        )
+    return "A student would learn nothing from it. Check labels and texts, or give a better teacher."
 
 
 def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None]) -> np.ndarray:

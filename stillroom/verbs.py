@@ -6,6 +6,7 @@ from typing import Any
 
 from serve.bundle import MANIFEST
 from serve.errors import BadInput
+from serve.labels import entity_labels
 
 
 def run(**settings: Any) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def run(**settings: Any) -> dict[str, Any]:
 def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: str | None = None) -> dict[str, Any]:
     """The task metric of a bundle, or of a checkpoint with a head, on a labelled file.
 
-    Returns `{model, variant, task, metric, value, low, high, examples}`; for a bundle without importing torch.
+    Returns `{model, variant, task, metric, value, low, high, examples, unknown_labels}`; for a bundle without importing torch.
 
     Raises:
         BadInput: the model or the file cannot be used.
@@ -52,7 +53,7 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
                 chosen, pipeline([examples[i].text for i in chosen], text_pair=pairs) if chosen else [], strict=True
             ):
                 said[i] = _prediction(answer)
-        used = pipeline.variant
+        used, names = pipeline.variant, pipeline.manifest.labels
     else:
         if variant:
             raise BadInput(f"--variant {variant}: {model} is not a bundle, and only bundles have variants.")
@@ -69,8 +70,10 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         labels = opened.head_for(found_task) or ()
         encoded = encode(examples, load_tokenizer(opened.folder, opened.max_length), found_task, labels)
         said = predictions(encoded, row_logits(load(opened, found_task), encoded))
-        used = "torch"
+        used, names = "torch", list(labels)
     reached = score([gold_of(example, found_task) for example in examples], said)
+    known = entity_labels(names) if found_task == "token-classification" else names
+    there = {example.label for example in examples} | {e.label for example in examples for e in example.entities or ()}
     return {
         "model": model,
         "variant": used,
@@ -80,7 +83,19 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         "low": reached.low,
         "high": reached.high,
         "examples": len(examples),
+        "unknown_labels": sorted(there - {None, *known}),
     }
+
+
+def _longest(folder: Path) -> int:
+    """Tokens that a model can be given at once."""
+    if (folder / MANIFEST).is_file():
+        from serve.bundle import open_bundle
+
+        return open_bundle(folder).manifest.max_length
+    from compress.teacher import open_model
+
+    return open_model(str(folder), role="MODEL").max_length
 
 
 def _prediction(answer: Any) -> Any:
@@ -174,6 +189,14 @@ def profile(
     tokenizers = {
         plain_tokenizer(folder / "tokenizer.json") for folder in folders if (folder / "tokenizer.json").is_file()
     }
+    for folder in folders:
+        limit = _longest(folder)
+        if max(lengths) > limit:
+            raise BadInput(
+                f"--lengths asks for {max(lengths)} tokens, and {folder} takes {limit} at most. Give lengths up to that."
+            )
+    if not seconds > 0:
+        raise BadInput(f"--seconds is {seconds:g}; a number above 0 is needed.")
     if len(tokenizers) != 1:
         raise BadInput(
             "The models do not share one tokenizer.json, so no text is of equal length for all. Profile them apart."

@@ -217,10 +217,17 @@ def test_a_dataset_saved_by_datasets_reads_with_its_class_names(tmp_path: Path) 
 def test_a_name_that_nobody_knows_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(BadInput, match="neither a folder here nor a dataset"):
-        read_splits(str(tmp_path / "absent"), TEXT)
+        read_splits("absent", TEXT)
 
 
 def test_plain_text_is_one_document_a_line(tmp_path: Path) -> None:
     assert read_texts(written(tmp_path, "a.txt", "one\n\n  two \n")) == ["one", "two"]
     with pytest.raises(BadInput, match="holds no text: every line is empty"):
         read_texts(written(tmp_path, "b.txt", "\n \n"))
+
+
+@pytest.mark.parametrize("tag", ["Z-city", "B-", "X-person"])
+def test_a_prefix_that_no_scheme_has_is_a_fault_and_no_label(tag: str) -> None:
+    with pytest.raises(ValueError, match=rf"has the tag '{tag}'; a tag is O, a label, or a label after B-"):
+        from_tags(["a", "b"], ["O", tag])
+    assert from_tags(["a", "b"], ["O", "city-state"]).entities[0].label == "city-state"

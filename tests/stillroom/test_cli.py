@@ -70,7 +70,7 @@ def test_a_decoder_as_teacher(run: Run, given: dict[str, str | Path], tmp_path: 
     )
     said = refused(run, given, teacher=tmp_path / "gpt2")
     assert "'gpt2' model, which is not an encoder" in said
-    assert "bert, distilbert, electra, roberta, xlm-roberta" in said
+    assert "bert, distilbert, electra, modernbert, mpnet, roberta, xlm-roberta" in said
 
 
 def test_pickled_weights_are_not_opened(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, st
     ("toml", "message"),
     [
         pytest.param("teacher = ", "is not TOML", id="not-toml"),
-        pytest.param("techer = 'x'", "has techer, which are no settings", id="a-typo"),
+        pytest.param("techer = 'x'", "has techer (did you mean teacher?); no such setting", id="a-typo"),
         pytest.param("batch = 'many'", "`batch` is 'many'; int is needed", id="the-wrong-type"),
         pytest.param("precision = 'int4'", "it is auto, fp32 or bf16", id="an-unknown-precision"),
     ],
@@ -223,7 +223,8 @@ def test_a_teacher_that_learned_nothing_stops_the_run(run: Run, given: dict[str,
     arguments = given | {"--teacher-epochs": "1", "--teacher-learning-rate": "1e-9"}
     code, said = run("run", *(part for pair in arguments.items() for part in pair))
     assert code == 2
-    assert "The teacher is no better than chance on this task" in said
+    assert "The teacher is not shown to be better than chance on this task" in said
+    assert "give more --teacher-epochs" in said
     assert not Path(given["--out"]).exists()
 
 
@@ -258,6 +259,54 @@ def test_minutes_that_cannot_suffice_are_refused_with_what_would(run: Run, given
     assert code == 2
     assert "--max-minutes is 0.01" in said
     assert "Allow more" in said
+
+
+def test_a_refusal_for_want_of_minutes_leaves_what_was_finished(
+    run: Run, given: dict[str, str | Path], tmp_path: Path
+) -> None:
+    work = tmp_path / "out.work"
+    (work / "teacher").mkdir(parents=True)
+    (work / "made-by-stillroom").touch()
+    (work / "teacher" / "model.safetensors").write_bytes(b"hours of work")
+    code, said = run("run", *(part for pair in given.items() for part in pair), "--max-minutes", "0.001")
+    assert code == 2
+    assert "--max-minutes is 0.001" in said
+    assert (work / "teacher" / "model.safetensors").read_bytes() == b"hours of work"
+
+
+def test_a_student_that_labels_alone_would_serve_better_is_told_so() -> None:
+    from stillroom.judging import claims
+
+    row = {"a": "int8", "b": "undistilled", "difference": -0.4, "low": -0.6, "high": -0.2, "supported": True}
+    assert "distillation made this model worse" in claims({"differences": [row]})[-1]
+    better = row | {"difference": 0.4, "low": 0.2, "high": 0.6}
+    assert len(claims({"differences": [better]})) == 1
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "no/such/folder"])
+def test_a_path_that_is_not_there_asks_no_network(
+    name: str, run: Run, given: dict[str, str | Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
+    monkeypatch.setattr("datasets.load_dataset", asked)
+    assert f"--teacher {name} is not there" in refused(run, given, teacher=name)
+    assert f"--data {name} is not there" in refused(run, given, data=name)
+
+
+def test_the_version_is_told(run: Run) -> None:
+    from importlib.metadata import version
+
+    done = subprocess.run([sys.executable, "-m", "stillroom", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"stillroom {version('stillroom')}\n"
+
+
+def test_the_help_of_run_shows_the_recipes_defaults(run: Run) -> None:
+    _, said = run("run", "--help")
+    assert "(3x384)" in said
+    assert "(0.97)" in said
 
 
 def test_help_shows_examples_and_needs_no_torch() -> None:
