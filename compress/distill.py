@@ -1,6 +1,6 @@
 """Running one stage of a method: a student is trained to agree with its teacher on the stage's objective."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ def distil(
     *,
     folder: Path,
     projections: Projections | None = None,
-    watch: Watch | None = None,
+    watch: Callable[[np.ndarray | None], Watch] | None = None,
     report: Report | None = None,
 ) -> Progress:
     """Train `student` in place on the objective of `stage`.
@@ -71,7 +71,8 @@ def distil(
         settings: steps, seed and precision.
         folder: for checkpoints.
         projections: the learned maps of the objective; new ones if not given.
-        watch: validation, if the best weights are wanted and not the last.
+        watch: validation, if the best weights are wanted and not the last; it is told `remap`, by which a narrowed student's
+            embeddings are found, or None.
         report: told of each step.
 
     Raises:
@@ -94,7 +95,7 @@ def distil(
             Schedule(settings.steps, settings.learning_rate or stage.learning_rate, stage.warmup, betas=stage.betas),
             folder=folder,
             seed=settings.seed,
-            watch=watch,
+            watch=None if watch is None else watch(remap),
             precision=settings.precision,
             checkpoint_every_s=settings.checkpoint_every_s,
             report=report,

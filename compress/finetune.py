@@ -62,7 +62,6 @@ def train_on_task(
     texts = labelled if unlabelled is None or soft is None else labelled + unlabelled
     lengths = np.array([len(ids) for ids in texts.ids])
     order = Order(lengths, settings.batch, settings.seed)
-    answers = [gold_of(example, validation.task) for example in gold]
     with rows_in_use(model, [*texts.ids, *validation.ids], texts.pad_id) as remap:
 
         def loss_at(step: int) -> dict[str, Tensor]:
@@ -73,10 +72,6 @@ def train_on_task(
                 logits, batch.targets, batch.soft, temperature=settings.temperature, soft_weight=settings.soft_weight
             )
 
-        def evaluate() -> float:
-            said = predictions(validation, row_logits(model, validation, remap=remap))
-            return float(metric_of(counts(answers, said).sum(axis=0)))
-
         every = settings.look_every or -(-len(labelled) // settings.batch)
         return train(
             model,
@@ -84,8 +79,29 @@ def train_on_task(
             Schedule(settings.steps, settings.learning_rate),
             folder=folder,
             seed=settings.seed,
-            watch=Watch(min(every, settings.steps), evaluate, settings.patience),
+            watch=look(model, validation, gold, min(every, settings.steps), remap, settings.patience),
             precision=settings.precision,
             checkpoint_every_s=settings.checkpoint_every_s,
             report=report,
         )
+
+
+def look(
+    model: Any,
+    validation: Encoded,
+    gold: Sequence[Example],
+    every: int,
+    remap: np.ndarray | None,
+    patience: int | None = None,
+) -> Watch:
+    """Validation by the task metric, computed as serving would answer, each `every` steps.
+
+    `remap` gives each token id its row in narrowed embeddings; `patience` is how many looks without a new best end it.
+    """
+    answers = [gold_of(example, validation.task) for example in gold]
+
+    def evaluate() -> float:
+        said = predictions(validation, row_logits(model, validation, remap=remap))
+        return float(metric_of(counts(answers, said).sum(axis=0)))
+
+    return Watch(every, evaluate, patience)

@@ -43,6 +43,15 @@ class Sizes:
 
 QKV = ("queries", "keys", "values")
 VOCABULARY_LABELS = OutputTerm("labels", "vocabulary")
+# Training on a task's labels, as `stillroom run` trains.
+LABELS = Stage(
+    "labels",
+    Objective(outputs=(OutputTerm("labels", "classes"),)),
+    text="task",
+    learning_rate=4e-4,
+    warmup=0.06,
+    betas=(0.9, 0.999),
+)
 
 
 def minilm(sizes: Sizes) -> tuple[Stage, ...]:
@@ -164,6 +173,19 @@ def xtremedistil_no_attention(sizes: Sizes) -> tuple[Stage, ...]:
     return (replace(first, objective=Objective(kept)), *others)
 
 
+def labels(_sizes: Sizes) -> tuple[Stage, ...]:
+    """No distillation: labels alone, from parts of the teacher that was fine-tuned on the task."""
+    return (LABELS,)
+
+
+def soft_labels(_sizes: Sizes) -> tuple[Stage, ...]:
+    """The teacher's soft labels at temperature 2 and the labels, nine to one: what `stillroom run` does (Hinton et al. 2015)."""
+    objective = Objective(
+        outputs=(OutputTerm("labels", "classes", 0.1), OutputTerm("soft labels", "classes", 0.9, temperature=2.0))
+    )
+    return (replace(LABELS, name="soft-labels", objective=objective),)
+
+
 METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
     "minilmv2": minilmv2,
     "minilm": minilm,
@@ -176,6 +198,8 @@ METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
     "mlm-kd": mlm_kd,
     "mlm": mlm,
     "xtremedistil": xtremedistil,
+    "labels": labels,
+    "soft-labels": soft_labels,
     "minilm-no-value-relation": minilm_no_value_relation,
     "minilm-value-mse": minilm_value_mse,
     "minilm-hidden-relation": minilm_hidden_relation,

@@ -77,6 +77,27 @@ def difference(gold: Sequence[Prediction], a: Sequence[Prediction], b: Sequence[
     return Score(float(value), float(low), float(high))
 
 
+def mean_score(rows: Sequence[np.ndarray], *, less: Sequence[np.ndarray] = (), seed: int = 0) -> Score:
+    """The mean metric of several trainings on the same texts, less that of others, with its bootstrap interval.
+
+    Texts are resampled, the same for every training, so the interval speaks of other texts and not of other seeds.
+
+    Args:
+        rows: what `counts` says of each training, (texts, 3).
+        less: of the trainings that it is compared with; none for the mean itself.
+        seed: of the resampling.
+    """
+    resampled = [metric_of(sums) for sums in _resampled([*rows, *less], seed)]
+    whole = [float(metric_of(one.sum(axis=0))) for one in (*rows, *less)]
+
+    def apart(values: Sequence[Any]) -> Any:
+        mean = np.mean(values[: len(rows)], axis=0)
+        return mean - np.mean(values[len(rows) :], axis=0) if less else mean
+
+    low, high = np.quantile(apart(resampled), (0.025, 0.975))
+    return Score(float(apart(whole)), float(low), float(high))
+
+
 def chance(
     gold: Sequence[Prediction], predicted: Sequence[Prediction], constant: Iterable[Sequence[Prediction]] = ()
 ) -> float:

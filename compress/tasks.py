@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
 from compress.examples import Example, Task
+from compress.loop import Order
 from compress.losses import IGNORED
 from compress.scores import Prediction
 from serve.labels import split_tag
@@ -103,6 +105,40 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, task: Task, labels
         sum(bool(e.overflowing) for e in encodings),
         pad_id_of(tokenizer),
     )
+
+
+@dataclass(frozen=True)
+class TaskText:
+    """Batches of a task's texts for `compress.distill`; `others` are texts that a look at validation reads."""
+
+    texts: Encoded
+    batch: int
+    seed: int
+    others: Sequence[np.ndarray] = ()
+
+    @cached_property
+    def order(self) -> Order:
+        """Which texts each step sees."""
+        return Order(np.array([len(ids) for ids in self.texts.ids]), self.batch, self.seed)
+
+    @property
+    def pad_id(self) -> int:
+        """What fills padded positions."""
+        return self.texts.pad_id
+
+    @property
+    def ids(self) -> list[np.ndarray]:
+        """All token ids that occur."""
+        return [*self.texts.ids, *self.others]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Real tokens of a step, on average."""
+        return float(self.order.lengths.sum()) / self.order.steps_per_epoch
+
+    def at(self, step: int) -> Batch:
+        """The batch of one step."""
+        return collate(self.texts, self.order.at(step).tolist())
 
 
 def pad_id_of(tokenizer: Tokenizer) -> int:

@@ -83,11 +83,16 @@ class Report(TypedDict, total=False):
 
 def write_report(path: Path, report: Report) -> None:
     """Writes `report` to `path` as one self-contained HTML file, without scripts; a reader never sees half of it."""
-    page = _page(report).encode("utf-8", errors="xmlcharrefreplace")
+    write_page(path, _page(report))
+
+
+def write_page(path: Path, page: str) -> None:
+    """Writes the HTML `page` to `path`; a reader never sees half of it."""
+    encoded = page.encode("utf-8", errors="xmlcharrefreplace")
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(page)
+            file.write(encoded)
         Path(beside).chmod(0o644)  # mkstemp makes it ours alone; a report is to be read
         os.replace(beside, path)
     except BaseException:
@@ -126,6 +131,11 @@ def _page(report: Report) -> str:
         element("nav", links, aria_label="Contents") if len(shown) > 1 else Markup(""),
         *(element("section", joined([element("h2", name), content]), id=name.lower()) for name, content in shown),
     ]
+    return html_page(title, body)
+
+
+def html_page(title: str, body: Sequence[Markup]) -> str:
+    """A whole document in this project's style, without scripts and without anything from elsewhere."""
     # Nothing may run and nothing may be fetched, even should some text slip through unescaped.
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return f"""<!doctype html>

@@ -407,6 +407,68 @@ def distill(
 
 
 @app.command()
+def compare(
+    teacher: Annotated[str, typer.Option(help="Transformers folder or Hub name.")],
+    task: Annotated[str, typer.Option(help="token-classification or text-classification.")],
+    data: Annotated[str, typer.Option(help="Folder with train, validation and test files, or a `datasets` name.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for compare.json, report.html and table.md; rows live in OUT/work.")
+    ],
+    methods: Annotated[str, typer.Option(help="Names with commas between them: docs/methods.md lists them.")],
+    students: Annotated[
+        list[str] | None, typer.Option("--student", help="3x384 unless given; may be given again.")
+    ] = None,
+    corpus: Annotated[
+        list[str] | None, typer.Option(help="Plain text, one document a line; may be given again.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Trainings of each method.")] = 3,
+    distil_tokens: Annotated[int, typer.Option(help="Of plain text, for methods that learn from it.")] = 1_000_000,
+    task_tokens: Annotated[
+        int, typer.Option(help="Of the task's text; methods without plain text get both here.")
+    ] = 1_000_000,
+    batch: Annotated[int, typer.Option(help="Texts a step.")] = 32,
+    tokens: Annotated[int, typer.Option(help="Longest piece of the corpus.")] = 128,
+    max_length: Annotated[int, typer.Option(help="Longest text of the task; 0 is what the teacher takes.")] = 0,
+    teacher_epochs: Annotated[int, typer.Option(help="Of fine-tuning the teacher, at most.")] = 5,
+    teacher_learning_rate: Annotated[float, typer.Option(help="Peak rate of that.")] = 1e-4,
+    threads: Annotated[int, typer.Option(help="Cores of one training; 0 is all.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Trainings at once.")] = 1,
+    precision: Annotated[str, typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Methods of distillation side by side: equal tokens, several seeds, means with spread and intervals.
+
+    The same student without a teacher's help comes with every comparison: `random` starts anew, `none` from the teacher's
+    layers. A stopped comparison goes on where it was; one with more methods adds theirs.
+
+    [bold]Example[/]
+
+      stillroom compare --teacher my_teacher --task text-classification --data my_data --corpus text.txt
+      --methods minilmv2,hidden-states,soft-labels --out compared
+    """
+    from stillroom.comparing import Comparison
+    from stillroom.comparing import compare as compare_methods
+    from stillroom.comparison_page import HEADER, cells
+
+    document = compare_methods(
+        Comparison(
+            teacher, task, data, str(out), tuple(name.strip() for name in methods.split(",") if name.strip()),
+            students=tuple(students or ["3x384"]), corpus=tuple(corpus or ()), seeds=seeds, distil_tokens=distil_tokens,
+            task_tokens=task_tokens, batch=batch, tokens=tokens, max_length=max_length, teacher_epochs=teacher_epochs,
+            teacher_learning_rate=teacher_learning_rate, threads=threads, jobs=jobs, precision=precision,
+        )
+    )  # fmt: skip
+    if as_json:
+        _print_json(document)
+        return
+    from stillroom.show import table
+
+    reached = document["teacher"]["value"]
+    table(f"{document['metric']} on test; the teacher reaches {reached:.4f}", list(HEADER), cells(document))
+    say(f"Report  {out / 'report.html'}")
+
+
+@app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A transformers folder with a head for a task.")],
     out: Annotated[Path, typer.Option(help="The bundle to write.")],

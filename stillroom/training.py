@@ -100,16 +100,7 @@ def make_soft_labels(folder: Path, ground: Ground, teacher: Path) -> None:
         BadInput: a teacher whose validation score is no better than chance.
     """
     model = load_stage(teacher, ground).to(device_here())
-    task = check_task(ground.recipe.task)
-    gold = [gold_of(example, task) for example in ground.splits.validation]
-    said = predictions(ground.validation, row_logits(model, ground.validation))
-    reached, blind = score(gold, said), chance(gold, said, constant_predictions(ground.validation))
-    say(f"  teacher on validation: {METRICS[task]} {reached}; without looking at the text it would be {blind:.4f}")
-    if reached.low <= blind:
-        raise BadInput(
-            f"The teacher is not shown to be better than chance on this task: {METRICS[task]} {reached} on {len(gold)} validation "
-            f"texts, where {blind:.4f} needs no look at the text. {_what_would_help(ground, steps_of(teacher))}"
-        )
+    check_teacher(model, ground, teacher)
     texts = ground.soft_labelled
     generated = len(texts) - len(ground.train) - len(ground.unlabelled)
     say(f"  {len(ground.train)} labelled texts, {len(ground.unlabelled)} unlabelled and {generated} generated ones")
@@ -128,6 +119,24 @@ def make_soft_labels(folder: Path, ground: Ground, teacher: Path) -> None:
     np.save(folder / "logits.npy", np.concatenate(shards), allow_pickle=False)
 
 
+def check_teacher(model: Any, ground: Ground, teacher: Path) -> None:
+    """Nothing, when the model of the stage `teacher` is better than chance on validation.
+
+    Raises:
+        BadInput: it is not shown to be.
+    """
+    task = check_task(ground.recipe.task)
+    gold = [gold_of(example, task) for example in ground.splits.validation]
+    said = predictions(ground.validation, row_logits(model, ground.validation))
+    reached, blind = score(gold, said), chance(gold, said, constant_predictions(ground.validation))
+    say(f"  teacher on validation: {METRICS[task]} {reached}; without looking at the text it would be {blind:.4f}")
+    if reached.low <= blind:
+        raise BadInput(
+            f"The teacher is not shown to be better than chance on this task: {METRICS[task]} {reached} on {len(gold)} validation "
+            f"texts, where {blind:.4f} needs no look at the text. {_what_would_help(ground, steps_of(teacher))}"
+        )
+
+
 def steps_of(teacher: Path) -> int:
     """Steps after which the teacher was best; 0 when it came with its head."""
     return int(read_lineage(teacher)["best_step"])
@@ -137,7 +146,7 @@ def _what_would_help(ground: Ground, steps: int) -> str:
     """What to do about a teacher that cannot be told from chance."""
     if steps and steps < FEW_STEPS:
         return (
-            f"It was fine-tuned for {steps} steps only: give more --teacher-epochs, a smaller --batch or more labelled text. "
+            f"It was best after {steps} steps of fine-tuning: give more --teacher-epochs, a smaller --batch or more labelled text. "
             "If that does not help, check labels and texts."
         )
     if len(ground.splits.validation) < FEW_TEXTS:
