@@ -1,0 +1,74 @@
+"""How exact each objective is, as a table: against its formula in float64, at the teacher, under padding, and its gradient.
+
+    python benchmarks/distill/exactness.py
+
+The formulas are those of the tests, written in loops from the papers. The error is relative to the cross-entropy where the
+loss is a divergence (what the paper writes is that), and to the loss itself otherwise; the worst of 200 draws counts.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests" / "compress")]
+import test_objectives as formulas  # noqa: E402 - the tests are no package
+
+DRAWS = 200
+
+
+def entropy(rows: np.ndarray) -> float:
+    """Mean entropy of the rows of a distribution."""
+    return float(-(rows * np.log(rows)).sum(axis=-1).mean())
+
+
+def scale(name: str, teacher: np.ndarray, loss: float) -> float:
+    """What an error is relative to: the cross-entropy of a divergence, which is the teacher's entropy more."""
+    if name == "attention kl":
+        return loss + entropy(formulas.softmax(teacher))
+    if name == "relation kl":
+        scores = teacher @ teacher.swapaxes(-1, -2) / np.sqrt(teacher.shape[-1])
+        return loss + entropy(formulas.softmax(scores))
+    return max(loss, 1e-12)
+
+
+def against(
+    loss: Callable[..., torch.Tensor], teacher: torch.Tensor, mask: torch.Tensor, student: torch.Tensor
+) -> torch.Tensor:
+    """The loss with the student last, as a gradient check wants it."""
+    return loss(teacher, student, mask)
+
+
+def main() -> None:
+    print("| objective | worst relative error | at the teacher | change under padding | gradient check |")
+    print("|---|---:|---:|---:|---|")
+    for name, (loss, formula, _) in formulas.LOSSES.items():
+        worst = at_teacher = moved = 0.0
+        for seed in range(DRAWS):
+            tokens = 2 + seed % 11
+            teacher, student, mask = formulas.drawn(name, seed, tokens)
+            lengths = mask.sum(dim=1).tolist()
+            parts = [
+                (formulas.real(name, t, n), formulas.real(name, s, n))
+                for t, s, n in zip(teacher, student, lengths, strict=True)
+            ]
+            expected = float(np.mean([formula(t, s) for t, s in parts]))
+            relative_to = float(np.mean([scale(name, t, formula(t, s)) for t, s in parts]))
+            value = loss(teacher, student, mask).item()
+            worst = max(worst, abs(value - expected) / max(relative_to, 1e-12))
+            at_teacher = max(at_teacher, abs(loss(teacher, teacher.clone(), mask).item()))
+            wider = [formulas.wider(name, x, 5, 50.0) for x in (teacher, student)]
+            longer = torch.cat([mask, torch.zeros(3, 5, dtype=torch.long)], dim=1)
+            moved = max(moved, abs(loss(*wider, longer).item() - value) / max(abs(value), 1e-12))
+        teacher, student, mask = formulas.drawn(name, 3, 4)
+        passed = torch.autograd.gradcheck(
+            partial(against, loss, teacher.double(), mask), (student.double().requires_grad_(),)
+        )
+        print(f"| {name} | {worst:.1e} | {at_teacher:.1e} | {moved:.1e} | {'pass' if passed else 'FAIL'} |")
+
+
+if __name__ == "__main__":
+    main()
