@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from compress.checkpoint import Progress
 from compress.families import Family, encoder_of
 from compress.insides import Insides, read
-from compress.loop import Report, Schedule, Watch, train
+from compress.loop import Order, Report, Schedule, Watch, train
 from compress.methods import Stage
 from compress.objectives import Objective, Projections, check_objective, layer_losses, output_losses
 from compress.tasks import Batch, inputs_for, to_device
@@ -25,6 +25,9 @@ class Text(Protocol):
 
     @property
     def pad_id(self) -> int: ...  # noqa: D102 - the class says it
+
+    @property
+    def order(self) -> Order: ...  # noqa: D102
 
     @property
     def ids(self) -> list[np.ndarray]: ...  # noqa: D102 - the class says it
@@ -98,6 +101,7 @@ def distil(
             watch=None if watch is None else watch(remap),
             precision=settings.precision,
             checkpoint_every_s=settings.checkpoint_every_s,
+            tokens_at=text.order.tokens_at,
             report=report,
         )
 

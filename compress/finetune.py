@@ -82,6 +82,7 @@ def train_on_task(
             watch=look(model, validation, gold, min(every, settings.steps), remap, settings.patience),
             precision=settings.precision,
             checkpoint_every_s=settings.checkpoint_every_s,
+            tokens_at=order.tokens_at,
             report=report,
         )
 

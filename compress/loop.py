@@ -5,6 +5,7 @@ seeded anew for each step, and the batch of a step is computed, not remembered. 
 its last checkpoint ends with the same bits as one that was not.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from compress.losses import total
 
 CHECKPOINT = "checkpoint.safetensors"
 BEST = "best.safetensors"
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ class Watch:
 
 
 class Report(Protocol):
-    """Told of each step: steps done, steps in all, the loss."""
+    """Told of each step: steps done, steps in all, the loss, and tokens a second where they are counted."""
 
-    def __call__(self, done: int, steps: int, loss: float) -> None: ...  # noqa: D102 - the class says it
+    def __call__(self, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None: ...  # noqa: D102 - the class says it
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,10 @@ class Order:
     def steps_per_epoch(self) -> int:
         """Steps in which every text is seen once."""
         return -(-len(self.lengths) // self.batch)
+
+    def tokens_at(self, step: int) -> int:
+        """Real tokens of step `step`."""
+        return int(self.lengths[self.at(step)].sum())
 
     def at(self, step: int) -> np.ndarray:
         """Indices of the texts of step `step`."""
@@ -108,9 +114,12 @@ def train(
     watch: Watch | None = None,
     precision: str = "fp32",
     checkpoint_every_s: float = 30.0,
+    tokens_at: Callable[[int], int] | None = None,
     report: Report | None = None,
 ) -> Progress:
     """Train `model` in place, from the checkpoint in `folder` if there is one; with `watch`, end with its best weights.
+
+    `folder/metrics.jsonl` gets a line for each of about 200 steps: the loss, its terms apart, rate and speed.
 
     Args:
         model: what is trained; parameters that need no gradient stay as they are.
@@ -121,6 +130,7 @@ def train(
         watch: validation, best weights and early stopping.
         precision: `fp32`, or `bf16` for matrix products in bfloat16 with float32 weights.
         checkpoint_every_s: seconds between checkpoints: the work that a kill loses at most.
+        tokens_at: the real tokens of a step, for the speed that is told.
         report: told of each step.
     """
     from accelerate import Accelerator
@@ -135,8 +145,10 @@ def train(
     progress = Progress()
     if (folder / CHECKPOINT).is_file():
         progress = load_checkpoint(folder / CHECKPOINT, model, optimizer)
+    metrics = Metrics(folder / METRICS, progress.step)
     # No `prepare`: one process needs no wrapper, and unwrapped models keep their names in checkpoints.
-    saved_at = time.monotonic()
+    saved_at = started = time.monotonic()
+    seen = 0
     model.train()
     while progress.step < schedule.steps and not progress.stopped:
         torch.manual_seed(_seed_of(seed, progress.step))
@@ -156,19 +168,52 @@ def train(
                 f"the loss became {value} at step {progress.step} "
                 f"({', '.join(f'{name} {term.item():.4g}' for name, term in terms.items())}); a lower learning rate may help"
             )
+        tokens_per_s = None
+        if tokens_at:
+            seen += tokens_at(progress.step - 1)
+            tokens_per_s = seen / (time.monotonic() - started)
         if progress.step % max(1, schedule.steps // 200) == 0 or progress.step == schedule.steps:
             progress.loss.append((progress.step, value))
+            metrics.write(progress.step, value, terms, schedule.rate(progress.step - 1), tokens_per_s)
         if watch and (progress.step % watch.every == 0 or progress.step == schedule.steps):
             _look(model, watch, progress, folder)
         if time.monotonic() - saved_at > checkpoint_every_s or progress.step == schedule.steps or progress.stopped:
             save_checkpoint(folder / CHECKPOINT, model, optimizer, progress)
             saved_at = time.monotonic()
         if report:
-            report(progress.step, schedule.steps, value)
+            report(progress.step, schedule.steps, value, tokens_per_s)
     if watch:
         put_tensors(model, load_file(folder / BEST))
     model.eval()
     return progress
+
+
+class Metrics:
+    """A file of JSON lines, one a step that is told of; what stands in it beyond step `step` is dropped."""
+
+    def __init__(self, file: Path, step: int) -> None:
+        self.file = file
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+        # A kill may have left half a line, and lines of steps that are now trained again.
+        kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= step]
+        beside = file.with_name(file.name + ".partial")
+        beside.write_text("".join(kept), encoding="utf-8")
+        beside.replace(file)
+
+    def write(
+        self, step: int, loss: float, terms: dict[str, Tensor], learning_rate: float, tokens_per_s: float | None
+    ) -> None:
+        """Add the line of one step."""
+        apart = {name: term.item() for name, term in terms.items()}
+        line = {
+            "step": step,
+            "loss": loss,
+            "terms": apart,
+            "learning_rate": learning_rate,
+            "tokens_per_s": tokens_per_s,
+        }
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def _look(model: Any, watch: Watch, progress: Progress, folder: Path) -> None:

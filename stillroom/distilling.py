@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from compress.corpus import CorpusText, Piece, chunks, masking_of
 from compress.distill import Settings, distil
 from compress.examples import read_texts
+from compress.guards import doubts
 from compress.initialise import student_of
 from compress.methods import Sizes, Stage, stages_of
 from compress.objectives import check_objective
@@ -156,7 +157,11 @@ def _make_stage(folder: Path, given: _Given, stage: Stage, teacher: Path, before
     student = load_encoder(before, seed=given.settings.seed, vocabulary=masks)
     needed = load_encoder(teacher, seed=given.settings.seed, vocabulary=stage.objective.masks_tokens)
     progress = _train(folder, given, stage, needed, student, tokenizer, share=stage.share)
-    _save(student, folder, given, {"role": "student", "stage": stage.name, "loss": progress.loss})
+    doubted = doubts(progress.loss, stage.name)
+    for doubt in doubted:
+        say(f"warning: {doubt}")
+    details = {"role": "student", "stage": stage.name, "loss": progress.loss, "doubts": doubted}
+    _save(student, folder, given, details)
 
 
 def _train(

@@ -53,9 +53,10 @@ class Bar:
                 f"  {self.what}: {done}/{total}, {rate:.1f}/s, {note + ', ' if note else ''}{left / 60:.1f} min left"
             )
 
-    def step(self, done: int, steps: int, loss: float) -> None:
+    def step(self, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
         """The form that the training loop calls."""
-        self(done, steps, f"loss {loss:.4f}")
+        speed = "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s"
+        self(done, steps, f"loss {loss:.4f}{speed}")
 
     def close(self) -> None:
         """Take the bar off the screen."""

@@ -18,6 +18,7 @@ from serve.bundle import canonical_json
 from serve.errors import BadInput
 
 MARK = "stage.json"
+METRICS = "metrics.jsonl"  # of a training, as `compress.loop` writes it; kept when its checkpoints go
 TRAINING = "training"  # checkpoints of a stage under way
 OURS = "made-by-stillroom"  # an empty file that says whose folder this is
 # Raised when a change of code makes stages of an older version unfit to be taken over.
@@ -61,6 +62,9 @@ class Work:
             self.seconds[name] = before + time.monotonic() - started
             if partial.is_dir():
                 _write_mark(partial, {"fingerprint": mark, "seconds": self.seconds[name]})
+        metrics = partial / TRAINING / METRICS
+        if metrics.is_file():
+            metrics.replace(partial / METRICS)
         shutil.rmtree(done, ignore_errors=True)
         partial.replace(done)
         # Only now: a kill before the rename goes on from the checkpoint in it.

@@ -15,6 +15,7 @@ from compress.corpus import CorpusText, Piece, chunks
 from compress.distill import Settings, distil
 from compress.examples import check_task
 from compress.finetune import TaskTraining, train_on_task
+from compress.guards import doubts
 from compress.initialise import student_of
 from compress.methods import Sizes, Stage, minilmv2
 from compress.scores import METRICS, chance, gold_of, score
@@ -244,9 +245,12 @@ def _save(model: Any, folder: Path, ground: Ground, progress: Progress, details:
         "seed": ground.recipe.seed,
         "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
         "loss": progress.loss,
+        "doubts": doubts(progress.loss, details["role"]),
         "validation": progress.validation,
         "best_step": progress.best_step,
     }
+    for doubt in lineage["doubts"]:
+        say(f"warning: {doubt}")
     (folder / "lineage.json").write_bytes(canonical_json(lineage))
 
 

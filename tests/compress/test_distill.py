@@ -1,6 +1,7 @@
 """Every method on every family: it runs, its loss falls, it touches nothing that it should not, it resumes to the bit."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class TaskText:
     def __init__(self) -> None:
         self.corpus = CorpusText(PIECES, 0, 8, 0)
         self.ids = self.corpus.ids
+        self.order = self.corpus.order
 
     def at(self, step: int) -> Batch:
         batch = self.corpus.at(step)
@@ -119,7 +121,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(method: str, tmp_path: Pa
         teacher, broken = models("bert", stage)
         torch.manual_seed(99)
 
-        def dying(done: int, steps: int, loss: float) -> None:
+        def dying(done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
             if done == 7:
                 raise KeyboardInterrupt
 
@@ -129,6 +131,8 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(method: str, tmp_path: Pa
             distil(stage, teacher, broken, FAMILIES["bert"], text_of(stage), settings, folder=folder, report=dying)
         resumed, again = run("bert", stage, folder, steps=12)
         assert again == losses
+        steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert steps == list(range(1, 13))
         assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
 
 

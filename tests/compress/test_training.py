@@ -1,5 +1,6 @@
 """The loop, checkpoints, narrowed embeddings: on tiny models, compared bit for bit."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,24 @@ def test_training_learns_and_ends_with_its_best_weights(tmp_path: Path) -> None:
     )
     assert progress.best_value == max(seen) > 0.9
     assert accuracy() == progress.best_value
+
+
+def test_the_terms_of_a_loss_are_logged_apart_and_half_a_line_is_forgotten(tmp_path: Path) -> None:
+    model = classifier(2)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1}\n{"step": 9, "lo')
+
+    def loss_at(step: int) -> dict[str, torch.Tensor]:
+        loss = model(input_ids=IDS, labels=LABELS).loss
+        return {"first": 0.25 * loss, "second": 0.75 * loss}
+
+    progress = train(model, loss_at, Schedule(4, 1e-3), folder=tmp_path, seed=0, tokens_at=lambda _: IDS.numel())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == progress.loss
+    for line in lines:
+        assert line["terms"]["second"] == pytest.approx(3 * line["terms"]["first"])
+        assert sum(line["terms"].values()) == pytest.approx(line["loss"])
+        assert line["tokens_per_s"] > 0
+    assert lines[0]["learning_rate"] == Schedule(4, 1e-3).rate(0)
 
 
 def test_it_stops_when_validation_has_stopped_improving(tmp_path: Path) -> None:
