@@ -1,0 +1,96 @@
+"""Methods side by side on a tiny teacher: equal tokens, rows that are kept, faults told before anything is trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_road import stillroom
+
+from serve.errors import BadInput
+from stillroom.comparing import Comparison, compare
+
+STUDENT = "layers=2,hidden=32,heads=4,ffn=32"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text("\n".join(f"please refund the lamp from Oslo {i}" for i in range(200)), encoding="utf-8")
+    return path
+
+
+def test_rows_are_made_once_and_told_with_what_they_cost(
+    tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path
+) -> None:
+    arguments = [
+        "compare", "--teacher", tiny_teacher, "--task", "text-classification", "--data", task_data, "--corpus", corpus,
+        "--student", STUDENT, "--seeds", "2", "--distil-tokens", "2000", "--task-tokens", "9000", "--batch", "8",
+        "--teacher-epochs", "8", "--teacher-learning-rate", "3e-3", "--threads", "1", "--out", tmp_path / "out", "--json",
+    ]  # fmt: skip
+    done = stillroom(*arguments, "--methods", "minilmv2")
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    rows = {row["method"]: row for row in document["rows"]}
+    assert set(rows) == {"random", "none", "minilmv2"}
+    assert document["teacher"]["value"] > 0.9
+    for row in rows.values():
+        assert len(row["values"]) == 2
+        assert row["mean"] == pytest.approx(sum(row["values"]) / 2)
+        assert row["low"] <= row["mean"] <= row["high"]
+        assert row["tokens"] == 11_000
+        assert row["seconds"] > 0
+        assert row["peak_memory_bytes"] > 50e6
+    assert rows["none"]["less_none"] is None
+    assert rows["random"]["less_none"]["value"] == pytest.approx(rows["random"]["mean"] - rows["none"]["mean"])
+    assert list(rows["minilmv2"]["curves"]) == ["1 minilmv2", "2 labels"]
+    assert [row["mean"] for row in document["rows"]] == sorted((row["mean"] for row in rows.values()), reverse=True)
+    out = tmp_path / "out"
+    assert {file.name for file in out.iterdir()} == {"work", "compare.json", "report.html", "table.md"}
+    assert "<script" not in (out / "report.html").read_text(encoding="utf-8")
+    assert (out / "table.md").read_text(encoding="utf-8").count("\n") == 5
+
+    more = stillroom(*arguments, "--methods", "minilmv2,soft-labels")
+    assert more.returncode == 0, more.stderr
+    assert "8 trainings, 6 of them done before" in more.stderr
+    again = {row["method"]: row for row in json.loads(more.stdout)["rows"]}
+    assert all(again[name] == row for name, row in rows.items())
+    assert list(again["soft-labels"]["curves"]) == ["1 soft-labels"]
+    assert again["soft-labels"]["tokens"] == 11_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": ("magic",)}, "'magic' is not known; it is one of minilmv2"),
+        ({"methods": ()}, "--methods names at least one method"),
+        ({"corpus": ()}, "--methods has minilm, which learns from plain text, and no --corpus was given"),
+        ({"students": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
+        ({"students": ("layers=6,hidden=32,heads=4,ffn=32",), "methods": ("tinybert",)}, "no deeper than its teacher"),
+        ({"seeds": 0}, "whole numbers from 1"),
+    ],
+)
+def test_faults_are_told_before_anything_is_trained(
+    changes: dict[str, Any], message: str, tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "teacher": str(tiny_teacher),
+        "task": "text-classification",
+        "data": str(task_data),
+        "out": str(tmp_path / "out"),
+        "methods": ("minilm",),
+        "students": (STUDENT,),
+        "corpus": (str(corpus),),
+    }
+    with pytest.raises(BadInput, match=message):
+        compare(Comparison(**(settings | changes)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_other_things_is_left_alone(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    with pytest.raises(BadInput, match="holds other things; nothing was written"):
+        compare(
+            Comparison(str(tiny_teacher), "text-classification", str(task_data), str(tmp_path / "out"), ("labels",))
+        )
