@@ -56,20 +56,29 @@ def write_checkpoint(folder: Path, family: str = "bert", head: str = "TokenClass
     torch.manual_seed(0)
     shape = {"vocab_size": 128, "num_labels": labels, "initializer_range": 0.3, "pad_token_id": 0}
     wide = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    prefix = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2": "GPT2"}[family]
+    prefix = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2": "GPT2"} | {
+        "electra": "Electra",
+        "mpnet": "MPNet",
+        "modernbert": "ModernBert",
+    }
     settings = {
         "bert": {**wide, "max_position_embeddings": MAX_LENGTH},
         "roberta": {**wide, "max_position_embeddings": MAX_LENGTH + 1, "type_vocab_size": 1},
         "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": MAX_LENGTH},
+        "electra": {**wide, "embedding_size": 16, "max_position_embeddings": MAX_LENGTH},
+        "mpnet": {**wide, "max_position_embeddings": MAX_LENGTH + 2},
+        # A window of 8 tokens, so that most of a text lies outside it.
+        "modernbert": {**wide, "max_position_embeddings": MAX_LENGTH, "local_attention": 8, "cls_token_id": 2}
+        | {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3, "global_attn_every_n_layers": 2},
         "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2},
     }[family]
-    config = getattr(transformers, f"{prefix}Config")(**shape, **settings)
+    config = getattr(transformers, f"{prefix[family]}Config")(**shape, **settings)
     if labels == len(TAGS):
         config.id2label = dict(enumerate(TAGS))
         config.label2id = {tag: index for index, tag in enumerate(TAGS)}
     with quiet():
-        getattr(transformers, f"{prefix}{head}" if family == "gpt2" else f"{prefix}For{head}")(config).save_pretrained(
-            folder
-        )
+        getattr(transformers, f"{prefix[family]}{head}" if family == "gpt2" else f"{prefix[family]}For{head}")(
+            config
+        ).save_pretrained(folder)
         write_tokenizer(folder)
     return folder

@@ -18,6 +18,10 @@ FAMILIES = [
     pytest.param("bert", "SequenceClassification", id="bert-texts"),
     pytest.param("roberta", "SequenceClassification", id="roberta-texts"),
     pytest.param("distilbert", "TokenClassification", id="distilbert-tokens"),
+    pytest.param("electra", "TokenClassification", id="electra-tokens"),
+    pytest.param("mpnet", "SequenceClassification", id="mpnet-texts"),
+    pytest.param("modernbert", "TokenClassification", id="modernbert-tokens"),
+    pytest.param("modernbert", "SequenceClassification", id="modernbert-texts"),
 ]
 
 
