@@ -146,8 +146,11 @@ class _Trained(nn.Module):
 
 @contextmanager
 def moving(student: Any, what: str) -> Iterator[None]:
-    """Within it only that part of the student is trained: `all`, the `encoder`, or the `head`."""
-    inside = {id(parameter) for parameter in encoder_of(student).parameters()}
+    """Within it only that part of the student is trained: `all`, the `encoder`, or the `head`.
+
+    A pooler belongs to the head, wherever a family keeps it: nothing else reads it.
+    """
+    inside = {id(p) for name, p in encoder_of(student).named_parameters() if not name.startswith("pooler.")}
     before = [(parameter, parameter.requires_grad) for parameter in student.parameters()]
     for parameter, _ in before:
         parameter.requires_grad = what == "all" or (id(parameter) in inside) == (what == "encoder")

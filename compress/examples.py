@@ -61,6 +61,7 @@ class Fault:
 
 
 # A capital and a dash, as prefixes are written, that no tag scheme has; or a prefix with no label.
+KNOWN_PREFIX = re.compile(r"[BIESLU]-")
 STRANGE_PREFIX = re.compile(r"(?![BIESLU]-)[A-Z]-|[BIESLU]-$")
 
 
@@ -321,8 +322,11 @@ def from_tags(tokens: object, tags: object) -> Example:
     for item in (*tokens, *tags):
         _unicode(item, "tokens")
     odd = [tag for tag in tags if STRANGE_PREFIX.match(tag)]
-    if odd:
-        raise ValueError(f"has the tag {odd[0]!r}; a tag is O, a label, or a label after B-, I-, E-, S-, L- or U-")
+    # Where nothing else has a prefix, a capital and a dash may be how a label begins (`T-cell`).
+    if odd and any(KNOWN_PREFIX.match(tag) for tag in tags):
+        raise ValueError(
+            f"has the tag {odd[0]!r} among others with a prefix; a tag is O, or a label after B-, I-, E-, S-, L- or U-"
+        )
     if len(tokens) != len(tags):
         raise ValueError(f"has {len(tokens)} tokens but {len(tags)} tags")
     entities: list[Entity] = []

@@ -10,9 +10,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from compress.families import Family, encoder_of, layers_of, linear
+from compress.losses import full
 from compress.relations import split_heads
 from serve.errors import BadInput
 
@@ -89,8 +91,9 @@ def read(
     for part in wanted:
         if part.of == "scores":
             heads = int(model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
-            queries, keys = (split_heads(found[Part(of, part.layer)], heads) for of in ("queries", "keys"))
-            found[part] = family.scores(encoder_of(model), layers[part.layer - 1], queries, keys)
+            queries, keys = (split_heads(full(found[Part(of, part.layer)]), heads) for of in ("queries", "keys"))
+            with torch.autocast(queries.device.type, enabled=False):
+                found[part] = family.scores(encoder_of(model), layers[part.layer - 1], queries, keys)
     return Insides({part: found[part] for part in wanted}, answer)
 
 

@@ -88,14 +88,14 @@ def minilm_layer_to_layer(sizes: Sizes) -> tuple[Stage, ...]:
 def minilmv2(sizes: Sizes) -> tuple[Stage, ...]:
     """Relations of queries, keys and values of one teacher layer (MiniLMv2; comparative analysis, eqs 7-9)."""
     heads = sizes.relation_heads or usual_relation_heads(sizes.teacher_width, sizes.student_width)
-    layer = sizes.teacher_layer or usual_teacher_layer(sizes.teacher_layers)
+    layer = sizes.teacher_layer or usual_teacher_layer(sizes)
     terms = [LayerTerm("relation", of, layer, sizes.student_layers, heads=heads) for of in QKV]
     return (Stage("minilmv2", Objective(tuple(terms))),)
 
 
 def directminilm(sizes: Sizes) -> tuple[Stage, ...]:
     """Queries, keys and values of one teacher layer through a matrix a head (comparative analysis, eq. 10)."""
-    layer = sizes.teacher_layer or usual_teacher_layer(sizes.teacher_layers)
+    layer = sizes.teacher_layer or usual_teacher_layer(sizes, direct=True)
     terms = [LayerTerm("direct", of, layer, sizes.student_layers, projection=of) for of in QKV]
     return (Stage("directminilm", Objective(tuple(terms))),)
 
@@ -220,10 +220,16 @@ def stages_of(method: str, sizes: Sizes) -> tuple[Stage, ...]:
     return METHODS[method](sizes)
 
 
-def usual_teacher_layer(teacher_layers: int) -> int:
-    """The layer that served students of this size best: `L - 2` of twelve or more (comparative analysis, section 5),
-    one below the top of a shallower teacher (ours)."""
-    return max(1, teacher_layers - 2 if teacher_layers >= 12 else teacher_layers - 1)
+def usual_teacher_layer(sizes: Sizes, *, direct: bool = False) -> int:
+    """The layer that served students of this size best (comparative analysis, section 5).
+
+    Of twelve or more: `L - 1` for six layers or more that are narrower than the teacher, and for six or more of any width by
+    DirectMiniLM (`direct`); otherwise `L - 2`. Of a shallower teacher, which the paper has not, `L - 1` (ours).
+    """
+    deep = sizes.student_layers >= 6
+    narrower = sizes.student_width < sizes.teacher_width
+    below = 1 if sizes.teacher_layers < 12 or (deep and (direct or narrower)) else 2
+    return max(1, sizes.teacher_layers - below)
 
 
 def usual_relation_heads(teacher_width: int, student_width: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from compress.hidden import cosine_loss, hidden_loss, summed_hidden_loss
 from compress.insides import Insides, Part
-from compress.losses import label_loss, logit_loss, soft_label_loss
+from compress.losses import full, label_loss, logit_loss, soft_label_loss
 from compress.relations import (
     attention_loss,
     attention_square_loss,
@@ -184,9 +184,17 @@ def layer_losses(
         heads: attention heads, for terms that do not give their own.
         projections: the learned maps that the terms name.
     """
+    # Matrix products too are in full precision here: a divergence is a small difference of large numbers.
+    with torch.autocast(mask.device.type, enabled=False):
+        return _layer_losses(terms, theirs, ours, mask, heads, projections)
+
+
+def _layer_losses(
+    terms: Sequence[LayerTerm], theirs: Insides, ours: Insides, mask: Tensor, heads: int, projections: Projections
+) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for term in terms:
-        teacher, student = theirs[term.of, term.teacher_layer], ours[term.of, term.student_layer]
+        teacher, student = full(theirs[term.of, term.teacher_layer]), full(ours[term.of, term.student_layer])
         if term.of == "scores":
             loss = SCORE_LOSSES[term.loss](teacher, student, mask)
         elif term.loss == "relation":

@@ -18,14 +18,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
+from compress.checkpoint import write_safetensors
 from compress.corpus import CorpusText, chunks, masking_of
 from compress.distill import Settings, distil
 from compress.examples import check_task
+from compress.families import encoder_of
 from compress.finetune import look
+from compress.guards import doubts
 from compress.initialise import student_of
 from compress.methods import LABELS, Sizes, Stage, stages_of
-from compress.objectives import check_objective
+from compress.objectives import Projections, check_objective
 from compress.scores import METRICS, counts, gold_of, mean_score, score
 from compress.tasks import TaskText, predictions, row_logits
 from compress.teacher import load, load_encoder, open_model, quiet, save_tokenizer
@@ -33,9 +37,10 @@ from compress.vocabulary_head import HEAD_STAGE, has_vocabulary_head
 from latency.report import write_page
 from serve.bundle import canonical_json
 from serve.errors import BadInput
+from serve.threads import available_cores
 from stillroom import training
 from stillroom.comparison_page import markdown, page
-from stillroom.ground import Ground, folder_mark, prepare, texts_mark, trained_with
+from stillroom.ground import Ground, folder_mark, prepare, texts_mark, trained_with, use_threads
 from stillroom.recipe import Recipe
 from stillroom.show import bar, console, say
 from stillroom.stages import TRAINING, Work, fingerprint
@@ -44,6 +49,7 @@ from stillroom.stages import TRAINING, Work, fingerprint
 BASELINES = ("random", "none")
 WRITTEN = {"work", "compare.json", "report.html", "table.md"}  # in --out
 STAGES = "stages"  # of one row under way
+MAPS = "maps.safetensors"  # what an objective learned beside the student
 LOOKS = 10  # at validation, in one training
 HEAD_SHARE = 0.2  # of the distillation tokens, for fitting a head for masked words
 
@@ -67,7 +73,7 @@ class Comparison:
     max_length: int = 0
     teacher_epochs: int = 5
     teacher_learning_rate: float = 1e-4
-    threads: int = 0  # of each row
+    threads: int = 0  # of each training; 0 shares the cores between the jobs
     jobs: int = 1  # rows at once
     precision: str = "auto"
 
@@ -93,6 +99,9 @@ def compare(given: Comparison) -> dict[str, Any]:
     Raises:
         BadInput: anything wrong with what was given, before any training.
     """
+    given = dataclasses.replace(
+        given, methods=tuple(dict.fromkeys(given.methods)), students=tuple(dict.fromkeys(given.students))
+    )
     grounds = _checked(given)
     out = Path(given.out)
     work = Work(out / "work")
@@ -102,9 +111,9 @@ def compare(given: Comparison) -> dict[str, Any]:
     with work.locked():
         ground = next(iter(grounds.values()))
         training_marks = _marks(given, ground)
-        _use(ground, given.jobs)  # nothing else is at work yet
+        use_threads(ground.recipe)
         teacher = work.stage("teacher", training_marks["teacher"], partial(_make_teacher, ground=ground))
-        if any(_masks(stages) for stages in _all_stages(given, grounds)):
+        if any(_asks_head(stages) for stages in _all_stages(given, grounds)):
             fit = partial(_fit_head, given=given, ground=ground)
             work.stage("teacher-head", training_marks["head"], fit)
         said = training.read_lineage(teacher)
@@ -129,9 +138,13 @@ def _checked(given: Comparison) -> dict[str, Ground]:
         raise BadInput(
             f"--out {out} is there already and holds other things; nothing was written. Give another folder."
         )
+    if Path(given.teacher).resolve().is_relative_to((out / "work").resolve()):
+        raise BadInput(
+            f"--teacher {given.teacher} lies in {out / 'work'}, where this comparison writes. Copy it elsewhere."
+        )
     grounds: dict[str, Ground] = {}
     for student in given.students:
-        grounds[student] = ground = prepare(_recipe(given, student, 0))
+        grounds[student] = ground = prepare(_recipe(given, student))
         for method in given.methods:
             stages = stages_of(method, _sizes(ground))
             for stage in stages:
@@ -143,7 +156,8 @@ def _checked(given: Comparison) -> dict[str, Ground]:
     return grounds
 
 
-def _recipe(given: Comparison, student: str, seed: int) -> Recipe:
+def _recipe(given: Comparison, student: str) -> Recipe:
+    """What all rows of one student share; the seed of a row fixes its training and not its data."""
     return Recipe(
         teacher=given.teacher,
         task=given.task,
@@ -151,8 +165,7 @@ def _recipe(given: Comparison, student: str, seed: int) -> Recipe:
         out=str(Path(given.out) / "work" / "none"),
         student=student,
         corpus=given.corpus,
-        seed=seed,
-        threads=given.threads,
+        threads=given.threads or max(1, available_cores() // given.jobs),
         precision=given.precision,
         max_length=given.max_length,
         batch=given.batch,
@@ -174,9 +187,9 @@ def _masks(stages: Sequence[Stage]) -> bool:
     return any(stage.objective.masks_tokens for stage in stages)
 
 
-def _use(ground: Ground, jobs: int = 1) -> None:
-    torch.set_num_threads(ground.recipe.threads * jobs)
-    torch.use_deterministic_algorithms(True)
+def _asks_head(stages: Sequence[Stage]) -> bool:
+    """Whether the teacher is asked for masked words."""
+    return any(stage.objective.masks_tokens and stage.objective.asks_teacher for stage in stages)
 
 
 def _marks(given: Comparison, ground: Ground) -> dict[str, str]:
@@ -184,7 +197,7 @@ def _marks(given: Comparison, ground: Ground) -> dict[str, str]:
     r = ground.recipe
     common = [r.task, ground.data_mark, r.threads, r.precision, r.batch, ground.max_length, trained_with()]
     teacher = fingerprint(
-        "teacher", folder_mark(ground.opened.folder), *common, given.jobs, r.teacher_epochs, r.teacher_learning_rate
+        "teacher", folder_mark(ground.opened.folder), *common, r.teacher_epochs, r.teacher_learning_rate
     )
     head = fingerprint("head", teacher, texts_mark(ground.corpus), given.tokens, given.distil_tokens)
     return {"teacher": teacher, "head": head}
@@ -253,21 +266,30 @@ def _run(given: Comparison, rows: Sequence[Row]) -> None:
     ):
         shown(0, len(rows))
         futures = {pool.submit(make_row, given, row): row for row in rows}
+        failed: list[str] = []
         try:
             for done, future in enumerate(as_completed(futures), 1):
-                future.result()
+                try:
+                    future.result()
+                except (FloatingPointError, BadInput) as error:
+                    failed.append(f"{futures[future]}: {error}")
                 say(f"  {done}/{len(rows)}  {futures[future]}")
                 shown(done, len(rows), str(futures[future]))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    if failed:
+        raise BadInput(
+            f"{len(failed)} of {len(rows)} trainings could not be finished; the others are kept. Leave these methods out, or give "
+            "another budget or --batch:\n" + "\n".join(failed)
+        )
 
 
 def make_row(given: Comparison, row: Row) -> None:
     """One training from start to score, in the folder of its row; called in a process of its own."""
     console.quiet = True
-    ground = prepare(_recipe(given, row.student, row.seed))
-    _use(ground)
+    ground = prepare(_recipe(given, row.student))
+    use_threads(ground.recipe)
     work = Work(Path(given.out) / "work")
     work.stage(_name(row), _row_mark(given, ground, row), partial(_train_row, given=given, ground=ground, row=row))
 
@@ -335,10 +357,11 @@ def _make_start(folder: Path, ground: Ground, root: Path, row: Row, *, general: 
     task = check_task(ground.recipe.task)
     if not general:
         teacher = load(open_model(str(root / "teacher")), task)
-    elif masks:
-        teacher = load_encoder(root / "teacher-head", seed=row.seed, vocabulary=True)
     else:
-        teacher = load_encoder(ground.opened.folder, seed=row.seed)
+        # A student that learns from masked words without asking its teacher gets no head that was fitted to the corpus.
+        asks = row.method not in BASELINES and _asks_head(stages_of(row.method, _sizes(ground)))
+        source = root / "teacher-head" if asks else ground.opened.folder
+        teacher = load_encoder(source, seed=row.seed, vocabulary=masks)
     student, _ = student_of(
         teacher, ground.opened.family, ground.shape, seed=row.seed, new_layers=row.method == "random"
     )
@@ -364,8 +387,10 @@ def _make_stage(
         corpus = _corpus(given, ground, seed=row.seed, masks=stage.objective.masks_tokens)
         steps = max(1, round(tokens / corpus.tokens_per_step))
         student = load_encoder(before, seed=row.seed, vocabulary=masks)
-        source = root / "teacher-head" if stage.objective.masks_tokens else ground.opened.folder
-        teacher = load_encoder(source, seed=row.seed, vocabulary=stage.objective.masks_tokens)
+        asks = stage.objective.masks_tokens and stage.objective.asks_teacher
+        teacher = load_encoder(root / "teacher-head" if asks else ground.opened.folder, seed=row.seed, vocabulary=asks)
+        order = corpus.order
+        maps = _maps(stage, teacher, student, before, row.seed)
         progress = distil(
             stage,
             teacher,
@@ -374,6 +399,7 @@ def _make_stage(
             corpus,
             dataclasses.replace(settings, steps=steps),
             folder=folder / TRAINING,
+            projections=maps,
         )
     else:
         text = TaskText(ground.train, given.batch, row.seed, ground.validation.ids)
@@ -382,11 +408,20 @@ def _make_stage(
         opened = open_model(str(before))
         torch.manual_seed(row.seed)
         student = load(opened, task, None if opened.head_for(task) else ground.labels)
-        teacher = load(open_model(str(root / "teacher")), task)
+        finished = open_model(str(root / "teacher"))
+        teacher = load(finished, task)
+        if finished.head_for(task) != ground.labels:
+            raise ValueError(
+                f"the teacher's labels {finished.head_for(task)} are not those of the data, {ground.labels}"
+            )
+        if masks and not opened.head_for(task):
+            _give_pooler(student, ground)
 
         def watch(remap: np.ndarray | None) -> Any:
             return look(student, ground.validation, ground.splits.validation, max(1, steps // LOOKS), remap)
 
+        order = text.order
+        maps = _maps(stage, teacher, student, before, row.seed)
         answers = any(term.of == "classes" for term in stage.objective.outputs)
         progress = distil(
             stage,
@@ -396,10 +431,39 @@ def _make_stage(
             text,
             dataclasses.replace(settings, steps=steps),
             folder=folder / TRAINING,
+            projections=maps,
             watch=watch if answers else None,
         )
     _save(student, folder)
-    (folder / "curve.json").write_bytes(canonical_json({"loss": progress.loss, "validation": progress.validation}))
+    if maps.state_dict():
+        write_safetensors(folder / MAPS, maps.state_dict())
+    told = {
+        "loss": progress.loss,
+        "validation": progress.validation,
+        "tokens": sum(order.tokens_at(step) for step in range(progress.step)),
+        "doubts": doubts(progress.loss, f"{row}, {stage.name}"),
+    }
+    (folder / "curve.json").write_bytes(canonical_json(told))
+
+
+def _maps(stage: Stage, teacher: Any, student: Any, before: Path, seed: int) -> Projections:
+    """The learned maps of the objective: those of the stage before, where it had the same ones (TinyBERT's two steps)."""
+    torch.manual_seed(seed)
+    maps = Projections(stage.objective, teacher.config, student.config)
+    if (before / MAPS).is_file():
+        learned = load_file(before / MAPS)
+        ours = maps.state_dict()
+        if {n: v.shape for n, v in learned.items()} == {n: v.shape for n, v in ours.items()}:
+            maps.load_state_dict(learned)
+    return maps
+
+
+def _give_pooler(student: Any, ground: Ground) -> None:
+    """The general teacher's pooler to a student of its width that was trained with a head for words, which has none."""
+    ours = getattr(encoder_of(student), "pooler", None)
+    theirs = getattr(load_encoder(ground.opened.folder, seed=0), "pooler", None)
+    if ours is not None and theirs is not None and student.config.hidden_size == ground.opened.config.hidden_size:
+        ours.load_state_dict(theirs.state_dict())
 
 
 def _save(model: Any, folder: Path) -> None:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 
 from compress.corpus import CorpusText, Piece, chunks, masking_of
@@ -26,7 +25,7 @@ from compress.vocabulary_head import HEAD_STAGE, has_vocabulary_head
 from serve.bundle import canonical_json
 from serve.errors import BadInput
 from serve.threads import available_cores
-from stillroom.ground import folder_mark, texts_mark, trained_with
+from stillroom.ground import folder_mark, same_bits, texts_mark, trained_with
 from stillroom.show import bar, say
 from stillroom.stages import MARK, TRAINING, Work, fingerprint
 
@@ -67,8 +66,7 @@ def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Di
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise BadInput(f"--out {out} is there already; nothing in it was touched. Give another folder.")
     cores = available_cores()
-    torch.set_num_threads(cores)
-    torch.use_deterministic_algorithms(True)
+    same_bits(cores)
     common = [folder_mark(given.opened.folder), texts_mark(given.texts), cores, trained_with()]
     mark = fingerprint("distill", *common, dataclasses.asdict(settings))
     work = Work(target.with_name(target.name + ".distil-work"))

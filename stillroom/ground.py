@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from compress.augment import augmented
 from compress.examples import Example, Splits, check_task, fingerprint, read_splits, read_texts
 from compress.initialise import layers_fit
-from compress.methods import usual_relation_heads, usual_teacher_layer
+from compress.methods import Sizes, usual_relation_heads, usual_teacher_layer
 from compress.preflight import Faults, labels_for, warnings_of
 from compress.relations import check_relation_heads
 from compress.students import Shape, shape_of
@@ -90,7 +90,9 @@ class Ground:
     @property
     def relation_layer(self) -> int:
         """As the recipe says, or the usual one for this depth."""
-        return self.recipe.relation_layer or usual_teacher_layer(self.opened.config.num_hidden_layers)
+        config, shape = self.opened.config, self.shape
+        sizes = Sizes(config.num_hidden_layers, shape.layers, config.hidden_size, shape.hidden)
+        return self.recipe.relation_layer or usual_teacher_layer(sizes)
 
     @property
     def data_mark(self) -> str:
@@ -121,6 +123,18 @@ def device_here() -> torch.device:
 def trained_with() -> list[str]:
     """The versions and the device that decide what training and tokenising give, for fingerprints."""
     return [*(version(name) for name in ("torch", "transformers", "tokenizers")), device_here().type]
+
+
+def use_threads(recipe: Recipe) -> None:
+    """Torch on the recipe's cores, giving the same bits each time."""
+    same_bits(recipe.threads)
+
+
+def same_bits(threads: int) -> None:
+    """Torch on so many cores, by ways that give the same bits each time."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products on CUDA ask for
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
 
 
 def prepare(recipe: Recipe) -> Ground:

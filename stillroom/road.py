@@ -13,13 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from latency.report import write_report
 from serve.bundle import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError, GateMissed
 from stillroom import judging, training
-from stillroom.ground import Ground, prepare, texts_mark, trained_with
+from stillroom.ground import Ground, prepare, texts_mark, trained_with, use_threads
 from stillroom.plan import Plan, full_plan, timed_plan
 from stillroom.recipe import Recipe
 from stillroom.show import say, table
@@ -65,13 +63,6 @@ def _clear_leftovers(out: Path) -> None:
     for left in out.parent.iterdir():
         if ours.fullmatch(left.name):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def use_threads(recipe: Recipe) -> None:
-    """Torch on the cores that this process may use, giving the same bits each time."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products on CUDA ask for
-    torch.set_num_threads(recipe.threads)
-    torch.use_deterministic_algorithms(True)
 
 
 def plan_of(recipe: Recipe) -> Plan:

@@ -22,7 +22,7 @@ METRICS = "metrics.jsonl"  # of a training, as `compress.loop` writes it; kept w
 TRAINING = "training"  # checkpoints of a stage under way
 OURS = "made-by-stillroom"  # an empty file that says whose folder this is
 # Raised when a change of code makes stages of an older version unfit to be taken over.
-STAGE_FORMAT = 2
+STAGE_FORMAT = 3
 
 
 def fingerprint(*parts: object) -> str:
@@ -63,7 +63,7 @@ class Work:
             if partial.is_dir():
                 _write_mark(partial, {"fingerprint": mark, "seconds": self.seconds[name]})
         metrics = partial / TRAINING / METRICS
-        if metrics.is_file():
+        if metrics.is_file() and (metrics.stat().st_size or not (partial / METRICS).is_file()):
             metrics.replace(partial / METRICS)
         shutil.rmtree(done, ignore_errors=True)
         partial.replace(done)

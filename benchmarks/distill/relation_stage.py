@@ -16,10 +16,9 @@ from compress.examples import check_task
 from compress.scores import difference, gold_of, score
 from compress.tasks import predictions, row_logits
 from stillroom import training
-from stillroom.ground import prepare
+from stillroom.ground import prepare, use_threads
 from stillroom.plan import full_plan, seconds_a_step
 from stillroom.recipe import Recipe
-from stillroom.road import use_threads
 from stillroom.show import say
 from stillroom.stages import fingerprint
 

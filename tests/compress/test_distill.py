@@ -15,9 +15,10 @@ from compress.corpus import CorpusText, Masking, Piece
 from compress.distill import Settings, distil, step_losses
 from compress.families import FAMILIES, layers_of
 from compress.initialise import student_of
+from compress.insides import read
 from compress.losses import IGNORED, total
-from compress.methods import METHODS, Sizes, Stage, stages_of
-from compress.objectives import Projections, check_objective
+from compress.methods import METHODS, Sizes, Stage, stages_of, usual_teacher_layer
+from compress.objectives import Projections, check_objective, layer_losses
 from compress.students import Shape
 from compress.tasks import Batch
 from serve.errors import BadInput
@@ -145,10 +146,35 @@ def test_the_teacher_stays_as_it_was_and_so_does_what_is_not_trained(tmp_path: P
         distil(stage, teacher, student, FAMILIES["bert"], TaskText(), Settings(3), folder=tmp_path / trains)
         assert all(torch.equal(theirs[name], value) for name, value in teacher.state_dict().items())
         moved = {name for name, value in student.state_dict().items() if not torch.equal(before[name], value)}
-        head = {name for name in moved if name.startswith("classifier")}
+        head = {name for name in moved if name.startswith("classifier") or "pooler" in name}
+        assert any("pooler" in name for name in head) == (trains != "encoder")
         assert bool(head) == (trains != "encoder")
         assert bool(moved - head) == (trains != "head")
         assert all(parameter.requires_grad for parameter in student.parameters())
+
+
+@pytest.mark.parametrize("method", ["minilmv2", "minilm", "directminilm", "tinybert-general"])
+def test_losses_are_computed_in_full_precision_though_the_models_are_not(method: str) -> None:
+    stage = stages_of(method, SIZES)[0]
+    teacher, student = models("bert", stage)
+    maps = Projections(stage.objective, teacher.config, student.config)
+    batch = text_of(stage).at(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = read(teacher, FAMILIES["bert"], batch.inputs, stage.objective.teacher_parts())
+        ours = read(student.eval(), FAMILIES["bert"], batch.inputs, stage.objective.student_parts())
+        inside = layer_losses(stage.objective.layers, theirs, ours, batch.inputs["attention_mask"], 4, maps)
+    outside = layer_losses(stage.objective.layers, theirs, ours, batch.inputs["attention_mask"], 4, maps)
+    assert all(torch.equal(inside[name], outside[name]) for name in outside)
+    assert all(term.dtype == torch.float32 for term in inside.values())
+
+
+def test_the_layer_to_learn_from_is_the_one_that_served_the_size_best() -> None:
+    # Comparative analysis, section 5: 6x768, 6x384, 4x576, 3x384 from twelve layers of 768.
+    shapes = [(6, 768), (6, 384), (4, 576), (3, 384)]
+    sizes = [Sizes(12, layers, 768, width) for layers, width in shapes]
+    assert [usual_teacher_layer(one) for one in sizes] == [10, 11, 10, 10]
+    assert [usual_teacher_layer(one, direct=True) for one in sizes] == [11, 11, 10, 10]
+    assert usual_teacher_layer(Sizes(6, 3, 384, 384)) == 5
 
 
 def test_above_the_last_values_nothing_is_computed_or_moved(tmp_path: Path) -> None:

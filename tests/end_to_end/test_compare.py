@@ -1,6 +1,7 @@
 """Methods side by side on a tiny teacher: equal tokens, rows that are kept, faults told before anything is trained."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
         assert len(row["values"]) == 2
         assert row["mean"] == pytest.approx(sum(row["values"]) / 2)
         assert row["low"] <= row["mean"] <= row["high"]
-        assert row["tokens"] == 11_000
+        assert row["tokens"] == pytest.approx(11_000, abs=300)  # whole steps
         assert row["seconds"] > 0
         assert row["peak_memory_bytes"] > 50e6
     assert rows["none"]["less_none"] is None
@@ -50,13 +51,13 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
     assert "<script" not in (out / "report.html").read_text(encoding="utf-8")
     assert (out / "table.md").read_text(encoding="utf-8").count("\n") == 5
 
-    more = stillroom(*arguments, "--methods", "minilmv2,soft-labels")
+    more = stillroom(*arguments, "--methods", "minilmv2,soft-labels,minilmv2")
     assert more.returncode == 0, more.stderr
     assert "8 trainings, 6 of them done before" in more.stderr
     again = {row["method"]: row for row in json.loads(more.stdout)["rows"]}
     assert all(again[name] == row for name, row in rows.items())
     assert list(again["soft-labels"]["curves"]) == ["1 soft-labels"]
-    assert again["soft-labels"]["tokens"] == 11_000
+    assert again["soft-labels"]["tokens"] == pytest.approx(11_000, abs=150)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,15 @@ def test_faults_are_told_before_anything_is_trained(
     with pytest.raises(BadInput, match=message):
         compare(Comparison(**(settings | changes)))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_teacher_that_the_comparison_would_write_over_is_refused(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    inside = shutil.copytree(tiny_teacher, tmp_path / "out" / "work" / "teacher")
+    with pytest.raises(BadInput, match="where this comparison writes"):
+        compare(Comparison(str(inside), "text-classification", str(task_data), str(tmp_path / "out"), ("labels",)))
+    assert (inside / "model.safetensors").is_file()
 
 
 def test_a_folder_of_other_things_is_left_alone(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
