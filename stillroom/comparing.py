@@ -121,6 +121,9 @@ def compare(given: Comparison) -> dict[str, Any]:
         say(f"{len(rows)} trainings, {len(rows) - len(waiting)} of them done before")
         _run(given, waiting)
         document = _document(given, grounds, work, rows, said)
+    for row in document["rows"]:
+        for doubt in row["doubts"]:
+            say(f"warning: {doubt}")
     (out / "compare.json").write_bytes(canonical_json(document))
     write_page(out / "report.html", page(document))
     (out / "table.md").write_text(markdown(document), encoding="utf-8")
@@ -501,6 +504,7 @@ def _document(
                     "peak_memory_bytes": max(told[row]["peak_memory_bytes"] for row in mine),
                     "tokens": told[mine[0]]["tokens"],
                     "curves": told[mine[0]]["curves"],
+                    "doubts": [d for row in mine for curve in told[row]["curves"].values() for d in curve["doubts"]],
                 }
             )
     ground = next(iter(grounds.values()))

@@ -61,6 +61,7 @@ def page(document: dict[str, Any]) -> str:
             "this budget only; intervals are of other texts, and the spread is of other seeds.",
             class_="quiet",
         ),
+        element("ul", joined([element("li", doubt) for row in document["rows"] for doubt in row["doubts"]])),
         element("section", joined([element("h2", "Table"), table(HEADER, cells(document))])),
         element("section", joined([element("h2", "Means with their intervals"), intervals(dots, named)])),
         element("section", joined([element("h2", "Loss of each stage, first and last"), curves])),

@@ -29,6 +29,13 @@ from stillroom.ground import folder_mark, same_bits, texts_mark, trained_with
 from stillroom.show import bar, say
 from stillroom.stages import MARK, TRAINING, Work, fingerprint
 
+# Settings that only some methods read.
+USED_BY = {
+    "relation_heads": ("minilmv2",),
+    "teacher_layer": ("minilmv2", "directminilm"),
+    "layer_map": ("hidden-states", "output-distribution"),
+}
+
 
 @dataclass(frozen=True)
 class Distillation:
@@ -92,6 +99,11 @@ def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _G
             "--batch is a whole number from 1, --tokens from 8, --epochs above 0, --learning-rate 0 (the method's own) or more, "
             "--precision fp32 or bf16, --start teacher or random."
         )
+    for name, users in USED_BY.items():
+        if getattr(s, name) and s.method not in users:
+            raise BadInput(
+                f"--{name.replace('_', '-')} says nothing to --method {s.method}; it is for {' and '.join(users)}. Leave it out."
+            )
     shape, opened = shape_of(s.student), open_model(teacher)
     config = opened.config
     sizes = Sizes(

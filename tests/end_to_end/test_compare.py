@@ -41,6 +41,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
         assert row["low"] <= row["mean"] <= row["high"]
         assert row["tokens"] == pytest.approx(11_000, abs=300)  # whole steps
         assert row["seconds"] > 0
+        assert all("did not fall" in doubt and row["method"] in doubt for doubt in row["doubts"])
         assert row["peak_memory_bytes"] > 50e6
     assert rows["none"]["less_none"] is None
     assert rows["random"]["less_none"]["value"] == pytest.approx(rows["random"]["mean"] - rows["none"]["mean"])

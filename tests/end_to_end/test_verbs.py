@@ -92,6 +92,11 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
         ({"batch": 0}, "--batch is a whole number from 1"),
         ({"method": "tinybert"}, "--method tinybert needs a task"),
         ({"method": "hidden-states", "layer_map": "first"}, "layer map 'first' is not known"),
+        (
+            {"method": "minilm", "layer_map": "last"},
+            "--layer-map says nothing to --method minilm; it is for hidden-states",
+        ),
+        ({"method": "minilm", "teacher_layer": 2}, "--teacher-layer says nothing to --method minilm"),
         ({"start": "scratch"}, "--start teacher or random"),
         ({"temperature": 2.0}, "temperature is no setting of distill; the settings are student, method"),
         ({"method": "distilbert"}, "as wide as its teacher: 16 is not 32"),
