@@ -40,7 +40,7 @@ from serve.errors import BadInput
 from serve.threads import available_cores
 from stillroom import training
 from stillroom.comparison_page import markdown, page
-from stillroom.ground import Ground, folder_mark, prepare, texts_mark, trained_with, use_threads
+from stillroom.ground import Ground, folder_mark, prepare, same_bits, texts_mark, trained_with
 from stillroom.recipe import Recipe
 from stillroom.show import bar, console, say
 from stillroom.stages import TRAINING, Work, fingerprint
@@ -111,7 +111,7 @@ def compare(given: Comparison) -> dict[str, Any]:
     with work.locked():
         ground = next(iter(grounds.values()))
         training_marks = _marks(given, ground)
-        use_threads(ground.recipe)
+        same_bits(ground.recipe.threads)
         teacher = work.stage("teacher", training_marks["teacher"], partial(_make_teacher, ground=ground))
         if any(_asks_head(stages) for stages in _all_stages(given, grounds)):
             fit = partial(_fit_head, given=given, ground=ground)
@@ -292,7 +292,7 @@ def make_row(given: Comparison, row: Row) -> None:
     """One training from start to score, in the folder of its row; called in a process of its own."""
     console.quiet = True
     ground = prepare(_recipe(given, row.student))
-    use_threads(ground.recipe)
+    same_bits(ground.recipe.threads)
     work = Work(Path(given.out) / "work")
     work.stage(_name(row), _row_mark(given, ground, row), partial(_train_row, given=given, ground=ground, row=row))
 

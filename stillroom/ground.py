@@ -125,11 +125,6 @@ def trained_with() -> list[str]:
     return [*(version(name) for name in ("torch", "transformers", "tokenizers")), device_here().type]
 
 
-def use_threads(recipe: Recipe) -> None:
-    """Torch on the recipe's cores, giving the same bits each time."""
-    same_bits(recipe.threads)
-
-
 def same_bits(threads: int) -> None:
     """Torch on so many cores, by ways that give the same bits each time."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products on CUDA ask for

@@ -17,7 +17,7 @@ from latency.report import write_report
 from serve.bundle import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError, GateMissed
 from stillroom import judging, training
-from stillroom.ground import Ground, prepare, texts_mark, trained_with, use_threads
+from stillroom.ground import Ground, prepare, same_bits, texts_mark, trained_with
 from stillroom.plan import Plan, full_plan, timed_plan
 from stillroom.recipe import Recipe
 from stillroom.show import say, table
@@ -33,7 +33,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
     """
     started = time.monotonic()
     ground = prepare(recipe)
-    use_threads(ground.recipe)
+    same_bits(ground.recipe.threads)
     marks = fingerprints(ground)
     out = Path(os.path.abspath(recipe.out))
     if (out / MANIFEST).is_file():
@@ -72,7 +72,7 @@ def plan_of(recipe: Recipe) -> Plan:
         BadInput: as `run`.
     """
     ground = prepare(recipe)
-    use_threads(ground.recipe)
+    same_bits(ground.recipe.threads)
     for warning in ground.warnings:
         say(f"warning: {warning}")
     return timed_plan(ground)

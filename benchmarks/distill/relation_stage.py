@@ -16,7 +16,7 @@ from compress.examples import check_task
 from compress.scores import difference, gold_of, score
 from compress.tasks import predictions, row_logits
 from stillroom import training
-from stillroom.ground import prepare, use_threads
+from stillroom.ground import prepare, same_bits
 from stillroom.plan import full_plan, seconds_a_step
 from stillroom.recipe import Recipe
 from stillroom.show import say
@@ -41,7 +41,7 @@ def main() -> None:
         threads=given.threads,
     )  # fmt: skip
     ground = prepare(recipe)
-    use_threads(ground.recipe)
+    same_bits(ground.recipe.threads)
     rates, _ = seconds_a_step(ground)
     plan = full_plan(ground)
     budget_s = plan.student_steps * rates["student"]
