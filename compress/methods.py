@@ -4,12 +4,13 @@
 paper leaves a choice open, the comment says that the choice is ours.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from compress.layer_maps import layer_map
-from compress.objectives import LayerTerm, Objective, OutputTerm
+from compress.objectives import LayerTerm, Objective, OutputTerm, check_objective
+from compress.students import Shape
 from serve.errors import BadInput
 
 
@@ -19,8 +20,9 @@ class Stage:
 
     name: str
     objective: Objective
-    # `corpus` is plain text that needs no labels; `task` is the task's own text, with a teacher fine-tuned on the task.
-    text: Literal["corpus", "task"] = "corpus"
+    # `corpus` is plain text that needs no labels; `task` is the task's own text, with a teacher fine-tuned on the task;
+    # `source` is the same of another task, from which the student carries over all but its head.
+    text: Literal["corpus", "task", "source"] = "corpus"
     trains: Literal["all", "encoder", "head"] = "all"
     share: float = 1.0
     learning_rate: float = 5e-4
@@ -173,6 +175,12 @@ def xtremedistil_no_attention(sizes: Sizes) -> tuple[Stage, ...]:
     return (replace(first, objective=Objective(kept)), *others)
 
 
+def xtremedistil_transfer(sizes: Sizes) -> tuple[Stage, ...]:
+    """Algorithm 1 on a source task, then the task itself with a new head (XtremeDistil, section 2.2). Shares are ours."""
+    source = [replace(stage, text="source", share=stage.share / 2) for stage in _xtremedistil(sizes)]
+    return (*source, replace(LABELS, share=0.5))
+
+
 def labels(_sizes: Sizes) -> tuple[Stage, ...]:
     """No distillation: labels alone, from parts of the teacher that was fine-tuned on the task."""
     return (LABELS,)
@@ -198,6 +206,7 @@ METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
     "mlm-kd": mlm_kd,
     "mlm": mlm,
     "xtremedistil": xtremedistil,
+    "xtremedistil-transfer": xtremedistil_transfer,
     "labels": labels,
     "soft-labels": soft_labels,
     "minilm-no-value-relation": minilm_no_value_relation,
@@ -218,6 +227,26 @@ def stages_of(method: str, sizes: Sizes) -> tuple[Stage, ...]:
     if method not in METHODS:
         raise BadInput(f"The method {method!r} is not known; it is one of {', '.join(METHODS)}.")
     return METHODS[method](sizes)
+
+
+def chain_of(method: str, shapes: Sequence[Shape], teacher: Any, **choices: Any) -> tuple[tuple[Stage, ...], ...]:
+    """The stages by which each of `shapes` learns from the one before it, the first from a teacher of that configuration.
+
+    All but the last are assistants. `choices` are fields of `Sizes` that a method reads.
+
+    Raises:
+        BadInput: an unknown method; heads, layers or widths that it cannot compare.
+    """
+    chain: list[tuple[Stage, ...]] = []
+    for shape in shapes:
+        sizes = Sizes(teacher.num_hidden_layers, shape.layers, teacher.hidden_size, shape.hidden, **choices)
+        stages = stages_of(method, sizes)
+        ours = shape.as_config()
+        for stage in stages:
+            check_objective(stage.objective, teacher, ours)
+        chain.append(stages)
+        teacher = ours
+    return tuple(chain)
 
 
 def usual_teacher_layer(sizes: Sizes, *, direct: bool = False) -> int:

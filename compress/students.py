@@ -2,8 +2,10 @@
 
 import difflib
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 from serve.errors import BadInput
 
@@ -39,6 +41,8 @@ STUDENTS = {
     "4x384": Shape(4, 384, 12, 1536),
     "3x384-ffn1536": Shape(3, 384, 12, 1536),
 }
+ASSISTED_SHARE = 0.5  # of a teacher's layers and width: MiniLM's rule gives a student of no more an assistant
+BY_RULE = "auto"
 FORM = "layers=5,hidden=320,heads=10,ffn=1280"
 
 
@@ -75,3 +79,20 @@ def shape_of(student: str) -> Shape:
             f"Take one of {', '.join(map(str, divisors))} heads, or another width."
         )
     return shape
+
+
+def assistants_of(names: Sequence[str], shape: Shape, teacher: Any) -> tuple[Shape, ...]:
+    """The students between a teacher of that configuration and one of `shape`, in order: those of `names`.
+
+    `auto` alone is MiniLM's rule (section 3.3): an assistant as deep as the teacher and as wide as the student, where the
+    student has at most half of the teacher's layers and of its width, and none elsewhere.
+
+    Raises:
+        BadInput: a name that `shape_of` does not know.
+    """
+    if tuple(names) != (BY_RULE,):
+        return tuple(shape_of(name) for name in names)
+    layers, width = teacher.num_hidden_layers, teacher.hidden_size
+    if shape.layers > ASSISTED_SHARE * layers or shape.hidden > ASSISTED_SHARE * width:
+        return ()
+    return (replace(shape, layers=layers),)

@@ -381,6 +381,13 @@ def distill(
     ] = "",
     tokens: Annotated[int, typer.Option(help="Longest piece of text.")] = 128,
     start: Annotated[str, typer.Option(help="teacher copies its layers where they fit; random does not.")] = "teacher",
+    assistants: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--assistant",
+            help="A student between teacher and student, such as 6x576; may be given again, in order. auto is MiniLM's rule.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Fixes everything that is drawn at random.")] = 0,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     as_json: Json = False,
@@ -398,7 +405,7 @@ def distill(
     made = distil_student(
         teacher, corpus, out, student=student, method=method, epochs=epochs, learning_rate=learning_rate, batch=batch,
         relation_heads=relation_heads, teacher_layer=teacher_layer, layer_map=layer_map, tokens=tokens, start=start,
-        seed=seed, precision=precision,
+        assistants=tuple(assistants or ()), seed=seed, precision=precision,
     )  # fmt: skip
     if as_json:
         _print_json({"checkpoint": str(made)})
@@ -414,13 +421,22 @@ def compare(
     out: Annotated[
         Path, typer.Option(help="Folder for compare.json, report.html and table.md; rows live in OUT/work.")
     ],
-    methods: Annotated[str, typer.Option(help="Names with commas between them: docs/methods.md lists them.")],
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Names with commas between them (docs/methods.md); minilm@6x576 goes by way of an assistant."
+        ),
+    ],
     students: Annotated[
         list[str] | None, typer.Option("--student", help="3x384 unless given; may be given again.")
     ] = None,
     corpus: Annotated[
         list[str] | None, typer.Option(help="Plain text, one document a line; may be given again.")
     ] = None,
+    source_data: Annotated[
+        str, typer.Option(help="Of the task from which a method transfers: a folder or name as --data.")
+    ] = "",
+    source_task: Annotated[str, typer.Option(help="That task, where it is another than --task.")] = "",
     seeds: Annotated[int, typer.Option(help="Trainings of each method.")] = 3,
     distil_tokens: Annotated[int, typer.Option(help="Of plain text, for methods that learn from it.")] = 1_000_000,
     task_tokens: Annotated[
@@ -444,7 +460,7 @@ def compare(
     [bold]Example[/]
 
       stillroom compare --teacher my_teacher --task text-classification --data my_data --corpus text.txt
-      --methods minilmv2,hidden-states,soft-labels --out compared
+      --methods minilmv2,minilm@6x576,soft-labels --out compared
     """
     from stillroom.comparing import Comparison
     from stillroom.comparing import compare as compare_methods
@@ -453,7 +469,8 @@ def compare(
     document = compare_methods(
         Comparison(
             teacher, task, data, str(out), tuple(name.strip() for name in methods.split(",") if name.strip()),
-            students=tuple(students or ["3x384"]), corpus=tuple(corpus or ()), seeds=seeds, distil_tokens=distil_tokens,
+            students=tuple(students or ["3x384"]), corpus=tuple(corpus or ()), source_data=source_data,
+            source_task=source_task, seeds=seeds, distil_tokens=distil_tokens,
             task_tokens=task_tokens, batch=batch, tokens=tokens, max_length=max_length, teacher_epochs=teacher_epochs,
             teacher_learning_rate=teacher_learning_rate, threads=threads, jobs=jobs, precision=precision,
         )

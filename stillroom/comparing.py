@@ -17,41 +17,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from safetensors.torch import load_file
 
-from compress.checkpoint import write_safetensors
-from compress.corpus import CorpusText, chunks, masking_of
-from compress.distill import Settings, distil
+from compress.corpus import chunks
 from compress.examples import check_task
-from compress.families import encoder_of
-from compress.finetune import look
-from compress.guards import doubts
-from compress.initialise import student_of
-from compress.methods import LABELS, Sizes, Stage, stages_of
-from compress.objectives import Projections, check_objective
+from compress.methods import LABELS, Stage, chain_of
 from compress.scores import METRICS, counts, gold_of, mean_score, score
-from compress.tasks import TaskText, predictions, row_logits
-from compress.teacher import load, load_encoder, open_model, quiet, save_tokenizer
-from compress.vocabulary_head import HEAD_STAGE, has_vocabulary_head
+from compress.students import Shape, assistants_of
+from compress.tasks import predictions, row_logits
+from compress.teacher import load, open_model
 from latency.report import write_page
 from serve.bundle import canonical_json
 from serve.errors import BadInput
 from serve.threads import available_cores
 from stillroom import training
 from stillroom.comparison_page import markdown, page
-from stillroom.ground import Ground, folder_mark, prepare, same_bits, texts_mark, trained_with
+from stillroom.ground import Ground, folder_mark, prepare, same_bits, texts_mark, trained_with, unseen
+from stillroom.lineage import read_lineage
 from stillroom.recipe import Recipe
 from stillroom.show import bar, console, say
-from stillroom.stages import TRAINING, Work, fingerprint
+from stillroom.stages import Work, fingerprint
+from stillroom.walk import Labelled, Link, Teaching, asks_words, fit_head, walk
 
 # What every method is compared with: the same student without a teacher's help, its layers new or the teacher's.
 BASELINES = ("random", "none")
 WRITTEN = {"work", "compare.json", "report.html", "table.md"}  # in --out
 STAGES = "stages"  # of one row under way
-MAPS = "maps.safetensors"  # what an objective learned beside the student
-LOOKS = 10  # at validation, in one training
-HEAD_SHARE = 0.2  # of the distillation tokens, for fitting a head for masked words
 
 
 @dataclass(frozen=True)
@@ -62,9 +52,11 @@ class Comparison:
     task: str
     data: str
     out: str
-    methods: tuple[str, ...]
+    methods: tuple[str, ...]  # names; `minilm@6x576@4x576` goes by way of assistants of these shapes, in that order
     students: tuple[str, ...] = ("3x384",)
     corpus: tuple[str, ...] = ()
+    source_data: str = ""  # of the task from which a method transfers
+    source_task: str = ""  # the task itself unless given
     seeds: int = 3
     distil_tokens: int = 1_000_000  # of plain text, for methods that learn from it
     task_tokens: int = 1_000_000  # of the task's text; methods without plain text get both here
@@ -103,24 +95,28 @@ def compare(given: Comparison) -> dict[str, Any]:
         given, methods=tuple(dict.fromkeys(given.methods)), students=tuple(dict.fromkeys(given.students))
     )
     grounds = _checked(given)
+    ground = next(iter(grounds.values()))
     out = Path(given.out)
     work = Work(out / "work")
     rows = [
         Row(m, s, seed) for s in given.students for m in (*BASELINES, *given.methods) for seed in range(given.seeds)
     ]
+    links = {row: _links(given, grounds[row.student], row) for row in rows}
+    source = _source(given, ground) if any(_reads_source(several) for several in links.values()) else None
+    marks = {row: _row_mark(given, grounds[row.student], source, row, links[row]) for row in rows}
     with work.locked():
-        ground = next(iter(grounds.values()))
-        training_marks = _marks(given, ground)
         same_bits(ground.recipe.threads)
-        teacher = work.stage("teacher", training_marks["teacher"], partial(_make_teacher, ground=ground))
-        if any(_asks_head(stages) for stages in _all_stages(given, grounds)):
-            fit = partial(_fit_head, given=given, ground=ground)
-            work.stage("teacher-head", training_marks["head"], fit)
-        said = training.read_lineage(teacher)
-        waiting = [row for row in rows if not work.finished(_name(row), _row_mark(given, grounds[row.student], row))]
+        teacher = work.stage("teacher", _teacher_mark(ground), partial(_make_teacher, ground=ground))
+        if source:
+            work.stage("teacher-source", _teacher_mark(source), partial(_make_teacher, ground=source))
+        if any(asks_words(link.stages) for several in links.values() for link in several):
+            teaching = _teaching(given, ground, seed=0)
+            fit = partial(fit_head, teaching=teaching, tokens=given.distil_tokens)
+            work.stage("teacher-head", _corpus_mark(given, ground), fit)
+        waiting = [row for row in rows if not work.finished(_name(row), marks[row])]
         say(f"{len(rows)} trainings, {len(rows) - len(waiting)} of them done before")
-        _run(given, waiting)
-        document = _document(given, grounds, work, rows, said)
+        _run(given, waiting, marks)
+        document = _document(given, grounds, work, rows, read_lineage(teacher))
     for row in document["rows"]:
         for doubt in row["doubts"]:
             say(f"warning: {doubt}")
@@ -149,11 +145,19 @@ def _checked(given: Comparison) -> dict[str, Ground]:
     for student in given.students:
         grounds[student] = ground = prepare(_recipe(given, student))
         for method in given.methods:
-            stages = stages_of(method, _sizes(ground))
-            for stage in stages:
-                check_objective(stage.objective, ground.opened.config, ground.shape.as_config())
-            if any(stage.text == "corpus" for stage in stages) and not ground.corpus:
+            shapes, chain = _chain(method, ground)
+            texts = {stage.text for stages in chain for stage in stages}
+            if "corpus" in texts and not ground.corpus:
                 raise BadInput(f"--methods has {method}, which learns from plain text, and no --corpus was given.")
+            if "source" in texts and not given.source_data:
+                raise BadInput(
+                    f"--methods has {method}, which learns another task first, and no --source-data was given: "
+                    "a folder of that task's examples (and --source-task, where it is of another kind)."
+                )
+            if len(shapes) > 1 and texts != {"corpus"}:
+                raise BadInput(
+                    f"--methods has {method}: assistants are for methods that learn from plain text alone, such as minilm."
+                )
     for warning in next(iter(grounds.values())).warnings:
         say(f"warning: {warning}")
     return grounds
@@ -177,44 +181,37 @@ def _recipe(given: Comparison, student: str) -> Recipe:
     )
 
 
-def _sizes(ground: Ground) -> Sizes:
-    config, shape = ground.opened.config, ground.shape
-    return Sizes(config.num_hidden_layers, shape.layers, config.hidden_size, shape.hidden)
+def _chain(method: str, ground: Ground) -> tuple[tuple[Shape, ...], tuple[tuple[Stage, ...], ...]]:
+    """The shapes and stages of `method`: of each assistant that its name tells of, then of the student."""
+    name, *between = method.split("@")
+    shapes = (*assistants_of(between, ground.shape, ground.opened.config), ground.shape)
+    return shapes, chain_of(name, shapes, ground.opened.config)
 
 
-def _all_stages(given: Comparison, grounds: dict[str, Ground]) -> list[tuple[Stage, ...]]:
-    return [stages_of(method, _sizes(ground)) for ground in grounds.values() for method in given.methods]
-
-
-def _masks(stages: Sequence[Stage]) -> bool:
-    return any(stage.objective.masks_tokens for stage in stages)
-
-
-def _asks_head(stages: Sequence[Stage]) -> bool:
-    """Whether the teacher is asked for masked words."""
-    return any(stage.objective.masks_tokens and stage.objective.asks_teacher for stage in stages)
-
-
-def _marks(given: Comparison, ground: Ground) -> dict[str, str]:
-    """Fingerprints of what all rows share."""
+def _teacher_mark(ground: Ground) -> str:
     r = ground.recipe
     common = [r.task, ground.data_mark, r.threads, r.precision, r.batch, ground.max_length, trained_with()]
-    teacher = fingerprint(
-        "teacher", folder_mark(ground.opened.folder), *common, r.teacher_epochs, r.teacher_learning_rate
-    )
-    head = fingerprint("head", teacher, texts_mark(ground.corpus), given.tokens, given.distil_tokens)
-    return {"teacher": teacher, "head": head}
+    rates = [r.teacher_epochs, r.teacher_learning_rate]
+    return fingerprint("teacher", folder_mark(ground.opened.folder), *common, *rates)
 
 
-def _row_mark(given: Comparison, ground: Ground, row: Row) -> str:
-    marks = _marks(given, ground)
-    stages = [] if row.method in BASELINES else [dataclasses.asdict(s) for s in stages_of(row.method, _sizes(ground))]
-    budget = [given.distil_tokens, given.task_tokens, given.tokens]
-    return fingerprint("row", marks["head"], str(ground.shape), row.method, row.seed, stages, budget)
+def _corpus_mark(given: Comparison, ground: Ground) -> str:
+    """What all rows stand on: the teacher and the plain text."""
+    return fingerprint("corpus", _teacher_mark(ground), texts_mark(ground.corpus), given.tokens, given.distil_tokens)
+
+
+def _row_mark(given: Comparison, ground: Ground, source: Ground | None, row: Row, links: Sequence[Link]) -> str:
+    told = [dataclasses.asdict(link) for link in links]
+    of_source = _teacher_mark(source) if source and _reads_source(links) else ""
+    return fingerprint("row", _corpus_mark(given, ground), of_source, row.method, row.seed, told)
+
+
+def _reads_source(links: Sequence[Link]) -> bool:
+    return any(stage.text == "source" for link in links for stage in link.stages)
 
 
 def _name(row: Row) -> str:
-    return f"{row.method}-{row.student.replace(',', '-').replace('=', '')}-{row.seed}"
+    return f"{row.method}-{row.student}-{row.seed}".replace(",", "-").replace("=", "")
 
 
 def _make_teacher(folder: Path, ground: Ground) -> None:
@@ -228,37 +225,28 @@ def _make_teacher(folder: Path, ground: Ground) -> None:
     training.check_teacher(model, ground, folder)
 
 
-def _fit_head(folder: Path, given: Comparison, ground: Ground) -> None:
-    """The general teacher with a head for masked words: its own, or one fitted to the corpus."""
-    save_tokenizer(ground.opened, folder)
-    model = load_encoder(ground.opened.folder, seed=0, vocabulary=True)
-    if not has_vocabulary_head(ground.opened):
-        say("The teacher has no head for masked words; one is fitted to the corpus, its encoder untouched.")
-        text = _corpus(given, ground, seed=0, masks=True)
-        steps = max(1, round(HEAD_SHARE * given.distil_tokens / text.tokens_per_step))
-        with bar("head for masked words") as shown:
-            settings = Settings(steps, 0, ground.recipe.precision)
-            distil(
-                HEAD_STAGE,
-                None,
-                model,
-                ground.opened.family,
-                text,
-                settings,
-                folder=folder / TRAINING,
-                report=shown.step,
-            )
-    with quiet():
-        model.to("cpu").save_pretrained(folder)
-
-
-def _corpus(given: Comparison, ground: Ground, *, seed: int, masks: bool) -> CorpusText:
+def _teaching(given: Comparison, ground: Ground, *, seed: int) -> Teaching:
     pieces = chunks(ground.corpus, ground.tokenizer, min(given.tokens, ground.max_length))
-    masking = masking_of(ground.tokenizer, ground.opened.config.vocab_size) if masks else None
-    return CorpusText(pieces, ground.train.pad_id, given.batch, seed, masking)
+    return Teaching(ground.opened, ground.tokenizer, pieces, {}, given.batch, seed, ground.recipe.precision)
 
 
-def _run(given: Comparison, rows: Sequence[Row]) -> None:
+def _labelled(ground: Ground, teacher: Path) -> Labelled:
+    task = check_task(ground.recipe.task)
+    own = open_model(str(teacher)).head_for(task)
+    if own != ground.labels:
+        raise ValueError(f"the teacher's labels {own} are not those of the data, {ground.labels}")
+    return Labelled(task, ground.train, ground.validation, ground.splits.validation, teacher)
+
+
+def _source(given: Comparison, ground: Ground) -> Ground:
+    """What the task stands on from which methods transfer; texts that the task itself judges by are left out."""
+    recipe = dataclasses.replace(ground.recipe, data=given.source_data, task=given.source_task or given.task)
+    source = prepare(recipe)
+    train = unseen(source.splits.train, ground.splits)
+    return dataclasses.replace(source, splits=dataclasses.replace(source.splits, train=train))
+
+
+def _run(given: Comparison, rows: Sequence[Row], marks: dict[Row, str]) -> None:
     """Every row in a process of its own, so that one's memory is not another's; `given.jobs` at a time."""
     if not rows:
         return
@@ -268,7 +256,7 @@ def _run(given: Comparison, rows: Sequence[Row]) -> None:
         ProcessPoolExecutor(given.jobs, mp_context=context, max_tasks_per_child=1) as pool,
     ):
         shown(0, len(rows))
-        futures = {pool.submit(make_row, given, row): row for row in rows}
+        futures = {pool.submit(make_row, given, row, marks[row]): row for row in rows}
         failed: list[str] = []
         try:
             for done, future in enumerate(as_completed(futures), 1):
@@ -288,50 +276,43 @@ def _run(given: Comparison, rows: Sequence[Row]) -> None:
         )
 
 
-def make_row(given: Comparison, row: Row) -> None:
+def make_row(given: Comparison, row: Row, mark: str) -> None:
     """One training from start to score, in the folder of its row; called in a process of its own."""
     console.quiet = True
     ground = prepare(_recipe(given, row.student))
     same_bits(ground.recipe.threads)
     work = Work(Path(given.out) / "work")
-    work.stage(_name(row), _row_mark(given, ground, row), partial(_train_row, given=given, ground=ground, row=row))
+    work.stage(_name(row), mark, partial(_train_row, given=given, ground=ground, row=row))
 
 
 def _train_row(folder: Path, given: Comparison, ground: Ground, row: Row) -> None:
     started = time.monotonic()
     root = Path(given.out) / "work"
-    inner = Work(folder / STAGES)
-    if row.method in BASELINES:
-        stages: tuple[Stage, ...] = (LABELS,)
-        general = True
-    else:
-        stages = stages_of(row.method, _sizes(ground))
-        general = stages[0].text == "corpus"
-        if all(stage.text == "corpus" for stage in stages):
-            stages = (*stages, LABELS)
-    budgets = _budgets(stages, given)
-    before = inner.stage(
-        "start", "start", partial(_make_start, ground=ground, root=root, row=row, general=general, masks=_masks(stages))
+    links = _links(given, ground, row)
+    labelled = {"task": _labelled(ground, root / "teacher")}
+    if _reads_source(links):
+        labelled["source"] = _labelled(_source(given, ground), root / "teacher-source")
+    teaching = dataclasses.replace(
+        _teaching(given, ground, seed=row.seed),
+        labelled=labelled,
+        # A student that learns from masked words without asking its teacher gets no head that was fitted to the corpus.
+        words=root / "teacher-head" if asks_words(links[0].stages) else None,
+        new_layers=row.method == "random",
     )
-    curves: dict[str, Any] = {}
-    for number, (stage, tokens) in enumerate(zip(stages, budgets, strict=True), 1):
-        make = partial(
-            _make_stage, given=given, ground=ground, root=root, row=row, stage=stage, tokens=tokens, before=before,
-            masks=_masks(stages),
-        )  # fmt: skip
-        before = inner.stage(f"{number}-{stage.name}", "stage", make)
-        curves[f"{number} {stage.name}"] = json.loads((before / "curve.json").read_text(encoding="utf-8"))
+    inner = Work(folder / STAGES)
+    walked = walk(inner, "row", links, teaching)
     task = check_task(given.task)
-    model = load(open_model(str(before)), task)
+    model = load(open_model(str(walked[-1])), task)
     gold = [gold_of(example, task) for example in ground.splits.test]
     said = counts(gold, predictions(ground.test, row_logits(model, ground.test)))
     np.save(folder / "counts.npy", said, allow_pickle=False)
-    seconds = sum(inner.seconds.values()) or time.monotonic() - started
+    curves = {stage.name: read_lineage(stage) for stage in walked}
     told = {
-        "seconds": round(seconds, 1),
+        "seconds": round(sum(inner.seconds.values()) or time.monotonic() - started, 1),
         "peak_memory_bytes": _peak_bytes(),
-        "tokens": round(sum(budgets)),
-        "curves": curves,
+        "tokens": sum(round(tokens) for link in links for tokens in link.tokens),
+        "curves": {name: {key: said[key] for key in ("loss", "validation", "tokens")} for name, said in curves.items()},
+        "doubts": [f"{row}, {doubt}" for said in curves.values() for doubt in said["doubts"]],
     }
     (folder / "row.json").write_bytes(canonical_json(told))
     shutil.rmtree(folder / STAGES)
@@ -346,133 +327,22 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _budgets(stages: Sequence[Stage], given: Comparison) -> list[float]:
-    """Tokens of each stage; they add up to the same for every method."""
+def _links(given: Comparison, ground: Ground, row: Row) -> list[Link]:
+    """What trains the student of `row`, its assistants first; the tokens add up to the same for every method."""
     whole = given.distil_tokens + given.task_tokens
-    if stages[0].text == "corpus" and stages[-1] is LABELS:
-        return [*(stage.share * given.distil_tokens for stage in stages[:-1]), float(given.task_tokens)]
-    return [stage.share * whole for stage in stages]
-
-
-def _make_start(folder: Path, ground: Ground, root: Path, row: Row, *, general: bool, masks: bool) -> None:
-    """The student before training, of the class that its first stage needs."""
-    save_tokenizer(ground.opened, folder)
-    task = check_task(ground.recipe.task)
-    if not general:
-        teacher = load(open_model(str(root / "teacher")), task)
-    else:
-        # A student that learns from masked words without asking its teacher gets no head that was fitted to the corpus.
-        asks = row.method not in BASELINES and _asks_head(stages_of(row.method, _sizes(ground)))
-        source = root / "teacher-head" if asks else ground.opened.folder
-        teacher = load_encoder(source, seed=row.seed, vocabulary=masks)
-    student, _ = student_of(
-        teacher, ground.opened.family, ground.shape, seed=row.seed, new_layers=row.method == "random"
+    if row.method in BASELINES:
+        return [Link(ground.shape, (LABELS,), (whole,))]
+    shapes, chain = _chain(row.method, ground)
+    if not all(stage.text == "corpus" for stages in chain for stage in stages):
+        (stages,) = chain
+        return [Link(ground.shape, stages, tuple(s.share * whole for s in stages), starts_from=stages[0].text)]
+    each = given.distil_tokens / len(chain)
+    *assistants, last = (
+        Link(shape, stages, tuple(stage.share * each for stage in stages))
+        for shape, stages in zip(shapes, chain, strict=True)
     )
-    _save(student, folder)
-
-
-def _make_stage(
-    folder: Path,
-    given: Comparison,
-    ground: Ground,
-    root: Path,
-    row: Row,
-    stage: Stage,
-    tokens: float,
-    before: Path,
-    *,
-    masks: bool,
-) -> None:
-    save_tokenizer(ground.opened, folder)
-    family = ground.opened.family
-    settings = Settings(1, row.seed, ground.recipe.precision)
-    if stage.text == "corpus":
-        corpus = _corpus(given, ground, seed=row.seed, masks=stage.objective.masks_tokens)
-        steps = max(1, round(tokens / corpus.tokens_per_step))
-        student = load_encoder(before, seed=row.seed, vocabulary=masks)
-        asks = stage.objective.masks_tokens and stage.objective.asks_teacher
-        teacher = load_encoder(root / "teacher-head" if asks else ground.opened.folder, seed=row.seed, vocabulary=asks)
-        order = corpus.order
-        maps = _maps(stage, teacher, student, before, row.seed)
-        progress = distil(
-            stage,
-            teacher,
-            student,
-            family,
-            corpus,
-            dataclasses.replace(settings, steps=steps),
-            folder=folder / TRAINING,
-            projections=maps,
-        )
-    else:
-        text = TaskText(ground.train, given.batch, row.seed, ground.validation.ids)
-        steps = max(1, round(tokens / text.tokens_per_step))
-        task = check_task(given.task)
-        opened = open_model(str(before))
-        torch.manual_seed(row.seed)
-        student = load(opened, task, None if opened.head_for(task) else ground.labels)
-        finished = open_model(str(root / "teacher"))
-        teacher = load(finished, task)
-        if finished.head_for(task) != ground.labels:
-            raise ValueError(
-                f"the teacher's labels {finished.head_for(task)} are not those of the data, {ground.labels}"
-            )
-        if masks and not opened.head_for(task):
-            _give_pooler(student, ground)
-
-        def watch(remap: np.ndarray | None) -> Any:
-            return look(student, ground.validation, ground.splits.validation, max(1, steps // LOOKS), remap)
-
-        order = text.order
-        maps = _maps(stage, teacher, student, before, row.seed)
-        answers = any(term.of == "classes" for term in stage.objective.outputs)
-        progress = distil(
-            stage,
-            teacher,
-            student,
-            family,
-            text,
-            dataclasses.replace(settings, steps=steps),
-            folder=folder / TRAINING,
-            projections=maps,
-            watch=watch if answers else None,
-        )
-    _save(student, folder)
-    if maps.state_dict():
-        write_safetensors(folder / MAPS, maps.state_dict())
-    told = {
-        "loss": progress.loss,
-        "validation": progress.validation,
-        "tokens": sum(order.tokens_at(step) for step in range(progress.step)),
-        "doubts": doubts(progress.loss, f"{row}, {stage.name}"),
-    }
-    (folder / "curve.json").write_bytes(canonical_json(told))
-
-
-def _maps(stage: Stage, teacher: Any, student: Any, before: Path, seed: int) -> Projections:
-    """The learned maps of the objective: those of the stage before, where it had the same ones (TinyBERT's two steps)."""
-    torch.manual_seed(seed)
-    maps = Projections(stage.objective, teacher.config, student.config)
-    if (before / MAPS).is_file():
-        learned = load_file(before / MAPS)
-        ours = maps.state_dict()
-        if {n: v.shape for n, v in learned.items()} == {n: v.shape for n, v in ours.items()}:
-            maps.load_state_dict(learned)
-    return maps
-
-
-def _give_pooler(student: Any, ground: Ground) -> None:
-    """The general teacher's pooler to a student of its width that was trained with a head for words, which has none."""
-    ours = getattr(encoder_of(student), "pooler", None)
-    theirs = getattr(load_encoder(ground.opened.folder, seed=0), "pooler", None)
-    if ours is not None and theirs is not None and student.config.hidden_size == ground.opened.config.hidden_size:
-        ours.load_state_dict(theirs.state_dict())
-
-
-def _save(model: Any, folder: Path) -> None:
-    model.config.architectures = [type(model).__name__]
-    with quiet():
-        model.to("cpu").save_pretrained(folder)
+    end = dataclasses.replace(last, stages=(*last.stages, LABELS), tokens=(*last.tokens, given.task_tokens))
+    return [*assistants, end]
 
 
 def _document(
@@ -504,7 +374,7 @@ def _document(
                     "peak_memory_bytes": max(told[row]["peak_memory_bytes"] for row in mine),
                     "tokens": told[mine[0]]["tokens"],
                     "curves": told[mine[0]]["curves"],
-                    "doubts": [d for row in mine for curve in told[row]["curves"].values() for d in curve["doubts"]],
+                    "doubts": [doubt for row in mine for doubt in told[row]["doubts"]],
                 }
             )
     ground = next(iter(grounds.values()))

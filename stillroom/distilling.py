@@ -7,27 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from tokenizers import Tokenizer
-
-from compress.corpus import CorpusText, Piece, chunks, masking_of
-from compress.distill import Settings, distil
+from compress.corpus import chunks
 from compress.examples import read_texts
-from compress.guards import doubts
-from compress.initialise import student_of
-from compress.methods import Sizes, Stage, stages_of
-from compress.objectives import check_objective
-from compress.students import Shape, shape_of
-from compress.tasks import pad_id_of
-from compress.teacher import Opened, load_encoder, open_model, quiet, save_tokenizer
-from compress.vocabulary_head import HEAD_STAGE, has_vocabulary_head
-from serve.bundle import canonical_json
+from compress.methods import Stage, chain_of
+from compress.students import BY_RULE, Shape, assistants_of, shape_of
+from compress.teacher import Opened, open_model
 from serve.errors import BadInput
 from serve.threads import available_cores
-from stillroom.ground import folder_mark, same_bits, texts_mark, trained_with
-from stillroom.show import bar, say
-from stillroom.stages import MARK, TRAINING, Work, fingerprint
+from stillroom.ground import fast_tokenizer, folder_mark, same_bits, texts_mark, trained_with
+from stillroom.show import say
+from stillroom.stages import MARK, Work, fingerprint
+from stillroom.walk import Link, Teaching, asks_words, fit_head, walk
 
 # Settings that only some methods read.
 USED_BY = {
@@ -43,7 +34,7 @@ class Distillation:
 
     student: str = "3x384"
     method: str = "minilmv2"
-    epochs: float = 1.0  # over the corpus, all stages of the method together
+    epochs: float = 1.0  # over the corpus, all stages of the method together; each assistant has as many
     learning_rate: float = 0.0  # 0 is each stage's own
     batch: int = 32  # pieces a step
     relation_heads: int = 0  # 0 is the paper's 48, or the nearest below it that divides both widths
@@ -51,6 +42,7 @@ class Distillation:
     layer_map: str = ""  # none is the usual one of the method
     tokens: int = 128  # longest piece of the corpus
     start: str = "teacher"  # or `random`: whether layers are copied where they fit
+    assistants: tuple[str, ...] = ()  # students between the teacher and the last one, in order; or `auto`
     seed: int = 0
     precision: str = "fp32"
 
@@ -60,8 +52,8 @@ class _Given:
     """What was opened and checked."""
 
     opened: Opened
-    shape: Shape
-    stages: tuple[Stage, ...]
+    shapes: tuple[Shape, ...]  # of the assistants and the student
+    stages: tuple[tuple[Stage, ...], ...]  # of each
     texts: list[str]
     settings: Distillation
 
@@ -105,100 +97,43 @@ def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _G
                 f"--{name.replace('_', '-')} says nothing to --method {s.method}; it is for {' and '.join(users)}. Leave it out."
             )
     shape, opened = shape_of(s.student), open_model(teacher)
-    config = opened.config
-    sizes = Sizes(
-        config.num_hidden_layers,
-        shape.layers,
-        config.hidden_size,
-        shape.hidden,
-        s.relation_heads,
-        s.teacher_layer,
-        s.layer_map,
-    )
-    stages = stages_of(s.method, sizes)
-    if any(stage.text == "task" for stage in stages):
+    shapes = (*assistants_of(s.assistants, shape, opened.config), shape)
+    if tuple(s.assistants) == (BY_RULE,):
+        say(
+            f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or 'none; the student is no half of its teacher'}."
+        )
+    choices = {name: getattr(s, name) for name in USED_BY}
+    stages = chain_of(s.method, shapes, opened.config, **choices)
+    if any(stage.text != "corpus" for several in stages for stage in several):
         raise BadInput(
             f"--method {s.method} needs a task: labels, and a teacher that was fine-tuned on it. "
             "Here a student learns from plain text alone; take one of the methods that do (see `stillroom distill --help`)."
         )
-    for stage in stages:
-        check_objective(stage.objective, config, shape.as_config())
     texts = [text for path in corpus for text in read_texts(path)]
     if not texts:
         raise BadInput("No --corpus was given; distillation without a task needs plain text.")
-    return _Given(opened, shape, stages, texts, s)
+    return _Given(opened, shapes, stages, texts, s)
 
 
 def _walk(work: Work, mark: str, given: _Given) -> Path:
-    """The folder of the finished student, after each stage of the method in a folder of its own."""
-    teacher_folder = given.opened.folder
-    masks = any(stage.objective.masks_tokens for stage in given.stages)
-    asked = any(stage.objective.masks_tokens and stage.objective.asks_teacher for stage in given.stages)
-    if asked and not has_vocabulary_head(given.opened):
-        say("The teacher has no head for masked words; one is fitted to the corpus first, its encoder untouched.")
-        fit = partial(_fit_head, given=given, teacher=teacher_folder)
-        teacher_folder = work.stage("teacher-head", fingerprint(mark, "head"), fit)
-    start = partial(_make_start, given=given, teacher=teacher_folder, masks=masks)
-    folder = work.stage("start", fingerprint(mark, "start"), start)
-    for number, stage in enumerate(given.stages, 1):
-        make = partial(_make_stage, given=given, stage=stage, teacher=teacher_folder, before=folder)
-        folder = work.stage(f"{number}-{stage.name}", fingerprint(mark, "stage", number), make)
-    return folder
-
-
-def _fit_head(folder: Path, given: _Given, teacher: Path) -> None:
-    tokenizer = save_tokenizer(given.opened, folder)
-    model = load_encoder(teacher, seed=given.settings.seed, vocabulary=True)
-    _train(folder, given, HEAD_STAGE, None, model, tokenizer, share=0.2)
-    _save(model, folder, given, {"role": "teacher with a fitted head for masked words"})
-
-
-def _make_start(folder: Path, given: _Given, teacher: Path, masks: bool) -> None:
-    save_tokenizer(given.opened, folder)
-    model = load_encoder(teacher, seed=given.settings.seed, vocabulary=masks)
-    s = given.settings
-    student, origin = student_of(model, given.opened.family, given.shape, seed=s.seed, new_layers=s.start == "random")
-    _save(student, folder, given, {"role": "start", "origin": origin})
-
-
-def _make_stage(folder: Path, given: _Given, stage: Stage, teacher: Path, before: Path) -> None:
-    tokenizer = save_tokenizer(given.opened, folder)
-    masks = any(one.objective.masks_tokens for one in given.stages)
-    student = load_encoder(before, seed=given.settings.seed, vocabulary=masks)
-    needed = load_encoder(teacher, seed=given.settings.seed, vocabulary=stage.objective.masks_tokens)
-    progress = _train(folder, given, stage, needed, student, tokenizer, share=stage.share)
-    doubted = doubts(progress.loss, stage.name)
-    for doubt in doubted:
-        say(f"warning: {doubt}")
-    details = {"role": "student", "stage": stage.name, "loss": progress.loss, "doubts": doubted}
-    _save(student, folder, given, details)
-
-
-def _train(
-    folder: Path, given: _Given, stage: Stage, teacher: Any, student: Any, tokenizer: Tokenizer, *, share: float
-) -> Any:
-    s = given.settings
-    pieces: list[Piece] = chunks(given.texts, tokenizer, min(s.tokens, given.opened.max_length))
+    """The folder of the finished student."""
+    s, opened = given.settings, given.opened
+    tokenizer = fast_tokenizer(opened)
+    pieces = chunks(given.texts, tokenizer, min(s.tokens, opened.max_length))
     if not pieces:
         raise BadInput("The --corpus holds no words: every line of it is empty. Give files with text.")
-    masking = masking_of(tokenizer, student.config.vocab_size) if stage.objective.masks_tokens else None
-    text = CorpusText(pieces, pad_id_of(tokenizer), s.batch, s.seed, masking)
-    steps = max(1, round(share * s.epochs * text.order.steps_per_epoch))
-    with bar(stage.name) as shown:
-        return distil(
-            stage,
-            teacher,
-            student,
-            given.opened.family,
-            text,
-            Settings(steps, s.seed, s.precision, learning_rate=s.learning_rate),
-            folder=folder / TRAINING,
-            report=shown.step,
+    tokens = s.epochs * sum(len(piece.ids) for piece in pieces)
+    teaching = Teaching(
+        opened, tokenizer, pieces, {}, s.batch, s.seed, s.precision, learning_rate=s.learning_rate,
+        new_layers=s.start == "random", told=dataclasses.asdict(s),
+    )  # fmt: skip
+    if asks_words(given.stages[0]):
+        head = work.stage(
+            "teacher-head", fingerprint(mark, "head"), partial(fit_head, teaching=teaching, tokens=tokens)
         )
-
-
-def _save(model: Any, folder: Path, given: _Given, details: dict[str, Any]) -> None:
-    with quiet():
-        model.to("cpu").save_pretrained(folder)
-    lineage = {"teacher": given.opened.public_name, **dataclasses.asdict(given.settings), "student": str(given.shape)}
-    (folder / "lineage.json").write_bytes(canonical_json(lineage | details))
+        teaching = dataclasses.replace(teaching, words=head)
+    links = [
+        Link(shape, stages, tuple(stage.share * tokens for stage in stages))
+        for shape, stages in zip(given.shapes, given.stages, strict=True)
+    ]
+    return walk(work, mark, links, teaching)[-1]

@@ -16,8 +16,8 @@ from serve.errors import BadInput, GateMissed
 from serve.session import Session
 from stillroom.ground import usable_length
 from stillroom.judging import FP32, INT8, PARITY_TEXTS, graph_logits, make_graphs, parity_faults
+from stillroom.lineage import LINEAGE, read_lineage
 from stillroom.show import say
-from stillroom.training import read_lineage
 
 
 def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, name: str | None, max_length: int) -> Path:
@@ -43,7 +43,7 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
         ready = folder / "checkpoint"
         tokenizer = save_tokenizer(opened, ready)
         for file in opened.folder.iterdir():
-            if file.name in ("config.json", "model.safetensors", "lineage.json"):
+            if file.name in ("config.json", "model.safetensors", LINEAGE):
                 shutil.copyfile(file, ready / file.name)
         tokenizer.enable_truncation(max_length=length)
         encoded = {
@@ -92,11 +92,7 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
 
 def _lineage(opened: Opened) -> dict[str, Any]:
     """What the checkpoint says of where it comes from; its curves stay with it."""
-    found = (
-        read_lineage(opened.folder)
-        if (opened.folder / "lineage.json").is_file()
-        else {"checkpoint": opened.public_name}
-    )
+    found = read_lineage(opened.folder) or {"checkpoint": opened.public_name}
     return {key: value for key, value in found.items() if key not in ("loss", "validation")}
 
 

@@ -71,7 +71,7 @@ class Ground:
     def in_domain(self) -> Encoded | None:
         """The texts that only the teacher labels, tokenised: given and generated ones; None when there are none."""
         made = augmented(self.splits.train, self.tokenizer, self.recipe.augment, self.recipe.seed)
-        texts = [Example(text) for text in self.unlabelled] + _unseen(made, self.splits)
+        texts = [Example(text) for text in self.unlabelled] + unseen(made, self.splits)
         return self._encoded(texts) if texts else None
 
     @cached_property
@@ -215,7 +215,7 @@ def check_relations(recipe: Recipe, opened: Opened, shape: Shape | None) -> None
         check_relation_heads(recipe.relation_heads, opened.config.hidden_size, shape.hidden)
 
 
-def _unseen(examples: list[Example], splits: Splits) -> list[Example]:
+def unseen(examples: list[Example], splits: Splits) -> list[Example]:
     """`examples` without those whose text stands in validation or test, which no training may see."""
     held = {example.text.strip() for example in (*splits.validation, *splits.test)}
     return [example for example in examples if example.text.strip() not in held]
@@ -223,7 +223,7 @@ def _unseen(examples: list[Example], splits: Splits) -> list[Example]:
 
 def _unseen_texts(texts: list[str], splits: Splits, what: str, warnings: list[str]) -> list[str]:
     """The unseen ones of the texts given as --`what`; `warnings` tells of the others."""
-    kept = [example.text for example in _unseen([Example(text) for text in texts], splits)]
+    kept = [example.text for example in unseen([Example(text) for text in texts], splits)]
     if len(kept) < len(texts):
         warnings.append(f"{len(texts) - len(kept)} texts of --{what} stand in validation or test; they were left out.")
     return kept

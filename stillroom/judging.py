@@ -23,9 +23,10 @@ from latency.report import Report, write_report
 from serve.bundle import canonical_json
 from serve.session import Session
 from stillroom.ground import Ground, device_here
+from stillroom.lineage import read_lineage
 from stillroom.recipe import write_recipe
 from stillroom.show import bar
-from stillroom.training import load_stage, read_lineage
+from stillroom.training import load_stage
 
 FP32 = "onnx/model.onnx"
 INT8 = "onnx/model_quantized.onnx"

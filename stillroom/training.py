@@ -1,8 +1,6 @@
 """The stages that train: teacher, the student's start, relations, soft labels, the undistilled student, the student."""
 
-import json
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,10 @@ from compress.initialise import student_of
 from compress.methods import Sizes, Stage, minilmv2
 from compress.scores import METRICS, chance, gold_of, score
 from compress.tasks import Encoded, constant_predictions, predictions, row_logits
-from compress.teacher import load, open_model, quiet, save_tokenizer
-from serve.bundle import canonical_json
+from compress.teacher import load, open_model
 from serve.errors import BadInput
 from stillroom.ground import Ground, device_here
+from stillroom.lineage import read_lineage, save_with_lineage
 from stillroom.show import bar, say
 from stillroom.stages import TRAINING
 
@@ -234,27 +232,16 @@ def _on_task(
 
 
 def _save(model: Any, folder: Path, ground: Ground, progress: Progress, details: dict[str, Any]) -> None:
-    """Write a checkpoint that `AutoModel` opens, with its lineage beside it."""
-    model.config.architectures = [type(model).__name__]
-    with quiet():
-        model.to("cpu").save_pretrained(folder)
-    save_tokenizer(ground.opened, folder)
+    """A checkpoint with its lineage; what is doubtful about the training is told."""
+    doubted = doubts(progress.loss, details["role"])
+    for doubt in doubted:
+        say(f"warning: {doubt}")
     lineage = details | {
-        "teacher": ground.opened.public_name,
         "data": ground.data_mark,
         "seed": ground.recipe.seed,
-        "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
         "loss": progress.loss,
-        "doubts": doubts(progress.loss, details["role"]),
+        "doubts": doubted,
         "validation": progress.validation,
         "best_step": progress.best_step,
     }
-    for doubt in lineage["doubts"]:
-        say(f"warning: {doubt}")
-    (folder / "lineage.json").write_bytes(canonical_json(lineage))
-
-
-def read_lineage(folder: Path) -> dict[str, Any]:
-    """The lineage that a stage left."""
-    found: dict[str, Any] = json.loads((folder / "lineage.json").read_text(encoding="utf-8"))
-    return found
+    save_with_lineage(model, ground.opened, folder, lineage)

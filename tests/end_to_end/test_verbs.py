@@ -12,7 +12,7 @@ from test_road import stillroom
 import stillroom as face
 from compress.methods import METHODS, Sizes
 from serve.errors import BadInput, GateMissed
-from stillroom import distilling
+from stillroom import walk
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +66,14 @@ def test_every_method_that_needs_no_task_makes_a_student_and_goes_on_where_it_wa
 
     settings = {"student": "layers=2,hidden=32,heads=4,ffn=32", "method": method, "batch": 50}
     whole = face.distill(str(tiny_teacher), [corpus], tmp_path / "whole", **settings)
-    saved = distilling._save
+    saved = walk._save
 
     def dies(model: Any, folder: Path, given: Any, details: dict[str, Any]) -> None:
         if details["role"] == "student":
             raise KeyboardInterrupt
         saved(model, folder, given, details)
 
-    monkeypatch.setattr(distilling, "_save", dies)
+    monkeypatch.setattr(walk, "_save", dies)
     with pytest.raises(KeyboardInterrupt):
         face.distill(str(tiny_teacher), [corpus], tmp_path / "broken", **settings)
     monkeypatch.undo()
@@ -82,6 +82,43 @@ def test_every_method_that_needs_no_task_makes_a_student_and_goes_on_where_it_wa
     assert (whole / "model.safetensors").read_bytes() == (broken / "model.safetensors").read_bytes()
     assert len(AutoModel.from_pretrained(whole).encoder.layer) == 2
     assert json.loads((whole / "lineage.json").read_text(encoding="utf-8"))["method"] == method
+
+
+def test_an_assistant_stands_between_teacher_and_student(
+    tiny_teacher: Path,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import torch
+    from transformers import AutoModel
+
+    student = "layers=2,hidden=16,heads=4,ffn=32"
+    settings: dict[str, Any] = {"student": student, "method": "minilm", "batch": 50, "epochs": 2}
+    direct = face.distill(str(tiny_teacher), [corpus], tmp_path / "direct", **settings)
+    taught: list[tuple[int, int]] = []
+    distil = walk.distil
+
+    def seen(stage: Any, teacher: Any, trained: Any, *others: Any, **more: Any) -> Any:
+        taught.append((teacher.config.num_hidden_layers, trained.config.num_hidden_layers))
+        if len(taught) == 2:
+            raise KeyboardInterrupt
+        return distil(stage, teacher, trained, *others, **more)
+
+    monkeypatch.setattr(walk, "distil", seen)
+    assisted = {**settings, "assistants": ("auto",)}
+    with pytest.raises(KeyboardInterrupt):
+        face.distill(str(tiny_teacher), [corpus], tmp_path / "assisted", **assisted)
+    monkeypatch.setattr(walk, "distil", lambda *given, **more: taught.append((0, 0)) or distil(*given, **more))
+    made = face.distill(str(tiny_teacher), [corpus], tmp_path / "assisted", **assisted)
+    assert taught == [(4, 4), (4, 2), (0, 0)]  # the assistant is as deep as the teacher, and is not made again
+    assert "layers=4,hidden=16,heads=4,ffn=32" in capsys.readouterr().err
+    ours, theirs = (AutoModel.from_pretrained(folder).state_dict() for folder in (made, direct))
+    assert ours.keys() == theirs.keys()
+    assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
+    lineage = json.loads((made / "lineage.json").read_text(encoding="utf-8"))
+    assert (lineage["assistants"], lineage["student"]) == (["auto"], student)
 
 
 def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
@@ -98,6 +135,8 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
         ),
         ({"method": "minilm", "teacher_layer": 2}, "--teacher-layer says nothing to --method minilm"),
         ({"start": "scratch"}, "--start teacher or random"),
+        ({"assistants": ("huge",)}, "'huge' is not known"),
+        ({"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
         ({"temperature": 2.0}, "temperature is no setting of distill; the settings are student, method"),
         ({"method": "distilbert"}, "as wide as its teacher: 16 is not 32"),
     ):

@@ -1,0 +1,244 @@
+"""From a teacher through the stages of a method to a student, by way of assistants if there are any: each stage a folder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from compress.checkpoint import write_safetensors
+from compress.corpus import CorpusText, Piece, masking_of
+from compress.distill import Settings, distil
+from compress.examples import Example, Task
+from compress.families import encoder_of
+from compress.finetune import look
+from compress.guards import doubts
+from compress.initialise import student_of
+from compress.methods import Stage
+from compress.objectives import Projections
+from compress.students import Shape
+from compress.tasks import Encoded, TaskText, pad_id_of
+from compress.teacher import Opened, load, load_encoder, open_model
+from compress.vocabulary_head import HEAD_STAGE, has_vocabulary_head
+from stillroom.lineage import save_with_lineage
+from stillroom.show import bar, say
+from stillroom.stages import TRAINING, Work, fingerprint
+
+MAPS = "maps.safetensors"  # what an objective learned beside the student
+WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification")
+LOOKS = 10  # at validation, in one training
+HEAD_SHARE = 0.2  # of the tokens of plain text, for fitting a head for masked words
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The text of a task, and the folder of the teacher that was fine-tuned on it."""
+
+    task: Task
+    train: Encoded
+    validation: Encoded
+    gold: Sequence[Example]
+    teacher: Path
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """What the stages of a method have at hand: the teacher as it was given, what is read, and how."""
+
+    opened: Opened
+    tokenizer: Tokenizer
+    pieces: Sequence[Piece]  # of plain text
+    labelled: dict[str, Labelled]  # by `Stage.text`, for stages that read a task
+    batch: int
+    seed: int
+    precision: str
+    # The teacher with a head for masked words, if a stage asks for one.
+    words: Path | None = None
+    # In place of each stage's own rate; 0 keeps that.
+    learning_rate: float = 0.0
+    new_layers: bool = False
+    told: dict[str, Any] = field(default_factory=dict)  # what every lineage says beside
+
+
+@dataclass(frozen=True)
+class Link:
+    """A student on the way and how it is trained: the last one is what was asked for, those before it are assistants."""
+
+    shape: Shape
+    stages: tuple[Stage, ...]
+    tokens: tuple[float, ...]  # that each stage reads
+    # Whose parts it starts from, for the first link: the teacher as it was given, or the one fine-tuned on a task.
+    starts_from: str = "corpus"
+
+    @property
+    def masks(self) -> bool:
+        """Whether the student carries a head for masked words on its way."""
+        return any(stage.objective.masks_tokens for stage in self.stages)
+
+
+def walk(work: Work, mark: str, links: Sequence[Link], teaching: Teaching) -> list[Path]:
+    """The folder of each stage of each link, in order; the last holds the student. `mark` fingerprints everything given.
+
+    An assistant learns from the teacher, and the next student learns from the assistant what it would from the teacher.
+    """
+    folders: list[Path] = []
+    plain = teaching.opened.folder
+    words = teaching.words or plain
+    for number, link in enumerate(links, 1):
+        name = "" if number == len(links) else f"assistant-{number}-"
+        begin = partial(_begin, teaching=teaching, link=link, source=words if asks_words(link.stages) else plain)
+        before = work.stage(f"{name}start", fingerprint(mark, name, "start"), begin)
+        for step, stage in enumerate(link.stages, 1):
+            asks = stage.objective.masks_tokens and stage.objective.asks_teacher
+            train = partial(
+                _train, teaching=teaching, link=link, number=step, before=before, teacher=words if asks else plain
+            )
+            before = work.stage(f"{name}{step}-{stage.name}", fingerprint(mark, name, "stage", step), train)
+            folders.append(before)
+        plain = words = before
+    return folders
+
+
+def asks_words(stages: Sequence[Stage]) -> bool:
+    """Whether the teacher is asked for masked words."""
+    return any(stage.objective.masks_tokens and stage.objective.asks_teacher for stage in stages)
+
+
+def fit_head(folder: Path, teaching: Teaching, tokens: float) -> None:
+    """The teacher with a head for masked words: its own, or one fitted to the corpus on a share of `tokens`."""
+    model = load_encoder(teaching.opened.folder, seed=teaching.seed, vocabulary=True)
+    told: dict[str, Any] = {}
+    if not has_vocabulary_head(teaching.opened):
+        say("The teacher has no head for masked words; one is fitted to the corpus, its encoder untouched.")
+        text = _corpus(teaching, masks=True)
+        with bar(HEAD_STAGE.name) as shown:
+            progress = distil(
+                HEAD_STAGE,
+                None,
+                model,
+                teaching.opened.family,
+                text,
+                _settings(teaching, text, HEAD_SHARE * tokens),
+                folder=folder / TRAINING,
+                report=shown.step,
+            )
+        told = {"loss": progress.loss}
+    _save(model, folder, teaching, {"role": "teacher with a head for masked words", **told})
+
+
+def _begin(folder: Path, teaching: Teaching, link: Link, source: Path) -> None:
+    """The student before training, of the class that its first stage needs, from parts of the model in `source`."""
+    if link.starts_from == "corpus":
+        model = load_encoder(source, seed=teaching.seed, vocabulary=link.masks)
+    else:
+        labelled = teaching.labelled[link.starts_from]
+        model = load(open_model(str(labelled.teacher)), labelled.task)
+    student, origin = student_of(
+        model, teaching.opened.family, link.shape, seed=teaching.seed, new_layers=teaching.new_layers
+    )
+    _save(student, folder, teaching, {"role": "start", "student": str(link.shape), "origin": origin})
+
+
+def _train(folder: Path, teaching: Teaching, link: Link, number: int, before: Path, teacher: Path) -> None:
+    """The student of `before` after stage `number` of its link."""
+    stage, tokens = link.stages[number - 1], link.tokens[number - 1]
+    asks = bool(stage.objective.layers) or stage.objective.asks_teacher
+    watch = None
+    text: CorpusText | TaskText
+    if stage.text == "corpus":
+        text = _corpus(teaching, masks=stage.objective.masks_tokens)
+        student = load_encoder(before, seed=teaching.seed, vocabulary=link.masks)
+        theirs = load_encoder(teacher, seed=teaching.seed, vocabulary=stage.objective.masks_tokens) if asks else None
+        settings = _settings(teaching, text, tokens)
+    else:
+        labelled = teaching.labelled[stage.text]
+        text = TaskText(labelled.train, teaching.batch, teaching.seed, labelled.validation.ids)
+        student = _with_head(before, labelled, teaching)
+        theirs = load(open_model(str(labelled.teacher)), labelled.task) if asks else None
+        settings = _settings(teaching, text, tokens)
+        if any(term.of == "classes" for term in stage.objective.outputs):
+            every = max(1, settings.steps // LOOKS)
+
+            def watch(remap: np.ndarray | None) -> Any:
+                return look(student, labelled.validation, labelled.gold, every, remap)
+
+    maps = _maps(stage, theirs, student, before, teaching.seed)
+    with bar(stage.name) as shown:
+        progress = distil(
+            stage,
+            theirs,
+            student,
+            teaching.opened.family,
+            text,
+            settings,
+            folder=folder / TRAINING,
+            projections=maps,
+            watch=watch,
+            report=shown.step,
+        )
+    if maps.state_dict():
+        write_safetensors(folder / MAPS, maps.state_dict())
+    doubted = doubts(progress.loss, stage.name)
+    for doubt in doubted:
+        say(f"warning: {doubt}")
+    told = {
+        "role": "student",
+        "student": str(link.shape),
+        "stage": stage.name,
+        "loss": progress.loss,
+        "validation": progress.validation,
+        "tokens": sum(text.order.tokens_at(step) for step in range(progress.step)),
+        "doubts": doubted,
+    }
+    _save(student, folder, teaching, told)
+
+
+def _with_head(before: Path, labelled: Labelled, teaching: Teaching) -> Any:
+    """The student of `before` with a head for the task: the one it has, or a new one in place of another task's."""
+    opened = open_model(str(before))
+    own = opened.head_for(labelled.task)
+    torch.manual_seed(teaching.seed)
+    student = load(opened, labelled.task, None if own == labelled.train.labels else labelled.train.labels)
+    if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
+        _give_pooler(student, teaching)
+    return student
+
+
+def _give_pooler(student: Any, teaching: Teaching) -> None:
+    """The general teacher's pooler to a student of its width that was trained with a head which reads none."""
+    ours = getattr(encoder_of(student), "pooler", None)
+    theirs = getattr(load_encoder(teaching.opened.folder, seed=0), "pooler", None)
+    if ours is not None and theirs is not None and student.config.hidden_size == teaching.opened.config.hidden_size:
+        ours.load_state_dict(theirs.state_dict())
+
+
+def _corpus(teaching: Teaching, *, masks: bool) -> CorpusText:
+    masking = masking_of(teaching.tokenizer, teaching.opened.config.vocab_size) if masks else None
+    return CorpusText(teaching.pieces, pad_id_of(teaching.tokenizer), teaching.batch, teaching.seed, masking)
+
+
+def _settings(teaching: Teaching, text: CorpusText | TaskText, tokens: float) -> Settings:
+    """As many steps as read `tokens` tokens."""
+    steps = max(1, round(tokens / text.tokens_per_step))
+    return Settings(steps, teaching.seed, teaching.precision, learning_rate=teaching.learning_rate)
+
+
+def _maps(stage: Stage, teacher: Any, student: Any, before: Path, seed: int) -> Projections:
+    """The learned maps of the objective: those of the stage before, where it had the same ones (TinyBERT's two steps)."""
+    torch.manual_seed(seed)
+    maps = Projections(stage.objective, (student if teacher is None else teacher).config, student.config)
+    if (before / MAPS).is_file():
+        learned = load_file(before / MAPS)
+        ours = maps.state_dict()
+        if {n: v.shape for n, v in learned.items()} == {n: v.shape for n, v in ours.items()}:
+            maps.load_state_dict(learned)
+    return maps
+
+
+def _save(model: Any, folder: Path, teaching: Teaching, details: dict[str, Any]) -> None:
+    save_with_lineage(model, teaching.opened, folder, {"seed": teaching.seed} | teaching.told | details)
