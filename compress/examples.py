@@ -3,14 +3,14 @@
 Every bad row of every file is collected and reported at once, each with its file, line number and reason.
 """
 
+import codecs
 import csv
 import hashlib
-import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +21,7 @@ Task = Literal["token-classification", "text-classification"]
 SPLITS = ("train", "validation", "test")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
 SHOWN_FAULTS = 20
+MOST_FAULTS = 1_000  # after so many in one file it is read no further
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,33 +203,70 @@ def read_texts(path: Path) -> list[str]:
 
     Raises:
         BadInput: no such file, a suffix that is not known, not UTF-8, or no text in it.
+        BadRows: rows without a text, all of them.
+    """
+    return list(stream_texts(path))
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """The texts of several files, read anew each time that they are gone through, so that one line is held at a time."""
+
+    paths: tuple[Path, ...]
+
+    def __iter__(self) -> Iterator[str]:
+        for path in self.paths:
+            yield from stream_texts(path)
+
+
+def stream_texts(path: Path) -> Iterator[str]:
+    """The texts of `read_texts` one by one. What is wrong with rows is told when all have been read.
+
+    Raises:
+        BadInput: no such file, or a suffix that is not known; and from the iterator, what `read_texts` raises.
     """
     if not path.is_file():
         raise BadInput(
             f"{path} is not a file; text is needed as .txt (one document a line) or one of {', '.join(SUFFIXES)}."
         )
-    if path.suffix == ".txt":
-        texts = [line.strip() for line in _utf8(path).split("\n")]
-    elif path.suffix in SUFFIXES and path.suffix != ".conll":
-        faults: list[Fault] = []
-        texts = []
-        for line, row in _rows(path, faults):
-            try:
-                if not isinstance(row, dict):
-                    raise ValueError(f"is {type(row).__name__}, not an object with fields")
-                texts.append(_text(row, "text"))
-            except ValueError as reason:
-                faults.append(Fault(str(path), line, str(reason)))
-        if faults:
-            raise BadRows(faults)
-    else:
+    if path.suffix != ".txt" and (path.suffix not in SUFFIXES or path.suffix == ".conll"):
         raise BadInput(
             f"{path} ends in {path.suffix or 'nothing'}; text is read from .txt or one of {', '.join(SUFFIXES[:-1])}."
         )
-    texts = [text for text in texts if text]
-    if not texts:
+    return _some(path, (line.strip() for line in _lines(path)) if path.suffix == ".txt" else _row_texts(path))
+
+
+def _some(path: Path, texts: Iterable[str]) -> Iterator[str]:
+    """The `texts` that are not empty, of which there is one at least."""
+    found = False
+    for text in texts:
+        if text:
+            found = True
+            yield text
+    if not found:
         raise BadInput(f"{path} holds no text: every line is empty. One document a line is needed.")
-    return texts
+
+
+def _row_texts(path: Path) -> Iterator[str]:
+    faults: list[Fault] = []
+    for line, row in _rows(path, faults):
+        try:
+            if not isinstance(row, dict):
+                raise ValueError(f"is {type(row).__name__}, not an object with fields")
+            yield _text(row, "text")
+        except ValueError as reason:
+            _note(faults, Fault(str(path), line, str(reason)))
+    if faults:
+        raise BadRows(faults)
+
+
+def _note(faults: list[Fault], fault: Fault) -> None:
+    """Keep `fault` for the end of the file, or give the file up: one larger than memory may have a fault in every row."""
+    faults.append(fault)
+    if len(faults) == MOST_FAULTS:
+        raise BadRows(
+            [Fault(fault.file, None, f"was read no further than line {fault.line}, its {MOST_FAULTS}th fault"), *faults]
+        )
 
 
 def example_of(row: object, task: Task) -> Example:
@@ -384,55 +422,65 @@ def _read_file(path: Path, task: Task) -> _Reader:
     return reader
 
 
-def _rows(path: Path, faults: list[Fault] | None = None) -> Iterator[tuple[int, object]]:
+def _rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]:
     """Line number and content of each row; rows that do not parse go to `faults`."""
     if path.suffix == ".parquet":
         from pyarrow import parquet
 
         try:
-            rows = parquet.read_table(path).to_pylist()
+            with parquet.ParquetFile(path) as file:
+                batches = file.iter_batches(batch_size=1_000)
+                yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
         except (OSError, ValueError) as error:
             raise BadInput(f"{path} is not a parquet file: {error}") from None
-        yield from enumerate(rows, 1)
     elif path.suffix in (".csv", ".tsv"):
         yield from _table_rows(path, faults)
     else:
-        for number, line in enumerate(_utf8(path).split("\n"), 1):
+        for number, line in enumerate(_lines(path), 1):
             if not line.strip():
                 continue
             try:
                 yield number, json.loads(line)
             except json.JSONDecodeError as error:
-                if faults is not None:
-                    faults.append(Fault(str(path), number, f"is not JSON ({error.msg} at column {error.colno})"))
+                _note(faults, Fault(str(path), number, f"is not JSON ({error.msg} at column {error.colno})"))
 
 
-def _table_rows(path: Path, faults: list[Fault] | None) -> Iterator[tuple[int, object]]:
-    table = csv.DictReader(io.StringIO(_utf8(path), newline=""), delimiter="," if path.suffix == ".csv" else "\t")
-    faults = [] if faults is None else faults
-    try:
-        for row in table:
-            if None in row:
-                wanted = len(table.fieldnames or ())
-                reason = (
-                    f"has {wanted + len(row[None])} fields, its header {wanted}: quote a text that holds the separator"
-                )
-                faults.append(Fault(str(path), table.line_num, reason))
-            else:
-                yield table.line_num, {name: value for name, value in row.items() if value is not None}
-    except csv.Error as error:
-        faults.append(Fault(str(path), table.line_num, f"is not a table from here on ({error}): is a quote left open?"))
+def _table_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]:
+    for _ in _lines(path):  # it is UTF-8, or this says where it is not
+        pass
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        table = csv.DictReader(file, delimiter="," if path.suffix == ".csv" else "\t")
+        try:
+            for row in table:
+                if None in row:
+                    wanted = len(table.fieldnames or ())
+                    reason = f"has {wanted + len(row[None])} fields, its header {wanted}: quote a text that holds the separator"
+                    _note(faults, Fault(str(path), table.line_num, reason))
+                else:
+                    yield table.line_num, {name: value for name, value in row.items() if value is not None}
+        except csv.Error as error:
+            reason = f"is not a table from here on ({error}): is a quote left open?"
+            faults.append(Fault(str(path), table.line_num, reason))
 
 
-def _utf8(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, each without the line feed that ends it; other ends of line stand as they are."""
+    position = 0
+    with path.open("rb") as file:
+        for line in file:
+            start = position
+            position += len(line)
+            if start == 0:
+                line = line.removeprefix(codecs.BOM_UTF8)  # noqa: PLW2901 - what is read is the line without it
+            try:
+                yield line.removesuffix(b"\n").decode()
+            except UnicodeDecodeError as error:
+                at = position - len(line) + error.start
+                raise BadInput(f"{path} is not UTF-8 text (byte {at}). Save it as UTF-8.") from None
 
 
 def _looks_like_columns(path: Path) -> bool:
-    lines = [line.split() for line in _utf8(path).split("\n")[:50] if line.strip()]
+    lines = [line.split() for line in islice(_lines(path), 50) if line.strip()]
     return bool(lines) and len({len(columns) for columns in lines}) == 1 and len(lines[0]) >= 2
 
 
@@ -441,7 +489,7 @@ def _read_conll(path: Path, reader: _Reader) -> None:
     tokens: list[str] = []
     tags: list[str] = []
     start = 1
-    for number, line in enumerate([*_utf8(path).split("\n"), ""], 1):
+    for number, line in enumerate(chain(_lines(path), [""]), 1):
         columns = line.split()
         if not columns:
             if tokens:

@@ -87,19 +87,24 @@ class Order:
     def at(self, step: int) -> np.ndarray:
         """Indices of the texts of step `step`."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        return self._epoch(epoch)[within]
+        ordered, turns = self._epoch(epoch)
+        start = turns[within] * self.batch
+        chosen: np.ndarray = ordered[start : start + self.batch]
+        return chosen
 
-    def _epoch(self, epoch: int) -> list[np.ndarray]:
-        cached: tuple[int, list[np.ndarray]] | None = self.__dict__.get("cached")
+    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """All texts, those of a batch side by side, and which batch comes when; 8 bytes a text."""
+        cached: tuple[int, tuple[np.ndarray, np.ndarray]] | None = self.__dict__.get("cached")
         if cached is None or cached[0] != epoch:
+            object.__setattr__(self, "cached", None)  # before the next one is made: a corpus has many texts
             generator = np.random.default_rng([self.seed, epoch])
             order = generator.permutation(len(self.lengths))
             # Sorting within pools of some batches keeps padding low and still mixes what stands together.
             pool = 64 * self.batch
-            pools = [order[i : i + pool] for i in range(0, len(order), pool)]
-            ordered = np.concatenate([p[np.argsort(self.lengths[p], kind="stable")] for p in pools])
-            batches = [ordered[i : i + self.batch] for i in range(0, len(ordered), self.batch)]
-            cached = (epoch, [batches[i] for i in generator.permutation(len(batches))])
+            for i in range(0, len(order), pool):
+                part = order[i : i + pool]
+                order[i : i + pool] = part[np.argsort(self.lengths[part], kind="stable")]
+            cached = (epoch, (order, generator.permutation(self.steps_per_epoch)))
             object.__setattr__(self, "cached", cached)
         return cached[1]
 

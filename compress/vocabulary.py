@@ -23,7 +23,11 @@ def rows_in_use(model: Any, ids: Iterable[np.ndarray], pad_id: int) -> Iterator[
         since some families count positions from it.
     """
     whole: nn.Embedding = model.get_input_embeddings()
-    used = np.unique(np.concatenate([np.arange(pad_id + 1), *ids]))
+    seen = np.zeros(whole.num_embeddings, dtype=bool)
+    seen[: pad_id + 1] = True
+    for some in ids:
+        seen[some] = True
+    used = np.flatnonzero(seen)
     remap = np.zeros(whole.num_embeddings, dtype=np.int64)
     remap[used] = np.arange(len(used))
     rows = torch.from_numpy(used).to(whole.weight.device)

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -236,7 +236,7 @@ def _texts(faults: Faults, paths: Sequence[str]) -> list[str]:
     return found
 
 
-def texts_mark(texts: list[str]) -> str:
+def texts_mark(texts: Iterable[str]) -> str:
     """What `texts` are, as one name."""
     return fingerprint(Example(text) for text in texts)
 

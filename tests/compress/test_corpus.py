@@ -1,10 +1,17 @@
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from compress.corpus import CorpusText, Masking, Piece, chunks, masked, masking_of
+from compress.corpus import CorpusFile, CorpusText, Masking, Piece, chunks, masked, masking_of, tokenised
+from compress.examples import Example, TextFiles, fingerprint
 from compress.losses import IGNORED
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
@@ -80,3 +87,118 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tiny_teacher) -> None:
     plain = Tokenizer.from_str(tokenizer.to_str().replace("[MASK]", "[HIDE]"))
     with pytest.raises(BadInput, match="no mask token"):
         masking_of(plain, SIZE)
+
+
+LINES = ["where is my lovely kettle " * (1 + i % 9) for i in range(300)] + ["", "  ", "thank you"]
+
+
+def in_file(folder: Path, teacher: Path) -> CorpusFile:
+    return tokenised(LINES, load_tokenizer(teacher, 64), 16, folder, mark="lines")
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_batches_from_a_file_are_those_from_memory_to_the_bit(
+    tiny_teacher: Path, tmp_path: Path, whole_words: bool
+) -> None:
+    tokenizer = load_tokenizer(tiny_teacher, 64)
+    held, read = chunks(LINES, tokenizer, 16), in_file(tmp_path / "corpus", tiny_teacher)
+    assert len(read) == len(held) > 600
+    masking = Masking(MASK, tokenizer.get_vocab_size(), whole_words)
+    ours, theirs = (CorpusText(pieces, 0, 8, 3, masking) for pieces in (read, held))
+    assert ours.tokens_per_step == theirs.tokens_per_step
+    for step in (0, 1, 77, ours.order.steps_per_epoch - 1, ours.order.steps_per_epoch):
+        a, b = ours.at(step), theirs.at(step)
+        assert ours.order.tokens_at(step) == theirs.order.tokens_at(step)
+        pairs = [(a.row_index, b.row_index), (a.targets, b.targets), *((a.inputs[n], b.inputs[n]) for n in b.inputs)]
+        assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in pairs)
+    assert np.array_equal(np.unique(np.concatenate(ours.ids)), np.unique(np.concatenate(theirs.ids)))
+
+
+def test_a_file_of_pieces_is_a_sequence_of_them(tiny_teacher: Path, tmp_path: Path) -> None:
+    held, read = chunks(LINES, load_tokenizer(tiny_teacher, 64), 16), in_file(tmp_path / "corpus", tiny_teacher)
+    for i in (0, 255, 256, 511, 513, -1):
+        assert (read[i].ids.tolist(), read[i].words.tolist()) == (held[i].ids.tolist(), held[i].words.tolist())
+    assert [piece.ids.tolist() for piece in read[254:259]] == [piece.ids.tolist() for piece in held[254:259]]
+    with pytest.raises(IndexError):
+        read[len(held)]
+
+
+def test_tokenised_text_is_used_again_while_it_is_of_the_same_text_tokenizer_and_length(
+    tiny_teacher: Path, tmp_path: Path
+) -> None:
+    tokenizer, read = load_tokenizer(tiny_teacher, 64), []
+
+    def texts() -> Iterator[str]:
+        read.append(1)
+        yield from LINES
+
+    for longest, mark, times in ((16, "a", 1), (16, "a", 1), (12, "a", 2), (12, "b", 3)):
+        made = tokenised(texts(), tokenizer, longest, tmp_path / "corpus", mark=mark)
+        assert len(read) == times
+        assert made.lengths.max() <= longest
+    lower = type(tokenizer).from_str(tokenizer.to_str().replace("kettle", "kittle"))
+    tokenised(texts(), lower, 12, tmp_path / "corpus", mark="b")
+    assert len(read) == 4
+
+
+def test_a_tokenising_that_was_cut_short_leaves_nothing_that_is_taken_for_whole(
+    tiny_teacher: Path, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(tiny_teacher, 64)
+
+    def dying() -> Iterator[str]:
+        yield from LINES * 3
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenised(dying(), tokenizer, 16, tmp_path / "corpus", mark="lines")
+    assert not (tmp_path / "corpus").exists()
+    assert len(in_file(tmp_path / "corpus", tiny_teacher)) == len(chunks(LINES, tokenizer, 16))
+    assert not (tmp_path / "corpus.partial").exists()
+
+
+def test_of_two_that_want_the_same_text_at_once_one_makes_it(tiny_teacher: Path, tmp_path: Path) -> None:
+    read = []
+
+    def texts() -> Iterator[str]:
+        read.append(1)
+        time.sleep(0.05)  # the other one comes while it is made
+        yield from LINES
+
+    def make(_: int) -> int:
+        return len(tokenised(texts(), load_tokenizer(tiny_teacher, 64), 16, tmp_path / "corpus", mark="lines"))
+
+    with ThreadPoolExecutor(2) as pool:
+        lengths = list(pool.map(make, range(2)))
+    assert lengths[0] == lengths[1] > 600
+    assert len(read) == 1
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(tiny_teacher: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(BadInput, match="holds no tokenised text; nothing was written"):
+        in_file(tmp_path / "mine", tiny_teacher)
+    assert (tmp_path / "mine" / "thesis.tex").is_file()
+
+
+def test_a_corpus_of_words_that_no_vocabulary_of_two_bytes_holds_keeps_its_ids(tmp_path: Path) -> None:
+    from tokenizers import models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(70_000)}, unk_token="w0"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made = tokenised(["w69999 w3 w65536"], tokenizer, 8, tmp_path / "corpus", mark="")
+    assert made[0].ids.tolist() == [69_999, 3, 65_536]
+    assert made.ids_in_use.tolist() == [3, 65_536, 69_999]
+
+
+def test_a_corpus_is_read_a_line_at_a_time_and_again_when_it_is_gone_through_again(
+    tiny_teacher: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("one kettle\n\n two \n", encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text('{"text": "three"}\n', encoding="utf-8")
+    texts = TextFiles((tmp_path / "a.txt", tmp_path / "b.jsonl"))
+    assert list(texts) == list(texts) == ["one kettle", "two", "three"]
+    mark = fingerprint(map(Example, texts))
+    made = tokenised(texts, load_tokenizer(tiny_teacher, 64), 16, tmp_path / "corpus", mark=mark)
+    assert len(made) == 3

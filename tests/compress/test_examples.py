@@ -1,11 +1,12 @@
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.examples import BadRows, Entity, Example, from_tags, read_examples, read_splits, read_texts
+from compress.examples import BadRows, Entity, Example, from_tags, read_examples, read_splits, read_texts, stream_texts
 from serve.errors import BadInput
 from serve.labels import bio_tags
 from serve.spans import tag_runs
@@ -224,6 +225,46 @@ def test_plain_text_is_one_document_a_line(tmp_path: Path) -> None:
     assert read_texts(written(tmp_path, "a.txt", "one\n\n  two \n")) == ["one", "two"]
     with pytest.raises(BadInput, match="holds no text: every line is empty"):
         read_texts(written(tmp_path, "b.txt", "\n \n"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.txt"])
+def test_a_file_of_texts_gives_the_first_before_it_has_read_the_last(tmp_path: Path, name: str) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    texts = [f"text {i}" for i in range(30_000)]
+    path = tmp_path / name
+    if name == "a.parquet":
+        parquet.write_table(pyarrow.table({"text": texts, "more": [0] * len(texts)}), path, row_group_size=2_000)
+    else:
+        rows = {"a.jsonl": [f'{{"text": "{t}"}}' for t in texts], "a.csv": ["text", *texts], "a.txt": texts}[name]
+        path.write_text("\n".join(rows), encoding="utf-8")
+    tracemalloc.start()
+    try:
+        for text in stream_texts(path):
+            assert text == "text 0"
+            break
+        first = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert first < 1_500_000  # all of them are 2 MB as strings alone
+    assert list(stream_texts(path)) == read_texts(path) == texts
+
+
+def test_a_file_whose_every_row_is_bad_is_given_up(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.jsonl", '{"words": "x"}\n' * 5_000)
+    with pytest.raises(BadRows) as raised:
+        read_texts(path)
+    assert "a.jsonl: was read no further than line 1000, its 1000th fault" in str(raised.value)
+
+
+def test_bytes_that_are_no_utf8_are_named_by_their_place_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\ntwo\n" + b"three\xff\n")
+    with pytest.raises(BadInput, match=r"a.txt is not UTF-8 text \(byte 16\)"):
+        read_texts(path)
+    path.write_bytes(b"\xef\xbb\xbfone\ntwo")
+    assert read_texts(path) == ["one", "two"]
 
 
 @pytest.mark.parametrize("tag", ["Z-city", "B-", "X-person"])
