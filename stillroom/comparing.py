@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compress.corpus import chunks
+from compress.corpus import tokenised
 from compress.examples import check_task
 from compress.methods import LABELS, Stage, chain_of
 from compress.scores import METRICS, counts, gold_of, mean_score, score
@@ -226,7 +226,14 @@ def _make_teacher(folder: Path, ground: Ground) -> None:
 
 
 def _teaching(given: Comparison, ground: Ground, *, seed: int) -> Teaching:
-    pieces = chunks(ground.corpus, ground.tokenizer, min(given.tokens, ground.max_length))
+    # Tokenised once, by whichever row asks first.
+    pieces = tokenised(
+        ground.corpus,
+        ground.tokenizer,
+        min(given.tokens, ground.max_length),
+        Path(given.out) / "work" / "corpus",
+        mark=texts_mark(ground.corpus),
+    )
     return Teaching(ground.opened, ground.tokenizer, pieces, {}, given.batch, seed, ground.recipe.precision)
 
 

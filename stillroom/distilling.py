@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from compress.corpus import chunks
-from compress.examples import read_texts
+from compress.corpus import tokenised
+from compress.examples import TextFiles
 from compress.methods import Stage, chain_of
 from compress.students import BY_RULE, Shape, assistants_of, shape_of
 from compress.teacher import Opened, open_model
@@ -54,7 +54,8 @@ class _Given:
     opened: Opened
     shapes: tuple[Shape, ...]  # of the assistants and the student
     stages: tuple[tuple[Stage, ...], ...]  # of each
-    texts: list[str]
+    texts: TextFiles
+    texts_mark: str
     settings: Distillation
 
 
@@ -66,7 +67,7 @@ def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Di
         raise BadInput(f"--out {out} is there already; nothing in it was touched. Give another folder.")
     cores = available_cores()
     same_bits(cores)
-    common = [folder_mark(given.opened.folder), texts_mark(given.texts), cores, trained_with()]
+    common = [folder_mark(given.opened.folder), given.texts_mark, cores, trained_with()]
     mark = fingerprint("distill", *common, dataclasses.asdict(settings))
     work = Work(target.with_name(target.name + ".distil-work"))
     with work.locked():
@@ -109,20 +110,21 @@ def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _G
             f"--method {s.method} needs a task: labels, and a teacher that was fine-tuned on it. "
             "Here a student learns from plain text alone; take one of the methods that do (see `stillroom distill --help`)."
         )
-    texts = [text for path in corpus for text in read_texts(path)]
-    if not texts:
+    if not corpus:
         raise BadInput("No --corpus was given; distillation without a task needs plain text.")
-    return _Given(opened, shapes, stages, texts, s)
+    texts = TextFiles(tuple(corpus))
+    return _Given(opened, shapes, stages, texts, texts_mark(texts), s)
 
 
 def _walk(work: Work, mark: str, given: _Given) -> Path:
     """The folder of the finished student."""
     s, opened = given.settings, given.opened
     tokenizer = fast_tokenizer(opened)
-    pieces = chunks(given.texts, tokenizer, min(s.tokens, opened.max_length))
-    if not pieces:
+    longest = min(s.tokens, opened.max_length)
+    pieces = tokenised(given.texts, tokenizer, longest, work.root / "corpus", mark=given.texts_mark)
+    if not len(pieces):
         raise BadInput("The --corpus holds no words: every line of it is empty. Give files with text.")
-    tokens = s.epochs * sum(len(piece.ids) for piece in pieces)
+    tokens = s.epochs * float(pieces.lengths.sum())
     teaching = Teaching(
         opened, tokenizer, pieces, {}, s.batch, s.seed, s.precision, learning_rate=s.learning_rate,
         new_layers=s.start == "random", told=dataclasses.asdict(s),
