@@ -35,11 +35,14 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One text with what is known of it: a class `label`, or its `entities`; both absent when unlabelled."""
+    """One text with what is known of it: its `label`, or its `entities`; both absent when unlabelled.
+
+    Where any number of labels may apply to a text, `label` is all that do, sorted: a tuple, and an empty one says that none does.
+    """
 
     text: str
     text_pair: str | None = None
-    label: str | None = None
+    label: str | tuple[str, ...] | None = None
     entities: tuple[Entity, ...] | None = None
 
     @property
@@ -94,28 +97,44 @@ class Splits:
 
     def labels(self, task: Task, splits: Iterable[str] = ("train",)) -> tuple[str, ...]:
         """The class or entity labels that stand in `splits`, sorted."""
-        found: set[str] = set()
-        for name in splits:
-            for example in getattr(self, name):
-                if task == "text-classification":
-                    found.add(example.label or "")
-                else:
-                    found.update(entity.label for entity in example.entities or ())
-        return tuple(sorted(found))
+        return labels_in([example for name in splits for example in getattr(self, name)], task)
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether any number of labels may apply to a text."""
+        return is_multi_label(self.train)
+
+
+def labels_in(examples: Iterable[Example], task: Task) -> tuple[str, ...]:
+    """The class or entity labels of `examples`, sorted."""
+    found: set[str] = set()
+    for example in examples:
+        if task == "text-classification":
+            found.update(example.label if isinstance(example.label, tuple) else [example.label or ""])
+        else:
+            found.update(entity.label for entity in example.entities or ())
+    return tuple(sorted(found))
+
+
+def is_multi_label(examples: Sequence[Example]) -> bool:
+    """Whether any number of labels may apply to each of `examples`, which are all of one kind."""
+    return bool(examples) and isinstance(examples[0].label, tuple)
 
 
 @dataclass
 class _Reader:
-    """Collects examples and faults of one file."""
+    """Collects examples and faults of one file; `lines` are where the examples stand."""
 
     file: str
     task: Task
     examples: list[Example] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    lines: list[int | None] = field(default_factory=list)
 
     def add(self, row: object, line: int | None) -> None:
         try:
             self.examples.append(example_of(row, self.task))
+            self.lines.append(line)
         except ValueError as reason:
             self.faults.append(Fault(self.file, line, str(reason)))
 
@@ -193,8 +212,8 @@ def read_examples(path: Path, task: Task) -> list[Example]:
     reader = _read_file(path, task)
     if not reader.examples and not reader.faults:
         reader.faults.append(Fault(str(path), None, "is empty: it holds no rows"))
-    if reader.faults:
-        raise BadRows(reader.faults)
+    if faults := _faults_of([reader]):
+        raise BadRows(faults)
     return reader.examples
 
 
@@ -285,12 +304,20 @@ def example_of(row: object, task: Task) -> Example:
         raise ValueError(f"`text_pair` is {type(pair).__name__}, not a string")
     if "label" not in row:
         raise ValueError(f"has no `label` (its fields: {', '.join(map(str, row)) or 'none'})")
-    label = row["label"]
-    if isinstance(label, list):
-        raise ValueError("`label` is a list; multi-label classification is not supported, one string is needed")
-    if not isinstance(label, str) or not label:
-        raise ValueError(f"`label` is {label!r}; a non-empty string is needed")
-    return Example(text, _unicode(pair, "text_pair") if pair else None, label=_unicode(label, "label"))
+    return Example(text, _unicode(pair, "text_pair") if pair else None, label=_label(row["label"]))
+
+
+def _label(given: object) -> str | tuple[str, ...]:
+    """One class, or all labels that apply."""
+    several: list[Any] = given if isinstance(given, list) else [given]
+    for name in several:
+        if not isinstance(name, str) or not name:
+            where = f"`label` holds {name!r}" if isinstance(given, list) else f"`label` is {given!r}"
+            raise ValueError(f"{where}; a non-empty string is needed, or a list of them where several labels may apply")
+    names = tuple(sorted(_unicode(name, "label") for name in several))
+    if len(set(names)) < len(names):
+        raise ValueError(f"`label` holds {next(a for a, b in pairwise(names) if a == b)!r} twice")
+    return names if isinstance(given, list) else names[0]
 
 
 def _text(row: dict[str, Any], name: str) -> str:
@@ -385,8 +412,7 @@ def from_tags(tokens: object, tags: object) -> Example:
 
 
 def _read_folder(folder: Path, task: Task) -> tuple[dict[str, list[Example]], list[Fault]]:
-    found: dict[str, list[Example]] = {}
-    faults: list[Fault] = []
+    readers: dict[str, _Reader] = {}
     for name in SPLITS:
         files = [folder / f"{name}{suffix}" for suffix in (*SUFFIXES, ".txt")]
         files = [path for path in files if path.is_file()]
@@ -395,14 +421,30 @@ def _read_folder(folder: Path, task: Task) -> tuple[dict[str, list[Example]], li
                 f"{folder} holds {' and '.join(f.name for f in files)}: one file a split is needed. Remove one."
             )
         if files:
-            reader = _read_file(files[0], task)
-            found[name] = reader.examples
-            faults += reader.faults
+            readers[name] = reader = _read_file(files[0], task)
             if not reader.examples and not reader.faults:
-                faults.append(Fault(str(files[0]), None, "is empty: it holds no rows"))
-    if faults:
+                reader.faults.append(Fault(str(files[0]), None, "is empty: it holds no rows"))
+    if faults := _faults_of(list(readers.values())):
         raise BadRows(faults)
-    return found, faults
+    return {name: reader.examples for name, reader in readers.items()}, []
+
+
+def _faults_of(readers: Sequence[_Reader]) -> list[Fault]:
+    """What is wrong with rows of these files, and what is wrong between them: rows of two kinds."""
+    faults = [fault for reader in readers for fault in reader.faults]
+    return faults + _mixed(readers, lambda row: isinstance(row.label, tuple), "`label` is a list", "one string")
+
+
+def _mixed(readers: Sequence[_Reader], has: Callable[[Example], bool], so: str, otherwise: str) -> list[Fault]:
+    """Where some rows have it and others not: each row of the fewer, or of those without where there are as many."""
+    places: dict[bool, list[tuple[str, int | None]]] = {True: [], False: []}
+    for reader in readers:
+        for example, line in zip(reader.examples, reader.lines, strict=True):
+            places[has(example)].append((reader.file, line))
+    fewer = len(places[True]) < len(places[False])
+    words = (so, otherwise) if fewer else (otherwise, so)
+    reason = f"{words[0]}, and in {len(places[not fewer])} other rows {words[1]}; one kind is needed in all splits"
+    return [Fault(*place, reason) for place in places[fewer]] if all(places.values()) else []
 
 
 def _read_file(path: Path, task: Task) -> _Reader:
@@ -525,21 +567,18 @@ def _read_datasets(data: str, task: Task) -> tuple[dict[str, list[Example]], lis
             f"--data {data} is neither a folder here nor a dataset that `datasets` can open ({type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else 'no reason given'}). Give a folder with train, validation and test files."
         ) from None
-    found: dict[str, list[Example]] = {}
-    faults: list[Fault] = []
+    readers: dict[str, _Reader] = {}
     for name in SPLITS:
         if name not in loaded:
             continue
-        reader = _Reader(f"{data} ({name})", task)
+        readers[name] = reader = _Reader(f"{data} ({name})", task)
         named = _class_names(loaded[name].features)
         for number, row in enumerate(loaded[name], 1):
             try:
                 reader.add({key: named[key](value) if key in named else value for key, value in row.items()}, number)
             except (ValueError, IndexError, KeyError):
-                faults.append(Fault(reader.file, number, "holds a class number that has no name"))
-        found[name] = reader.examples
-        faults += reader.faults
-    return found, faults
+                reader.faults.append(Fault(reader.file, number, "holds a class number that has no name"))
+    return {name: reader.examples for name, reader in readers.items()}, _faults_of(list(readers.values()))
 
 
 def _class_names(features: Any) -> dict[str, Callable[[Any], Any]]:

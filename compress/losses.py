@@ -28,10 +28,16 @@ def mean_over_tokens(rows: Tensor, mask: Tensor) -> Tensor:
 def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy with labels, mean over the rows that have one; 0 when none has.
 
+    Where any number of labels may apply to a row it is the binary cross-entropy of each, mean over labels and rows.
+
     Args:
         logits: (rows, labels).
-        targets: (rows,), a label's index or `IGNORED`.
+        targets: (rows,), a label's index or `IGNORED`; or (rows, labels), 1 where it applies, 0 where not, or `IGNORED`.
     """
+    if targets.ndim == 2:
+        known = targets != IGNORED
+        each = functional.binary_cross_entropy_with_logits(full(logits), targets.clamp(min=0), reduction="none")
+        return torch.where(known, each, torch.zeros_like(each)).sum() / known.sum().clamp(min=1)
     total = functional.cross_entropy(full(logits), targets, ignore_index=IGNORED, reduction="sum")
     return total / (targets != IGNORED).sum().clamp(min=1)
 
@@ -50,6 +56,29 @@ def soft_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature:
     ours = functional.log_softmax(full(student_logits) / temperature, dim=-1)
     rows = (target.exp() * (target - ours)).sum(dim=-1)
     return temperature**2 * rows.sum() / max(rows.numel(), 1)
+
+
+def soft_multi_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
+    """`T^2 KL(sigmoid(teacher / T) || sigmoid(student / T))` of each label on its own, mean over labels and rows; 0 when they agree.
+
+    `soft_label_loss` where any number of labels may apply to a row: each label is a distribution over yes and no.
+
+    Args:
+        teacher_logits: (rows, labels), no gradient.
+        student_logits: (rows, labels).
+        temperature: above 0.
+    """
+    theirs, ours = full(teacher_logits) / temperature, full(student_logits) / temperature
+    yes = functional.logsigmoid(theirs) - functional.logsigmoid(ours)
+    no = functional.logsigmoid(-theirs) - functional.logsigmoid(-ours)
+    each = theirs.sigmoid() * yes + (-theirs).sigmoid() * no
+    return temperature**2 * each.sum() / max(each.numel(), 1)
+
+
+def soft_loss(teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """The soft-label loss of the kind of task that `targets`, as `label_loss` takes them, are of."""
+    loss = soft_multi_label_loss if targets.ndim == 2 else soft_label_loss
+    return loss(teacher_logits, student_logits, temperature)
 
 
 def logit_loss(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
@@ -74,7 +103,7 @@ def mixed_loss(
         return {"labels": label_loss(logits, targets)}
     return {
         "labels": (1 - soft_weight) * label_loss(logits, targets),
-        "soft_labels": soft_weight * soft_label_loss(teacher_logits, logits, temperature),
+        "soft_labels": soft_weight * soft_loss(teacher_logits, logits, targets, temperature),
     }
 
 

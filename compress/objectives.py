@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from compress.hidden import cosine_loss, hidden_loss, summed_hidden_loss
 from compress.insides import Insides, Part
-from compress.losses import full, label_loss, logit_loss, soft_label_loss
+from compress.losses import full, label_loss, logit_loss, soft_loss
 from compress.relations import (
     attention_loss,
     attention_square_loss,
@@ -220,7 +220,7 @@ def output_losses(
         terms: all of one head.
         ours: the student's logits (rows, labels).
         theirs: the teacher's of the same rows, no gradient; None when no term asks for it.
-        targets: (rows,), a label's index or `IGNORED`.
+        targets: as `compress.losses.label_loss` takes them.
     """
     found: dict[str, Tensor] = {}
     for term in terms:
@@ -229,7 +229,9 @@ def output_losses(
         else:
             assert theirs is not None, f"{term.name} needs the teacher's logits"
             loss = (
-                logit_loss(theirs, ours) if term.loss == "logits" else soft_label_loss(theirs, ours, term.temperature)
+                logit_loss(theirs, ours)
+                if term.loss == "logits"
+                else soft_loss(theirs, ours, targets, term.temperature)
             )
         found[term.name] = term.weight * loss
     return found

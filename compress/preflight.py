@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from tokenizers import Tokenizer
 
-from compress.examples import Example, Splits, Task
+from compress.examples import Example, Splits, Task, is_multi_label
 from compress.tasks import encode
 from compress.teacher import Opened
 from serve.errors import BadInput
@@ -47,10 +47,13 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
     """The labels (classes, or tags) by index that teacher and student share, and whether the teacher's own head is used.
 
     Raises:
-        BadInput: the teacher has a head for this task whose labels, by name, do not cover those of train.
+        BadInput: the teacher has a head for this task whose labels, by name, do not cover those of train, or one for one
+            label a text where there may be any number, or the other way round.
     """
     names = splits.labels(task)
-    if task == "text-classification" and len(names) < 2:
+    if splits.multi_label and not names:
+        raise BadInput("train has no label on any text; there is nothing to learn.")
+    if task == "text-classification" and not splits.multi_label and len(names) < 2:
         raise BadInput(f"train has the one class {names[0]!r}; two or more are needed to classify.")
     if task == "token-classification" and not names:
         raise BadInput("train has no entity in any text; there is nothing to learn.")
@@ -58,6 +61,8 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
     theirs = None if new_head else opened.head_for(task)
     if theirs is None:
         return ours, False
+    if task == "text-classification":
+        check_kind(opened, splits.train)
     known = set(entity_labels(theirs)) if task == "token-classification" else set(theirs)
     if task == "token-classification" and known >= set(names) and not set(ours) <= set(theirs):
         raise BadInput(
@@ -70,6 +75,22 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
             "of train: label maps are matched by name. Rename the labels in the data; `stillroom run --new-head` fine-tunes a new head."
         )
     return theirs, True
+
+
+def check_kind(opened: Opened, examples: Sequence[Example]) -> None:
+    """Nothing, when the head that `opened` has for classes answers in the kind of labels that `examples` have.
+
+    Raises:
+        BadInput: one says of each label whether it applies, and the other gives a text one label.
+    """
+    if opened.multi_label is not is_multi_label(examples):
+        lists, heads = (
+            ("a list", "one label a text") if is_multi_label(examples) else ("one string", "any number of labels")
+        )
+        raise BadInput(
+            f"{opened.role} {opened.name} has a head for {heads} (by `problem_type` in its config.json), and `label` is {lists} in the "
+            "data. Give data of its kind; `stillroom run --new-head` fine-tunes a new head."
+        )
 
 
 def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: int) -> list[str]:

@@ -1,7 +1,7 @@
 """The task metric, its bootstrap interval, and whether one model really beats another. No torch.
 
 Entities: micro F1 over exact spans (start, end and label all right), the CoNLL shared task's measure.
-Classes: accuracy.
+Classes: accuracy; where any number of labels may apply to a text, micro F1 over pairs of a text and a label.
 """
 
 from collections import Counter
@@ -13,8 +13,8 @@ import numpy as np
 
 from compress.examples import Example, Task
 
-# What a model says of one text: its set of (start, end, label), or its class.
-Prediction = frozenset[tuple[int, int, str]] | str
+# What a model says of one text: its set of (start, end, label), its class, or the set of labels that apply.
+Prediction = frozenset[tuple[int, int, str]] | str | frozenset[str]
 RESAMPLES = 2_000
 METRICS = {"token-classification": "entity_f1", "text-classification": "accuracy"}
 
@@ -31,10 +31,15 @@ class Score:
         return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
 
+def metric_name(task: Task, *, multi_label: bool) -> str:
+    """What the metric of a task is called; `multi_label` says that any number of labels may apply to a text."""
+    return "micro_f1" if multi_label else METRICS[task]
+
+
 def gold_of(example: Example, task: Task) -> Prediction:
     """What a perfect model would say of `example`."""
     if task == "text-classification":
-        return example.label or ""
+        return frozenset(example.label) if isinstance(example.label, tuple) else example.label or ""
     return frozenset((entity.start, entity.end, entity.label) for entity in example.entities or ())
 
 
@@ -47,7 +52,7 @@ def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.nd
         if isinstance(theirs, str) or isinstance(ours, str):
             row[:] = theirs == ours, 1, 1
         else:
-            row[:] = len(theirs & ours), len(ours), len(theirs)
+            row[:] = len(set(theirs) & set(ours)), len(ours), len(theirs)
     return rows
 
 
@@ -120,11 +125,10 @@ def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> di
     said: Counter[str] = Counter()
     there: Counter[str] = Counter()
     for theirs, ours in zip(gold, predicted, strict=True):
-        a = frozenset([(0, 0, theirs)]) if isinstance(theirs, str) else theirs
-        b = frozenset([(0, 0, ours)]) if isinstance(ours, str) else ours
-        right.update(label for *_, label in a & b)
-        said.update(label for *_, label in b)
-        there.update(label for *_, label in a)
+        a, b = _items(theirs), _items(ours)
+        right.update(map(_label, a & b))
+        said.update(map(_label, b))
+        there.update(map(_label, a))
     return {
         label: {
             "precision": right[label] / said[label] if said[label] else 0.0,
@@ -134,6 +138,15 @@ def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> di
         }
         for label in sorted(said.keys() | there.keys())
     }
+
+
+def _items(answer: Prediction) -> set[str | tuple[int, int, str]]:
+    """What an answer holds: entities or labels, any number of them, or one class."""
+    return {answer} if isinstance(answer, str) else set(answer)
+
+
+def _label(item: str | tuple[int, int, str]) -> str:
+    return item if isinstance(item, str) else item[-1]
 
 
 def _resampled(rows: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ from compress.examples import Example, Task
 from compress.loop import Order
 from compress.losses import IGNORED
 from compress.scores import Prediction
-from serve.labels import split_tag
+from serve.labels import applies, split_tag
 from serve.spans import Word, decode_spans, words
 
 BATCH_TOKENS = (
@@ -39,6 +39,8 @@ class Encoded:
     targets: list[np.ndarray]
     truncated: int
     pad_id: int
+    # Whether any number of labels may apply to a text: its targets are then (1, labels), 1 for each that does.
+    multi_label: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -54,6 +56,7 @@ class Encoded:
             self.targets[part],
             sum(bool(e.overflowing) for e in self.encodings[part]),
             self.pad_id,
+            self.multi_label,
         )
 
     def __add__(self, other: "Encoded") -> "Encoded":
@@ -67,6 +70,7 @@ class Encoded:
             self.targets + other.targets,
             self.truncated + other.truncated,
             self.pad_id,
+            self.multi_label,
         )
 
 
@@ -80,8 +84,18 @@ class Batch:
     soft: Tensor | None = None
 
 
-def encode(examples: Sequence[Example], tokenizer: Tokenizer, task: Task, labels: Sequence[str]) -> Encoded:
-    """Tokenise `examples`; `labels` are classes or tags by index. A label that is not among them carries no target."""
+def encode(
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    task: Task,
+    labels: Sequence[str],
+    *,
+    multi_label: bool = False,
+) -> Encoded:
+    """Tokenise `examples`; `labels` are classes or tags by index. A label that is not among them carries no target.
+
+    `multi_label` says that any number of labels may apply to a text.
+    """
     index = {label: i for i, label in enumerate(labels)}
     encodings: list[Encoding] = tokenizer.encode_batch([example.text_or_pair for example in examples])
     rows: list[np.ndarray] = []
@@ -89,7 +103,11 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, task: Task, labels
     for example, encoding in zip(examples, encodings, strict=True):
         if task == "text-classification":
             rows.append(np.zeros(1, dtype=np.int64))
-            targets.append(np.array([index.get(example.label or "", IGNORED)], dtype=np.int64))
+            if multi_label:
+                targets.append(_several(example, index))
+            else:
+                known = index.get(example.label, IGNORED) if isinstance(example.label, str) else IGNORED
+                targets.append(np.array([known], dtype=np.int64))
         else:
             found = words(example.text, encoding.offsets, encoding.word_ids)
             rows.append(np.array([word.first_token for word in found], dtype=np.int64))
@@ -104,6 +122,7 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, task: Task, labels
         targets,
         sum(bool(e.overflowing) for e in encodings),
         pad_id_of(tokenizer),
+        multi_label,
     )
 
 
@@ -148,6 +167,13 @@ def pad_id_of(tokenizer: Tokenizer) -> int:
         if found is not None:
             return found
     return 0
+
+
+def _several(example: Example, index: dict[str, int]) -> np.ndarray:
+    """Which labels apply, (1, labels): 1 for each that does, `IGNORED` for all when it is not known."""
+    applies = np.full((1, len(index)), IGNORED if example.label is None else 0, dtype=np.float32)
+    applies[0, [index[name] for name in example.label or () if name in index]] = 1
+    return applies
 
 
 def _tags(example: Example, found: Sequence[Word], index: dict[str, int]) -> np.ndarray:
@@ -254,7 +280,9 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
-    """What `logits` (rows, labels) a text say: the class, or the spans that serving would answer with."""
+    """What `logits` (rows, labels) a text say: the class, the labels that apply, or the spans that serving would answer with."""
+    if encoded.multi_label:
+        return [frozenset(encoded.labels[i] for i in np.flatnonzero(applies(rows[0]))) for rows in logits]
     if encoded.task == "text-classification":
         return [encoded.labels[int(rows[0].argmax())] for rows in logits]
     found: list[Prediction] = []
@@ -267,7 +295,17 @@ def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Predicti
 
 
 def constant_predictions(encoded: Encoded) -> Iterator[list[Prediction]]:
-    """For each label, what a model would say of every text that always says it: on each word alone, for tags."""
+    """For each label, what a model would say of every text that always says it: on each word alone, for tags.
+
+    Where any number of labels may apply, it is the most frequent one, the two most frequent, and so on: of constant answers
+    of one size those score best.
+    """
+    if encoded.multi_label:
+        there = (np.concatenate(encoded.targets) == 1).sum(axis=0)
+        often = [encoded.labels[i] for i in np.argsort(-there, kind="stable")]
+        for size in range(1, len(often) + 1):
+            yield [frozenset(often[:size])] * len(encoded)
+        return
     for index, label in enumerate(encoded.labels):
         if encoded.task == "text-classification" or split_tag(label)[0] in {"B", "S"}:
             always = np.zeros((1, len(encoded.labels)), dtype=np.float32)

@@ -14,6 +14,7 @@ from compress.examples import HUB_NAME, Task
 from compress.families import Family, encoder_of, family_of
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
+from serve.labels import MULTI_LABEL
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
@@ -39,6 +40,11 @@ class Opened:
     def max_length(self) -> int:
         """The longest input in tokens that its position table holds, at most `LONGEST_TEXT`."""
         return min(LONGEST_TEXT, int(self.config.max_position_embeddings) - self.family.position_offset)
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether its head, if it has one, says of each label apart whether it applies to a text."""
+        return bool(self.config.problem_type == MULTI_LABEL)
 
     def head_for(self, task: Task) -> tuple[str, ...] | None:
         """The labels of the head it has for `task`, by index; None when it has no such head."""
@@ -126,10 +132,11 @@ def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
     return load_tokenizer(folder, opened.max_length)
 
 
-def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None) -> Any:
+def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, multi_label: bool = False) -> Any:
     """The model of `opened` with a head for `task`, in float32.
 
-    With `labels` the head is made new, for these labels by index; without, the head in the folder is used.
+    With `labels` the head is made new, for these labels by index, any number of which may apply to a text if `multi_label`;
+    without, the head in the folder is used.
     """
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
@@ -141,6 +148,8 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None) -> A
     if labels is not None:
         extra = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
         extra["ignore_mismatched_sizes"] = True
+        if multi_label or opened.multi_label:
+            extra["problem_type"] = MULTI_LABEL if multi_label else None
     with quiet():
         model = classes[task].from_pretrained(
             opened.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, **extra

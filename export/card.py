@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from serve.bundle import Task
 from serve.labels import entity_labels
 
+# Names of our metrics on the Hub.
+HUB_METRICS = {"entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1"}
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -47,6 +50,8 @@ class CardFacts:
     """Whether `report.html` stands beside the card."""
     limits: Sequence[str] = ()
     """Sentences: what the model was not made or measured for."""
+    multi_label: bool = False
+    """Whether any number of labels may apply to a text."""
 
 
 def model_card(facts: CardFacts) -> str:
@@ -97,11 +102,12 @@ def _front_matter(facts: CardFacts) -> list[str]:
 
 def _summary(facts: CardFacts) -> str:
     kind = {"token-classification": "finds entities in text", "text-classification": "gives a text its label"}
+    does = "says which labels apply to a text" if facts.multi_label else kind[facts.task]
     teacher = f" from `{facts.base_model}`" if facts.base_model else ""
     names = entity_labels(facts.labels) if facts.task == "token-classification" else tuple(facts.labels)
     shown = ", ".join(f"`{name}`" for name in names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
     return (
-        f"A small encoder that {kind[facts.task]}, distilled{teacher} with stillroom and exported to ONNX. It reads up "
+        f"A small encoder that {does}, distilled{teacher} with stillroom and exported to ONNX. It reads up "
         f"to {facts.max_length} tokens of a text; what is longer is cut off and the answer says so.\n\n"
         f"Labels ({len(names)}): {shown}."
     )

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serve.bundle import Task
 from serve.errors import BadInput
+from serve.labels import MULTI_LABEL
 
 if TYPE_CHECKING:
     import torch
@@ -235,8 +236,19 @@ def _check_size(checkpoint: Path, model: "PreTrainedModel", max_length: int) -> 
         )
 
 
+def is_multi_label(checkpoint: Path) -> bool:
+    """Whether the model in folder `checkpoint` says of each label apart whether it applies. BadInput as `export_graph`."""
+    return _config(checkpoint).get("problem_type") == MULTI_LABEL
+
+
 def _architecture(checkpoint: Path) -> str:
-    """The first of the checkpoint's `architectures`, or nothing. BadInput when there is no readable `config.json`."""
+    """The first of the checkpoint's `architectures`, or nothing."""
+    architectures = _config(checkpoint).get("architectures")
+    return str(architectures[0]) if architectures else ""
+
+
+def _config(checkpoint: Path) -> dict[str, Any]:
+    """The checkpoint's configuration. BadInput when there is no readable `config.json`."""
     file = checkpoint / "config.json"
     if not file.is_file():
         raise BadInput(f"{checkpoint} has no config.json; export needs a folder that `save_pretrained` wrote")
@@ -244,5 +256,4 @@ def _architecture(checkpoint: Path) -> str:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BadInput(f"{file} is not JSON ({error}); save the checkpoint again") from error
-    architectures = config.get("architectures") if isinstance(config, dict) else None
-    return str(architectures[0]) if architectures else ""
+    return config if isinstance(config, dict) else {}

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from export.graph import graph_inputs, load_classifier
+from export.graph import graph_inputs, is_multi_label, load_classifier
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
+from serve.labels import applies
 from serve.session import Session
 
 if TYPE_CHECKING:
@@ -67,9 +68,10 @@ class Parity:
     beyond_tolerance: int
     """Positions that differ by more than is tolerated."""
     labels_changed: int
-    """Positions whose first label is another one, ties excepted."""
+    """Positions whose first label is another one, or where any number of labels may apply, to which others do; ties excepted."""
     ties: int
-    """Positions whose first label changed between two that the reference holds equal within the tolerance."""
+    """Positions whose first label changed between two that the reference holds equal within the tolerance; or to which other
+    labels apply of which the reference is undecided within it."""
     labels_changed_per_10k: float
     company_texts: int
     company_differences: int
@@ -109,6 +111,7 @@ def graph_parity(
         lambda batch: _torch_logits(model, batch),
         session.run,
         encodings,
+        multi_label=is_multi_label(checkpoint),
         company_texts=company_texts,
         seed=seed,
     )
@@ -125,14 +128,22 @@ def int8_parity(
     threads: int | None = None,
     seed: int = 0,
 ) -> Parity:
-    """Compare `int8_file` with `fp32_file`, both in onnxruntime; `checkpoint` is the folder with the tokenizer.
+    """Compare `int8_file` with `fp32_file`, both in onnxruntime; `checkpoint` is the folder with configuration and tokenizer.
 
     Shapes as in `graph_parity`. Passes when company changes no bit of any answer. Rounding does change some labels:
     how many is reported here, and judged elsewhere on the task's own metric.
     """
     encodings = shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length)
     reference, candidate = Session(fp32_file, threads), Session(int8_file, threads)
-    return _compare("int8", reference.run, candidate.run, encodings, company_texts=company_texts, seed=seed)
+    return _compare(
+        "int8",
+        reference.run,
+        candidate.run,
+        encodings,
+        multi_label=is_multi_label(checkpoint),
+        company_texts=company_texts,
+        seed=seed,
+    )
 
 
 def shapes_of(texts: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> list[Encoding]:
@@ -164,6 +175,7 @@ def _compare(
     candidate: Runner,
     encodings: Sequence[Encoding],
     *,
+    multi_label: bool,
     company_texts: int,
     seed: int,
 ) -> Parity:
@@ -176,7 +188,9 @@ def _compare(
             padded = max(len(encodings[index]) for index in members)
             actual = candidate([encodings[index] for index in members])
             for row, index in enumerate(members):
-                difference, text_beyond, text_changed, text_ties = _compare_text(expected[index], actual[row])
+                difference, text_beyond, text_changed, text_ties = _compare_text(
+                    expected[index], actual[row], multi_label=multi_label
+                )
                 beyond, changed, ties = beyond + text_beyond, changed + text_changed, ties + text_ties
                 differences.append(difference)
                 if difference.max() > largest:
@@ -209,17 +223,22 @@ def _compare(
     )
 
 
-def _compare_text(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, int, int, int]:
+def _compare_text(expected: np.ndarray, actual: np.ndarray, *, multi_label: bool) -> tuple[np.ndarray, int, int, int]:
     """Of one text: each position's largest difference, positions beyond the tolerance, labels changed, ties."""
     expected, actual = np.atleast_2d(expected), np.atleast_2d(actual)  # (positions, labels)
     assert expected.shape == actual.shape, (expected.shape, actual.shape)
     difference = np.abs(expected - actual)
     tolerated = FP32_ABSOLUTE + FP32_RELATIVE * np.abs(expected)
-    first, theirs = expected.argmax(axis=-1), actual.argmax(axis=-1)
-    rows = np.arange(len(expected))
-    differs = first != theirs
-    # Both logits may move by what is tolerated, so labels that lie within twice that were never told apart.
-    tie = differs & (expected[rows, first] - expected[rows, theirs] <= 2 * tolerated[rows, first])
+    if multi_label:
+        turned = applies(expected) != applies(actual)  # (positions, labels)
+        differs = turned.any(axis=-1)
+        tie = differs & (~turned | (np.abs(expected) <= tolerated)).all(axis=-1)
+    else:
+        first, theirs = expected.argmax(axis=-1), actual.argmax(axis=-1)
+        rows = np.arange(len(expected))
+        differs = first != theirs
+        # Both logits may move by what is tolerated, so labels that lie within twice that were never told apart.
+        tie = differs & (expected[rows, first] - expected[rows, theirs] <= 2 * tolerated[rows, first])
     beyond = (difference > tolerated).any(axis=-1)
     return difference.max(axis=-1), int(beyond.sum()), int((differs & ~tie).sum()), int(tie.sum())
 

@@ -7,6 +7,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from serve.errors import BadInput
+from serve.labels import applies
 from serve.spans import Span, decode_spans
 
 OffsetUnit = Literal["codepoints", "utf16", "utf8"]
@@ -40,7 +41,10 @@ class LabelScore(TypedDict):
 
 
 class LabelsAnswer(TypedDict):
-    """The classes of one text, likeliest first; `truncated` when the model did not see the end of the text."""
+    """The classes of one text, likeliest first; `truncated` when the model did not see the end of the text.
+
+    Of a model by which any number of labels may apply, those that do, each with its own probability; or none.
+    """
 
     labels: list[LabelScore]
     truncated: bool
@@ -58,7 +62,7 @@ class AnswerOptions:
     offsets: OffsetUnit = "codepoints"
     """What `start` and `end` of an entity count."""
     top_k: int | None = None
-    """How many labels to give, likeliest first; None gives all."""
+    """How many labels to give, likeliest first; None gives all, or where any number of them may apply, those that do."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_score <= 1.0:
@@ -80,8 +84,19 @@ def entities_answer(
 
 def labels_answer(encoding: Encoding, logits: np.ndarray, labels: list[str], options: AnswerOptions) -> LabelsAnswer:
     """The classes of one text; `logits` has shape (labels,). Equal scores keep the order of the bundle's labels."""
-    probabilities = softmax(logits)
-    likeliest = np.argsort(-probabilities, kind="stable")[: options.top_k]
+    return _likeliest(encoding, softmax(logits), labels, options.top_k)
+
+
+def applying_labels_answer(
+    encoding: Encoding, logits: np.ndarray, labels: list[str], options: AnswerOptions
+) -> LabelsAnswer:
+    """The labels that apply to one text, or with `top_k` the likeliest ones whether they do or not; `logits` has shape (labels,)."""
+    count = int(applies(logits).sum()) if options.top_k is None else options.top_k
+    return _likeliest(encoding, sigmoid(logits), labels, count)
+
+
+def _likeliest(encoding: Encoding, probabilities: np.ndarray, labels: list[str], count: int | None) -> LabelsAnswer:
+    likeliest = np.argsort(-probabilities, kind="stable")[:count]
     return {
         "labels": [{"label": labels[i], "score": round(float(probabilities[i]), SCORE_DECIMALS)} for i in likeliest],
         "truncated": bool(encoding.overflowing),
@@ -92,6 +107,13 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities over the last axis, float64, same shape as `logits`."""
     exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """The probability of each of `logits` on its own, float64, same shape."""
+    x = logits.astype(np.float64)
+    small = np.exp(-np.abs(x))  # never overflows
+    return np.asarray(np.where(x >= 0, 1, small) / (1 + small))
 
 
 def _entities(text: str, spans: list[Span], unit: OffsetUnit) -> list[Entity]:

@@ -45,6 +45,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     labels: list[str]
     """Index -> name; for token classification these are tags (`O`, `B-city`, ...)."""
+    multi_label: bool = False
+    """Whether any number of labels may apply to a text, each decided on its own. Bundles from before lack it."""
     max_length: int
     """Tokens, special ones included."""
     default_variant: str
@@ -142,7 +144,9 @@ def _read_manifest(path: Path) -> Manifest:
         raise BundleError(
             f"{path} has schema_version {version}, and this program reads up to {SCHEMA_VERSION}; upgrade stillroom"
         )
-    if missing := [name for name in Manifest.__struct_fields__ if name not in raw]:
+    if missing := [
+        field.name for field in msgspec.structs.fields(Manifest) if field.required and field.name not in raw
+    ]:
         raise BundleError(f"{path} lacks {_listed(missing)}; export the bundle anew")
     try:
         manifest = msgspec.convert(raw, Manifest)
@@ -166,6 +170,8 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
         yield "name is empty"
     if not manifest.labels or len(set(manifest.labels)) != len(manifest.labels):
         yield "labels must be different names, at least one"
+    if manifest.multi_label and manifest.task != "text-classification":
+        yield f"multi_label is for text-classification, not for {manifest.task}"
     if manifest.max_length < 1:
         yield f"max_length is {manifest.max_length}, not a number of tokens"
     if manifest.default_variant not in manifest.variants:

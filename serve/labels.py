@@ -1,8 +1,11 @@
-"""Names of classes and tags. A tag is `O`, or a prefix and an entity label: `B-city`, `I-city`."""
+"""Names of classes and tags, and which of them apply. A tag is `O`, or a prefix and an entity label: `B-city`, `I-city`."""
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 OUTSIDE = "O"
+MULTI_LABEL = "multi_label_classification"  # what transformers calls it, in a configuration's `problem_type`
 
 
 def bio_tags(labels: Iterable[str]) -> tuple[str, ...]:
@@ -32,3 +35,12 @@ def split_tag(tag: str) -> tuple[str, str]:
 def entity_labels(tags: Sequence[str]) -> tuple[str, ...]:
     """The entity labels that `tags` speak of, sorted."""
     return tuple(sorted({label for label in (split_tag(tag)[1] for tag in tags) if label}))
+
+
+def applies(logits: np.ndarray) -> np.ndarray:
+    """Where each label is decided on its own, which ones apply: a bool for each of `logits`.
+
+    Those whose probability, the logit's sigmoid, is above a half, which is a logit above 0. Evaluation in training and the
+    server share this decision.
+    """
+    return np.asarray(logits > 0)

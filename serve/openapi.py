@@ -31,6 +31,7 @@ class ModelDescription(TypedDict):
     name: str
     task: str
     labels: list[str]
+    multi_label: bool
     max_length: int
     variant: str
     variants: list[str]

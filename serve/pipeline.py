@@ -7,7 +7,14 @@ from typing import overload
 import numpy as np
 from tokenizers import Encoding
 
-from serve.answers import Answer, AnswerOptions, OffsetUnit, entities_answer, labels_answer
+from serve.answers import (
+    Answer,
+    AnswerOptions,
+    OffsetUnit,
+    applying_labels_answer,
+    entities_answer,
+    labels_answer,
+)
 from serve.bundle import open_bundle
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput, BundleError
@@ -105,6 +112,8 @@ class Pipeline:
         """What the logits of one text say; their shape is (tokens, tags) or (labels,)."""
         if self.manifest.task == "token-classification":
             return entities_answer(text, encoding, logits, self.manifest.labels, options)
+        if self.manifest.multi_label:
+            return applying_labels_answer(encoding, logits, self.manifest.labels, options)
         return labels_answer(encoding, logits, self.manifest.labels, options)
 
     def warm_up(self) -> None:

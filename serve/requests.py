@@ -53,7 +53,12 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     text_pair: Annotated[
         str | list[str] | None, Meta(description="the second texts of models of pairs; as many as in text")
     ] = None
-    top_k: Annotated[int | None, Meta(description="a number from 1: how many labels to give; without it, all")] = None
+    top_k: Annotated[
+        int | None,
+        Meta(
+            description="a number from 1: how many labels to give; without it all, or where any number may apply, those"
+        ),
+    ] = None
 
 
 Asked = TypeVar("Asked", EntitiesRequest, ClassifyRequest)

@@ -69,6 +69,7 @@ class ServedModel:
             "name": self.manifest.name,
             "task": self.manifest.task,
             "labels": self.manifest.labels,
+            "multi_label": self.manifest.multi_label,
             "max_length": self.manifest.max_length,
             "variant": self.pipeline.variant,
             "variants": sorted(self.manifest.variants),

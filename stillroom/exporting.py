@@ -1,5 +1,6 @@
 """`stillroom export`: a checkpoint with a head becomes a bundle, whoever trained it."""
 
+import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
@@ -7,10 +8,10 @@ from typing import Any
 
 from compress.examples import check_task, read_splits
 from compress.preflight import labels_for
-from compress.scores import METRICS, gold_of, score
+from compress.scores import gold_of, metric_name, score
 from compress.tasks import encode, predictions
 from compress.teacher import HEADS, Opened, open_model, save_tokenizer
-from export.card import CardFacts, Figure, model_card
+from export.card import HUB_METRICS, CardFacts, Figure, model_card
 from export.pack import pack, refuse_foreign
 from serve.errors import BadInput, GateMissed
 from serve.session import Session
@@ -37,6 +38,7 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
     length = usable_length(max_length, opened)
     splits = read_splits(data, task)
     labels, _ = labels_for(opened, splits, task, new_head=False)
+    metric = metric_name(task, multi_label=splits.multi_label)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
         folder = Path(scratch)
@@ -47,7 +49,8 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
                 shutil.copyfile(file, ready / file.name)
         tokenizer.enable_truncation(max_length=length)
         encoded = {
-            split: encode(getattr(splits, split), tokenizer, task, labels) for split in ("train", "validation", "test")
+            split: encode(getattr(splits, split), tokenizer, task, labels, multi_label=splits.multi_label)
+            for split in ("train", "validation", "test")
         }
         texts = [example.text_or_pair for example in splits.validation[:PARITY_TEXTS]]
         say("export: fp32 and int8, checked against torch")
@@ -65,12 +68,13 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
         share = validation["int8"]["value"] / max(validation["fp32"]["value"], 1e-12)
         if share < gate:
             raise GateMissed(
-                f"No bundle was written: int8 keeps {share:.4f} of fp32's {METRICS[task]} on validation, needed {gate:g}."
+                f"No bundle was written: int8 keeps {share:.4f} of fp32's {metric} on validation, needed {gate:g}."
             )
         if faults := parity_faults(document["parity"]):
             raise GateMissed(f"No bundle was written: {'; '.join(faults)}.")
-        metrics = {"metric": METRICS[task], "validation": validation, "test": scores("test")}
+        metrics = {"metric": metric, "validation": validation, "test": scores("test")}
         lineage = _lineage(opened)
+        facts = CardFacts(name or out.name, task, labels, length, lineage=lineage, multi_label=splits.multi_label)
         return pack(
             out,
             checkpoint=ready,
@@ -79,6 +83,7 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
             name=name or out.name,
             task=task,
             labels=labels,
+            multi_label=splits.multi_label,
             max_length=length,
             inputs=document["inputs"],
             default_variant="int8",
@@ -86,7 +91,7 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
             metrics=metrics,
             parity=document["parity"],
             cpu=document["int8"]["cpu"],
-            extra_files={"README.md": _card(name or out.name, task, labels, length, metrics, lineage).encode()},
+            extra_files={"README.md": _card(facts, metrics).encode()},
         )
 
 
@@ -96,9 +101,7 @@ def _lineage(opened: Opened) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in ("loss", "validation")}
 
 
-def _card(
-    name: str, task: Any, labels: tuple[str, ...], length: int, metrics: dict[str, Any], lineage: dict[str, Any]
-) -> str:
-    kind = "f1" if task == "token-classification" else "accuracy"
+def _card(facts: CardFacts, metrics: dict[str, Any]) -> str:
+    kind = HUB_METRICS[metrics["metric"]]
     figures = [Figure(variant, kind, row["value"], row["low"], row["high"]) for variant, row in metrics["test"].items()]
-    return model_card(CardFacts(name, task, labels, length, figures=figures, shipped="int8", lineage=lineage))
+    return model_card(dataclasses.replace(facts, figures=figures, shipped="int8"))

@@ -19,6 +19,7 @@ from compress.initialise import layers_fit
 from compress.methods import Sizes, usual_relation_heads, usual_teacher_layer
 from compress.preflight import Faults, labels_for, warnings_of
 from compress.relations import check_relation_heads
+from compress.scores import metric_name
 from compress.students import Shape, shape_of
 from compress.tasks import Encoded, encode
 from compress.teacher import Opened, open_model, save_tokenizer
@@ -80,7 +81,14 @@ class Ground:
         return self.train if self.in_domain is None else self.train + self.in_domain
 
     def _encoded(self, examples: list[Example]) -> Encoded:
-        return encode(examples, self.tokenizer, check_task(self.recipe.task), self.labels)
+        return encode(
+            examples, self.tokenizer, check_task(self.recipe.task), self.labels, multi_label=self.splits.multi_label
+        )
+
+    @property
+    def metric(self) -> str:
+        """The name of the task's metric."""
+        return metric_name(check_task(self.recipe.task), multi_label=self.splits.multi_label)
 
     @property
     def relation_heads(self) -> int:

@@ -10,9 +10,9 @@ import numpy as np
 from tokenizers import Encoding
 
 from compress.examples import Example, check_task
-from compress.scores import METRICS, Prediction, Score, difference, gold_of, per_label, score
+from compress.scores import Prediction, Score, difference, gold_of, per_label, score
 from compress.tasks import Encoded, batches_by_length, predictions, row_logits
-from export.card import CardFacts, Figure, model_card
+from export.card import HUB_METRICS, CardFacts, Figure, model_card
 from export.graph import export_graph
 from export.pack import pack
 from export.parity import Text, graph_parity, int8_parity
@@ -116,7 +116,7 @@ def make_scores(folder: Path, ground: Ground, folders: dict[str, Path]) -> None:
     task = check_task(ground.recipe.task)
     validation = _scores(ground.splits.validation, say_all(ground, folders, ground.validation), task)
     gates = _gates(ground, validation)
-    document: dict[str, Any] = {"metric": METRICS[task], "validation": _plain(validation), "gates": gates}
+    document: dict[str, Any] = {"metric": ground.metric, "validation": _plain(validation), "gates": gates}
     parity = read_json(folders["export"] / "export.json")["parity"]
     if all(gate["passed"] for gate in gates) and not parity_faults(parity):
         said = say_all(ground, folders, ground.test)
@@ -202,7 +202,9 @@ def _disagreements(
 def _spelled(text: str, answer: Prediction) -> str:
     if isinstance(answer, str):
         return answer
-    return "; ".join(f"{label}: {text[start:end]}" for start, end, label in sorted(answer)) or "nothing"
+    items: list[Any] = sorted(answer)
+    said = [item if isinstance(item, str) else f"{item[2]}: {text[item[0] : item[1]]}" for item in items]
+    return "; ".join(said) or "nothing"
 
 
 def make_latency(folder: Path, ground: Ground, folders: dict[str, Path], scores: dict[str, Any]) -> None:
@@ -360,6 +362,7 @@ def write_bundle(
         name=ground.recipe.model_name,
         task=check_task(ground.recipe.task),
         labels=ground.labels,
+        multi_label=ground.splits.multi_label,
         max_length=ground.max_length,
         inputs=exported["inputs"],
         default_variant="int8",
@@ -378,7 +381,7 @@ def write_bundle(
 
 def card_of(ground: Ground, report: Report, lineage: dict[str, Any]) -> str:
     """The bundle's README, from what the report says."""
-    metric = "f1" if ground.recipe.task == "token-classification" else "accuracy"
+    metric = HUB_METRICS[ground.metric]
     figures = [
         Figure(SHOWN_AS[row["name"]], metric, row["metric"], row.get("low"), row.get("high"), row.get("size_bytes"))
         for row in report["summary"]
@@ -389,6 +392,7 @@ def card_of(ground: Ground, report: Report, lineage: dict[str, Any]) -> str:
             name=ground.recipe.model_name,
             task=check_task(ground.recipe.task),
             labels=ground.labels,
+            multi_label=ground.splits.multi_label,
             max_length=ground.max_length,
             figures=figures,
             shipped=SHOWN_AS["int8"],

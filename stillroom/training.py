@@ -16,7 +16,7 @@ from compress.finetune import TaskTraining, train_on_task
 from compress.guards import doubts
 from compress.initialise import student_of
 from compress.methods import Sizes, Stage, minilmv2
-from compress.scores import METRICS, chance, gold_of, score
+from compress.scores import chance, gold_of, score
 from compress.tasks import Encoded, constant_predictions, predictions, row_logits
 from compress.teacher import load, open_model
 from serve.errors import BadInput
@@ -45,7 +45,7 @@ def make_teacher(folder: Path, ground: Ground, steps: int) -> None:
         model = load(ground.opened, task)
         progress = Progress()
     else:
-        model = load(ground.opened, task, ground.labels)
+        model = load(ground.opened, task, ground.labels, multi_label=ground.splits.multi_label)
         progress = _on_task(
             model, folder, ground, steps, recipe.teacher_learning_rate, "teacher", patience=recipe.teacher_patience
         )
@@ -128,10 +128,10 @@ def check_teacher(model: Any, ground: Ground, teacher: Path) -> None:
     gold = [gold_of(example, task) for example in ground.splits.validation]
     said = predictions(ground.validation, row_logits(model, ground.validation))
     reached, blind = score(gold, said), chance(gold, said, constant_predictions(ground.validation))
-    say(f"  teacher on validation: {METRICS[task]} {reached}; without looking at the text it would be {blind:.4f}")
+    say(f"  teacher on validation: {ground.metric} {reached}; without looking at the text it would be {blind:.4f}")
     if reached.low <= blind:
         raise BadInput(
-            f"The teacher is not shown to be better than chance on this task: {METRICS[task]} {reached} on {len(gold)} validation "
+            f"The teacher is not shown to be better than chance on this task: {ground.metric} {reached} on {len(gold)} validation "
             f"texts, where {blind:.4f} needs no look at the text. {_what_would_help(ground, steps_of(teacher))}"
         )
 

@@ -32,8 +32,8 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
     Raises:
         BadInput: the model or the file cannot be used.
     """
-    from compress.examples import check_task, read_examples
-    from compress.scores import METRICS, Prediction, gold_of, score
+    from compress.examples import check_task, is_multi_label, labels_in, read_examples
+    from compress.scores import Prediction, gold_of, metric_name, score
 
     folder = Path(model)
     if (folder / MANIFEST).is_file():
@@ -44,6 +44,13 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         if task and task != found_task:
             raise BadInput(f"--task is {task}, but {model} is a bundle for {found_task}.")
         examples = read_examples(Path(data), found_task)
+        multi_label = pipeline.manifest.multi_label
+        if found_task == "text-classification" and multi_label is not is_multi_label(examples):
+            gives = "any number of labels" if multi_label else "one label"
+            raise BadInput(
+                f"{model} is a bundle that gives a text {gives}, and {data} holds labels of the other kind under `label`: a list for "
+                "any number of labels, a string for one. Give data of its kind."
+            )
         said: list[Prediction] = [""] * len(examples)
         # A text without a second one is not a text with an empty second one: the two kinds are answered apart.
         for kind in (True, False):
@@ -52,11 +59,12 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
             for i, answer in zip(
                 chosen, pipeline([examples[i].text for i in chosen], text_pair=pairs) if chosen else [], strict=True
             ):
-                said[i] = _prediction(answer)
+                said[i] = _prediction(answer, multi_label)
         used, names = pipeline.variant, pipeline.manifest.labels
     else:
         if variant:
             raise BadInput(f"--variant {variant}: {model} is not a bundle, and only bundles have variants.")
+        from compress.preflight import check_kind
         from compress.tasks import encode, predictions, row_logits
         from compress.teacher import HEADS, load, open_model
         from serve.encoding import load_tokenizer
@@ -68,22 +76,26 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         found_task = check_task(heads[0])
         examples = read_examples(Path(data), found_task)
         labels = opened.head_for(found_task) or ()
-        encoded = encode(examples, load_tokenizer(opened.folder, opened.max_length), found_task, labels)
+        multi_label = found_task == "text-classification" and opened.multi_label
+        if found_task == "text-classification":
+            check_kind(opened, examples)
+        tokenizer = load_tokenizer(opened.folder, opened.max_length)
+        encoded = encode(examples, tokenizer, found_task, labels, multi_label=multi_label)
         said = predictions(encoded, row_logits(load(opened, found_task), encoded))
         used, names = "torch", list(labels)
     reached = score([gold_of(example, found_task) for example in examples], said)
     known = entity_labels(names) if found_task == "token-classification" else names
-    there = {example.label for example in examples} | {e.label for example in examples for e in example.entities or ()}
+    there = labels_in(examples, found_task)
     return {
         "model": model,
         "variant": used,
         "task": found_task,
-        "metric": METRICS[found_task],
+        "metric": metric_name(found_task, multi_label=multi_label),
         "value": reached.value,
         "low": reached.low,
         "high": reached.high,
         "examples": len(examples),
-        "unknown_labels": sorted(there - {None, *known}),
+        "unknown_labels": [name for name in there if name not in known],
     }
 
 
@@ -98,9 +110,11 @@ def _longest(folder: Path) -> int:
     return open_model(str(folder), role="MODEL").max_length
 
 
-def _prediction(answer: Any) -> Any:
+def _prediction(answer: Any, multi_label: bool) -> Any:
     if "entities" in answer:
         return frozenset((e["start"], e["end"], e["label"]) for e in answer["entities"])
+    if multi_label:
+        return frozenset(each["label"] for each in answer["labels"])
     return answer["labels"][0]["label"]
 
 

@@ -73,3 +73,16 @@ def make_teacher(folder: Path, **changes: object) -> Path:
     torch.manual_seed(0)
     BertModel(BertConfig(**(settings | changes))).save_pretrained(folder)
     return folder
+
+
+def with_label_lists(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """The same messages, labelled with all that applies to them: whether they speak of a city, whether they ask for money."""
+    return [
+        {
+            "text": row["text"],
+            "label": [
+                name for name in ("refund", "city") if name == row["label"] or f"'{name}'" in str(row["entities"])
+            ],
+        }
+        for row in rows
+    ]

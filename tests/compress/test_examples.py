@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.examples import BadRows, Entity, Example, from_tags, read_examples, read_splits, read_texts, stream_texts
+from compress.examples import (
+    BadRows,
+    Entity,
+    Example,
+    fingerprint,
+    from_tags,
+    read_examples,
+    read_splits,
+    read_texts,
+    stream_texts,
+)
 from serve.errors import BadInput
 from serve.labels import bio_tags
 from serve.spans import tag_runs
@@ -160,10 +170,68 @@ def test_unlabelled_rows_that_hold_no_text_are_faults(tmp_path: Path) -> None:
     ]
 
 
-def test_multi_label_is_refused_in_so_many_words(tmp_path: Path) -> None:
-    path = written(tmp_path, "train.jsonl", '{"text": "a", "label": ["x", "y"]}\n')
-    with pytest.raises(BadRows, match="multi-label classification is not supported"):
+def test_lists_of_labels_read_alike_from_every_format_that_holds_lists(tmp_path: Path) -> None:
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"text": "a", "label": ["y", "x"]}, {"text": "b", "label": []}]
+    folder = tmp_path / "files"
+    folder.mkdir()
+    written(folder, "train.jsonl", "\n".join(map(json.dumps, rows)))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "test.parquet")
+    numbers = {"text": ["a", "b"], "label": [[1, 0], []]}
+    names = datasets.Sequence(datasets.ClassLabel(names=["x", "y"]))
+    split = datasets.Dataset.from_dict(
+        numbers, features=datasets.Features({"text": datasets.Value("string"), "label": names})
+    )
+    datasets.DatasetDict({"train": split, "validation": split, "test": split}).save_to_disk(str(tmp_path / "saved"))
+    expected = [Example("a", label=("x", "y")), Example("b", label=())]
+    assert read_examples(folder / "train.jsonl", TEXT) == expected
+    assert read_examples(folder / "test.parquet", TEXT) == expected
+    found = read_splits(str(tmp_path / "saved"), TEXT)
+    assert found.train == expected
+    assert found.multi_label
+    assert found.labels(TEXT) == ("x", "y")
+    comma = written(tmp_path, "a.csv", 'text,label\na,"[""x"", ""y""]"\n')
+    assert read_examples(comma, TEXT) == [Example("a", label='["x", "y"]')]  # a cell is one label, whatever it holds
+
+
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [
+        ('["x", 1]', "`label` holds 1; a non-empty string is needed"),
+        ('["x", ""]', "`label` holds ''; a non-empty string is needed"),
+        ('["y", "x", "y"]', "`label` holds 'y' twice"),
+        ('{"x": 1}', r"`label` is \{'x': 1\}; a non-empty string is needed, or a list of them"),
+        ('["\\ud800"]', "`label` holds half of a surrogate pair"),
+    ],
+)
+def test_a_bad_list_of_labels_is_a_fault(tmp_path: Path, label: str, reason: str) -> None:
+    path = written(tmp_path, "train.jsonl", f'{{"text": "a", "label": []}}\n{{"text": "a", "label": {label}}}\n')
+    with pytest.raises(BadRows, match=rf"train\.jsonl, line 2: {reason}"):
         read_examples(path, TEXT)
+
+
+def test_rows_with_one_label_among_rows_with_lists_are_faults_in_whichever_file_they_stand(tmp_path: Path) -> None:
+    listed = '{"text": "a", "label": ["x"]}\n'
+    single = '{"text": "b", "label": "x"}\n'
+    written(tmp_path, "train.jsonl", listed * 3 + single + listed)
+    written(tmp_path, "validation.jsonl", listed)
+    written(tmp_path, "test.jsonl", single)
+    with pytest.raises(
+        BadRows, match="one string, and in 5 other rows `label` is a list; one kind is needed"
+    ) as caught:
+        read_splits(str(tmp_path), TEXT)
+    assert [(Path(f.file).name, f.line) for f in caught.value.faults] == [("train.jsonl", 4), ("test.jsonl", 1)]
+    with pytest.raises(BadRows, match=r"line 1: `label` is a list, and in 2 other rows one string"):
+        read_examples(written(tmp_path, "train.jsonl", listed + single * 2), TEXT)
+
+
+def test_the_order_of_a_list_of_labels_says_nothing_and_its_labels_do() -> None:
+    one, other, fewer = (Example("a", label=tuple(sorted(names))) for names in (["x", "y"], ["y", "x"], ["x"]))
+    assert fingerprint([one]) == fingerprint([other]) != fingerprint([fewer])
+    assert fingerprint([Example("a", label=("x",))]) != fingerprint([Example("a", label="x")])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from compress.hidden import cosine_loss, hidden_loss, summed_hidden_loss
 from compress.losses import logit_loss
+from compress.objectives import OutputTerm, output_losses
 from compress.relations import (
     attention_loss,
     attention_square_loss,
@@ -188,3 +189,22 @@ def test_logit_loss_is_half_the_squared_distance() -> None:
     assert logit_loss(teacher, student).item() == pytest.approx(rows.mean().item(), rel=1e-6)
     assert logit_loss(teacher, teacher.clone()).item() == 0
     assert torch.autograd.gradcheck(lambda s: logit_loss(teacher.double(), s), (student.double().requires_grad_(),))
+
+
+def test_answers_of_several_labels_are_compared_label_by_label() -> None:
+    ours, theirs = torch.randn(6, 3), torch.randn(6, 3)
+    targets = torch.randint(0, 2, (6, 3)).float()
+    terms = [
+        OutputTerm("labels", "classes"),
+        OutputTerm("soft labels", "classes", temperature=2.0),
+        OutputTerm("logits", "classes"),
+    ]
+    found = output_losses(terms, ours, theirs, targets)
+    p, q = (torch.sigmoid(x.double() / 2) for x in (theirs, ours))
+    expected = {
+        "labels": torch.nn.functional.binary_cross_entropy(ours.double().sigmoid(), targets.double()),
+        "soft labels": 4 * (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean(),
+        "logits": (ours - theirs).double().square().sum(dim=1).mean() / 2,
+    }
+    for name, value in expected.items():
+        assert found[name].item() == pytest.approx(value.item(), rel=1e-5), name

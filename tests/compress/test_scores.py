@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from seqeval.metrics import f1_score
 from sklearn.metrics import accuracy_score
+from sklearn.metrics import f1_score as f1_of_classes
+from sklearn.preprocessing import MultiLabelBinarizer
 
 from compress.scores import Prediction, chance, difference, per_label, score
 
@@ -39,6 +41,17 @@ def test_accuracy_is_scikit_learns() -> None:
     gold: list[Prediction] = [generator.choice("abc") for _ in range(200)]
     said: list[Prediction] = [generator.choice("abc") for _ in range(200)]
     assert score(gold, said).value == pytest.approx(accuracy_score(gold, said))
+
+
+def test_micro_f1_of_several_labels_is_scikit_learns_and_so_is_each_labels() -> None:
+    generator = random.Random(0)
+    gold: list[Prediction] = [frozenset(generator.sample("abcd", generator.randint(0, 3))) for _ in range(200)]
+    said: list[Prediction] = [frozenset(generator.sample("abcd", generator.randint(0, 3))) for _ in range(200)]
+    columns = MultiLabelBinarizer(classes=list("abcd"))
+    theirs, ours = columns.fit_transform(gold), columns.transform(said)
+    assert score(gold, said).value == pytest.approx(f1_of_classes(theirs, ours, average="micro"))
+    each = f1_of_classes(theirs, ours, average=None)
+    assert [per_label(gold, said)[label]["f1"] for label in "abcd"] == pytest.approx(list(each))
 
 
 def test_the_interval_holds_the_value_and_narrows_with_more_texts() -> None:

@@ -100,3 +100,36 @@ def test_saying_one_thing_always_is_what_chance_is_held_against(folder: Path) ->
     constant = list(constant_predictions(encoded))
     assert constant[0] == gold  # every word a city happens to be right here
     assert chance(gold, [frozenset()], constant) == 1.0
+
+
+def test_lists_of_labels_survive_the_round_trip_and_are_matched_by_constant_answers(folder: Path) -> None:
+    names = ["city", "item", "price"]
+    examples = [
+        Example("to Oslo", label=("city",)),
+        Example("no", label=()),
+        Example("a lamp to Oslo", label=("city", "item")),
+    ]
+    encoded = encode(examples, load_tokenizer(folder, 64), "text-classification", names, multi_label=True)
+    gold = [gold_of(example, "text-classification") for example in examples]
+    assert predictions(encoded, [targets * 10 - 5 for targets in encoded.targets]) == gold
+    unknown = encode(
+        [Example("to Oslo", label=("city", "planet")), Example("to Oslo")],
+        load_tokenizer(folder, 64),
+        "text-classification",
+        names,
+        multi_label=True,
+    )
+    assert [targets.tolist() for targets in unknown.targets] == [[[1, 0, 0]], [[IGNORED] * 3]]
+    both = collate(encoded + unknown, [3, 4, 0])
+    assert both.targets.tolist() == [[1, 0, 0], [IGNORED] * 3, [1, 0, 0]]
+    constant = [said[0] for said in constant_predictions(encoded)]
+    assert constant == [{"city"}, {"city", "item"}, {"city", "item", "price"}]
+    # Of the three labels that there are, {city} for all finds two and says one that is not there.
+    assert chance(gold, [frozenset()] * 3, constant_predictions(encoded)) == pytest.approx(2 * 2 / (3 + 3))
+
+
+def test_a_logit_of_nothing_is_no_label(folder: Path) -> None:
+    encoded = encode(
+        [Example("x")], load_tokenizer(folder, 64), "text-classification", ["a", "b", "c"], multi_label=True
+    )
+    assert predictions(encoded, [np.array([[0.0, 1e-6, -1e-6]], dtype=np.float32)]) == [{"b"}]

@@ -1,7 +1,9 @@
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
@@ -11,6 +13,7 @@ from export.parity import SHAPES, graph_parity, int8_parity, shapes_of
 from export.quantise import quantise_dynamic
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
+from serve.session import Session
 
 
 def with_constant_changed(source: Path, out: Path, ending: str, index: tuple[int, ...], by: float) -> Path:
@@ -20,6 +23,18 @@ def with_constant_changed(source: Path, out: Path, ending: str, index: tuple[int
     value = numpy_helper.to_array(constant).copy()
     value[index] += by
     constant.CopyFrom(numpy_helper.from_array(value, constant.name))
+    onnx.save(model, out)
+    return out
+
+
+def with_logit_moved(source: Path, out: Path, label: int, by: float) -> Path:
+    """A copy of the graph of a text classifier that says `by` more of one of its five labels."""
+    model = onnx.load(source)
+    for node in model.graph.node:
+        node.output[:] = ["unmoved" if name == "logits" else name for name in node.output]
+    model.graph.node.append(onnx.helper.make_node("Add", ["unmoved", "move"], ["logits"]))
+    move = (np.arange(5) == label).astype(np.float32) * np.float32(by)
+    model.graph.initializer.append(numpy_helper.from_array(move, "move"))
     onnx.save(model, out)
     return out
 
@@ -125,3 +140,24 @@ def test_pairs_are_compared_with_both_segments(bert: Exported, texts: list[str])
     encodings = shapes_of(pairs, load_tokenizer(bert.checkpoint, MAX_LENGTH), MAX_LENGTH)
     assert any(1 in encoding.type_ids for encoding in encodings)
     assert graph_parity(bert.checkpoint, bert.onnx_file, pairs, MAX_LENGTH, threads=1).passed
+
+
+def test_where_any_number_of_labels_may_apply_a_text_changes_when_one_of_them_turns(
+    exported: Callable[..., Exported], texts: list[str], tmp_path: Path
+) -> None:
+    classifier = exported("bert", "SequenceClassification")
+    several = Path(shutil.copytree(classifier.checkpoint, tmp_path / "several"))
+    config = json.loads((several / "config.json").read_text(encoding="utf-8"))
+    (several / "config.json").write_text(json.dumps(config | {"problem_type": "multi_label_classification"}))
+    encodings = shapes_of(texts, load_tokenizer(several, MAX_LENGTH), MAX_LENGTH)
+    logits = np.stack([Session(classifier.onnx_file, 1).run([encoding])[0] for encoding in encodings])
+    # The label whose logits are nearest to 0 is pushed up by the median distance, so that it turns for some texts.
+    label = int(np.abs(logits).mean(axis=0).argmin())
+    push = float(np.median(np.abs(logits[:, label])))
+    wrong = with_logit_moved(classifier.onnx_file, tmp_path / "wrong.onnx", label, push)
+    turned = int(((logits[:, label] > 0) != (logits[:, label] + push > 0)).sum())
+    assert 0 < turned < len(texts)
+    parity = int8_parity(several, classifier.onnx_file, wrong, texts, MAX_LENGTH, threads=1)
+    assert parity.labels_changed == 3 * turned  # once for each batch size
+    nudged = with_logit_moved(classifier.onnx_file, tmp_path / "nudged.onnx", label, 1e-6)
+    assert graph_parity(several, nudged, texts, MAX_LENGTH, threads=1).passed

@@ -68,6 +68,7 @@ def test_a_changed_manifest_does_not_match_its_digest(entities_bundle: Path, cop
         pytest.param({"labels": "city"}, "Expected `array`", id="labels-not-a-list"),
         pytest.param({"labels": ["O", "O"]}, "labels must be different", id="labels-twice"),
         pytest.param({"schema_version": 0}, "the first one is 1", id="before-the-first-version"),
+        pytest.param({"multi_label": True}, "multi_label is for text-classification", id="tags-that-all-may-apply"),
         pytest.param({"name": ""}, "name is empty", id="no-name"),
         pytest.param({"max_length": 0}, "max_length is 0", id="no-length"),
         pytest.param({"default_variant": "int4"}, "default_variant 'int4' is not among", id="default-not-there"),

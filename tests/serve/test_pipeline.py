@@ -1,9 +1,12 @@
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lookup_bundles import INTENTS, intent_table, write_graph, write_manifest
 
 from serve import Pipeline, open_bundle
 from serve.errors import BadInput, BundleError
@@ -144,3 +147,31 @@ def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], batc
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= batch_tokens
+
+
+@pytest.fixture(scope="module")
+def moods(intents_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """Like `intents`, but each label applies or not on its own: where its word makes up more than half of a text's tokens."""
+    folder = tmp_path_factory.mktemp("bundles") / "moods"
+    shutil.copytree(intents_bundle, folder)
+    table = intent_table() - 2.0
+    write_graph(folder / "onnx" / "model.onnx", table, per_text=True)
+    write_manifest(folder, task="text-classification", labels=INTENTS, multi_label=True)
+    return Pipeline(folder, threads=1)
+
+
+def test_labels_that_apply_are_answered_each_with_its_own_probability(moods: Pipeline) -> None:
+    # [CLS] love refund refund [SEP]: 9 / 5 - 2, 18 / 5 - 2 and -2 are the logits.
+    answer = moods("love refund refund")
+    assert answer == {"labels": [{"label": "refund", "score": round(1 / (1 + math.exp(-1.6)), 6)}], "truncated": False}
+    both = moods("love love refund refund fly")
+    assert [each["label"] for each in both["labels"]] == ["praise", "refund"]
+    assert sum(each["score"] for each in both["labels"]) > 1
+    assert moods("a b") == {"labels": [], "truncated": False}
+
+
+def test_as_many_labels_are_answered_as_asked_for_whether_they_apply_or_not(moods: Pipeline) -> None:
+    answer = moods("love refund refund", top_k=2)
+    assert [each["label"] for each in answer["labels"]] == ["refund", "praise"]
+    assert answer["labels"][1]["score"] == round(1 / (1 + math.exp(0.2)), 6)
+    assert len(moods("a b", top_k=9)["labels"]) == len(INTENTS)
