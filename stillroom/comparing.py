@@ -21,7 +21,7 @@ import numpy as np
 from compress.corpus import tokenised
 from compress.examples import check_task
 from compress.methods import LABELS, Stage, chain_of
-from compress.scores import METRICS, counts, gold_of, mean_score, score
+from compress.scores import counts, gold_of, mean_score, score
 from compress.students import Shape, assistants_of
 from compress.tasks import predictions, row_logits
 from compress.teacher import load, open_model
@@ -390,7 +390,7 @@ def _document(
     reached = score(gold, predictions(ground.test, row_logits(model, ground.test)))
     settings = {name: value for name, value in dataclasses.asdict(given).items() if name not in ("out", "jobs")}
     return {
-        "metric": METRICS[task],
+        "metric": ground.metric,
         "teacher": dataclasses.asdict(reached) | {"steps": teacher["best_step"]},
         "rows": sorted(found, key=lambda one: -one["mean"]),
         "settings": settings | {"teacher": ground.opened.public_name, "precision": ground.recipe.precision},

@@ -203,7 +203,9 @@ def _with_head(before: Path, labelled: Labelled, teaching: Teaching) -> Any:
     opened = open_model(str(before))
     own = opened.head_for(labelled.task)
     torch.manual_seed(teaching.seed)
-    student = load(opened, labelled.task, None if own == labelled.train.labels else labelled.train.labels)
+    wanted, several = labelled.train.labels, labelled.train.multi_label
+    kept = own == wanted and opened.multi_label == several
+    student = load(opened, labelled.task, None if kept else wanted, multi_label=several)
     if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
         _give_pooler(student, teaching)
     return student
