@@ -4,9 +4,9 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from compress.families import Family, encoder_of, layers_of, linear
+from compress.families import Family, layers_of, linear
 from serve.errors import BadInput
 
 # Those whose layers are `LayerNorm(x + f(x))` with separate queries, keys and values, and embeddings as wide as they.
@@ -14,7 +14,7 @@ GROWABLE = ("bert", "roberta", "xlm-roberta")
 
 
 def grown(model: Any, family: Family) -> Any:
-    """An encoder twice as wide and twice as deep as `model` that says nearly the same.
+    """A model twice as wide and twice as deep as `model` that says nearly the same.
 
     Every unit stands twice: embeddings and outputs are doubled, incoming weights halved, so that the function stays as
     it was; heads are doubled in width, and queries divided by sqrt(2) for it. Below each layer's successor comes a new
@@ -22,33 +22,38 @@ def grown(model: Any, family: Family) -> Any:
     the spread that the layer below has on average.
 
     Args:
-        model: an encoder without a head.
+        model: an encoder, with or without a head for a task.
         family: where it keeps its parts.
 
     Returns:
-        A model of the same class whose hidden states (batch, tokens, 2 width) hold each unit's value twice.
+        A model of the same class whose hidden states (batch, tokens, 2 width) hold each unit's value twice; it has as many
+        labels as `model`.
 
     Raises:
-        BadInput: a family whose layers are of another kind.
+        BadInput: a family whose layers are of another kind, or a head that guesses masked words.
     """
     config = copy.deepcopy(model.config)
-    if config.model_type not in GROWABLE or encoder_of(model) is not model:
+    guesses = type(model).__name__.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel"))
+    if config.model_type not in GROWABLE or guesses:
         raise BadInput(
             f"A {config.model_type} model with this head cannot be grown; "
-            f"an encoder without a head, of {', '.join(GROWABLE)}, can."
+            f"one of {', '.join(GROWABLE)} can, with a head for a task or none."
         )
     config.hidden_size *= 2
     config.intermediate_size *= 2
     config.num_hidden_layers *= 2
     larger = type(model)(config)
-    doubled = {name: _doubled(name, value) for name, value in model.state_dict().items()}
-    prefix = f"{family.layers}."
+    theirs, ours = layers_of(model, family), layers_of(larger, family)
     with torch.no_grad():
-        larger.load_state_dict({n: v for n, v in doubled.items() if not n.startswith(prefix)}, strict=False)
-        for number, layer in enumerate(layers_of(model, family)):
-            own, new = layers_of(larger, family)[2 * number], layers_of(larger, family)[2 * number + 1]
+        of_layers = {id(module) for layer in ours for module in layer.modules()}
+        for name, module in larger.named_modules():
+            if id(module) not in of_layers:
+                _double(model.get_submodule(name), module)
+        for number, layer in enumerate(theirs):
+            own, new = ours[2 * number], ours[2 * number + 1]
             for target in (own, new):
-                target.load_state_dict({name: _doubled(name, value) for name, value in layer.state_dict().items()})
+                for name, module in target.named_modules():
+                    _double(layer.get_submodule(name), module)
                 query: Any = linear(target, family.query)
                 query.weight /= 2**0.5
                 query.bias /= 2**0.5
@@ -56,15 +61,21 @@ def grown(model: Any, family: Family) -> Any:
     return larger.eval()
 
 
-def _doubled(name: str, value: Tensor) -> Tensor:
-    """A parameter with every unit twice, one beside the other; incoming weights are halved, tables are not."""
-    if value.ndim == 1:
-        return value.repeat_interleave(2)
-    if value.ndim == 2 and value.is_floating_point() and "embeddings" in name:
-        return value.repeat_interleave(2, dim=1)
-    if value.ndim == 2 and value.is_floating_point():
-        return value.repeat_interleave(2, dim=0).repeat_interleave(2, dim=1) / 2
-    return value
+def _double(module: nn.Module, larger: nn.Module) -> None:
+    """Give the parameters that `larger` itself holds those of `module` with every unit twice, one beside the other.
+
+    Weights of what comes in are halved where it comes twice; a table of words or positions has nothing coming in.
+    """
+    for name, parameter in larger.named_parameters(recurse=False):
+        value = module.get_parameter(name)
+        for axis in range(value.ndim):
+            value = value.repeat_interleave(parameter.shape[axis] // value.shape[axis], dim=axis)
+        halved = (
+            isinstance(larger, nn.Linear)
+            and value.ndim == 2
+            and value.shape[1] == 2 * module.get_parameter(name).shape[1]
+        )
+        parameter.copy_(value / 2 if halved else value)
 
 
 def _pass_on(new: nn.Module, below: nn.Module, family: Family) -> None:

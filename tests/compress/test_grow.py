@@ -52,6 +52,21 @@ def test_the_last_layer_says_nearly_what_it_said(kind: str) -> None:
     assert torch.nn.functional.cosine_similarity(before, after, dim=-1).min() > 0.98
 
 
+@pytest.mark.parametrize("kind", GROWABLE)
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
+def test_a_head_reads_doubled_units_as_it_read_single_ones(kind: str, head: str) -> None:
+    model, given = encoder(kind, head), inputs()
+    larger = grown(model, FAMILIES[kind])
+    assert larger.config.num_labels == model.config.num_labels
+    hidden = torch.randn(2, 5, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    twice = hidden.repeat_interleave(2, dim=-1)
+    with torch.no_grad():
+        if kind == "bert" and head == "ForSequenceClassification":
+            hidden, twice = model.bert.pooler(hidden), larger.bert.pooler(twice)
+        torch.testing.assert_close(larger.classifier(twice), model.classifier(hidden), rtol=1e-4, atol=1e-5)
+        assert larger(**given).logits.shape == model(**given).logits.shape
+
+
 def test_the_smaller_one_stays_as_it_was_and_others_are_refused() -> None:
     model = encoder("bert")
     kept = copy.deepcopy(model.state_dict())
