@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.checkpoint import Progress
-from compress.families import Family, encoder_of
+from compress.families import FAMILIES, Family, encoder_of
 from compress.insides import Insides, read
 from compress.loop import Order, Report, Schedule, Watch, train
 from compress.methods import Stage
@@ -68,8 +68,8 @@ def distil(
     Args:
         stage: the objective, what of the student moves, rate and schedule.
         teacher: not changed; None when the objective asks for labels alone. For answers it needs the same kind of head.
-        student: of the same family and vocabulary.
-        family: where both keep their parts.
+        student: of the same vocabulary; its family is what its configuration says.
+        family: where the teacher keeps its parts.
         text: what they read.
         settings: steps, seed and precision.
         folder: for checkpoints.
@@ -127,7 +127,8 @@ def step_losses(
     if remap is not None:
         ids = torch.from_numpy(remap)[batch.inputs["input_ids"].cpu()].to(device)
         seen = Batch(batch.inputs | {"input_ids": ids}, batch.row_index, batch.targets)
-    ours = _read(student, family, objective, seen, teacher=False)
+    own = FAMILIES[student.config.model_type]
+    ours = _read(student, own, objective, seen, teacher=False)
     heads = student.config.num_attention_heads
     terms = layer_losses(objective.layers, theirs, ours, batch.inputs["attention_mask"], heads, projections)
     if objective.outputs:

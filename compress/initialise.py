@@ -5,11 +5,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 
 from compress.families import Family, encoder_of, layers_of, linear
+from compress.layer_maps import layer_map
 from compress.students import Shape
+from compress.teacher import Opened, load_encoder, open_model, open_tokenizer
+from compress.vocabulary_head import has_vocabulary_head
 from serve.errors import BadInput
+
+SHOWN_TOKENS = 3
 
 
 def uniform_layers(teacher_layers: int, student_layers: int) -> tuple[int, ...]:
@@ -19,6 +25,44 @@ def uniform_layers(teacher_layers: int, student_layers: int) -> tuple[int, ...]:
     ((4, 8, 12), (2, 3, 5, 6))
     """
     return tuple(-(-(i * teacher_layers) // student_layers) for i in range(1, student_layers + 1))
+
+
+# Which layers of the teacher a student may start from.
+STARTS = ("uniform", "alternate", "first", "last", "layer-map")
+
+
+def starting_layers(name: str, teacher_layers: int, student_layers: int, *, map_name: str = "") -> tuple[int, ...]:
+    """The teacher layers (from 1) that the layers of a student start from, by name; what `student_of` takes as `chosen`.
+
+    `uniform` is `uniform_layers`; `alternate` every second from the first (DistilBERT, section 3: one layer out of two);
+    `first` and `last` those below and above (Patient knowledge distillation, 2019, initialises from the first);
+    `layer-map` the last of those that each layer learns from by the layer map `map_name`, and for a layer that learns from
+    none the one of `uniform`.
+
+    Raises:
+        BadInput: an unknown name or map, or a teacher with too few layers.
+
+    >>> starting_layers("alternate", 12, 6), starting_layers("layer-map", 12, 4, map_name="uniform-consecutive")
+    ((1, 3, 5, 7, 9, 11), (3, 6, 9, 12))
+    """
+    if name not in STARTS:
+        raise BadInput(f"The start {name!r} is not known; it is one of {', '.join(STARTS)}.")
+    needed = 2 * student_layers - 1 if name == "alternate" else student_layers
+    if teacher_layers < needed:
+        raise BadInput(
+            f"A student of {student_layers} layers that starts from the teacher's {name} ones needs a teacher of {needed} layers or "
+            f"more; this one has {teacher_layers}. Take a shallower student, or start it from new layers."
+        )
+    uniform = uniform_layers(teacher_layers, student_layers)
+    if name == "layer-map":
+        mapped = layer_map(map_name, teacher_layers, student_layers)
+        return tuple(mapped.get(i, (spread,))[-1] for i, spread in enumerate(uniform, 1))
+    return {
+        "uniform": uniform,
+        "alternate": tuple(range(1, needed + 1, 2)),
+        "first": tuple(range(1, student_layers + 1)),
+        "last": tuple(range(teacher_layers - student_layers + 1, teacher_layers + 1)),
+    }[name]
 
 
 def student_of(
@@ -56,6 +100,99 @@ def student_of(
         origin |= _layers(teacher, student, family, shape, chosen) if fits else {"layers": "new"}
         origin |= _head(teacher, student)
     return student.eval(), origin
+
+
+# What tokenizers of one vocabulary may still take apart in different ways: case, accents, digits, scripts, spaces, long words.
+PROBE = (
+    "The QUICK brown fox isn't in Zürich, naïve café: 3.14159 + 2,000 = £2003.14? e-mail me@example.org\t#42_under  two spaces "
+    "pneumonoultramicroscopicsilicovolcanoconiosis Ελληνικά русский 東京タワー हिन्दी عربي 👩‍🚀 ﬁne \u00ad½ İstanbul ẞ"
+)
+
+
+def student_from(
+    checkpoint: str, teacher: Opened, *, seed: int, vocabulary: bool = False
+) -> tuple[Any, dict[str, str]]:
+    """A student that starts from a checkpoint of its own, and where each of its parts comes from, as of `student_of`.
+
+    It may be of another family than its teacher and of any size, as long as both speak of the same tokens.
+
+    Args:
+        checkpoint: a transformers folder, or a Hub name.
+        teacher: what it will learn from.
+        seed: for what the checkpoint lacks.
+        vocabulary: whether it needs a head that guesses masked words.
+
+    Raises:
+        BadInput: it cannot be opened, it is not an encoder of a known family, its tokenizer is another, or it is to guess
+            masked words and has another number of them.
+    """
+    opened = open_model(checkpoint, role="--start")
+    check_same_tokens(teacher, opened)
+    theirs, ours = teacher.config.vocab_size, opened.config.vocab_size
+    if vocabulary and theirs != ours:
+        raise BadInput(
+            f"{opened.role} {checkpoint} guesses among {ours} tokens and {teacher.role} {teacher.name} among {theirs}, and this method "
+            "compares their guesses. Take a method that reads hidden states or attention (minilmv2, hidden-states), or another start."
+        )
+    student = load_encoder(opened.folder, seed=seed, vocabulary=vocabulary).eval()
+    head = "none"
+    if vocabulary:
+        head = f"{opened.public_name}'s" if has_vocabulary_head(opened) else "new"
+    return student, {"embeddings": f"{opened.public_name}'s", "layers": f"{opened.public_name}'s", "head": head}
+
+
+def shape_in(opened: Opened) -> Shape:
+    """The shape of the model in a folder."""
+    config = opened.config
+    ffn = int(getattr(config, opened.family.ffn_size))
+    return Shape(config.num_hidden_layers, config.hidden_size, config.num_attention_heads, ffn)
+
+
+def check_same_tokens(teacher: Opened, student: Opened) -> None:
+    """Nothing, when both models read every text as the same ids.
+
+    Raises:
+        BadInput: their tokenizers differ; it says where.
+    """
+    theirs, ours = open_tokenizer(teacher), open_tokenizer(student)
+    theirs.no_truncation()  # one model may take longer texts than the other
+    ours.no_truncation()
+    differs = _differing_tokens(theirs, ours) or _differing_reading(theirs, ours)
+    if differs:
+        raise BadInput(
+            f"{student.role} {student.name} and {teacher.role} {teacher.name} do not share a tokenizer: {differs} A student learns token "
+            "by token from its teacher, so both must cut text alike. Give a checkpoint with the teacher's tokenizer, or start from "
+            "the teacher's own layers."
+        )
+
+
+def _differing_tokens(theirs: Tokenizer, ours: Tokenizer) -> str:
+    """The first tokens whose ids differ, in words."""
+    teacher, student = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (theirs, ours))
+    apart = [token for token in {**teacher, **student} if teacher.get(token) != student.get(token)]
+    if not apart:
+        return ""
+    apart.sort(key=lambda token: min(known[token] for known in (teacher, student) if token in known))
+    told = [
+        f"{token!r} is {teacher.get(token, 'unknown')} to the teacher and {student.get(token, 'unknown')} to the student"
+        for token in apart[:SHOWN_TOKENS]
+    ]
+    return f"of {len(teacher)} and {len(student)} tokens {len(apart)} differ; {'; '.join(told)}."
+
+
+def _differing_reading(theirs: Tokenizer, ours: Tokenizer) -> str:
+    """Where the same vocabulary reads the probe in another way, in words."""
+    teacher, student = theirs.encode(PROBE), ours.encode(PROBE)
+    if teacher.ids == student.ids:
+        return ""
+    at = next((i for i, (a, b) in enumerate(zip(teacher.ids, student.ids, strict=False)) if a != b), None)
+    if at is None:
+        return f"of a probe text the teacher's makes {len(teacher.ids)} tokens, the student's {len(student.ids)}."
+    text = PROBE[slice(*teacher.offsets[at])]
+    return (
+        f"their vocabularies agree, but at token {at} of a probe text ({text!r}) the teacher's reads {teacher.tokens[at]!r} "
+        f"({teacher.ids[at]}), the student's {student.tokens[at]!r} ({student.ids[at]})."
+    )
 
 
 def _embeddings(teacher: Any, student: Any) -> dict[str, str]:

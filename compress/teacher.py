@@ -1,6 +1,7 @@
 """Opening a teacher or student: a folder on disk or a Hub name, checked before anything is built on it."""
 
 import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,6 +131,16 @@ def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
     tokenizer.model_max_length = opened.max_length
     tokenizer.save_pretrained(folder)
     return load_tokenizer(folder, opened.max_length)
+
+
+def open_tokenizer(opened: Opened) -> Tokenizer:
+    """The tokenizer of `opened` as a checkpoint of it will carry it.
+
+    Raises:
+        BadInput: it cannot be opened, or has no fast form.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return save_tokenizer(opened, Path(folder))
 
 
 def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, multi_label: bool = False) -> Any:

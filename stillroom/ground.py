@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,7 +21,7 @@ from compress.relations import check_relation_heads
 from compress.scores import metric_name
 from compress.students import Shape, shape_of
 from compress.tasks import Encoded, encode
-from compress.teacher import Opened, open_model, save_tokenizer
+from compress.teacher import Opened, open_model, open_tokenizer
 from export.pack import refuse_foreign
 from latency.machine import cpu_flags
 from serve.bundle import sha256_file
@@ -165,7 +164,7 @@ def prepare(recipe: Recipe) -> Ground:
         faults.check(lambda: check_disk(out, opened))
         faults.check(lambda: check_relations(recipe, opened, shape))
         faults.check(lambda: usable_length(recipe.max_length, opened))
-        tokenizer = faults.check(lambda: fast_tokenizer(opened))
+        tokenizer = faults.check(lambda: open_tokenizer(opened))
         if opened.folder.resolve().is_relative_to(work.root.resolve()):
             faults.messages.append(
                 f"--teacher {recipe.teacher} lies in {work.root}, which this run would clear. Copy it elsewhere."
@@ -198,16 +197,6 @@ def prepare(recipe: Recipe) -> Ground:
         work,
         teacher_mark=mark,
     )
-
-
-def fast_tokenizer(opened: Opened) -> Tokenizer:
-    """The tokenizer of `opened` as a checkpoint of it will carry it.
-
-    Raises:
-        BadInput: it cannot be opened, or has no fast form.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        return save_tokenizer(opened, Path(folder))
 
 
 def check_relations(recipe: Recipe, opened: Opened, shape: Shape | None) -> None:
