@@ -1,0 +1,144 @@
+"""Does every objective teach every family, on real text? Twenty steps each; the loss must fall.
+
+    python benchmarks/distill/families.py --tokenizer FOLDER --corpus FILE --data FOLDER [--method M]... [--family F]...
+
+Teacher and student are tiny and random, made from configurations as in the tests, with the real vocabulary of `--tokenizer`.
+Plain text is `--corpus`; the stages that need labels read texts of ten classes of `--data`. Losses are means over five
+batches, the same ones before and after the steps, without dropout. A table goes to the standard output, a line a stage and family to
+the standard error; the exit code is 1 if a loss did not fall.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests" / "compress")]
+from encoders import encoder  # noqa: E402 - the tests are no package
+
+from compress.corpus import CorpusText, chunks, masking_of  # noqa: E402
+from compress.distill import Settings, distil, step_losses  # noqa: E402
+from compress.examples import read_splits, stream_texts  # noqa: E402
+from compress.families import FAMILIES  # noqa: E402
+from compress.initialise import student_of  # noqa: E402
+from compress.losses import total  # noqa: E402
+from compress.methods import METHODS, Sizes, Stage, stages_of  # noqa: E402
+from compress.objectives import Projections  # noqa: E402
+from compress.students import Shape  # noqa: E402
+from compress.tasks import TaskText, encode, pad_id_of  # noqa: E402
+from serve.encoding import load_tokenizer  # noqa: E402
+
+SIZES = Sizes(4, 2, 24, 24)
+SHAPE = Shape(2, 24, 4, 48)
+STEPS, BATCH, LONGEST, CLASSES = 20, 16, 32, 10
+
+
+def texts_of(stage: Stage, given: argparse.Namespace) -> Any:
+    """Batches of plain text, or of texts with classes where the stage speaks of them."""
+    classes = any(term.of == "classes" for term in stage.objective.outputs)
+    return task_text(given.tokenizer, given.data) if classes else plain_text(given, stage.objective.masks_tokens)
+
+
+@cache
+def task_text(tokenizer: str, data: str) -> TaskText:
+    train = read_splits(data, "text-classification").train
+    labels = sorted({str(example.label) for example in train})[:CLASSES]
+    examples = [example for example in train if example.label in labels]
+    return TaskText(encode(examples, load_tokenizer(Path(tokenizer), LONGEST), "text-classification", labels), BATCH, 0)
+
+
+def plain_text(given: argparse.Namespace, masks: bool) -> CorpusText:
+    tokenizer = load_tokenizer(Path(given.tokenizer), LONGEST)
+    masking = masking_of(tokenizer, tokenizer.get_vocab_size()) if masks else None
+    return CorpusText(pieces(given.tokenizer, given.corpus), pad_id_of(tokenizer), BATCH, 0, masking)
+
+
+@cache
+def pieces(tokenizer: str, corpus: str) -> Any:
+    return chunks(islice(stream_texts(Path(corpus)), 400), load_tokenizer(Path(tokenizer), LONGEST), LONGEST)
+
+
+def models(kind: str, stage: Stage, vocabulary: int) -> tuple[Any, Any]:
+    """A teacher that has something to say, and a student that knows nothing."""
+    heads = {term.of for term in stage.objective.outputs}
+    head = "ForMaskedLM" if "vocabulary" in heads else "ForSequenceClassification" if "classes" in heads else ""
+    teacher = encoder(kind, head, vocab_size=vocabulary, num_labels=CLASSES)
+    with torch.no_grad():  # random weights attend to everything alike and answer everything alike
+        for name, parameter in teacher.named_parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(60 if name.startswith("classifier") else 6)
+    student, _ = student_of(teacher, FAMILIES[kind], SHAPE, seed=1, new_layers=True)
+    with torch.no_grad():
+        for name, parameter in student.named_parameters():
+            if name.startswith("classifier") and parameter.ndim == 2:
+                parameter.mul_(0.01)  # of the teacher's head; else both are as sure of the same class
+    for module in student.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0  # twenty steps are few: what falls should be the loss, not luck
+    return teacher, student
+
+
+def before_and_after(kind: str, stage: Stage, given: argparse.Namespace) -> tuple[float, float]:
+    text = texts_of(stage, given)
+    vocabulary = load_tokenizer(Path(given.tokenizer), LONGEST).get_vocab_size()
+    teacher, student = models(kind, stage, vocabulary)
+    torch.manual_seed(0)
+    maps = Projections(stage.objective, teacher.config, student.config)
+
+    def loss() -> float:
+        student.eval()
+        with torch.no_grad():
+            said = [
+                total(step_losses(stage.objective, teacher, student, FAMILIES[kind], text.at(step), maps, None)).item()
+                for step in range(5)
+            ]
+        return sum(said) / len(said)
+
+    before = loss()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(STEPS, learning_rate=1e-3)
+        distil(stage, teacher, student, FAMILIES[kind], text, settings, folder=Path(folder), projections=maps)
+    return before, loss()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", required=True, help="folder with a tokenizer.json")
+    parser.add_argument("--corpus", required=True, help="file of plain text")
+    parser.add_argument("--data", required=True, help="folder of labelled texts")
+    parser.add_argument("--method", action="append", choices=METHODS)
+    parser.add_argument("--family", action="append", choices=FAMILIES)
+    given = parser.parse_args(arguments)
+    kinds = given.family or sorted(FAMILIES)
+    started = time.monotonic()
+    print(
+        f"torch {version('torch')}, transformers {version('transformers')}: loss after {STEPS} steps over the loss before\n"
+    )
+    print(f"| stage of a method | {' | '.join(kinds)} |\n|---|{'---:|' * len(kinds)}")
+    failed = 0
+    for method in given.method or METHODS:
+        for number, stage in enumerate(stages_of(method, SIZES), 1):
+            ratios = []
+            for kind in kinds:
+                before, after = before_and_after(kind, stage, given)
+                ratios.append(after / before)
+                failed += not after < before
+                print(
+                    f"{method} {number} {stage.name}, {kind}: {before:.5g} -> {after:.5g}", file=sys.stderr, flush=True
+                )
+            name = method if stage.name == method else f"{method}: {stage.name}"
+            print(f"| {name} | {' | '.join(f'{ratio:.3f}' for ratio in ratios)} |", flush=True)
+    print(f"\n{failed} did not fall; {time.monotonic() - started:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

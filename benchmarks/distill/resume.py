@@ -1,0 +1,138 @@
+"""Killed at a random moment and started again: does a training end with the same bits? A real process and SIGKILL.
+
+    python benchmarks/distill/resume.py [--method M]... [--kills 2] [--steps 40] [--seed 0]
+
+Of each method all stages are trained one after another on tiny random models, laid out as `stillroom` lays stages out, once
+without a break and once killed `--kills` times at moments drawn by `--seed` over the time that this took, and then to its
+end. A checkpoint is written after every step. Compared are the SHA-256 of every stage's weights, and its losses in
+`metrics.jsonl`. The exit code is 1 if any differ.
+"""
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import accelerate  # noqa: F401 - what a training imports when it begins
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests" / "compress")]
+import test_distill as tests  # noqa: E402 - the tests are no package
+
+from compress.checkpoint import own_tensors, put_tensors, write_safetensors  # noqa: E402
+from compress.distill import Settings, distil  # noqa: E402
+from compress.families import FAMILIES  # noqa: E402
+from compress.loop import CHECKPOINT, METRICS  # noqa: E402
+from compress.methods import METHODS, Stage, stages_of  # noqa: E402
+from stillroom.ground import same_bits  # noqa: E402
+from stillroom.stages import TRAINING, Work  # noqa: E402
+
+WEIGHTS = "student.safetensors"
+
+
+def train(method: str, root: Path, steps: int) -> None:
+    """Every stage of `method`, each in a folder of `root`; finished ones are taken over, an unfinished one is gone on with."""
+    work, before = Work(root), None
+    for number, stage in enumerate(stages_of(method, tests.SIZES), 1):
+        make = partial(train_stage, stage=stage, before=before, steps=steps)
+        before = work.stage(f"{number}-{stage.name}", "the same", make)
+
+
+def train_stage(folder: Path, stage: Stage, before: Path | None, steps: int) -> None:
+    teacher, student = tests.models("bert", stage)
+    if before:  # the layers of the stage before, under the head of this one
+        learned, own = load_file(before / WEIGHTS), own_tensors(student)
+        put_tensors(student, {name: learned.get(name, value) for name, value in own.items()})
+    settings = Settings(steps, learning_rate=3e-3, checkpoint_every_s=0)
+    distil(stage, teacher, student, FAMILIES["bert"], tests.text_of(stage), settings, folder=folder / TRAINING)
+    write_safetensors(folder / WEIGHTS, own_tensors(student))
+
+
+def results(root: Path) -> dict[str, str]:
+    """SHA-256 of each stage's weights, and what its log says of the losses."""
+    found = {}
+    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+        found[f"{folder.name} weights"] = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+        lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+        found[f"{folder.name} losses"] = str([(line["step"], line["loss"], line["terms"]) for line in lines])
+    return found
+
+
+def stands_at(root: Path) -> str:
+    """Where a killed training stands: the stage under way, and the step of its checkpoint."""
+    folder = next(root.glob("*.partial"), None)
+    if folder is None:
+        return "between stages"
+    checkpoint = folder / TRAINING / CHECKPOINT
+    if not checkpoint.is_file():
+        return f"{folder.stem} before a checkpoint"
+    with safe_open(checkpoint, framework="pt") as file:
+        return f"{folder.stem} after step {json.loads(file.metadata()['progress'])['step']}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", action="append", choices=METHODS)
+    parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    chance = random.Random(given.seed)
+    same_bits(1)
+    tests.models("bert", stages_of("mlm", tests.SIZES)[0])
+    # What was imported here, by the line above too, need not be imported again in each process.
+    forked = multiprocessing.get_context("fork")
+    print(f"torch {version('torch')}, transformers {version('transformers')}, {given.steps} steps a stage\n")
+    print("| method | stages | seconds | killed in | weights | losses |\n|---|---:|---:|---|---|---|")
+    failed = kills = 0
+    for method in given.method or METHODS:
+        with tempfile.TemporaryDirectory() as folder:
+            whole, broken = Path(folder) / "whole", Path(folder) / "broken"
+
+            def start(root: Path, method: str = method) -> multiprocessing.process.BaseProcess:
+                root.mkdir(exist_ok=True)
+                process = forked.Process(target=train, args=(method, root, given.steps))
+                process.start()
+                return process
+
+            def end(process: multiprocessing.process.BaseProcess, method: str = method) -> None:
+                process.join()
+                if process.exitcode:
+                    raise RuntimeError(f"{method} ended with {process.exitcode}; its traceback is above")
+
+            started = time.monotonic()
+            end(start(whole))
+            took_s = time.monotonic() - started
+            moments = []
+            for _ in range(given.kills):
+                process = start(broken)
+                process.join(chance.random() * took_s / given.kills)
+                process.kill()
+                process.join()
+                kills += process.exitcode < 0
+                moments.append(stands_at(broken) if process.exitcode < 0 else "none: it was done")
+            end(start(broken))
+            expected, found = results(whole), results(broken)
+            alike = [
+                all(expected[name] == found.get(name) for name in expected if name.endswith(what))
+                for what in ("weights", "losses")
+            ]
+            failed += not all(alike)
+            said = " | ".join("the same" if same else "DIFFER" for same in alike)
+            stages = len(stages_of(method, tests.SIZES))
+            print(f"| {method} | {stages} | {took_s:.1f} | {'; '.join(moments)} | {said} |", flush=True)
+    print(f"\n{kills} kills; {failed} methods ended with other bits")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
