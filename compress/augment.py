@@ -23,6 +23,8 @@ MOST_TEXTS = 200_000
 def augmented(examples: Sequence[Example], tokenizer: Tokenizer, copies: int, seed: int) -> list[Example]:
     """Texts like those of `examples`, without labels: entities swapped for others of their label, words masked.
 
+    The head and the tail of a relation stay as they are.
+
     Args:
         examples: labelled texts. Only mentions that stand in them are swapped in.
         tokenizer: says what a word is, and has the mask token; one that has none masks nothing.
@@ -37,18 +39,21 @@ def augmented(examples: Sequence[Example], tokenizer: Tokenizer, copies: int, se
     for example in examples:
         for entity in example.entities or ():
             mentions.setdefault(entity.label, []).append(example.text[entity.start : entity.end])
-    seen = {(example.text, example.text_pair) for example in examples}
+    seen = {example.text_or_pair for example in examples}
     made: list[Example] = []
     # In an order of its own: where there is an end to it, texts from all over the file shall have had their turn.
     for _ in range(copies):
         for example in rng.sample(examples, len(examples)):
             if len(made) == MOST_TEXTS:
                 return made
-            text = _varied(example, mentions, tokenizer, mask, rng)
-            pair = example.text_pair and _masked(example.text_pair, tokenizer, mask, rng)
-            if (text, pair) not in seen:
-                seen.add((text, pair))
-                made.append(Example(text, text_pair=pair))
+            if example.head is not None:
+                new = _varied_about(example, tokenizer, mask, rng)
+            else:
+                text = _varied(example, mentions, tokenizer, mask, rng)
+                new = Example(text, example.text_pair and _masked(example.text_pair, tokenizer, mask, rng))
+            if new.text_or_pair not in seen:
+                seen.add(new.text_or_pair)
+                made.append(new)
     return made
 
 
@@ -69,6 +74,19 @@ def _varied(
         at = entity.end
     parts.append(_masked(example.text[at:], tokenizer, mask, rng))
     return "".join(parts)
+
+
+def _varied_about(example: Example, tokenizer: Tokenizer, mask: str | None, rng: random.Random) -> Example:
+    """`example` with words masked outside of its head and tail."""
+    places: dict[str, tuple[int, int]] = {}
+    text, at = "", 0
+    for name in sorted(("head", "tail"), key=lambda name: getattr(example, name)):
+        start, end = getattr(example, name)
+        text += _masked(example.text[at:start], tokenizer, mask, rng)
+        places[name] = (len(text), len(text) + end - start)
+        text += example.text[start:end]
+        at = end
+    return Example(text + _masked(example.text[at:], tokenizer, mask, rng), head=places["head"], tail=places["tail"])
 
 
 def _masked(text: str, tokenizer: Tokenizer, mask: str | None, rng: random.Random) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from serve.errors import BadInput
 from serve.labels import OUTSIDE, split_tag
+from serve.markers import MARKERS, marked
 
 Task = Literal["token-classification", "text-classification"]
 SPLITS = ("train", "validation", "test")
@@ -38,17 +39,26 @@ class Example:
     """One text with what is known of it: its `label`, or its `entities`; both absent when unlabelled.
 
     Where any number of labels may apply to a text, `label` is all that do, sorted: a tuple, and an empty one says that none does.
+    Where `label` says what one part of the text is to another, `head` and `tail` are where these stand: (start, end) in code
+    points, end exclusive.
     """
 
     text: str
     text_pair: str | None = None
     label: str | tuple[str, ...] | None = None
     entities: tuple[Entity, ...] | None = None
+    head: tuple[int, int] | None = None
+    tail: tuple[int, int] | None = None
+
+    @property
+    def text_read(self) -> str:
+        """The text as a model reads it: with markers round head and tail, if it has these."""
+        return marked(self.text, self.head, self.tail) if self.head and self.tail else self.text
 
     @property
     def text_or_pair(self) -> str | tuple[str, str]:
-        """What a tokenizer is given: the text, or both texts of a pair."""
-        return (self.text, self.text_pair) if self.text_pair else self.text
+        """What a tokenizer is given: the text as it is read, or both texts of a pair."""
+        return (self.text, self.text_pair) if self.text_pair else self.text_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,11 @@ class Splits:
         """Whether any number of labels may apply to a text."""
         return is_multi_label(self.train)
 
+    @property
+    def relations(self) -> bool:
+        """Whether labels say what one marked part of a text is to another."""
+        return are_relations(self.train)
+
 
 def labels_in(examples: Iterable[Example], task: Task) -> tuple[str, ...]:
     """The class or entity labels of `examples`, sorted."""
@@ -119,6 +134,35 @@ def labels_in(examples: Iterable[Example], task: Task) -> tuple[str, ...]:
 def is_multi_label(examples: Sequence[Example]) -> bool:
     """Whether any number of labels may apply to each of `examples`, which are all of one kind."""
     return bool(examples) and isinstance(examples[0].label, tuple)
+
+
+def are_relations(examples: Sequence[Example]) -> bool:
+    """Whether the labels of `examples`, which are all of one kind, say what one marked part of a text is to another."""
+    return bool(examples) and examples[0].head is not None
+
+
+def check_kind(examples: Sequence[Example], model: str, *, multi_label: bool, markers: bool) -> None:
+    """Nothing, when a model that classifies texts answers in the kind of labels that `examples` have.
+
+    Args:
+        examples: all of one kind.
+        model: what to call it.
+        multi_label: whether it says of each label on its own if it applies.
+        markers: whether its tokenizer knows the markers of head and tail.
+
+    Raises:
+        BadInput: it answers in another kind.
+    """
+    remedy = "It was trained for another task. Give data of its kind; `stillroom run --new-head` fine-tunes a new head."
+    if multi_label is not is_multi_label(examples):
+        gives, given = ("any number of labels", "one string") if multi_label else ("one label", "a list")
+        raise BadInput(
+            f"{model} gives a text {gives} (`problem_type` in config.json), and `label` is {given} in the data. {remedy}"
+        )
+    if are_relations(examples) and not markers:
+        raise BadInput(
+            f"{model} does not know the markers of head and tail ({', '.join(MARKERS)}), which the data has. {remedy}"
+        )
 
 
 @dataclass
@@ -196,8 +240,9 @@ def fingerprint(examples: Iterable[Example]) -> str:
     """The sha256 of the examples' content, whatever file format they came in."""
     digest = hashlib.sha256()
     for example in examples:
-        row = [example.text, example.text_pair, example.label]
+        row: list[object] = [example.text, example.text_pair, example.label]
         spans = None if example.entities is None else [[e.start, e.end, e.label] for e in example.entities]
+        row += [] if example.head is None else [example.head, example.tail]
         digest.update(json.dumps([*row, spans], ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
     return digest.hexdigest()
 
@@ -304,7 +349,41 @@ def example_of(row: object, task: Task) -> Example:
         raise ValueError(f"`text_pair` is {type(pair).__name__}, not a string")
     if "label" not in row:
         raise ValueError(f"has no `label` (its fields: {', '.join(map(str, row)) or 'none'})")
-    return Example(text, _unicode(pair, "text_pair") if pair else None, label=_label(row["label"]))
+    label = _label(row["label"])
+    given = [row.get("head"), row.get("tail")]
+    if None in given and not any(isinstance(place, dict) for place in given):
+        return Example(text, _unicode(pair, "text_pair") if pair else None, label=label)
+    if pair:
+        raise ValueError("has both `text_pair` and `head`; head and tail are parts of one text")
+    head, tail = _head_and_tail(row, text)
+    return Example(text, label=label, head=head, tail=tail)
+
+
+def _head_and_tail(row: dict[str, Any], text: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where the two parts of a relation stand."""
+    if found := [marker for marker in MARKERS if marker in text]:
+        raise ValueError(f"`text` holds {found[0]}, which will mark the head or the tail; give the text without it")
+    places: list[tuple[int, int]] = []
+    for name in ("head", "tail"):
+        place = row.get(name)
+        if not isinstance(place, dict) or not {"start", "end"} <= place.keys():
+            raise ValueError(
+                f"`{name}` is {place!r}; an object with `start` and `end` is needed, which CSV and TSV cannot hold"
+            )
+        start, end = place["start"], place["end"]
+        if type(start) is not int or type(end) is not int or not 0 <= start < end:
+            raise ValueError(f"`{name}` is at {start}..{end}: whole numbers are needed, 0 <= start < end")
+        if end > len(text):
+            raise ValueError(f"`{name}` ends at {end}, past the end of the text ({len(text)} code points)")
+        if not text[start:end].strip():
+            raise ValueError(f"`{name}` at {start}..{end} covers only whitespace")
+        places.append((start, end))
+    head, tail = places
+    if head[0] < tail[1] and tail[0] < head[1]:
+        raise ValueError(
+            f"`head` {head[0]}..{head[1]} and `tail` {tail[0]}..{tail[1]} overlap; two parts of the text are needed"
+        )
+    return head, tail
 
 
 def _label(given: object) -> str | tuple[str, ...]:
@@ -432,7 +511,10 @@ def _read_folder(folder: Path, task: Task) -> tuple[dict[str, list[Example]], li
 def _faults_of(readers: Sequence[_Reader]) -> list[Fault]:
     """What is wrong with rows of these files, and what is wrong between them: rows of two kinds."""
     faults = [fault for reader in readers for fault in reader.faults]
-    return faults + _mixed(readers, lambda row: isinstance(row.label, tuple), "`label` is a list", "one string")
+    faults += _mixed(readers, lambda row: isinstance(row.label, tuple), "`label` is a list", "one string")
+    return faults + _mixed(
+        readers, lambda row: row.head is not None, "has `head` and `tail`", "has no `head` and `tail`"
+    )
 
 
 def _mixed(readers: Sequence[_Reader], has: Callable[[Example], bool], so: str, otherwise: str) -> list[Fault]:

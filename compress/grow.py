@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from compress.families import Family, layers_of, linear
 from serve.errors import BadInput
@@ -67,7 +67,7 @@ def _double(module: nn.Module, larger: nn.Module) -> None:
     Weights of what comes in are halved where it comes twice; a table of words or positions has nothing coming in.
     """
     for name, parameter in larger.named_parameters(recurse=False):
-        value = module.get_parameter(name)
+        value: Tensor = module.get_parameter(name)
         for axis in range(value.ndim):
             value = value.repeat_interleave(parameter.shape[axis] // value.shape[axis], dim=axis)
         halved = (

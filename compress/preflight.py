@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from tokenizers import Tokenizer
 
-from compress.examples import Example, Splits, Task, is_multi_label
+from compress.examples import Example, Splits, Task, check_kind
 from compress.tasks import encode
 from compress.teacher import Opened
 from serve.errors import BadInput
@@ -62,7 +62,9 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
     if theirs is None:
         return ours, False
     if task == "text-classification":
-        check_kind(opened, splits.train)
+        check_kind(
+            splits.train, f"{opened.role} {opened.name}", multi_label=opened.multi_label, markers=not opened.added
+        )
     known = set(entity_labels(theirs)) if task == "token-classification" else set(theirs)
     if task == "token-classification" and known >= set(names) and not set(ours) <= set(theirs):
         raise BadInput(
@@ -75,22 +77,6 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
             "of train: label maps are matched by name. Rename the labels in the data; `stillroom run --new-head` fine-tunes a new head."
         )
     return theirs, True
-
-
-def check_kind(opened: Opened, examples: Sequence[Example]) -> None:
-    """Nothing, when the head that `opened` has for classes answers in the kind of labels that `examples` have.
-
-    Raises:
-        BadInput: one says of each label whether it applies, and the other gives a text one label.
-    """
-    if opened.multi_label is not is_multi_label(examples):
-        lists, heads = (
-            ("a list", "one label a text") if is_multi_label(examples) else ("one string", "any number of labels")
-        )
-        raise BadInput(
-            f"{opened.role} {opened.name} has a head for {heads} (by `problem_type` in its config.json), and `label` is {lists} in the "
-            "data. Give data of its kind; `stillroom run --new-head` fine-tunes a new head."
-        )
 
 
 def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: int) -> list[str]:
@@ -120,7 +106,7 @@ def _in_two_splits(splits: Splits) -> list[str]:
     where: dict[str, set[str]] = {}
     for split in ("train", "validation", "test"):
         for example in getattr(splits, split):
-            where.setdefault(f"{example.text}\x00{example.text_pair or ''}", set()).add(split)
+            where.setdefault(f"{example.text_read}\x00{example.text_pair or ''}", set()).add(split)
     shared = Counter(" and ".join(sorted(names)) for names in where.values() if len(names) > 1)
     return [
         f"{'1 text stands' if count == 1 else f'{count} texts stand'} in both {names}: scores there flatter every model."

@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from compress.families import Family, encoder_of, family_of
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.labels import MULTI_LABEL
+from serve.markers import MARKERS
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
@@ -31,6 +32,7 @@ class Opened:
     config: Any
     family: Family
     role: str = "--teacher"  # what the caller called it by
+    added: tuple[str, ...] = ()  # special tokens that its vocabulary lacks: whoever loads it gets them
 
     @property
     def public_name(self) -> str:
@@ -110,6 +112,28 @@ def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
     Raises:
         BadInput: the tokenizer cannot be opened, or has no fast form.
     """
+    tokenizer = _tokenizer_of(opened)
+    # What was set for one use (padding to a fixed length, say) is no property of the vocabulary.
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.backend_tokenizer.no_truncation()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.model_max_length = opened.max_length
+    tokenizer.save_pretrained(folder)
+    return load_tokenizer(folder, opened.max_length)
+
+
+def with_markers(opened: Opened) -> Opened:
+    """`opened` as it reads relations: the markers of head and tail that its vocabulary lacks are added when it is loaded.
+
+    Raises:
+        BadInput: its tokenizer cannot be opened, or has no fast form.
+    """
+    known = _tokenizer_of(opened).get_vocab()
+    return replace(opened, added=tuple(marker for marker in MARKERS if marker not in known))
+
+
+def _tokenizer_of(opened: Opened) -> Any:
+    from tokenizers import AddedToken
     from transformers import AutoTokenizer
 
     try:
@@ -124,13 +148,10 @@ def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
             f"{opened.role} {opened.name} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
             "Save a fast one (a tokenizer.json) beside it."
         )
-    # What was set for one use (padding to a fixed length, say) is no property of the vocabulary.
-    tokenizer.backend_tokenizer.no_padding()
-    tokenizer.backend_tokenizer.no_truncation()
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.model_max_length = opened.max_length
-    tokenizer.save_pretrained(folder)
-    return load_tokenizer(folder, opened.max_length)
+    # The blank before a marker is part of it, so that byte pairs before and after are those of the text without it.
+    tokens = [AddedToken(token, lstrip=True, normalized=False, special=True) for token in opened.added]
+    tokenizer.add_tokens(tokens, special_tokens=True)
+    return tokenizer
 
 
 def open_tokenizer(opened: Opened) -> Tokenizer:
@@ -170,11 +191,28 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, m
             fresh = classes[task].from_config(model.config)
             encoder_of(fresh).load_state_dict(encoder_of(model).state_dict())
             model = fresh.eval()
+        return _with_rows(model, opened)
+
+
+def _with_rows(model: Any, opened: Opened) -> Any:
+    """`model` with embeddings for the tokens that `opened` adds: drawn about the mean of the others, as far apart as they.
+
+    Drawn the same each time; not the mean itself, by which the markers could not be told apart at first.
+    """
+    if not opened.added:
+        return model
+    rows = model.get_input_embeddings().weight.detach()
+    generator = torch.Generator().manual_seed(0)
+    drawn = rows.mean(dim=0) + rows.std(dim=0) * torch.randn(len(opened.added), rows.shape[1], generator=generator)
+    ids = _tokenizer_of(opened).convert_tokens_to_ids(list(opened.added))
+    if max(ids) >= len(rows):
+        model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
+    model.get_input_embeddings().weight.data[ids] = drawn
     return model
 
 
-def load_encoder(folder: Path, *, seed: int, vocabulary: bool = False) -> Any:
-    """The model in `folder` without a task's head, in float32; with `vocabulary`, with a head that guesses masked words.
+def load_encoder(source: Path | Opened, *, seed: int, vocabulary: bool = False) -> Any:
+    """The model of `source` without a task's head, in float32; with `vocabulary`, with a head that guesses masked words.
 
     Such a head, like any part that the folder lacks, is new and drawn by `seed`.
     """
@@ -183,7 +221,9 @@ def load_encoder(folder: Path, *, seed: int, vocabulary: bool = False) -> Any:
     kind = AutoModelForMaskedLM if vocabulary else AutoModel
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+        folder = source.folder if isinstance(source, Opened) else source
+        model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+        return _with_rows(model, source) if isinstance(source, Opened) else model
 
 
 @contextmanager

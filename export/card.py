@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from serve.bundle import Task
 from serve.labels import entity_labels
+from serve.markers import MARKERS
 
 # Names of our metrics on the Hub.
 HUB_METRICS = {"entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1"}
@@ -52,6 +53,8 @@ class CardFacts:
     """Sentences: what the model was not made or measured for."""
     multi_label: bool = False
     """Whether any number of labels may apply to a text."""
+    relations: bool = False
+    """Whether labels say what one marked part of a text is to another."""
 
 
 def model_card(facts: CardFacts) -> str:
@@ -103,6 +106,9 @@ def _front_matter(facts: CardFacts) -> list[str]:
 def _summary(facts: CardFacts) -> str:
     kind = {"token-classification": "finds entities in text", "text-classification": "gives a text its label"}
     does = "says which labels apply to a text" if facts.multi_label else kind[facts.task]
+    if facts.relations:
+        opening, closing, second_opening, second_closing = MARKERS
+        does += f" by two of its parts, `{opening} one {closing}` and `{second_opening} other {second_closing}`"
     teacher = f" from `{facts.base_model}`" if facts.base_model else ""
     names = entity_labels(facts.labels) if facts.task == "token-classification" else tuple(facts.labels)
     shown = ", ".join(f"`{name}`" for name in names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")

@@ -47,6 +47,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Index -> name; for token classification these are tags (`O`, `B-city`, ...)."""
     multi_label: bool = False
     """Whether any number of labels may apply to a text, each decided on its own. Bundles from before lack it."""
+    relations: bool = False
+    """Whether labels say what one part of a text is to another, both marked as `serve.markers` does. As above."""
     max_length: int
     """Tokens, special ones included."""
     default_variant: str
@@ -170,8 +172,9 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
         yield "name is empty"
     if not manifest.labels or len(set(manifest.labels)) != len(manifest.labels):
         yield "labels must be different names, at least one"
-    if manifest.multi_label and manifest.task != "text-classification":
-        yield f"multi_label is for text-classification, not for {manifest.task}"
+    for kind in ("multi_label", "relations"):
+        if getattr(manifest, kind) and manifest.task != "text-classification":
+            yield f"{kind} is for text-classification, not for {manifest.task}"
     if manifest.max_length < 1:
         yield f"max_length is {manifest.max_length}, not a number of tokens"
     if manifest.default_variant not in manifest.variants:

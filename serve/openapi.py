@@ -32,6 +32,7 @@ class ModelDescription(TypedDict):
     task: str
     labels: list[str]
     multi_label: bool
+    relations: bool
     max_length: int
     variant: str
     variants: list[str]

@@ -70,6 +70,7 @@ class ServedModel:
             "task": self.manifest.task,
             "labels": self.manifest.labels,
             "multi_label": self.manifest.multi_label,
+            "relations": self.manifest.relations,
             "max_length": self.manifest.max_length,
             "variant": self.pipeline.variant,
             "variants": sorted(self.manifest.variants),

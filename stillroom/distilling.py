@@ -12,10 +12,10 @@ from compress.corpus import tokenised
 from compress.examples import TextFiles
 from compress.methods import Stage, chain_of
 from compress.students import BY_RULE, Shape, assistants_of, shape_of
-from compress.teacher import Opened, open_model
+from compress.teacher import Opened, open_model, open_tokenizer
 from serve.errors import BadInput
 from serve.threads import available_cores
-from stillroom.ground import fast_tokenizer, folder_mark, same_bits, texts_mark, trained_with
+from stillroom.ground import folder_mark, same_bits, texts_mark, trained_with
 from stillroom.show import say
 from stillroom.stages import MARK, Work, fingerprint
 from stillroom.walk import Link, Teaching, asks_words, fit_head, walk
@@ -119,7 +119,7 @@ def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _G
 def _walk(work: Work, mark: str, given: _Given) -> Path:
     """The folder of the finished student."""
     s, opened = given.settings, given.opened
-    tokenizer = fast_tokenizer(opened)
+    tokenizer = open_tokenizer(opened)
     longest = min(s.tokens, opened.max_length)
     pieces = tokenised(given.texts, tokenizer, longest, work.root / "corpus", mark=given.texts_mark)
     if not len(pieces):

@@ -10,7 +10,7 @@ from compress.examples import check_task, read_splits
 from compress.preflight import labels_for
 from compress.scores import gold_of, metric_name, score
 from compress.tasks import encode, predictions
-from compress.teacher import HEADS, Opened, open_model, save_tokenizer
+from compress.teacher import HEADS, Opened, open_model, save_tokenizer, with_markers
 from export.card import HUB_METRICS, CardFacts, Figure, model_card
 from export.pack import pack, refuse_foreign
 from serve.errors import BadInput, GateMissed
@@ -37,7 +37,7 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
     task = check_task(tasks[0])
     length = usable_length(max_length, opened)
     splits = read_splits(data, task)
-    labels, _ = labels_for(opened, splits, task, new_head=False)
+    labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
     metric = metric_name(task, multi_label=splits.multi_label)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
@@ -74,7 +74,15 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
             raise GateMissed(f"No bundle was written: {'; '.join(faults)}.")
         metrics = {"metric": metric, "validation": validation, "test": scores("test")}
         lineage = _lineage(opened)
-        facts = CardFacts(name or out.name, task, labels, length, lineage=lineage, multi_label=splits.multi_label)
+        facts = CardFacts(
+            name or out.name,
+            task,
+            labels,
+            length,
+            lineage=lineage,
+            multi_label=splits.multi_label,
+            relations=splits.relations,
+        )
         return pack(
             out,
             checkpoint=ready,
@@ -84,6 +92,7 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
             task=task,
             labels=labels,
             multi_label=splits.multi_label,
+            relations=splits.relations,
             max_length=length,
             inputs=document["inputs"],
             default_variant="int8",

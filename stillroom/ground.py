@@ -21,11 +21,12 @@ from compress.relations import check_relation_heads
 from compress.scores import metric_name
 from compress.students import Shape, shape_of
 from compress.tasks import Encoded, encode
-from compress.teacher import Opened, open_model, open_tokenizer
+from compress.teacher import Opened, open_model, open_tokenizer, with_markers
 from export.pack import refuse_foreign
 from latency.machine import cpu_flags
 from serve.bundle import sha256_file
 from serve.errors import BadInput
+from serve.markers import MARKERS, has_markers
 from serve.threads import available_cores
 from stillroom.recipe import Recipe
 from stillroom.stages import Work
@@ -158,6 +159,9 @@ def prepare(recipe: Recipe) -> Ground:
     corpus = _texts(faults, recipe.corpus)
     unlabelled = _texts(faults, recipe.unlabelled)
     labelled = tokenizer = None
+    if opened and splits and splits.relations:
+        opened = faults.check(partial(with_markers, opened))
+        faults.check(partial(check_marked, unlabelled))
     if opened and splits and task:
         labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=recipe.new_head))
     if opened:
@@ -212,9 +216,25 @@ def check_relations(recipe: Recipe, opened: Opened, shape: Shape | None) -> None
         check_relation_heads(recipe.relation_heads, opened.config.hidden_size, shape.hidden)
 
 
+def check_marked(unlabelled: Sequence[str]) -> None:
+    """Nothing, when each of the texts that a teacher of relations shall label has its head and tail marked.
+
+    Raises:
+        BadInput: one has not.
+    """
+    bare = [text for text in unlabelled if not has_markers(text)]
+    if bare:
+        raise BadInput(
+            f"{len(bare)} of {len(unlabelled)} texts of --unlabelled lack {', '.join(MARKERS)} round head and tail, and the data has "
+            f"relations between these; the first is {bare[0][:80]!r}. Put the markers into the texts."
+        )
+
+
 def unseen(examples: list[Example], splits: Splits) -> list[Example]:
     """`examples` without those whose text stands in validation or test, which no training may see."""
-    held = {example.text.strip() for example in (*splits.validation, *splits.test)}
+    held = {
+        text.strip() for example in (*splits.validation, *splits.test) for text in (example.text, example.text_read)
+    }
     return [example for example in examples if example.text.strip() not in held]
 
 

@@ -190,7 +190,7 @@ def _disagreements(
         if teacher != student:
             rows.append(
                 {
-                    "text": example.text,
+                    "text": example.text_read,
                     "teacher": _spelled(example.text, teacher),
                     "student": _spelled(example.text, student),
                     "gold": _spelled(example.text, truth),
@@ -228,7 +228,7 @@ def make_latency(folder: Path, ground: Ground, folders: dict[str, Path], scores:
     with bar("latency") as shown:
         document = profile(
             candidates,
-            [example.text for example in ground.splits.test],
+            [example.text_read for example in ground.splits.test],
             ground.tokenizer,
             batches=BATCHES,
             lengths=lengths,
@@ -363,6 +363,7 @@ def write_bundle(
         task=check_task(ground.recipe.task),
         labels=ground.labels,
         multi_label=ground.splits.multi_label,
+        relations=ground.splits.relations,
         max_length=ground.max_length,
         inputs=exported["inputs"],
         default_variant="int8",
@@ -393,6 +394,7 @@ def card_of(ground: Ground, report: Report, lineage: dict[str, Any]) -> str:
             task=check_task(ground.recipe.task),
             labels=ground.labels,
             multi_label=ground.splits.multi_label,
+            relations=ground.splits.relations,
             max_length=ground.max_length,
             figures=figures,
             shipped=SHOWN_AS["int8"],

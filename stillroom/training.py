@@ -88,7 +88,7 @@ def relation_stage(ground: Ground) -> Stage:
 
 def relation_pieces(ground: Ground) -> list[Piece]:
     """All text at hand, cut to the recipe's length."""
-    texts = [example.text for example in ground.splits.train] + ground.unlabelled + ground.corpus
+    texts = [example.text_read for example in ground.splits.train] + ground.unlabelled + ground.corpus
     return chunks(texts, ground.tokenizer, min(ground.recipe.relation_tokens, ground.max_length))
 
 

@@ -32,8 +32,9 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
     Raises:
         BadInput: the model or the file cannot be used.
     """
-    from compress.examples import check_task, is_multi_label, labels_in, read_examples
+    from compress.examples import check_kind, check_task, labels_in, read_examples
     from compress.scores import Prediction, gold_of, metric_name, score
+    from serve.markers import knows_markers
 
     folder = Path(model)
     if (folder / MANIFEST).is_file():
@@ -45,26 +46,23 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
             raise BadInput(f"--task is {task}, but {model} is a bundle for {found_task}.")
         examples = read_examples(Path(data), found_task)
         multi_label = pipeline.manifest.multi_label
-        if found_task == "text-classification" and multi_label is not is_multi_label(examples):
-            gives = "any number of labels" if multi_label else "one label"
-            raise BadInput(
-                f"{model} is a bundle that gives a text {gives}, and {data} holds labels of the other kind under `label`: a list for "
-                "any number of labels, a string for one. Give data of its kind."
-            )
+        if found_task == "text-classification":
+            check_kind(examples, model, multi_label=multi_label, markers=knows_markers(pipeline.tokenizer))
         said: list[Prediction] = [""] * len(examples)
         # A text without a second one is not a text with an empty second one: the two kinds are answered apart.
         for kind in (True, False):
             chosen = [i for i, example in enumerate(examples) if bool(example.text_pair) is kind]
             pairs = [examples[i].text_pair or "" for i in chosen] if kind else None
             for i, answer in zip(
-                chosen, pipeline([examples[i].text for i in chosen], text_pair=pairs) if chosen else [], strict=True
+                chosen,
+                pipeline([examples[i].text_read for i in chosen], text_pair=pairs) if chosen else [],
+                strict=True,
             ):
                 said[i] = _prediction(answer, multi_label)
         used, names = pipeline.variant, pipeline.manifest.labels
     else:
         if variant:
             raise BadInput(f"--variant {variant}: {model} is not a bundle, and only bundles have variants.")
-        from compress.preflight import check_kind
         from compress.tasks import encode, predictions, row_logits
         from compress.teacher import HEADS, load, open_model
         from serve.encoding import load_tokenizer
@@ -77,9 +75,9 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         examples = read_examples(Path(data), found_task)
         labels = opened.head_for(found_task) or ()
         multi_label = found_task == "text-classification" and opened.multi_label
-        if found_task == "text-classification":
-            check_kind(opened, examples)
         tokenizer = load_tokenizer(opened.folder, opened.max_length)
+        if found_task == "text-classification":
+            check_kind(examples, model, multi_label=multi_label, markers=knows_markers(tokenizer))
         encoded = encode(examples, tokenizer, found_task, labels, multi_label=multi_label)
         said = predictions(encoded, row_logits(load(opened, found_task), encoded))
         used, names = "torch", list(labels)

@@ -86,3 +86,17 @@ def with_label_lists(rows: list[dict[str, object]]) -> list[dict[str, object]]:
         }
         for row in rows
     ]
+
+
+def relations(count: int, seed: int) -> list[dict[str, object]]:
+    """Messages about a way between two cities, asked of one or the other: where it begins, or where it ends."""
+    chance = random.Random(seed)
+    rows: list[dict[str, object]] = []
+    for number in range(count):
+        origin, goal = chance.sample(CITIES, 2)
+        text = f"send the {chance.choice(ITEMS)} from {origin} to {goal} {number + 1000 * seed}"
+        places = [{"start": text.index(city), "end": text.index(city) + len(city)} for city in (origin, goal)]
+        turned = chance.random() < 0.5
+        head, tail = places[::-1] if turned else places
+        rows.append({"text": text, "head": head, "tail": tail, "label": "ends at" if turned else "begins at"})
+    return rows

@@ -93,3 +93,16 @@ def test_where_there_is_an_end_to_it_all_texts_have_had_their_turn(
 
 def test_no_copies_make_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert augmented(EXAMPLES, tokenizer, 0, seed=0) == []
+
+
+def test_head_and_tail_stay_as_they_are_and_are_found_where_they_went(tokenizer: Tokenizer) -> None:
+    text = "the lamp that was lost on the way to Oslo is in a box"
+    given = Example(text, label="x", head=(37, 41), tail=(4, 8))
+    made = augmented([given], tokenizer, 40, seed=0)
+    assert any("[MASK]" in example.text for example in made)
+    for example in made:
+        assert example.label is None
+        assert example.head is not None
+        assert example.tail is not None
+        assert example.text[slice(*example.head)] == "Oslo"
+        assert example.text[slice(*example.tail)] == "lamp"

@@ -1,4 +1,5 @@
 import json
+import os
 import tracemalloc
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from compress.examples import (
     BadRows,
     Entity,
     Example,
+    example_of,
     fingerprint,
     from_tags,
     read_examples,
@@ -22,6 +24,8 @@ from serve.labels import bio_tags
 from serve.spans import tag_runs
 
 TOKENS, TEXT = "token-classification", "text-classification"
+# The relations of Hendrickx et al. 2010 as JSON lines, where somebody has them.
+SEMEVAL = Path(os.environ.get("SEMEVAL2010_TASK8", "not given"))
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:
@@ -341,3 +345,65 @@ def test_a_prefix_that_no_scheme_has_is_a_fault_and_no_label(tag: str) -> None:
         from_tags(["a", "b"], ["B-city", tag])
     assert from_tags(["a", "b"], ["O", "T-cell"]).entities[0].label == "T-cell"
     assert from_tags(["a", "b"], ["O", "city-state"]).entities[0].label == "city-state"
+
+
+RELATION = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}, "label": "in"}
+
+
+def test_head_and_tail_are_marked_in_what_is_read_whichever_stands_first(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    turned = RELATION | {"head": RELATION["tail"], "tail": RELATION["head"]}
+    touching = {"text": "ab", "head": {"start": 1, "end": 2}, "tail": {"start": 0, "end": 1}, "label": ["x"]}
+    jsonl = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, [RELATION, turned])))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([RELATION, turned]), tmp_path / "a.parquet")
+    found = read_examples(jsonl, TEXT)
+    assert found == read_examples(tmp_path / "a.parquet", TEXT)
+    assert [example.text_or_pair for example in found] == [
+        "[E1] Rome [/E1] is in [E2] Italy [/E2]",
+        "[E2] Rome [/E2] is in [E1] Italy [/E1]",
+    ]
+    assert [example.text for example in found] == ["Rome is in Italy"] * 2
+    assert example_of(touching, TEXT).text_read == "[E2] a [/E2][E1] b [/E1]"
+    assert len({fingerprint([example]) for example in (*found, Example("Rome is in Italy", label="in"))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tail": None}, "`tail` is None; an object with `start` and `end` is needed"),
+        ({"head": "Rome"}, "`head` is 'Rome'; an object with `start` and `end` is needed, which CSV"),
+        ({"head": {"start": 0}}, r"`head` is \{'start': 0\}; an object"),
+        ({"head": {"start": True, "end": 4}}, r"`head` is at True\.\.4: whole numbers are needed"),
+        ({"head": {"start": 4, "end": 4}}, r"`head` is at 4\.\.4: .* 0 <= start < end"),
+        ({"tail": {"start": 11, "end": 17}}, r"`tail` ends at 17, past the end of the text \(16 code points\)"),
+        ({"head": {"start": 4, "end": 5}}, r"`head` at 4\.\.5 covers only whitespace"),
+        ({"head": {"start": 8, "end": 12}}, r"`head` 8\.\.12 and `tail` 11\.\.16 overlap"),
+        ({"text": "[E2] is in Italy"}, r"`text` holds \[E2\], which will mark"),
+        ({"text_pair": "It is."}, "has both `text_pair` and `head`"),
+        ({"head": None, "tail": None}, "has no `head` and `tail`, and in 2 other rows has `head` and `tail`"),
+    ],
+)
+def test_a_bad_relation_is_named_by_file_line_and_reason(
+    tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    rows = [RELATION, RELATION | changes, RELATION]
+    with pytest.raises(BadRows, match=rf"train\.jsonl, line 2: {reason}") as caught:
+        read_examples(written(tmp_path, "train.jsonl", "\n".join(map(json.dumps, rows))), TEXT)
+    assert len(caught.value.faults) == 1
+
+
+def test_a_lone_field_called_head_is_no_relation(tmp_path: Path) -> None:
+    assert read_examples(written(tmp_path, "a.csv", "text,label,head\na,x,1\n"), TEXT) == [Example("a", label="x")]
+
+
+@pytest.mark.skipif(not SEMEVAL.is_dir(), reason="SEMEVAL2010_TASK8 names no folder of it")
+def test_semeval_reads_whole_with_eighteen_directed_relations_and_other() -> None:
+    splits = read_splits(str(SEMEVAL), TEXT)
+    assert (len(splits.train), len(splits.validation), len(splits.test)) == (7_200, 800, 2_717)
+    assert splits.relations
+    assert not splits.multi_label
+    labels = splits.labels(TEXT)
+    assert (len(labels), labels[0], "Other" in labels) == (19, "Cause-Effect(e1,e2)", True)
+    assert all(example.text_read.replace("[E1] ", "").count("[E1]") == 0 for example in splits.test)

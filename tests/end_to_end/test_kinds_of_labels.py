@@ -1,0 +1,202 @@
+"""Classification beyond one label a text: relations between two marked parts, and any number of labels; from data to answers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_task import examples, relations, with_label_lists, write_rows
+from starlette.testclient import TestClient
+from test_road import stillroom
+
+import stillroom as face
+from compress.examples import read_splits
+from compress.finetune import TaskTraining, train_on_task
+from compress.tasks import encode
+from compress.teacher import load, open_model, save_tokenizer
+from serve.app import create_app
+from serve.bundle import open_bundle
+from serve.errors import BadInput
+
+TASK = "text-classification"
+RECIPE = """
+task = "text-classification"
+student = "layers=2,hidden=32,heads=4,ffn=32"
+teacher_epochs = 5
+teacher_patience = 5
+teacher_learning_rate = 2e-3
+student_epochs = 4
+student_learning_rate = 5e-3
+batch = 8
+threads = 1
+augment = 1
+undistilled = false
+latency_seconds = 0.5
+"""
+
+
+def written(folder: Path, rows: Any) -> Path:
+    """`folder` with the three splits of what `rows(count, seed)` makes."""
+    folder.mkdir(exist_ok=True)
+    for seed, (name, count) in enumerate((("train", 240), ("validation", 40), ("test", 60))):
+        write_rows(folder / f"{name}.jsonl", rows(count, seed))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def related(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("relations"), relations)
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("lists"), lambda count, seed: with_label_lists(examples(count, seed)))
+
+
+@pytest.fixture(scope="module")
+def relation_bundle(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, related: Path
+) -> tuple[Path, dict[str, Any]]:
+    """What `stillroom run` makes of relations, and what `--json` printed."""
+    out = tmp_path_factory.mktemp("made") / "ways"
+    recipe = out.with_name("recipe.toml")
+    recipe.write_text(RECIPE, encoding="utf-8")
+    done = stillroom("run", recipe, "--teacher", tiny_teacher, "--data", related, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def list_checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, listed: Path) -> Path:
+    """The tiny teacher fine-tuned on lists of labels."""
+    folder = tmp_path_factory.mktemp("lists") / "checkpoint"
+    splits, opened = read_splits(str(listed), TASK), open_model(str(tiny_teacher))
+    labels, tokenizer = splits.labels(TASK), save_tokenizer(opened, folder)
+    model = load(opened, TASK, labels, multi_label=True)
+    train, validation = (
+        encode(rows, tokenizer, TASK, labels, multi_label=True) for rows in (splits.train, splits.validation)
+    )
+    settings = TaskTraining(300, 2e-3, batch=8)
+    train_on_task(model, train, validation, splits.validation, settings, folder=folder.with_name("training"))
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def list_bundle(list_checkpoint: Path, listed: Path) -> Path:
+    return face.export(list_checkpoint, list_checkpoint.with_name("several"), listed)
+
+
+def test_a_run_on_relations_ends_with_a_bundle_whose_tokenizer_holds_the_markers(
+    relation_bundle: tuple[Path, dict[str, Any]],
+) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    out, document = relation_bundle
+    assert document["metric"] == "accuracy"
+    assert document["teacher"] > 0.9
+    assert document["int8"] > 0.9
+    manifest = open_bundle(out).manifest
+    assert (manifest.multi_label, manifest.relations, manifest.labels) == (False, True, ["begins at", "ends at"])
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert model.get_input_embeddings().num_embeddings == len(tokenizer)
+    tokens = [token.strip() for token in tokenizer.tokenize("[E1] Oslo [/E1] to [E2] Basel [/E2]")]
+    assert tokens == ["[E1]", "oslo", "[/E1]", "to", "[E2]", "basel", "[/E2]"]
+
+
+def test_a_model_of_lists_of_labels_says_so_to_transformers_and_in_the_manifest(
+    list_checkpoint: Path, list_bundle: Path
+) -> None:
+    from transformers import pipeline
+
+    manifest = open_bundle(list_bundle).manifest
+    assert (manifest.multi_label, manifest.relations, manifest.labels) == (True, False, ["city", "refund"])
+    assert manifest.metrics["metric"] == "micro_f1"
+    (theirs,) = pipeline(TASK, model=str(list_checkpoint), top_k=None)(["please refund the lamp"])
+    ours = face.Pipeline(list_bundle, "fp32")("please refund the lamp", top_k=2)["labels"]
+    assert [(each["label"], pytest.approx(each["score"], abs=1e-4)) for each in ours] == [
+        (each["label"], each["score"]) for each in theirs
+    ]
+
+
+def test_bundle_and_checkpoint_score_on_test_as_was_said_when_they_were_made(
+    relation_bundle: tuple[Path, dict[str, Any]], related: Path, list_checkpoint: Path, list_bundle: Path, listed: Path
+) -> None:
+    out, document = relation_bundle
+    work = out.with_name("ways.work")
+    said = open_bundle(list_bundle).manifest.metrics["test"]
+    for model, variant, data, metric, value in (
+        (out, None, related, "accuracy", document["int8"]),
+        (out, "fp32", related, "accuracy", document["fp32"]),
+        (work / "student", None, related, "accuracy", document["student"]),
+        (work / "teacher", None, related, "accuracy", document["teacher"]),
+        (list_bundle, None, listed, "micro_f1", said["int8"]["value"]),
+        (list_bundle, "fp32", listed, "micro_f1", said["fp32"]["value"]),
+        (list_checkpoint, None, listed, "micro_f1", said["fp32"]["value"]),
+    ):
+        told = face.evaluate(str(model), data / "test.jsonl", variant=variant)
+        assert (told["metric"], told["value"], told["unknown_labels"]) == (metric, value, []), model
+        assert value > 0.9
+
+
+def test_the_server_answers_a_marked_text_and_a_text_of_any_number_of_labels(
+    relation_bundle: tuple[Path, dict[str, Any]], list_bundle: Path
+) -> None:
+    out, _ = relation_bundle
+    with TestClient(create_app([out, list_bundle], threads=1)) as client:
+
+        def labels(texts: list[str], **asked: object) -> list[list[str]]:
+            answer = client.post("/v1/classify", json={"text": texts} | asked).json()
+            return [[each["label"] for each in result["labels"]] for result in answer["results"]]
+
+        ways = [
+            "send the kettle from [E1] Oslo [/E1] to [E2] Basel [/E2] 7",
+            "send the kettle from [E2] Oslo [/E2] to [E1] Basel [/E1] 7",
+        ]
+        assert labels(ways, top_k=1, model="ways") == [["begins at"], ["ends at"]]
+        texts = ["i want my money back for that lamp from Oslo 7", "the lamp is lovely 7", "please refund the lamp 7"]
+        assert [set(found) for found in labels(texts, model="several")] == [{"city", "refund"}, set(), {"refund"}]
+        assert [len(found) for found in labels(texts, model="several", top_k=2)] == [2, 2, 2]
+        described = client.get("/v1/models").json()["models"]
+    assert [(model["multi_label"], model["relations"]) for model in described] == [(False, True), (True, False)]
+
+
+def test_a_model_is_not_used_on_labels_of_another_kind(
+    relation_bundle: tuple[Path, dict[str, Any]], related: Path, list_checkpoint: Path, list_bundle: Path, listed: Path
+) -> None:
+    way, _ = relation_bundle
+    several, unmarked = r"gives a text any number of labels .*, and `label` is one string", "does not know the markers"
+    single = listed.parent / "single"
+    written(single, examples)
+    marked = listed.parent / "marked"
+    written(marked, lambda count, seed: [row | {"label": [row["label"]]} for row in relations(count, seed)])
+    for model, data, message in (
+        (list_bundle, single, several),
+        (list_checkpoint, single, several),
+        (list_bundle, marked, unmarked),
+        (list_checkpoint, marked, unmarked),
+        (way, listed, "gives a text one label .*, and `label` is a list"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            face.evaluate(str(model), data / "test.jsonl")
+    for data, message in ((single, several), (marked, unmarked)):
+        with pytest.raises(BadInput, match=message):
+            face.export(list_checkpoint, way.with_name("refused"), data)
+
+
+def test_unlabelled_text_for_a_teacher_of_relations_needs_markers(
+    tiny_teacher: Path, related: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare.txt"
+    bare.write_text("from [E1] Oslo [/E1] to [E2] Basel [/E2]\nfrom Oslo to Basel\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"1 of 2 texts of --unlabelled lack .*; the first is 'from Oslo to Basel'"):
+        face.run(
+            teacher=str(tiny_teacher),
+            task=TASK,
+            data=str(related),
+            out=str(tmp_path / "out"),
+            student="layers=2,hidden=32,heads=4,ffn=32",
+            unlabelled=[str(bare)],
+        )
+    assert not (tmp_path / "out").exists()
