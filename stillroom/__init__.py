@@ -9,6 +9,7 @@ from typing import Any
 _HOME = {
     "run": "stillroom.verbs",
     "distill": "stillroom.verbs",
+    "finetune": "stillroom.verbs",
     "export": "stillroom.verbs",
     "profile": "stillroom.verbs",
     "evaluate": "stillroom.verbs",

@@ -360,8 +360,9 @@ def distill(
     corpus: Annotated[list[Path], typer.Option(help="Plain text, one document a line; may be given again.")],
     out: Annotated[Path, typer.Option(help="The checkpoint to write.")],
     student: Annotated[
-        str, typer.Option(help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280.")
-    ] = "3x384",
+        str,
+        typer.Option(help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280; 3x384 unless given."),
+    ] = "",
     method: Annotated[
         str,
         typer.Option(
@@ -380,7 +381,16 @@ def distill(
         str, typer.Option(help="single last uniform uniform-consecutive uniform+last; none is the method's own.")
     ] = "",
     tokens: Annotated[int, typer.Option(help="Longest piece of text.")] = 128,
-    start: Annotated[str, typer.Option(help="teacher copies its layers where they fit; random does not.")] = "teacher",
+    whole_words: Annotated[
+        bool, typer.Option("--whole-words", help="Hide whole words where the method learns from masked text.")
+    ] = False,
+    start: Annotated[
+        str,
+        typer.Option(
+            help="Layers of the teacher, where they fit: uniform alternate first last, or layer-map; random are new ones; "
+            "otherwise a checkpoint of the student's own."
+        ),
+    ] = "uniform",
     assistants: Annotated[
         list[str] | None,
         typer.Option(
@@ -404,13 +414,62 @@ def distill(
 
     made = distil_student(
         teacher, corpus, out, student=student, method=method, epochs=epochs, learning_rate=learning_rate, batch=batch,
-        relation_heads=relation_heads, teacher_layer=teacher_layer, layer_map=layer_map, tokens=tokens, start=start,
-        assistants=tuple(assistants or ()), seed=seed, precision=precision,
+        relation_heads=relation_heads, teacher_layer=teacher_layer, layer_map=layer_map, tokens=tokens,
+        whole_words=whole_words, start=start, assistants=tuple(assistants or ()), seed=seed, precision=precision,
     )  # fmt: skip
     if as_json:
         _print_json({"checkpoint": str(made)})
     else:
-        say(f"Student {made}. Next: stillroom run --teacher {made} ..., or fine-tune it as any transformers model.")
+        say(f"Student {made}. Next: stillroom finetune --model {made} --task ... --data ... --out ...")
+
+
+@app.command()
+def finetune(
+    model: Annotated[str, typer.Option(help="Transformers folder or Hub name, such as a student of `distill`.")],
+    task: Annotated[str, typer.Option(help="token-classification or text-classification.")],
+    data: Annotated[str, typer.Option(help="Folder with train, validation and test files, or a `datasets` name.")],
+    out: Annotated[Path, typer.Option(help="The checkpoint to write.")],
+    teacher: Annotated[
+        str,
+        typer.Option(help="Fine-tuned on the task: its soft labels are learned too; none learns from labels alone."),
+    ] = "",
+    unlabelled: Annotated[
+        list[str] | None, typer.Option(help="In-domain text that the teacher labels; may be given again.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Over the labelled text, at most.")] = 5,
+    patience: Annotated[int, typer.Option(help="Epochs without a new best before it stops; 0 never does.")] = 2,
+    learning_rate: Annotated[float, typer.Option(help="Peak rate.")] = 1e-4,
+    batch: Annotated[int, typer.Option(help="Texts a step.")] = 32,
+    max_length: Annotated[int, typer.Option(help="Longest text in tokens; 0 is what the model takes.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Of the soft labels.")] = 2.0,
+    soft_weight: Annotated[float, typer.Option(help="Of the soft labels; the labels have the rest.")] = 0.9,
+    new_head: Annotated[
+        bool, typer.Option("--new-head", help="Even where the model has one for other labels.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Fixes everything that is drawn at random.")] = 0,
+    threads: Annotated[int, typer.Option(help="Cores; 0 is all.")] = 0,
+    precision: Annotated[str, typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """A model with a head for a task: trained on labels, or on a teacher's soft labels and them.
+
+    [bold]Examples[/]
+
+      stillroom finetune --model bert-base-uncased --task text-classification --data my_data --out teacher
+
+      stillroom finetune --model small --task text-classification --data my_data --teacher teacher --out student
+    """
+    from stillroom.verbs import finetune as fine_tune
+
+    made = fine_tune(
+        model, task, data, out, teacher=teacher, unlabelled=tuple(unlabelled or ()), epochs=epochs, patience=patience,
+        learning_rate=learning_rate, batch=batch, max_length=max_length, temperature=temperature, soft_weight=soft_weight,
+        new_head=new_head, seed=seed, threads=threads, precision=precision,
+    )  # fmt: skip
+    if as_json:
+        _print_json({"checkpoint": str(made)})
+    else:
+        say(f"Model {made}. Next: stillroom export {made} --data {data} --out BUNDLE")
 
 
 @app.command()

@@ -36,10 +36,10 @@ from stillroom.lineage import read_lineage
 from stillroom.recipe import Recipe
 from stillroom.show import bar, console, say
 from stillroom.stages import Work, fingerprint
-from stillroom.walk import Labelled, Link, Teaching, asks_words, fit_head, walk
+from stillroom.walk import RANDOM, Labelled, Link, Teaching, asks_words, fit_head, walk
 
 # What every method is compared with: the same student without a teacher's help, its layers new or the teacher's.
-BASELINES = ("random", "none")
+BASELINES = (RANDOM, "none")
 WRITTEN = {"work", "compare.json", "report.html", "table.md"}  # in --out
 STAGES = "stages"  # of one row under way
 
@@ -304,7 +304,7 @@ def _train_row(folder: Path, given: Comparison, ground: Ground, row: Row) -> Non
         labelled=labelled,
         # A student that learns from masked words without asking its teacher gets no head that was fitted to the corpus.
         words=root / "teacher-head" if asks_words(links[0].stages) else None,
-        new_layers=row.method == "random",
+        start=RANDOM if row.method == RANDOM else "uniform",
     )
     inner = Work(folder / STAGES)
     walked = walk(inner, "row", links, teaching)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from compress.corpus import tokenised
 from compress.examples import TextFiles
+from compress.initialise import check_same_tokens, layers_fit, shape_in, starting_layers
 from compress.methods import Stage, chain_of
 from compress.students import BY_RULE, Shape, assistants_of, shape_of
 from compress.teacher import Opened, open_model, open_tokenizer
@@ -18,7 +20,7 @@ from serve.threads import available_cores
 from stillroom.ground import folder_mark, same_bits, texts_mark, trained_with
 from stillroom.show import say
 from stillroom.stages import MARK, Work, fingerprint
-from stillroom.walk import Link, Teaching, asks_words, fit_head, walk
+from stillroom.walk import RANDOM, Link, Teaching, asks_words, fit_head, is_checkpoint, walk
 
 # Settings that only some methods read.
 USED_BY = {
@@ -32,7 +34,7 @@ USED_BY = {
 class Distillation:
     """Settings of `stillroom distill`."""
 
-    student: str = "3x384"
+    student: str = ""  # 3x384 unless given, or as the checkpoint that it starts from
     method: str = "minilmv2"
     epochs: float = 1.0  # over the corpus, all stages of the method together; each assistant has as many
     learning_rate: float = 0.0  # 0 is each stage's own
@@ -41,7 +43,10 @@ class Distillation:
     teacher_layer: int = 0  # 0 is the usual one of the method
     layer_map: str = ""  # none is the usual one of the method
     tokens: int = 128  # longest piece of the corpus
-    start: str = "teacher"  # or `random`: whether layers are copied where they fit
+    whole_words: bool = False  # are hidden, and not tokens, where the method learns from masked text
+    # The teacher's layers that the student starts from where they fit: uniform, alternate, first, last, or by the layer-map;
+    # random starts with new layers, and anything else is a checkpoint of the student's own.
+    start: str = "uniform"
     assistants: tuple[str, ...] = ()  # students between the teacher and the last one, in order; or `auto`
     seed: int = 0
     precision: str = "fp32"
@@ -68,7 +73,8 @@ def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Di
     cores = available_cores()
     same_bits(cores)
     common = [folder_mark(given.opened.folder), given.texts_mark, cores, trained_with()]
-    mark = fingerprint("distill", *common, dataclasses.asdict(settings))
+    start = folder_mark(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
+    mark = fingerprint("distill", *common, start, dataclasses.asdict(settings))
     work = Work(target.with_name(target.name + ".distil-work"))
     with work.locked():
         folder = _walk(work, mark, given)
@@ -80,29 +86,24 @@ def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Di
 
 def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _Given:
     s = settings
-    if (
-        s.batch < 1
-        or s.tokens < 8
-        or not s.epochs > 0
-        or s.learning_rate < 0
-        or s.precision not in ("fp32", "bf16")
-        or s.start not in ("teacher", "random")
-    ):
+    if s.batch < 1 or s.tokens < 8 or not s.epochs > 0 or s.learning_rate < 0 or s.precision not in ("fp32", "bf16"):
         raise BadInput(
             "--batch is a whole number from 1, --tokens from 8, --epochs above 0, --learning-rate 0 (the method's own) or more, "
-            "--precision fp32 or bf16, --start teacher or random."
+            "--precision fp32 or bf16."
         )
     for name, users in USED_BY.items():
-        if getattr(s, name) and s.method not in users:
+        if getattr(s, name) and s.method not in users and not (name == "layer_map" and s.start == "layer-map"):
             raise BadInput(
                 f"--{name.replace('_', '-')} says nothing to --method {s.method}; it is for {' and '.join(users)}. Leave it out."
             )
-    shape, opened = shape_of(s.student), open_model(teacher)
+    opened = open_model(teacher)
+    shape = _shape(s, opened)
     shapes = (*assistants_of(s.assistants, shape, opened.config), shape)
     if tuple(s.assistants) == (BY_RULE,):
         say(
             f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or 'none; the student is no half of its teacher'}."
         )
+    _check_start(s, shapes, opened.config)
     choices = {name: getattr(s, name) for name in USED_BY}
     stages = chain_of(s.method, shapes, opened.config, **choices)
     if any(stage.text != "corpus" for several in stages for stage in several):
@@ -110,10 +111,48 @@ def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _G
             f"--method {s.method} needs a task: labels, and a teacher that was fine-tuned on it. "
             "Here a student learns from plain text alone; take one of the methods that do (see `stillroom distill --help`)."
         )
+    masks = any(stage.objective.masks_tokens for several in stages for stage in several)
+    if s.whole_words and not masks:
+        raise BadInput(f"--whole-words says nothing to --method {s.method}, which hides no words. Leave it out.")
     if not corpus:
         raise BadInput("No --corpus was given; distillation without a task needs plain text.")
     texts = TextFiles(tuple(corpus))
     return _Given(opened, shapes, stages, texts, texts_mark(texts), s)
+
+
+def _shape(settings: Distillation, teacher: Opened) -> Shape:
+    """The shape asked for, or that of the checkpoint that the student starts from."""
+    if not is_checkpoint(settings.start):
+        return shape_of(settings.student or "3x384")
+    checkpoint = open_model(settings.start, role="--start")
+    check_same_tokens(teacher, checkpoint)
+    own = shape_in(checkpoint)
+    if settings.student and shape_of(settings.student) != own:
+        raise BadInput(f"--start {settings.start} is {own}, and --student is {settings.student}. Leave --student out.")
+    return own
+
+
+def _check_start(settings: Distillation, shapes: Sequence[Shape], config: Any) -> None:
+    """Nothing, when the layers that were asked for can be copied."""
+    if settings.start in ("uniform", RANDOM) or is_checkpoint(settings.start):
+        return
+    if settings.start == "layer-map" and not settings.layer_map:
+        raise BadInput("--start layer-map starts from the layers of a --layer-map; give its name (uniform, last, ...).")
+    teacher: Any = config
+    for shape in shapes:
+        if not layers_fit(teacher, shape):
+            raise BadInput(
+                f"--start {settings.start} copies the teacher's layers, and {shape} has another width or number of heads "
+                f"({teacher.hidden_size}, {teacher.num_attention_heads}) or more layers. Take such a student, or another --start."
+            )
+        starting_layers(settings.start, teacher.num_hidden_layers, shape.layers, map_name=settings.layer_map)
+        teacher = shape.as_config()
+
+
+def _told(settings: Distillation) -> dict[str, Any]:
+    """What the student's lineage says of the settings; where a folder lies is a private matter."""
+    told = dataclasses.asdict(settings)
+    return told | ({"start": open_model(settings.start).public_name} if is_checkpoint(settings.start) else {})
 
 
 def _walk(work: Work, mark: str, given: _Given) -> Path:
@@ -127,7 +166,7 @@ def _walk(work: Work, mark: str, given: _Given) -> Path:
     tokens = s.epochs * float(pieces.lengths.sum())
     teaching = Teaching(
         opened, tokenizer, pieces, {}, s.batch, s.seed, s.precision, learning_rate=s.learning_rate,
-        new_layers=s.start == "random", told=dataclasses.asdict(s),
+        start=s.start, layer_map=s.layer_map, whole_words=s.whole_words, told=_told(s),
     )  # fmt: skip
     if asks_words(given.stages[0]):
         head = work.stage(

@@ -46,17 +46,17 @@ def make_teacher(folder: Path, ground: Ground, steps: int) -> None:
         progress = Progress()
     else:
         model = load(ground.opened, task, ground.labels, multi_label=ground.splits.multi_label)
-        progress = _on_task(
+        progress = on_task(
             model, folder, ground, steps, recipe.teacher_learning_rate, "teacher", patience=recipe.teacher_patience
         )
-    _save(model, folder, ground, progress, {"role": "teacher", "fine_tuned": not ground.teacher_has_head})
+    save(model, folder, ground, progress, {"role": "teacher", "fine_tuned": not ground.teacher_has_head})
 
 
 def make_start(folder: Path, ground: Ground, teacher: Path) -> None:
     """The student before training: parts of the teacher where shapes allow."""
     model = load_stage(teacher, ground)
     student, origin = student_of(model, ground.opened.family, ground.shape, seed=ground.recipe.seed)
-    _save(student, folder, ground, Progress(), {"role": "start", "student": str(ground.shape), "origin": origin})
+    save(student, folder, ground, Progress(), {"role": "start", "student": str(ground.shape), "origin": origin})
 
 
 def make_relations(folder: Path, ground: Ground, teacher: Path, start: Path, steps: int) -> None:
@@ -76,7 +76,7 @@ def make_relations(folder: Path, ground: Ground, teacher: Path, start: Path, ste
             report=shown.step,
         )
     details = {"role": "relations", "method": "minilmv2", "relation_heads": ground.relation_heads}
-    _save(student, folder, ground, progress, details | {"teacher_layer": ground.relation_layer})
+    save(student, folder, ground, progress, details | {"teacher_layer": ground.relation_layer})
 
 
 def relation_stage(ground: Ground) -> Stage:
@@ -181,20 +181,20 @@ def make_undistilled(folder: Path, ground: Ground, start: Path, steps: int) -> N
     """The same student from the same start for the same steps, on labels only: what distillation has to beat."""
     model = load_stage(start, ground)
     rate = ground.recipe.student_learning_rate
-    progress = _on_task(model, folder, ground, steps, rate, "student without distillation")
-    _save(model, folder, ground, progress, {"role": "undistilled", "method": "none"})
+    progress = on_task(model, folder, ground, steps, rate, "student without distillation")
+    save(model, folder, ground, progress, {"role": "undistilled", "method": "none"})
 
 
 def make_student(folder: Path, ground: Ground, start: Path, soft_labels: Path, steps: int) -> None:
     """The student, trained on the teacher's soft labels and the labels."""
     model = load_stage(start, ground)
     soft = read_soft_labels(soft_labels, ground)
-    progress = _on_task(model, folder, ground, steps, ground.recipe.student_learning_rate, "student", soft=soft)
+    progress = on_task(model, folder, ground, steps, ground.recipe.student_learning_rate, "student", soft=soft)
     method = "minilmv2 + soft labels" if ground.recipe.relation_epochs else "soft labels"
-    _save(model, folder, ground, progress, {"role": "student", "method": method})
+    save(model, folder, ground, progress, {"role": "student", "method": method})
 
 
-def _on_task(
+def on_task(
     model: Any,
     folder: Path,
     ground: Ground,
@@ -205,6 +205,7 @@ def _on_task(
     patience: int | None = None,
     soft: list[np.ndarray] | None = None,
 ) -> Progress:
+    """Train `model` on the task of `ground`, on labels, or with the teacher's logits `soft` of `ground.soft_labelled` on both."""
     recipe = ground.recipe
     settings = TaskTraining(
         steps,
@@ -231,7 +232,7 @@ def _on_task(
         )
 
 
-def _save(model: Any, folder: Path, ground: Ground, progress: Progress, details: dict[str, Any]) -> None:
+def save(model: Any, folder: Path, ground: Ground, progress: Progress, details: dict[str, Any]) -> None:
     """A checkpoint with its lineage; what is doubtful about the training is told."""
     doubted = doubts(progress.loss, details["role"])
     for doubt in doubted:

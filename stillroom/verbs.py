@@ -127,12 +127,31 @@ def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **setti
     """
     from stillroom.distilling import Distillation, distil_student
 
-    unknown = set(settings) - set(Distillation.__dataclass_fields__)
+    _refuse_unknown("distill", settings, Distillation)
+    return distil_student(teacher, [Path(path) for path in corpus], Path(out), Distillation(**settings))
+
+
+def _refuse_unknown(verb: str, settings: dict[str, Any], kind: Any) -> None:
+    unknown = set(settings) - set(kind.__dataclass_fields__)
     if unknown:
         raise BadInput(
-            f"{', '.join(sorted(unknown))} is no setting of distill; the settings are {', '.join(Distillation.__dataclass_fields__)}."
+            f"{', '.join(sorted(unknown))} is no setting of {verb}; the settings are {', '.join(kind.__dataclass_fields__)}."
         )
-    return distil_student(teacher, [Path(path) for path in corpus], Path(out), Distillation(**settings))
+
+
+def finetune(model: str, task: str, data: str, out: Path | str, **settings: Any) -> Path:
+    """Fine-tune a model on a task, on labels or on a teacher's soft labels too, and write it as a checkpoint with a head.
+
+    Settings are the fields of `stillroom.finetuning.FineTuning`: teacher, unlabelled, epochs, and so on. The weights that did
+    best on validation are kept. A killed call goes on from its last checkpoint when it is made again. Returns `out`.
+
+    Raises:
+        BadInput: the model, the teacher or the data cannot be used, or the two read text in different ways.
+    """
+    from stillroom.finetuning import FineTuning, fine_tune
+
+    _refuse_unknown("finetune", settings, FineTuning)
+    return fine_tune(model, Path(out), FineTuning(task, data, **settings))
 
 
 def export(

@@ -18,7 +18,7 @@ from compress.examples import Example, Task
 from compress.families import encoder_of
 from compress.finetune import look
 from compress.guards import doubts
-from compress.initialise import student_of
+from compress.initialise import STARTS, starting_layers, student_from, student_of
 from compress.methods import Stage
 from compress.objectives import Projections
 from compress.students import Shape
@@ -30,6 +30,7 @@ from stillroom.show import bar, say
 from stillroom.stages import TRAINING, Work, fingerprint
 
 MAPS = "maps.safetensors"  # what an objective learned beside the student
+RANDOM = "random"  # new layers
 WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification")
 LOOKS = 10  # at validation, in one training
 HEAD_SHARE = 0.2  # of the tokens of plain text, for fitting a head for masked words
@@ -61,7 +62,10 @@ class Teaching:
     words: Path | None = None
     # In place of each stage's own rate; 0 keeps that.
     learning_rate: float = 0.0
-    new_layers: bool = False
+    # The student's first weights: `random`, the teacher's layers of a name in `STARTS`, or a checkpoint of its own.
+    start: str = "uniform"
+    layer_map: str = ""  # of the start `layer-map`
+    whole_words: bool = False  # are hidden from it, and not tokens, where it learns from masked text
     told: dict[str, Any] = field(default_factory=dict)  # what every lineage says beside
 
 
@@ -87,11 +91,12 @@ def walk(work: Work, mark: str, links: Sequence[Link], teaching: Teaching) -> li
     An assistant learns from the teacher, and the next student learns from the assistant what it would from the teacher.
     """
     folders: list[Path] = []
-    plain = teaching.opened.folder
+    plain: Path | Opened = teaching.opened
     words = teaching.words or plain
     for number, link in enumerate(links, 1):
         name = "" if number == len(links) else f"assistant-{number}-"
-        begin = partial(_begin, teaching=teaching, link=link, source=words if asks_words(link.stages) else plain)
+        source = words if asks_words(link.stages) else plain
+        begin = partial(_begin, teaching=teaching, link=link, source=source, last=number == len(links))
         before = work.stage(f"{name}start", fingerprint(mark, name, "start"), begin)
         for step, stage in enumerate(link.stages, 1):
             asks = stage.objective.masks_tokens and stage.objective.asks_teacher
@@ -111,7 +116,7 @@ def asks_words(stages: Sequence[Stage]) -> bool:
 
 def fit_head(folder: Path, teaching: Teaching, tokens: float) -> None:
     """The teacher with a head for masked words: its own, or one fitted to the corpus on a share of `tokens`."""
-    model = load_encoder(teaching.opened.folder, seed=teaching.seed, vocabulary=True)
+    model = load_encoder(teaching.opened, seed=teaching.seed, vocabulary=True)
     told: dict[str, Any] = {}
     if not has_vocabulary_head(teaching.opened):
         say("The teacher has no head for masked words; one is fitted to the corpus, its encoder untouched.")
@@ -131,20 +136,36 @@ def fit_head(folder: Path, teaching: Teaching, tokens: float) -> None:
     _save(model, folder, teaching, {"role": "teacher with a head for masked words", **told})
 
 
-def _begin(folder: Path, teaching: Teaching, link: Link, source: Path) -> None:
+def _begin(folder: Path, teaching: Teaching, link: Link, source: Path | Opened, *, last: bool) -> None:
     """The student before training, of the class that its first stage needs, from parts of the model in `source`."""
-    if link.starts_from == "corpus":
-        model = load_encoder(source, seed=teaching.seed, vocabulary=link.masks)
+    if last and is_checkpoint(teaching.start):
+        student, origin = student_from(teaching.start, teaching.opened, seed=teaching.seed, vocabulary=link.masks)
     else:
-        labelled = teaching.labelled[link.starts_from]
-        model = load(open_model(str(labelled.teacher)), labelled.task)
-    student, origin = student_of(
-        model, teaching.opened.family, link.shape, seed=teaching.seed, new_layers=teaching.new_layers
-    )
+        if link.starts_from == "corpus":
+            model = load_encoder(source, seed=teaching.seed, vocabulary=link.masks)
+        else:
+            labelled = teaching.labelled[link.starts_from]
+            model = load(open_model(str(labelled.teacher)), labelled.task)
+        student, origin = student_of(
+            model, teaching.opened.family, link.shape, seed=teaching.seed, chosen=_chosen(teaching, link, model.config),
+            new_layers=teaching.start == RANDOM,
+        )  # fmt: skip
     _save(student, folder, teaching, {"role": "start", "student": str(link.shape), "origin": origin})
 
 
-def _train(folder: Path, teaching: Teaching, link: Link, number: int, before: Path, teacher: Path) -> None:
+def _chosen(teaching: Teaching, link: Link, config: Any) -> tuple[int, ...]:
+    """The teacher's layers that the student starts from by the start's name; none leaves it to `student_of`."""
+    if teaching.start in ("uniform", RANDOM) or is_checkpoint(teaching.start):
+        return ()
+    return starting_layers(teaching.start, config.num_hidden_layers, link.shape.layers, map_name=teaching.layer_map)
+
+
+def is_checkpoint(start: str) -> bool:
+    """Whether a student starts from a checkpoint and not from its teacher."""
+    return start not in (*STARTS, RANDOM)
+
+
+def _train(folder: Path, teaching: Teaching, link: Link, number: int, before: Path, teacher: Path | Opened) -> None:
     """The student of `before` after stage `number` of its link."""
     stage, tokens = link.stages[number - 1], link.tokens[number - 1]
     asks = bool(stage.objective.layers) or stage.objective.asks_teacher
@@ -220,7 +241,10 @@ def _give_pooler(student: Any, teaching: Teaching) -> None:
 
 
 def _corpus(teaching: Teaching, *, masks: bool) -> CorpusText:
-    masking = masking_of(teaching.tokenizer, teaching.opened.config.vocab_size) if masks else None
+    masking = None
+    if masks:
+        size = teaching.opened.config.vocab_size
+        masking = masking_of(teaching.tokenizer, size, whole_words=teaching.whole_words)
     return CorpusText(teaching.pieces, pad_id_of(teaching.tokenizer), teaching.batch, teaching.seed, masking)
 
 

@@ -12,7 +12,7 @@ from test_road import stillroom
 import stillroom as face
 from compress.methods import METHODS, Sizes
 from serve.errors import BadInput, GateMissed
-from stillroom import walk
+from stillroom import training, walk
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +84,44 @@ def test_every_method_that_needs_no_task_makes_a_student_and_goes_on_where_it_wa
     assert json.loads((whole / "lineage.json").read_text(encoding="utf-8"))["method"] == method
 
 
+def test_a_student_starts_from_the_layers_or_the_checkpoint_that_it_is_told(
+    tiny_teacher: Path, corpus: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModel
+
+    settings: dict[str, Any] = {"method": "minilm", "batch": 50, "learning_rate": 1e-9}
+    teacher = AutoModel.from_pretrained(tiny_teacher)
+    for start, layers in (("first", (1, 2)), ("alternate", (1, 3)), ("layer-map", (3, 4)), ("random", ())):
+        student = "layers=2,hidden=32,heads=4,ffn=64"
+        mapped = {"layer_map": "last"} if start == "layer-map" else {}
+        made = face.distill(
+            str(tiny_teacher), [corpus], tmp_path / start, student=student, start=start, **mapped, **settings
+        )
+        ours = AutoModel.from_pretrained(made).encoder.layer
+        for layer, number in zip(ours, layers, strict=False):
+            theirs = teacher.encoder.layer[number - 1].output.dense.weight
+            assert np.allclose(layer.output.dense.weight.detach(), theirs.detach(), atol=1e-6)
+        drawn = (teacher.encoder.layer[i].output.dense.weight for i in range(4))
+        assert layers or not any(np.allclose(ours[0].output.dense.weight.detach(), w.detach()) for w in drawn)
+    again = face.distill(str(tiny_teacher), [corpus], tmp_path / "again", start=str(tmp_path / "first"), **settings)
+    theirs = AutoModel.from_pretrained(tmp_path / "first").encoder.layer
+    for layer, before in zip(AutoModel.from_pretrained(again).encoder.layer, theirs, strict=True):
+        assert np.allclose(layer.output.dense.weight.detach(), before.output.dense.weight.detach(), atol=1e-6)
+    assert json.loads((again / "lineage.json").read_text(encoding="utf-8"))["start"] == "first"
+
+
+def test_whole_words_are_hidden_when_asked(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
+    made = {
+        whole: face.distill(
+            str(tiny_teacher), [corpus], tmp_path / str(whole), student="layers=2,hidden=32,heads=4,ffn=32", method="mlm",
+            batch=50, whole_words=whole,
+        )
+        for whole in (False, True)
+    }  # fmt: skip
+    losses = [json.loads((folder / "lineage.json").read_text(encoding="utf-8"))["loss"] for folder in made.values()]
+    assert losses[0][0] != losses[1][0]
+
+
 def test_an_assistant_stands_between_teacher_and_student(
     tiny_teacher: Path,
     corpus: Path,
@@ -134,7 +172,11 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
             "--layer-map says nothing to --method minilm; it is for hidden-states",
         ),
         ({"method": "minilm", "teacher_layer": 2}, "--teacher-layer says nothing to --method minilm"),
-        ({"start": "scratch"}, "--start teacher or random"),
+        ({"start": "./scratch"}, "--start ./scratch is not there. Give the path of a transformers folder"),
+        ({"start": "first"}, "--start first copies the teacher's layers, and .* has another width"),
+        ({"start": "layer-map"}, "--start layer-map starts from the layers of a --layer-map; give its name"),
+        ({"start": str(tiny_teacher)}, "is layers=4,hidden=32,heads=4,ffn=64, and --student is layers=2"),
+        ({"method": "minilm", "whole_words": True}, "--whole-words says nothing to --method minilm"),
         ({"assistants": ("huge",)}, "'huge' is not known"),
         ({"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
         ({"temperature": 2.0}, "temperature is no setting of distill; the settings are student, method"),
@@ -145,6 +187,61 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
                 str(tiny_teacher), [corpus], tmp_path / "small", student="layers=2,hidden=16,heads=4,ffn=32", **wrong
             )  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_is_fine_tuned_on_labels_and_on_soft_labels(
+    tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick: dict[str, Any] = {"epochs": 8, "learning_rate": 3e-3, "batch": 8, "threads": 1}
+    common = ("text-classification", str(task_data))
+    teacher = face.finetune(str(tiny_teacher), *common, tmp_path / "teacher", **quick)
+    assert face.evaluate(str(teacher), task_data / "test.jsonl")["value"] > 0.9
+    more = tmp_path / "more.txt"
+    more.write_text("\n".join(f"please refund the lamp {i}" for i in range(40)), encoding="utf-8")
+    student = "layers=2,hidden=32,heads=4,ffn=64"
+    small = face.distill(str(teacher), [corpus], tmp_path / "small", student=student, batch=50)
+    quick |= {"teacher": str(teacher), "unlabelled": (str(more),)}
+    whole = face.finetune(str(small), *common, tmp_path / "whole", **quick)
+    assert face.evaluate(str(whole), task_data / "test.jsonl")["value"] > 0.9
+    lineage = json.loads((whole / "lineage.json").read_text(encoding="utf-8"))
+    assert (lineage["method"], lineage["teacher"], lineage["model"]) == ("soft labels", "teacher", "small")
+    assert {"labels", "soft_labels"} == set(json.loads((whole / "metrics.jsonl").read_text().splitlines()[0])["terms"])
+
+    saved = training.save
+
+    def dies(model: Any, folder: Path, ground: Any, progress: Any, details: dict[str, Any]) -> None:
+        if details["role"] == "fine-tuned":
+            raise KeyboardInterrupt
+        saved(model, folder, ground, progress, details)
+
+    monkeypatch.setattr(training, "save", dies)
+    with pytest.raises(KeyboardInterrupt):
+        face.finetune(str(small), *common, tmp_path / "broken", **quick)
+    monkeypatch.undo()
+    broken = face.finetune(str(small), *common, tmp_path / "broken", **quick)
+    assert (whole / "model.safetensors").read_bytes() == (broken / "model.safetensors").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "more.txt", "small", "teacher", "whole"]
+
+
+def test_finetune_refuses_before_it_writes(
+    tiny_teacher: Path, classifier: Path, task_data: Path, corpus: Path, tmp_path: Path
+) -> None:
+    cased = shutil.copytree(classifier, tmp_path / "cased")
+    settings = json.loads((cased / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (cased / "tokenizer_config.json").write_text(json.dumps(settings | {"do_lower_case": False}), encoding="utf-8")
+    for wrong, message in (
+        (
+            {"teacher": str(tiny_teacher)},
+            "has no head for text-classification; it is to be fine-tuned on the task already",
+        ),
+        ({"unlabelled": (str(corpus),)}, "--unlabelled is text that a teacher labels, and no --teacher was given"),
+        ({"teacher": str(cased)}, "do not share a tokenizer: their vocabularies agree"),
+        ({"epoch": 3}, "epoch is no setting of finetune; the settings are"),
+        ({"epochs": 0}, "--epochs"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            face.finetune(str(tiny_teacher), "text-classification", str(task_data), tmp_path / "out", **wrong)  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["cased"]
 
 
 def test_export_makes_a_bundle_of_any_classifier_and_profile_times_it(

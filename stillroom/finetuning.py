@@ -1,0 +1,140 @@
+"""`stillroom finetune`: a model with a head for a task, trained on labels, or on a teacher's soft labels and them."""
+
+import dataclasses
+import os
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from compress.examples import check_task
+from compress.initialise import check_same_tokens, shape_in
+from compress.teacher import load, open_model
+from serve.errors import BadInput
+from stillroom import training
+from stillroom.ground import Ground, prepare, same_bits, texts_mark, trained_with
+from stillroom.recipe import Recipe, resolve
+from stillroom.show import say
+from stillroom.stages import MARK, Work, fingerprint
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """Settings of `stillroom finetune`."""
+
+    task: str
+    data: str
+    teacher: str = ""  # fine-tuned on the task; none trains on labels alone
+    unlabelled: tuple[str, ...] = ()  # files of in-domain text that the teacher labels
+    epochs: int = 5  # over the labelled text, at most
+    patience: int = 2  # epochs without a new best on validation before it stops; 0 never stops early
+    learning_rate: float = 1e-4
+    batch: int = 32
+    max_length: int = 0  # tokens; 0 is the longest that the model takes
+    temperature: float = 2.0  # of the soft labels
+    soft_weight: float = 0.9  # of the soft labels; the labels have the rest
+    new_head: bool = False  # a new head even where the model has one for other labels
+    seed: int = 0
+    threads: int = 0  # 0 is all that this process may use
+    precision: str = "auto"
+
+
+def fine_tune(model: str, out: Path, settings: FineTuning) -> Path:
+    """See `stillroom.verbs.finetune`."""
+    target = Path(os.path.abspath(out))
+    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+        raise BadInput(f"--out {out} is there already; nothing in it was touched. Give another folder.")
+    if settings.epochs < 1 or settings.patience < 0:
+        raise BadInput("--epochs is a whole number from 1, and --patience from 0 (which never stops early).")
+    ground, teacher = _grounds(model, target, settings)
+    for warning in ground.warnings:
+        say(f"warning: {warning}")
+    same_bits(ground.recipe.threads)
+    mark = fingerprint(
+        "finetune", ground.teacher_mark, teacher.teacher_mark if teacher else "", ground.data_mark, list(ground.labels),
+        texts_mark(ground.unlabelled), ground.recipe.threads, ground.recipe.precision, trained_with(),
+        dataclasses.asdict(settings) | {"teacher": "", "data": "", "unlabelled": ""},
+    )  # fmt: skip
+    work = Work(target.with_name(target.name + ".finetune-work"))
+    with work.locked():
+        soft = None
+        if teacher:
+            make = partial(training.make_teacher, ground=teacher, steps=0)
+            labeller = work.stage("teacher", fingerprint(mark, "teacher"), make)
+            label = partial(training.make_soft_labels, ground=teacher, teacher=labeller)
+            soft = work.stage("soft-labels", fingerprint(mark, "soft labels"), label)
+        train = partial(_train, ground=ground, teacher=teacher, soft_labels=soft, settings=settings)
+        folder = work.stage("model", mark, train)
+        folder.replace(target)
+        (target / MARK).unlink()
+        shutil.rmtree(work.root, ignore_errors=True)
+    return target
+
+
+def _grounds(model: str, out: Path, settings: FineTuning) -> tuple[Ground, Ground | None]:
+    """What the model stands on, and what its teacher does."""
+    opened = open_model(model, role="--model")
+    recipe = dataclasses.replace(_recipe(model, out, settings), student=str(shape_in(opened)))
+    ground = prepare(dataclasses.replace(recipe, new_head=settings.new_head))
+    if not settings.teacher:
+        if settings.unlabelled:
+            raise BadInput(
+                "--unlabelled is text that a teacher labels, and no --teacher was given. Give one, or leave it out."
+            )
+        return ground, None
+    length = ground.max_length
+    teacher = prepare(dataclasses.replace(recipe, teacher=settings.teacher, max_length=length))
+    if not teacher.teacher_has_head:
+        raise BadInput(
+            f"--teacher {settings.teacher} has no head for {settings.task}; it is to be fine-tuned on the task already. "
+            f"Do that first: stillroom finetune --model {settings.teacher} ..."
+        )
+    if teacher.labels != ground.labels:
+        # The order of labels is the teacher's; a head of the model's own in another order would be read wrongly.
+        if ground.teacher_has_head:
+            raise BadInput(
+                f"--model {model} has a head for {', '.join(ground.labels[:5])} ..., in another order or of other labels than "
+                f"--teacher {settings.teacher}. Give --new-head."
+            )
+        ground = dataclasses.replace(ground, labels=teacher.labels)
+    check_same_tokens(teacher.opened, opened)
+    return ground, teacher
+
+
+def _recipe(model: str, out: Path, settings: FineTuning) -> Recipe:
+    """The recipe of a run whose teacher is the model: it reads, checks and trains as `stillroom run` does."""
+    same = {
+        name: getattr(settings, name)
+        for name in ("task", "data", "batch", "max_length", "seed", "threads", "precision")
+    }
+    return resolve(
+        {}, same | {"teacher": model, "out": str(out), "unlabelled": settings.unlabelled, "temperature": settings.temperature,
+        "soft_weight": settings.soft_weight, "student_learning_rate": settings.learning_rate},
+    )  # fmt: skip
+
+
+def _train(
+    folder: Path, ground: Ground, teacher: Ground | None, soft_labels: Path | None, settings: FineTuning
+) -> None:
+    task = check_task(settings.task)
+    torch.manual_seed(settings.seed)
+    labels = None if ground.teacher_has_head else ground.labels
+    model = load(ground.opened, task, labels, multi_label=ground.splits.multi_label)
+    soft = training.read_soft_labels(soft_labels, teacher) if soft_labels and teacher else None
+    steps = -(-len(ground.train) // settings.batch) * settings.epochs
+    progress = training.on_task(
+        model,
+        folder,
+        ground,
+        steps,
+        settings.learning_rate,
+        "fine-tuning",
+        patience=settings.patience or None,
+        soft=soft,
+    )
+    details = {"role": "fine-tuned", "model": ground.opened.public_name, "method": "labels"}
+    if teacher:
+        details |= {"method": "soft labels", "teacher": teacher.opened.public_name}
+    training.save(model, folder, ground, progress, details)
