@@ -1,15 +1,23 @@
 """A training state in one safetensors file: weights, optimiser moments and where it stands; written in one step."""
 
+import errno
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from serve.errors import BadInput
+
+# A full disk, a quota used up, a limit on the size of a file.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass
@@ -24,21 +32,37 @@ class Progress:
     stopped: bool = False
 
 
-def save_checkpoint(path: Path, model: Any, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Write the state beside `path` and rename it into place: a kill leaves the file before it whole."""
+def save_checkpoint(
+    path: Path,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    scaler: torch.amp.GradScaler | None = None,
+) -> None:
+    """Write the state beside `path` and rename it into place: a kill, or a disk that fills, leaves the file before it whole.
+
+    Raises:
+        BadInput: there is no room for it.
+    """
     tensors = {f"model.{name}": value for name, value in own_tensors(model).items()}
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [p for p in model.parameters() if p.requires_grad]
     for name, parameter in zip(names, parameters, strict=True):
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer.{key}.{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
-    write_safetensors(path, tensors, {"progress": json.dumps(asdict(progress))})
+    metadata = {"progress": json.dumps(asdict(progress))}
+    if scaler is not None and scaler.is_enabled():
+        metadata["scaler"] = json.dumps(scaler.state_dict())
+    write_safetensors(path, tensors, metadata)
 
 
-def load_checkpoint(path: Path, model: Any, optimizer: torch.optim.Optimizer) -> Progress:
-    """Put the state of `path` into `model` and `optimizer`, and say where it stood."""
+def load_checkpoint(
+    path: Path, model: Any, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None
+) -> Progress:
+    """Put the state of `path` into `model`, `optimizer` and `scaler`, and say where it stood."""
     with safe_open(path, framework="pt") as file:
-        stored = json.loads(file.metadata()["progress"])
+        metadata = file.metadata()
+        stored = json.loads(metadata["progress"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     put_tensors(
         model, {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
@@ -51,6 +75,8 @@ def load_checkpoint(path: Path, model: Any, optimizer: torch.optim.Optimizer) ->
         }
         if state:
             optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
+    if scaler is not None and "scaler" in metadata:
+        scaler.load_state_dict(json.loads(metadata["scaler"]))
     stored["loss"] = [tuple(pair) for pair in stored["loss"]]
     stored["validation"] = [tuple(pair) for pair in stored["validation"]]
     return Progress(**stored)
@@ -81,9 +107,42 @@ def put_tensors(model: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write `tensors` to `path` in one step, through a file beside it."""
+    """Write `tensors` to `path` in one step, through a file beside it that does not stay when writing fails.
+
+    Raises:
+        BadInput: there is no room for it.
+    """
     beside = path.with_name(path.name + ".partial")
-    save_file({name: value.detach().contiguous() for name, value in tensors.items()}, beside, metadata)
-    with beside.open("rb") as file:
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with told_when_full(path):
+            save_file({name: value.detach().contiguous() for name, value in tensors.items()}, beside, metadata)
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
+            beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def told_when_full(path: Path) -> Iterator[None]:
+    """Within it `path` is written; that there is no room for it becomes one message.
+
+    Raises:
+        BadInput: there is none.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if not _no_room(error):
+            raise
+        # What it says of the cause is the system's own: a full disk, a quota, a limit.
+        raise BadInput(
+            f"{path} could not be written: {error}. What stood there before is whole. Make room and give the same command again: "
+            "it goes on from the last checkpoint."
+        ) from error
+
+
+def _no_room(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in NO_ROOM
+    return any(f"(os error {number})" in str(error) for number in NO_ROOM)  # safetensors says it in words alone

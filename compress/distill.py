@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,8 +15,9 @@ from compress.families import FAMILIES, Family, encoder_of
 from compress.insides import Insides, read
 from compress.loop import Order, Report, Schedule, Watch, train
 from compress.methods import Stage
-from compress.objectives import Objective, Projections, check_objective, layer_losses, output_losses
-from compress.tasks import Batch, inputs_for, to_device
+from compress.objectives import Objective, OutputTerm, Projections, check_objective, layer_losses, output_losses
+from compress.processes import Share
+from compress.tasks import Batch, inputs_for, part_of, to_device
 from compress.vocabulary import rows_in_use
 
 
@@ -45,6 +46,12 @@ class Settings:
     checkpoint_every_s: float = 30.0
     # In place of the stage's own rate; 0 keeps that.
     learning_rate: float = 0.0
+    # Parts that each batch is cut into, one after the other: less memory, the same gradients.
+    accumulate: int = 1
+    # Where else metrics go: names of `compress.trackers`.
+    trackers: tuple[str, ...] = ()
+    # In place of `steps` and of all that the stage says of rates (see `compress.schedules`).
+    schedule: Schedule | None = None
 
 
 def distil(
@@ -89,17 +96,20 @@ def distil(
     maps = projections or Projections(objective, (student if teacher is None else teacher).config, student.config)
     with moving(student, stage.trains), rows_narrowed(student, text, objective) as remap:
 
-        def loss_at(step: int) -> dict[str, Tensor]:
-            return step_losses(objective, teacher, student, family, text.at(step), maps, remap)
+        def loss_at(step: int, share: Share) -> dict[str, Tensor]:
+            return step_losses(objective, teacher, student, family, part_of(text.at(step), share), maps, remap)
 
+        rate = settings.learning_rate or stage.learning_rate
         return train(
             _Trained(student, maps),
             loss_at,
-            Schedule(settings.steps, settings.learning_rate or stage.learning_rate, stage.warmup, betas=stage.betas),
+            settings.schedule or Schedule(settings.steps, rate, stage.warmup, betas=stage.betas),
             folder=folder,
             seed=settings.seed,
             watch=None if watch is None else watch(remap),
             precision=settings.precision,
+            accumulate=settings.accumulate,
+            trackers=settings.trackers,
             checkpoint_every_s=settings.checkpoint_every_s,
             tokens_at=text.order.tokens_at,
             report=report,
@@ -115,7 +125,10 @@ def step_losses(
     projections: Projections,
     remap: np.ndarray | None,
 ) -> dict[str, Tensor]:
-    """The weighted loss terms of one batch; `remap` gives each token id its row in a narrowed student's embeddings."""
+    """The weighted loss terms of one batch, or of a part of one: those of all its parts add up to its own.
+
+    `remap` gives each token id its row in a narrowed student's embeddings.
+    """
     device = next(student.parameters()).device
     batch = to_device(batch, device)
     theirs = Insides({})
@@ -126,14 +139,17 @@ def step_losses(
     seen = batch
     if remap is not None:
         ids = torch.from_numpy(remap)[batch.inputs["input_ids"].cpu()].to(device)
-        seen = Batch(batch.inputs | {"input_ids": ids}, batch.row_index, batch.targets)
+        seen = replace(batch, inputs=batch.inputs | {"input_ids": ids})
     own = FAMILIES[student.config.model_type]
     ours = _read(student, own, objective, seen, teacher=False)
     heads = student.config.num_attention_heads
-    terms = layer_losses(objective.layers, theirs, ours, batch.inputs["attention_mask"], heads, projections)
+    inside = layer_losses(objective.layers, theirs, ours, batch.inputs["attention_mask"], heads, projections)
+    terms = {name: batch.weights.texts * loss for name, loss in inside.items()}
     if objective.outputs:
         said = None if theirs.output is None else _answers(theirs, batch, objective)
-        terms |= output_losses(objective.outputs, _answers(ours, batch, objective), said, batch.targets)
+        answered = output_losses(objective.outputs, _answers(ours, batch, objective), said, batch.targets)
+        weights = {term.name: _weight(term, batch) for term in objective.outputs}
+        terms |= {name: weights[name] * loss for name, loss in answered.items()}
     return terms
 
 
@@ -177,6 +193,13 @@ def _read(model: Any, family: Family, objective: Objective, batch: Batch, *, tea
     output = objective.asks_teacher if teacher else bool(objective.outputs)
     rows = _rows(batch, objective) if objective.masks_tokens and output else None
     return read(model, family, inputs_for(model, batch.inputs), wanted, output=output, rows=rows)
+
+
+def _weight(term: OutputTerm, batch: Batch) -> float:
+    """What the mean over the rows of `term` counts for, where `batch` is a part of one."""
+    if term.loss == "labels":
+        return batch.weights.labelled
+    return batch.weights.tokens if term.everywhere else batch.weights.rows
 
 
 def _rows(batch: Batch, objective: Objective) -> Tensor:

@@ -12,8 +12,9 @@ from compress.checkpoint import Progress
 from compress.examples import Example
 from compress.loop import Order, Report, Schedule, Watch, train
 from compress.losses import mixed_loss
+from compress.processes import Share
 from compress.scores import counts, gold_of, metric_of
-from compress.tasks import Encoded, collate, predictions, row_logits, rows_of, to_device
+from compress.tasks import Encoded, collate, part_of, predictions, row_logits, rows_of, to_device
 from compress.vocabulary import rows_in_use
 
 
@@ -33,6 +34,10 @@ class TaskTraining:
     seed: int = 0
     precision: str = "fp32"
     checkpoint_every_s: float = 30.0
+    # Parts that each batch is cut into, one after the other: less memory, the same gradients.
+    accumulate: int = 1
+    # Where else metrics go: names of `compress.trackers`.
+    trackers: tuple[str, ...] = ()
 
 
 def train_on_task(
@@ -64,13 +69,18 @@ def train_on_task(
     order = Order(lengths, settings.batch, settings.seed)
     with rows_in_use(model, [*texts.ids, *validation.ids], texts.pad_id) as remap:
 
-        def loss_at(step: int) -> dict[str, Tensor]:
-            batch = collate(texts, order.at(step).tolist(), soft=soft, remap=remap)
+        def loss_at(step: int, share: Share) -> dict[str, Tensor]:
+            batch = part_of(collate(texts, order.at(step).tolist(), soft=soft, remap=remap), share)
             batch = to_device(batch, next(model.parameters()).device)
-            logits = rows_of(model, batch)
-            return mixed_loss(
-                logits, batch.targets, batch.soft, temperature=settings.temperature, soft_weight=settings.soft_weight
+            terms = mixed_loss(
+                rows_of(model, batch),
+                batch.targets,
+                batch.soft,
+                temperature=settings.temperature,
+                soft_weight=settings.soft_weight,
             )
+            weights = {"labels": batch.weights.labelled, "soft_labels": batch.weights.rows}
+            return {name: weights[name] * term for name, term in terms.items()}
 
         every = settings.look_every or -(-len(labelled) // settings.batch)
         return train(
@@ -81,6 +91,8 @@ def train_on_task(
             seed=settings.seed,
             watch=look(model, validation, gold, min(every, settings.steps), remap, settings.patience),
             precision=settings.precision,
+            accumulate=settings.accumulate,
+            trackers=settings.trackers,
             checkpoint_every_s=settings.checkpoint_every_s,
             tokens_at=order.tokens_at,
             report=report,

@@ -3,12 +3,16 @@
 A step is a pure function of the weights, the optimiser's moments, the seed and the step's number: random numbers are
 seeded anew for each step, and the batch of a step is computed, not remembered. So a run that is killed and resumed from
 its last checkpoint ends with the same bits as one that was not.
+
+The batch of a step does not depend on how many processes train. Each takes some shares of it, in each of which means count
+for what the share holds of the batch, so that the gradients of all shares add up to that of the whole batch.
 """
 
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,15 +22,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from compress import processes
 from compress.checkpoint import (
     Progress,
     load_checkpoint,
     own_tensors,
     put_tensors,
     save_checkpoint,
+    told_when_full,
     write_safetensors,
 )
 from compress.losses import total
+from compress.processes import Share
+from compress.trackers import Trackers
+from serve.errors import BadInput
 
 CHECKPOINT = "checkpoint.safetensors"
 BEST = "best.safetensors"
@@ -111,125 +120,227 @@ class Order:
 
 def train(
     model: Any,
-    loss_at: Callable[[int], dict[str, Tensor]],
+    loss_at: Callable[[int, Share], dict[str, Tensor]],
     schedule: Schedule,
     *,
     folder: Path,
     seed: int,
     watch: Watch | None = None,
     precision: str = "fp32",
+    accumulate: int = 1,
+    trackers: Sequence[str] = (),
     checkpoint_every_s: float = 30.0,
     tokens_at: Callable[[int], int] | None = None,
     report: Report | None = None,
 ) -> Progress:
     """Train `model` in place, from the checkpoint in `folder` if there is one; with `watch`, end with its best weights.
 
-    `folder/metrics.jsonl` gets a line for each of about 200 steps: the loss, its terms apart, rate and speed.
+    `folder/metrics.jsonl` gets a line for each of about 200 steps: the loss, its terms apart, rate and speed. Of several
+    processes (`compress.processes`) each takes its shares of every batch, and the main one writes.
 
     Args:
         model: what is trained; parameters that need no gradient stay as they are.
-        loss_at: the weighted loss terms of a step, given its number from 0.
+        loss_at: the weighted loss terms of a step, given its number from 0, on a share of its batch; those of all shares
+            add up to those of the batch.
         schedule: steps and learning rate.
-        folder: holds the checkpoint and the best weights; made if absent.
-        seed: together with the step's number it fixes dropout.
+        folder: holds the checkpoint and the best weights; made if absent. Of several processes the main one's counts.
+        seed: together with the numbers of step and share it fixes dropout.
         watch: validation, best weights and early stopping.
-        precision: `fp32`, or `bf16` for matrix products in bfloat16 with float32 weights.
+        precision: `fp32`; or `bf16`, or on GPUs `fp16`, for matrix products in that with float32 weights.
+        accumulate: parts that a process cuts its part of a batch into, one after the other.
+        trackers: where else the metrics go.
         checkpoint_every_s: seconds between checkpoints: the work that a kill loses at most.
         tokens_at: the real tokens of a step, for the speed that is told.
         report: told of each step.
-    """
-    from accelerate import Accelerator
 
-    folder.mkdir(parents=True, exist_ok=True)
-    accelerator = (
-        Accelerator()
-    )  # precision is not its matter: its state is one for the process, a run's precision is not
-    model.to(accelerator.device)
+    Raises:
+        BadInput: float16 without a GPU, a tracker that is not installed, or no room for what is written.
+        FloatingPointError: the loss is no longer a number.
+    """
+    device = device_of_process()
+    check_precision(precision, device)
+    folder = processes.told(folder)
+    model.to(device)
     optimizer = _optimizer(model, schedule)
-    trained = [p for p in model.parameters() if p.requires_grad]
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     progress = Progress()
     if (folder / CHECKPOINT).is_file():
-        progress = load_checkpoint(folder / CHECKPOINT, model, optimizer)
-    metrics = Metrics(folder / METRICS, progress.step)
-    # No `prepare`: one process needs no wrapper, and unwrapped models keep their names in checkpoints.
-    saved_at = started = time.monotonic()
-    seen = 0
-    model.train()
-    while progress.step < schedule.steps and not progress.stopped:
-        torch.manual_seed(_seed_of(seed, progress.step))
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.rate(progress.step)
-        with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            terms = loss_at(progress.step)
-        loss = total(terms)
-        accelerator.backward(loss)
-        torch.nn.utils.clip_grad_norm_(trained, schedule.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)  # new pages for every gradient cost more than clearing old ones
-        progress.step += 1
-        value = loss.item()
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"the loss became {value} at step {progress.step} "
-                f"({', '.join(f'{name} {term.item():.4g}' for name, term in terms.items())}); a lower learning rate may help"
-            )
-        tokens_per_s = None
-        if tokens_at:
-            seen += tokens_at(progress.step - 1)
-            tokens_per_s = seen / (time.monotonic() - started)
-        if progress.step % max(1, schedule.steps // 200) == 0 or progress.step == schedule.steps:
-            progress.loss.append((progress.step, value))
-            metrics.write(progress.step, value, terms, schedule.rate(progress.step - 1), tokens_per_s)
-        if watch and (progress.step % watch.every == 0 or progress.step == schedule.steps):
-            _look(model, watch, progress, folder)
-        if time.monotonic() - saved_at > checkpoint_every_s or progress.step == schedule.steps or progress.stopped:
-            save_checkpoint(folder / CHECKPOINT, model, optimizer, progress)
-            saved_at = time.monotonic()
-        if report:
-            report(progress.step, schedule.steps, value, tokens_per_s)
+        progress = load_checkpoint(folder / CHECKPOINT, model, optimizer, scaler)
+    processes.send(list(own_tensors(model).values()))
+    settings = {"steps": schedule.steps, "learning_rate": schedule.learning_rate, "seed": seed, "precision": precision}
+    # No `prepare`: gradients are added up here, and unwrapped models keep their names in checkpoints.
+    with closing(Metrics(folder, progress.step, Trackers(trackers, folder, settings), tokens_at)) as metrics:
+        saved_at = time.monotonic()
+        model.train()
+        while progress.step < schedule.steps and not progress.stopped:
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.rate(progress.step)
+            terms = _gradients(model, loss_at, progress.step, seed, accumulate, precision, scaler)
+            _move(model, optimizer, scaler, schedule.clip_norm)
+            progress.step += 1
+            value = _finite(terms, progress.step)
+            tokens_per_s = metrics.tokens_per_s(progress.step)
+            last = progress.step == schedule.steps
+            if last or progress.step % max(1, schedule.steps // 200) == 0:
+                progress.loss.append((progress.step, value))
+                metrics.write(progress.step, value, terms, schedule.rate(progress.step - 1), tokens_per_s)
+            if watch and (last or progress.step % watch.every == 0):
+                _look(model, watch, progress, folder)
+            due = last or progress.stopped or time.monotonic() - saved_at > checkpoint_every_s
+            if due and processes.main():
+                save_checkpoint(folder / CHECKPOINT, model, optimizer, progress, scaler)
+                saved_at = time.monotonic()
+            if report:
+                report(progress.step, schedule.steps, value, tokens_per_s)
     if watch:
         put_tensors(model, load_file(folder / BEST))
+    processes.wait()  # until all have read what whoever called may now move away
     model.eval()
     return progress
 
 
-class Metrics:
-    """A file of JSON lines, one a step that is told of; what stands in it beyond step `step` is dropped."""
+def device_of_process() -> torch.device:
+    """Where this process trains: a GPU of its own where there are any."""
+    from accelerate import Accelerator
 
-    def __init__(self, file: Path, step: int) -> None:
-        self.file = file
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+    processes.join()
+    device: torch.device = Accelerator().device
+    return device
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Nothing, when `device` can be trained on in `precision`.
+
+    Raises:
+        BadInput: float16 on a CPU.
+    """
+    if precision == "fp16" and device.type != "cuda":
+        raise BadInput(
+            f"fp16 trains on CUDA GPUs, and this would run on {device.type}, which has no fast products in float16. "
+            "Take bf16, which has the range of float32 and needs no scaling of gradients, or fp32."
+        )
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Within it matrix products are in `precision`, whatever the weights are in."""
+    half = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, half, enabled=precision != "fp32")
+
+
+class Metrics:
+    """What is told of a training: a file of JSON lines, one a step that is told of, and trackers.
+
+    What stands in the file beyond step `step` is dropped. Of several processes the main one writes.
+    """
+
+    def __init__(self, folder: Path, step: int, trackers: Trackers, tokens_at: Callable[[int], int] | None) -> None:
+        self.file = folder / METRICS
+        self.trackers = trackers
+        self.tokens_at = tokens_at
+        self.tokens = 0
+        self.started = time.monotonic()
+        if not processes.main():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True) if self.file.is_file() else []
         # A kill may have left half a line, and lines of steps that are now trained again.
         kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= step]
-        beside = file.with_name(file.name + ".partial")
-        beside.write_text("".join(kept), encoding="utf-8")
-        beside.replace(file)
+        beside = self.file.with_name(self.file.name + ".partial")
+        with told_when_full(self.file):
+            beside.write_text("".join(kept), encoding="utf-8")
+            beside.replace(self.file)
+
+    def tokens_per_s(self, step: int) -> float | None:
+        """Real tokens a second since training began or went on; `step` steps are done, and it is asked after each."""
+        if self.tokens_at is None:
+            return None
+        self.tokens += self.tokens_at(step - 1)
+        return self.tokens / (time.monotonic() - self.started)
 
     def write(
         self, step: int, loss: float, terms: dict[str, Tensor], learning_rate: float, tokens_per_s: float | None
     ) -> None:
-        """Add the line of one step."""
-        apart = {name: term.item() for name, term in terms.items()}
+        """Add the line of one step.
+
+        Raises:
+            BadInput: there is no room for it.
+        """
+        if not processes.main():
+            return
         line = {
             "step": step,
             "loss": loss,
-            "terms": apart,
+            "terms": {name: term.item() for name, term in terms.items()},
             "learning_rate": learning_rate,
             "tokens_per_s": tokens_per_s,
         }
-        with self.file.open("a", encoding="utf-8") as file:
+        with told_when_full(self.file), self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        self.trackers.write(line)
+
+    def close(self) -> None:
+        """Let the trackers write what they hold back."""
+        self.trackers.close()
+
+
+def _gradients(
+    model: Any,
+    loss_at: Callable[[int, Share], dict[str, Tensor]],
+    step: int,
+    seed: int,
+    accumulate: int,
+    precision: str,
+    scaler: torch.amp.GradScaler,
+) -> dict[str, Tensor]:
+    """The loss terms of one step, scalars; its gradients, scaled, are added to those of `model`. Both of the whole batch."""
+    found: dict[str, Tensor] = {}
+    for share in processes.shares(accumulate):
+        torch.manual_seed(_seed_of(seed, step, share))
+        with autocast(next(model.parameters()).device, precision):
+            terms = loss_at(step, share)
+        scaler.scale(total(terms)).backward()  # type: ignore[no-untyped-call]
+        found = {name: found[name] + term.detach() if found else term.detach() for name, term in terms.items()}
+    values = torch.stack(list(found.values()))
+    # The same parameters in every process, since each computed the same terms.
+    processes.add_up([values, *(p.grad for p in model.parameters() if p.grad is not None)])
+    return dict(zip(found, values, strict=True))
+
+
+def _move(model: Any, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, clip_norm: float) -> None:
+    """One step along the gradients, which are cleared. Where float16 overflowed the step is left out and the scale lowered."""
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], clip_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=False)  # new pages for every gradient cost more than clearing old ones
+
+
+def _finite(terms: dict[str, Tensor], step: int) -> float:
+    """The loss after `step` steps.
+
+    Raises:
+        FloatingPointError: it is not a number.
+    """
+    value = total(terms).item()
+    if not math.isfinite(value):
+        apart = ", ".join(f"{name} {term.item():.4g}" for name, term in terms.items())
+        raise FloatingPointError(f"the loss became {value} at step {step} ({apart}); a lower learning rate may help")
+    return value
 
 
 def _look(model: Any, watch: Watch, progress: Progress, folder: Path) -> None:
-    """Validate; keep the weights of a new best; stop after `patience` looks without one."""
-    model.eval()
-    value = watch.evaluate()
-    model.train()
+    """Validate, in the main process; keep the weights of a new best; stop after `patience` looks without one."""
+    value = 0.0
+    if processes.main():
+        model.eval()
+        value = watch.evaluate()
+        model.train()
+        if value > progress.best_value:
+            write_safetensors(folder / BEST, own_tensors(model))
+    value = processes.told(value)
     progress.validation.append((progress.step, value))
     if value > progress.best_value:
         progress.best_value, progress.best_step = value, progress.step
-        write_safetensors(folder / BEST, own_tensors(model))
     since = sum(step > progress.best_step for step, _ in progress.validation)
     progress.stopped = watch.patience is not None and since >= watch.patience
 
@@ -253,5 +364,6 @@ def _optimizer(model: Any, schedule: Schedule) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=schedule.learning_rate, betas=schedule.betas, fused=True)
 
 
-def _seed_of(seed: int, step: int) -> int:
-    return int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
+def _seed_of(seed: int, step: int, share: Share) -> int:
+    """The same for the first share as without any: a 0 at the end changes nothing."""
+    return int(np.random.SeedSequence([seed, step, share.number]).generate_state(1)[0])

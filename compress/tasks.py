@@ -1,9 +1,9 @@
 """From text to rows of numbers and back: tokenised examples, padded batches, and what logits say of a text."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from compress.examples import Example, Task
 from compress.loop import Order
 from compress.losses import IGNORED
+from compress.processes import Share
 from compress.scores import Prediction
 from serve.labels import applies, split_tag
 from serve.spans import Word, decode_spans, words
@@ -74,14 +75,63 @@ class Encoded:
         )
 
 
+class Weights(NamedTuple):
+    """What means over a part of a batch count for: its share of the whole batch's texts, real tokens, rows and labelled rows."""
+
+    texts: float = 1.0
+    tokens: float = 1.0
+    rows: float = 1.0
+    labelled: float = 1.0
+
+
+WHOLE = Weights()
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Padded inputs `(batch, tokens)` and flat rows: `row_index` into `(batch * tokens)`, or into `(batch)` for whole texts."""
+    """Padded inputs `(batch, tokens)` and flat rows: `row_index` into `(batch * tokens)`, or into `(batch)` where a row is a
+    whole text (`whole_texts`)."""
 
     inputs: dict[str, Tensor]
     row_index: Tensor
     targets: Tensor
     soft: Tensor | None = None
+    whole_texts: bool = False
+    weights: Weights = WHOLE
+
+
+def part_of(batch: Batch, share: Share) -> Batch:
+    """The texts of `batch` that are in `share`: means over each part, times its weights, add up to the mean over the whole.
+
+    A part of no text is the first one at no weight: every part then has gradients of the same parameters.
+    """
+    if share.of == 1:
+        return batch
+    texts, width = batch.inputs["input_ids"].shape
+    first, last = share.bounds(texts)
+    empty = first == last
+    if empty:
+        first, last = 0, 1
+    rows_a_text = 1 if batch.whole_texts else width
+    inside = (batch.row_index >= first * rows_a_text) & (batch.row_index < last * rows_a_text)
+    real, labelled = batch.inputs["attention_mask"], batch.targets != IGNORED
+
+    def weight(part: Tensor, whole: Tensor) -> float:
+        return 0.0 if empty else float(part.sum()) / max(1.0, float(whole.sum()))
+
+    return replace(
+        batch,
+        inputs={name: value[first:last] for name, value in batch.inputs.items()},
+        row_index=batch.row_index[inside] - first * rows_a_text,
+        targets=batch.targets[inside],
+        soft=None if batch.soft is None else batch.soft[inside],
+        weights=Weights(
+            0.0 if empty else (last - first) / texts,
+            weight(real[first:last], real),
+            weight(inside, torch.ones_like(inside)),
+            weight(labelled[inside], labelled),
+        ),
+    )
 
 
 def encode(
@@ -219,6 +269,7 @@ def collate(
         torch.from_numpy(np.concatenate(flat)),
         torch.from_numpy(np.concatenate([encoded.targets[i] for i in chosen])),
         None if soft is None else torch.from_numpy(np.concatenate([soft[i] for i in chosen]).astype(np.float32)),
+        encoded.task == "text-classification",
     )
 
 
@@ -276,7 +327,13 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         return batch
     soft = None if batch.soft is None else batch.soft.to(device)
     inputs = {name: value.to(device) for name, value in batch.inputs.items()}
-    return Batch(inputs, batch.row_index.to(device), batch.targets.to(device), soft)
+    return replace(
+        batch,
+        inputs=inputs,
+        row_index=batch.row_index.to(device),
+        targets=batch.targets.to(device),
+        soft=soft,
+    )
 
 
 def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from serve.errors import StillroomError
+from compress import processes
+from serve.errors import BadInput, StillroomError
 from stillroom.recipe import Recipe
 from stillroom.show import console, say
 
@@ -37,6 +38,8 @@ BUILD_PACKAGES = {
     "pyarrow",
     "tomli_w",
 }
+
+TRAINING_VERBS = ("distill", "run")  # which several processes may be started for
 
 PROFILE_FILES = {"report.html", "report.json", "table.md"}  # what `profile --out` writes, and may replace
 
@@ -80,6 +83,7 @@ def guarded(call: Callable[[], Any]) -> int:
 
 
 def _our_fault(error: Exception) -> int:
+    console.quiet = False  # of whichever process it is
     with tempfile.NamedTemporaryFile("w", prefix="stillroom-", suffix=".log", delete=False, encoding="utf-8") as log:
         traceback.print_exception(error, file=log)
     console.print("[bold red]stillroom:[/] ", end="")
@@ -110,11 +114,30 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def stillroom(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
     """Teacher -> distil -> export -> measure -> serve. A large text encoder in, a small one out: proven, measured, served."""
+    _launched(context.invoked_subcommand)
+
+
+def _launched(verb: str | None) -> None:
+    """Where several processes were started to train, the main one speaks for all.
+
+    Raises:
+        BadInput: they were started for a verb that does not train in several.
+    """
+    processes.check_launch()
+    if not processes.main():
+        console.quiet = True
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as this process is
+    if processes.count() > 1 and verb not in TRAINING_VERBS:
+        raise BadInput(
+            f"{processes.count()} processes were started for `{verb}`; only {' and '.join(TRAINING_VERBS)} train in several. "
+            "Run this one without torchrun or accelerate launch."
+        )
 
 
 def _setting(name: str, *flags: str, help: str) -> Any:
@@ -153,7 +176,8 @@ def run(
         int | None, _setting("threads", help="Cores to use; all that this process may use unless given.")
     ] = None,
     precision: Annotated[
-        str | None, _setting("precision", help="Of training: fp32, bf16, or auto: bf16 where the machine has it.")
+        str | None,
+        _setting("precision", help="Of training: fp32, bf16, fp16 on GPUs, or auto: bf16 where the machine has it."),
     ] = None,
     max_length: Annotated[int | None, _setting("max_length", help="Longest text in tokens.")] = None,
     batch: Annotated[int | None, _setting("batch", help="Texts a training step.")] = None,
@@ -595,7 +619,6 @@ def profile(
       stillroom profile my_teacher ner.bundle --data my_data/test.jsonl --out timings
     """
     from latency.report import markdown_table, write_report
-    from serve.errors import BadInput
     from stillroom.verbs import profile as time_models
 
     if out and out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= PROFILE_FILES):
@@ -617,8 +640,6 @@ def profile(
 
 
 def _numbers(listed: str) -> list[int]:
-    from serve.errors import BadInput
-
     parts = listed.split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise BadInput(f"{listed!r} is not a list of whole numbers from 1, such as 1,8.")

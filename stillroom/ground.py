@@ -12,9 +12,11 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from compress import processes
 from compress.augment import augmented
 from compress.examples import Example, Splits, check_task, fingerprint, read_splits, read_texts
 from compress.initialise import layers_fit
+from compress.loop import check_precision
 from compress.methods import Sizes, usual_relation_heads, usual_teacher_layer
 from compress.preflight import Faults, labels_for, warnings_of
 from compress.relations import check_relation_heads
@@ -134,9 +136,9 @@ def trained_with() -> list[str]:
 
 
 def same_bits(threads: int) -> None:
-    """Torch on so many cores, by ways that give the same bits each time."""
+    """Torch on so many cores, shared with the other processes here, by ways that give the same bits each time."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products on CUDA ask for
-    torch.set_num_threads(threads)
+    torch.set_num_threads(max(1, threads // processes.count_here()))
     torch.use_deterministic_algorithms(True)
 
 
@@ -154,6 +156,7 @@ def prepare(recipe: Recipe) -> Ground:
     out = Path(os.path.abspath(recipe.out))
     work = Work(out.with_name(out.name + ".work"))
     faults.check(lambda: check_out(out))
+    faults.check(lambda: check_precision(recipe.precision, device_here()))
     faults.check(work.refuse_foreign)
     splits = faults.check(lambda: read_splits(recipe.data, task, seed=recipe.seed)) if task else None
     corpus = _texts(faults, recipe.corpus)

@@ -16,6 +16,7 @@ from compress.corpus import CorpusText
 from compress.distill import step_losses
 from compress.examples import check_task
 from compress.initialise import student_of
+from compress.loop import autocast
 from compress.losses import label_loss, total
 from compress.objectives import Projections
 from compress.tasks import collate, row_logits, rows_of, to_device
@@ -162,8 +163,7 @@ def _timed(model: Any, ground: Ground, step_on: Callable[[int, Any], None], ids:
         taken = []
         for i in range(TIMED_STEPS):
             started = time.perf_counter()
-            enabled = ground.recipe.precision == "bf16"
-            with torch.autocast(device_here().type, torch.bfloat16, enabled=enabled):
+            with autocast(device_here(), ground.recipe.precision):
                 step_on(i, remap)
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)

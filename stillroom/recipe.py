@@ -149,8 +149,8 @@ def _out_of_range(recipe: Recipe) -> list[str]:
     ):
         if not getattr(recipe, name) >= 0:
             faults.append(f"`{name}` is {getattr(recipe, name)}; it cannot be below 0")
-    if recipe.precision not in ("auto", "fp32", "bf16"):
-        faults.append(f"`precision` is {recipe.precision!r}; it is auto, fp32 or bf16")
+    if recipe.precision not in ("auto", "fp32", "bf16", "fp16"):
+        faults.append(f"`precision` is {recipe.precision!r}; it is auto, fp32, bf16 or, on GPUs, fp16")
     return faults
 
 

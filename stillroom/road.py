@@ -42,6 +42,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         say(f"warning: {warning}")
     with ground.work.locked():
         folders = _train(ground, marks)
+        ground.work.alone()
         scores = _judge(ground, marks, folders)
         folders["latency"] = _stage(
             ground,

@@ -1,6 +1,9 @@
 """A run as a list of stages: each has a folder, and a fingerprint of everything that decides what ends up in it.
 
 A stage works in `NAME.partial` and is renamed to `NAME` when it is finished, so a folder without `.partial` is whole.
+
+Of several processes (`compress.processes`) the main one has the folder. The others follow it from stage to stage, make each
+that it makes in a folder that is thrown away, and end with its last one: what is not training they do in vain.
 """
 
 import fcntl
@@ -8,17 +11,21 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from compress import processes
 from serve.bundle import canonical_json
 from serve.errors import BadInput
 
 MARK = "stage.json"
-METRICS = "metrics.jsonl"  # of a training, as `compress.loop` writes it; kept when its checkpoints go
+# Of a training, as `compress.loop` and `compress.trackers` write them; kept when its checkpoints go.
+METRICS = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
 TRAINING = "training"  # checkpoints of a stage under way
 OURS = "made-by-stillroom"  # an empty file that says whose folder this is
 # Raised when a change of code makes stages of an older version unfit to be taken over.
@@ -36,6 +43,8 @@ class Work:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.seconds: dict[str, float] = {}
+        # What the main process said of the stage that comes next: whether it is finished. It says none when it goes on alone.
+        self.next_is_finished: bool | None = None
 
     def finished(self, name: str, mark: str) -> bool:
         """Whether stage `name` stands there, made from the inputs that `mark` fingerprints."""
@@ -45,9 +54,20 @@ class Work:
         """The folder of stage `name`, made by `make(folder)` unless it is there already.
 
         What a stage of other inputs left is removed; what an unfinished one of the same inputs left is handed to `make`.
+
+        Raises:
+            BadInput: there is no room for what it writes.
         """
+        from compress.checkpoint import told_when_full
+
         done, partial = self.root / name, self.root / f"{name}.partial"
-        if self.finished(name, mark):
+        if not processes.main():
+            if not self.next_is_finished:
+                with tempfile.TemporaryDirectory() as scratch:
+                    make(Path(scratch))
+            self._follow()
+            return done
+        if processes.told(self.finished(name, mark)):
             self.seconds[name] = float(_read_mark(done)["seconds"])
             return done
         if _read_mark(partial).get("fingerprint") != mark:
@@ -57,14 +77,18 @@ class Work:
         before = float(_read_mark(partial)["seconds"])
         started = time.monotonic()
         try:
-            make(partial)
+            with told_when_full(partial):
+                make(partial)
         finally:
             self.seconds[name] = before + time.monotonic() - started
             if partial.is_dir():
-                _write_mark(partial, {"fingerprint": mark, "seconds": self.seconds[name]})
+                with suppress(OSError):  # seconds are not worth hiding why it stopped, nor worth stopping for
+                    _write_mark(partial, {"fingerprint": mark, "seconds": self.seconds[name]})
         metrics = partial / TRAINING / METRICS
         if metrics.is_file() and (metrics.stat().st_size or not (partial / METRICS).is_file()):
             metrics.replace(partial / METRICS)
+        if (partial / TRAINING / TENSORBOARD).is_dir() and not (partial / TENSORBOARD).is_dir():
+            (partial / TRAINING / TENSORBOARD).replace(partial / TENSORBOARD)
         shutil.rmtree(done, ignore_errors=True)
         partial.replace(done)
         # Only now: a kill before the rename goes on from the checkpoint in it.
@@ -73,9 +97,22 @@ class Work:
 
     def clear(self, *, but: str) -> None:
         """Remove every stage, finished or not, other than `but`."""
-        for folder in self.root.iterdir():
+        for folder in self.root.iterdir() if processes.main() else ():
             if folder.is_dir() and folder.name.removesuffix(".partial") != but:
                 shutil.rmtree(folder)
+
+    def alone(self) -> None:
+        """Go on without the other processes, which end here: what follows is no training."""
+        if processes.count() > 1:
+            processes.told(None)
+            processes.part_ways()
+
+    def _follow(self) -> None:
+        """Wait for what the main process does next; end when it goes on alone."""
+        self.next_is_finished = processes.told(None)
+        if self.next_is_finished is None:
+            processes.part_ways()
+            raise SystemExit(0)
 
     def refuse_foreign(self) -> None:
         """Nothing, when the folder is free or ours.
@@ -91,11 +128,29 @@ class Work:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Within it no other run works in this folder.
+        """Within it no other run works in this folder; of several processes only the main one gets beyond its end.
 
         Raises:
             BadInput: another one does.
         """
+        processes.wait()  # until all have seen what was there before the first stage
+        fault = ""
+        with ExitStack() as stack:
+            if processes.main():
+                try:
+                    stack.enter_context(self._lock())
+                except BadInput as error:
+                    fault = error.message
+            fault = processes.told(fault)
+            if fault:
+                raise BadInput(fault)
+            if not processes.main():
+                self._follow()
+            yield
+            self.alone()
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
         self.refuse_foreign()
         self.root.mkdir(parents=True, exist_ok=True)
         (self.root / OURS).touch()

@@ -42,7 +42,7 @@ class TaskText:
         batch = self.corpus.at(step)
         targets = batch.inputs["input_ids"][:, 0] % 2
         targets[0] = IGNORED  # one that the teacher alone labels
-        return Batch(batch.inputs, torch.arange(len(targets)), targets)
+        return Batch(batch.inputs, torch.arange(len(targets)), targets, whole_texts=True)
 
 
 HALF = Shape(2, 24, 4, 48)

@@ -1,6 +1,7 @@
 """The loop, checkpoints, narrowed embeddings: on tiny models, compared bit for bit."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,11 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from compress.loop import Order, Schedule, Watch, train
+from compress.checkpoint import Progress, load_checkpoint, save_checkpoint
+from compress.loop import Order, Schedule, Watch, check_precision, train
+from compress.processes import Share
 from compress.vocabulary import rows_in_use
+from serve.errors import BadInput
 
 CONFIG = {
     "vocab_size": 50,
@@ -30,7 +34,7 @@ def classifier(seed: int, **changes: int) -> BertForSequenceClassification:
 def losses_of(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor):
     order = Order(np.full(len(ids), ids.shape[1]), 8, seed=0)
 
-    def loss_at(step: int) -> dict[str, torch.Tensor]:
+    def loss_at(step: int, share: Share) -> dict[str, torch.Tensor]:
         chosen = order.at(step)
         return {"labels": model(input_ids=ids[chosen], labels=labels[chosen]).loss}
 
@@ -57,12 +61,12 @@ def test_a_run_killed_and_resumed_ends_with_the_bits_of_one_that_was_not(tmp_pat
     )
     calls = 0
 
-    def dying(step: int) -> dict[str, torch.Tensor]:
+    def dying(step: int, share: Share) -> dict[str, torch.Tensor]:
         nonlocal calls
         calls += 1
         if calls > killed_at:
             raise Killed
-        return losses_of(broken, IDS, LABELS)(step)
+        return losses_of(broken, IDS, LABELS)(step, share)
 
     with pytest.raises(Killed):
         train(
@@ -104,7 +108,7 @@ def test_the_terms_of_a_loss_are_logged_apart_and_half_a_line_is_forgotten(tmp_p
     model = classifier(2)
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1}\n{"step": 9, "lo')
 
-    def loss_at(step: int) -> dict[str, torch.Tensor]:
+    def loss_at(step: int, share: Share) -> dict[str, torch.Tensor]:
         loss = model(input_ids=IDS, labels=LABELS).loss
         return {"first": 0.25 * loss, "second": 0.75 * loss}
 
@@ -137,7 +141,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_names_its_terms(tmp_path:
     with pytest.raises(FloatingPointError, match=r"the loss became nan at step 1 .*labels nan"):
         train(
             model,
-            lambda _: {"labels": model(IDS).logits.sum() * float("nan")},
+            lambda *_: {"labels": model(IDS).logits.sum() * float("nan")},
             Schedule(5, 1e-3),
             folder=tmp_path,
             seed=0,
@@ -176,3 +180,103 @@ def test_training_only_the_rows_in_use_ends_where_training_all_of_them_does(tmp_
     unused = sorted(set(range(1, 50)) - set(IDS.flatten().tolist()))
     start = classifier(4).get_input_embeddings().weight
     assert torch.equal(narrow.get_input_embeddings().weight[unused], start[unused])
+
+
+def test_a_disk_that_fills_leaves_the_checkpoint_before_it_and_training_goes_on_from_there(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    whole, cramped, resumed = classifier(1), classifier(1), classifier(99)
+    unbroken = train(whole, losses_of(whole, IDS, LABELS), Schedule(20, 1e-3), folder=tmp_path / "a", seed=3)
+    folder = tmp_path / "b"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    kept: list[bytes] = []
+
+    def filling(done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
+        if done == 8:
+            kept.append((folder / "checkpoint.safetensors").read_bytes())
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(kept[0]) // 2, before[1]))  # no file grows beyond this
+
+    try:
+        with pytest.raises(
+            BadInput, match=r"checkpoint.safetensors could not be written: .* Make room and give the same"
+        ):
+            train(
+                cramped,
+                losses_of(cramped, IDS, LABELS),
+                Schedule(20, 1e-3),
+                folder=folder,
+                seed=3,
+                checkpoint_every_s=0,
+                report=filling,
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sorted(file.name for file in folder.iterdir()) == ["checkpoint.safetensors", "metrics.jsonl"]
+    assert (folder / "checkpoint.safetensors").read_bytes() == kept[0]
+    progress = train(resumed, losses_of(resumed, IDS, LABELS), Schedule(20, 1e-3), folder=folder, seed=3)
+    assert progress == unbroken
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
+    )
+
+
+def test_float16_is_refused_on_a_cpu_and_the_message_says_what_to_take(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"fp16 trains on CUDA GPUs, and this would run on cpu, .* Take bf16"):
+        check_precision("fp16", torch.device("cpu"))
+    for precision in ("fp32", "bf16"):
+        check_precision(precision, torch.device("cpu"))
+
+
+def test_the_scale_of_gradients_is_in_the_checkpoint(tmp_path: Path) -> None:
+    model = classifier(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler, again = torch.amp.GradScaler("cpu", init_scale=4.0), torch.amp.GradScaler("cpu")
+    scaler.scale(model(IDS).logits.sum()).backward()
+    next(model.parameters()).grad.fill_(float("inf"))
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()  # an overflow halves the scale
+    save_checkpoint(tmp_path / "checkpoint.safetensors", model, optimizer, Progress(3), scaler)
+    assert load_checkpoint(tmp_path / "checkpoint.safetensors", model, optimizer, again) == Progress(3)
+    assert again.state_dict() == scaler.state_dict()
+    assert again.get_scale() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        pytest.param(
+            ["tensorbord"], "tensorbord: no such tracker. Trackers are tensorboard, wandb, mlflow", id="no-such"
+        ),
+        pytest.param(
+            ["wandb", "mlflow"], "wandb and mlflow, which is not installed. Run: pip install wandb", id="missing"
+        ),
+    ],
+)
+def test_a_tracker_that_cannot_be_told_is_refused_before_training(
+    names: list[str], message: str, tmp_path: Path
+) -> None:
+    if names == ["wandb", "mlflow"] and any(map(find_spec, names)):
+        pytest.skip("a tracker that should be missing is installed")
+    model = classifier(2)
+    with pytest.raises(BadInput, match=message):
+        train(model, losses_of(model, IDS, LABELS), Schedule(4, 1e-3), folder=tmp_path, seed=0, trackers=names)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.skipif(not find_spec("tensorboard"), reason="tensorboard is not installed")
+def test_tensorboard_is_told_what_the_metrics_say(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = classifier(2)
+    losses = losses_of(model, IDS, LABELS)
+    train(model, losses, Schedule(4, 1e-3), folder=tmp_path, seed=0, trackers=["tensorboard"], tokens_at=lambda _: 7)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "stillroom")).Reload()
+    for tag, expected in (
+        ("loss", [line["loss"] for line in lines]),
+        ("terms/labels", [line["terms"]["labels"] for line in lines]),
+        ("learning_rate", [line["learning_rate"] for line in lines]),
+    ):
+        assert [event.step for event in events.Scalars(tag)] == [1, 2, 3, 4]
+        assert [event.value for event in events.Scalars(tag)] == pytest.approx(expected)
+    assert "tokens_per_s" in events.Tags()["scalars"]

@@ -209,7 +209,7 @@ def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, st
         pytest.param("teacher = ", "is not TOML", id="not-toml"),
         pytest.param("techer = 'x'", "has techer (did you mean teacher?); no such setting", id="a-typo"),
         pytest.param("batch = 'many'", "`batch` is 'many'; int is needed", id="the-wrong-type"),
-        pytest.param("precision = 'int4'", "it is auto, fp32 or bf16", id="an-unknown-precision"),
+        pytest.param("precision = 'int4'", "it is auto, fp32, bf16 or", id="an-unknown-precision"),
     ],
 )
 def test_a_recipe_that_cannot_be_read(run: Run, tmp_path: Path, toml: str, message: str) -> None:
@@ -345,3 +345,17 @@ def test_the_face_gives_its_names_and_refuses_others() -> None:
     assert all(callable(getattr(stillroom, name)) for name in stillroom.__all__)
     with pytest.raises(AttributeError, match="stillroom has no 'teach'"):
         stillroom.teach  # noqa: B018
+
+
+def test_several_processes_are_for_verbs_that_train_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stillroom.cli import app, guarded
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    said: list[str] = []
+    monkeypatch.setattr("stillroom.cli.say", said.append)
+    assert guarded(lambda: app(["inspect", "no-bundle"])) == 2
+    assert said == [
+        "2 processes were started for `inspect`; only distill and run train in several. Run this one without torchrun or "
+        "accelerate launch."
+    ]

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,23 @@ def test_a_recipe_comes_back_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(write_recipe(recipe))
     assert resolve(read_recipe(tmp_path / "recipe.toml"), {}) == recipe
     assert resolve(read_recipe(tmp_path / "recipe.toml"), {"seed": 9, "gate": None}).seed == 9
+
+
+def test_a_stage_that_fills_the_disk_says_so_and_is_gone_on_with(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    work = Work(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def make(folder: Path) -> None:
+        (folder / "small").write_text("kept")
+        (folder / "large").write_bytes(bytes(10_000))
+
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
+        with pytest.raises(BadInput, match=r"student.partial could not be written: .*File too large.* Make room"):
+            work.stage("student", "mark", make)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "student.partial" / "small").read_text() == "kept"
+    assert json.loads((tmp_path / "student.partial" / "stage.json").read_text())["fingerprint"] == "mark"
+    assert (work.stage("student", "mark", make) / "large").stat().st_size == 10_000

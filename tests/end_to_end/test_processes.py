@@ -1,0 +1,57 @@
+"""`stillroom distill` in two processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_task import examples, make_teacher
+
+import stillroom
+from stillroom.show import Bar
+
+SETTINGS = {"method": "distilbert", "student": "layers=2,hidden=32,heads=4,ffn=48", "epochs": 1.0, "batch": 16}
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_go_on_where_one_stopped_and_make_the_same_student(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = make_teacher(tmp_path / "teacher", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("\n".join(str(row["text"]) for row in examples(65, 0)))
+    one = stillroom.distill(str(teacher), [corpus], tmp_path / "one", **SETTINGS)
+    with monkeypatch.context() as stopped:
+
+        def stop(bar: Bar, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
+            if bar.what == "distilbert" and done == 3:
+                raise KeyboardInterrupt
+
+        stopped.setattr(Bar, "step", stop)
+        with pytest.raises(KeyboardInterrupt):  # the head of the teacher and the start of the student are finished
+            stillroom.distill(str(teacher), [corpus], tmp_path / "two", **SETTINGS)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "stillroom", "distill"]
+    command += ["--teacher", str(teacher), "--corpus", str(corpus), "--out", str(tmp_path / "two"), "--json"]
+    command += [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+    environment = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, timeout=240, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"checkpoint": str(tmp_path / "two")}  # one of them speaks
+    assert "one is fitted to the corpus first" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "scratch", "teacher", "text.txt", "two"]
+    assert [path.name for path in scratch.iterdir() if not path.name.startswith("torchelastic")] == []
+    assert losses(tmp_path / "two") == pytest.approx(losses(one), abs=1e-5)
+    expected = load_file(one / "model.safetensors")
+    for name, value in load_file(tmp_path / "two" / "model.safetensors").items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
