@@ -39,8 +39,11 @@ BUILD_PACKAGES = {
     "tomli_w",
 }
 
-TRAINING_VERBS = ("distill", "run")  # which several processes may be started for
+TRAINING_VERBS = ("distill", "finetune", "run")  # which several processes may be started for
 
+ACCUMULATE = "Parts that a step's batch is cut into, for memory; the same is learned."
+TRACKER = "Where metrics go beside metrics.jsonl: tensorboard, wandb or mlflow; may be given again."
+SCHEDULE = "Of a paper, by name (docs/methods.md); flags override it."
 PROFILE_FILES = {"report.html", "report.json", "table.md"}  # what `profile --out` writes, and may replace
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
@@ -135,7 +138,7 @@ def _launched(verb: str | None) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as this process is
     if processes.count() > 1 and verb not in TRAINING_VERBS:
         raise BadInput(
-            f"{processes.count()} processes were started for `{verb}`; only {' and '.join(TRAINING_VERBS)} train in several. "
+            f"{processes.count()} processes were started for `{verb}`; only {', '.join(TRAINING_VERBS)} train in several. "
             "Run this one without torchrun or accelerate launch."
         )
 
@@ -181,6 +184,8 @@ def run(
     ] = None,
     max_length: Annotated[int | None, _setting("max_length", help="Longest text in tokens.")] = None,
     batch: Annotated[int | None, _setting("batch", help="Texts a training step.")] = None,
+    accumulate: Annotated[int | None, _setting("accumulate", help=ACCUMULATE)] = None,
+    trackers: Annotated[list[str] | None, typer.Option("--tracker", help=TRACKER)] = None,
     new_head: Annotated[
         bool | None,
         _setting("new_head", "--new-head/--own-head", help="Fine-tune a new head though the teacher has one."),
@@ -394,9 +399,12 @@ def distill(
             "or an ablation: minilm-no-value-relation minilm-value-mse minilm-hidden-relation minilm-layer-to-layer."
         ),
     ] = "minilmv2",
-    epochs: Annotated[float, typer.Option(help="Over the corpus, all stages of the method together.")] = 1.0,
+    schedule: Annotated[str, typer.Option(help=SCHEDULE)] = "",
+    epochs: Annotated[
+        float, typer.Option(help="Over the corpus, all stages of the method together; 1 unless given.")
+    ] = 0.0,
     learning_rate: Annotated[float, typer.Option(help="Peak rate; 0 is that of each stage.")] = 0.0,
-    batch: Annotated[int, typer.Option(help="Pieces of text a step.")] = 32,
+    batch: Annotated[int, typer.Option(help="Pieces of text a step; 32 unless given.")] = 0,
     relation_heads: Annotated[
         int, typer.Option(help="0 is the paper's 48, or the nearest that divides both widths.")
     ] = 0,
@@ -404,7 +412,7 @@ def distill(
     layer_map: Annotated[
         str, typer.Option(help="single last uniform uniform-consecutive uniform+last; none is the method's own.")
     ] = "",
-    tokens: Annotated[int, typer.Option(help="Longest piece of text.")] = 128,
+    tokens: Annotated[int, typer.Option(help="Longest piece of text; 128 unless given.")] = 0,
     whole_words: Annotated[
         bool, typer.Option("--whole-words", help="Hide whole words where the method learns from masked text.")
     ] = False,
@@ -423,7 +431,9 @@ def distill(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Fixes everything that is drawn at random.")] = 0,
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or, on GPUs, fp16.")] = "fp32",
+    accumulate: Annotated[int, typer.Option(help=ACCUMULATE)] = 1,
+    trackers: Annotated[list[str] | None, typer.Option("--tracker", help=TRACKER)] = None,
     as_json: Json = False,
 ) -> None:
     """A task-agnostic student from a teacher and plain text, by any method of the papers (docs/methods.md).
@@ -440,6 +450,7 @@ def distill(
         teacher, corpus, out, student=student, method=method, epochs=epochs, learning_rate=learning_rate, batch=batch,
         relation_heads=relation_heads, teacher_layer=teacher_layer, layer_map=layer_map, tokens=tokens,
         whole_words=whole_words, start=start, assistants=tuple(assistants or ()), seed=seed, precision=precision,
+        schedule=schedule, accumulate=accumulate, trackers=tuple(trackers or ()),
     )  # fmt: skip
     if as_json:
         _print_json({"checkpoint": str(made)})
@@ -460,10 +471,11 @@ def finetune(
     unlabelled: Annotated[
         list[str] | None, typer.Option(help="In-domain text that the teacher labels; may be given again.")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Over the labelled text, at most.")] = 5,
+    schedule: Annotated[str, typer.Option(help=SCHEDULE)] = "",
+    epochs: Annotated[float, typer.Option(help="Over the labelled text, at most; 5 unless given.")] = 0.0,
     patience: Annotated[int, typer.Option(help="Epochs without a new best before it stops; 0 never does.")] = 2,
-    learning_rate: Annotated[float, typer.Option(help="Peak rate.")] = 1e-4,
-    batch: Annotated[int, typer.Option(help="Texts a step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Peak rate; 1e-4 unless given.")] = 0.0,
+    batch: Annotated[int, typer.Option(help="Texts a step; 32 unless given.")] = 0,
     max_length: Annotated[int, typer.Option(help="Longest text in tokens; 0 is what the model takes.")] = 0,
     temperature: Annotated[float, typer.Option(help="Of the soft labels.")] = 2.0,
     soft_weight: Annotated[float, typer.Option(help="Of the soft labels; the labels have the rest.")] = 0.9,
@@ -473,6 +485,8 @@ def finetune(
     seed: Annotated[int, typer.Option(help="Fixes everything that is drawn at random.")] = 0,
     threads: Annotated[int, typer.Option(help="Cores; 0 is all.")] = 0,
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.")] = "auto",
+    accumulate: Annotated[int, typer.Option(help=ACCUMULATE)] = 1,
+    trackers: Annotated[list[str] | None, typer.Option("--tracker", help=TRACKER)] = None,
     as_json: Json = False,
 ) -> None:
     """A model with a head for a task: trained on labels, or on a teacher's soft labels and them.
@@ -488,7 +502,8 @@ def finetune(
     made = fine_tune(
         model, task, data, out, teacher=teacher, unlabelled=tuple(unlabelled or ()), epochs=epochs, patience=patience,
         learning_rate=learning_rate, batch=batch, max_length=max_length, temperature=temperature, soft_weight=soft_weight,
-        new_head=new_head, seed=seed, threads=threads, precision=precision,
+        new_head=new_head, seed=seed, threads=threads, precision=precision, schedule=schedule,
+        accumulate=accumulate, trackers=tuple(trackers or ()),
     )  # fmt: skip
     if as_json:
         _print_json({"checkpoint": str(made)})

@@ -12,12 +12,15 @@ from typing import Any
 from compress.corpus import tokenised
 from compress.examples import TextFiles
 from compress.initialise import check_same_tokens, layers_fit, shape_in, starting_layers
+from compress.loop import check_precision
 from compress.methods import Stage, chain_of
+from compress.schedules import preset_of
 from compress.students import BY_RULE, Shape, assistants_of, shape_of
 from compress.teacher import Opened, open_model, open_tokenizer
+from compress.trackers import check_trackers
 from serve.errors import BadInput
 from serve.threads import available_cores
-from stillroom.ground import folder_mark, same_bits, texts_mark, trained_with
+from stillroom.ground import device_here, folder_mark, same_bits, texts_mark, trained_with
 from stillroom.show import say
 from stillroom.stages import MARK, Work, fingerprint
 from stillroom.walk import RANDOM, Link, Teaching, asks_words, fit_head, is_checkpoint, walk
@@ -28,6 +31,7 @@ USED_BY = {
     "teacher_layer": ("minilmv2", "directminilm"),
     "layer_map": ("hidden-states", "output-distribution"),
 }
+BATCH, TOKENS = 32, 128  # where neither a setting nor a schedule says otherwise
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,16 @@ class Distillation:
 
     student: str = ""  # 3x384 unless given, or as the checkpoint that it starts from
     method: str = "minilmv2"
-    epochs: float = 1.0  # over the corpus, all stages of the method together; each assistant has as many
+    schedule: str = ""  # of a paper, by name: what is left at 0 below is as it says
+    epochs: float = (
+        0.0  # over the corpus, all stages of the method together; each assistant has as many; 1 unless given
+    )
     learning_rate: float = 0.0  # 0 is each stage's own
-    batch: int = 32  # pieces a step
+    batch: int = 0  # pieces a step; 32 unless given
     relation_heads: int = 0  # 0 is the paper's 48, or the nearest below it that divides both widths
     teacher_layer: int = 0  # 0 is the usual one of the method
     layer_map: str = ""  # none is the usual one of the method
-    tokens: int = 128  # longest piece of the corpus
+    tokens: int = 0  # longest piece of the corpus; 128 unless given
     whole_words: bool = False  # are hidden, and not tokens, where the method learns from masked text
     # The teacher's layers that the student starts from where they fit: uniform, alternate, first, last, or by the layer-map;
     # random starts with new layers, and anything else is a checkpoint of the student's own.
@@ -50,6 +57,8 @@ class Distillation:
     assistants: tuple[str, ...] = ()  # students between the teacher and the last one, in order; or `auto`
     seed: int = 0
     precision: str = "fp32"
+    accumulate: int = 1  # parts that a step's batch is cut into, for memory; what is learned is the same
+    trackers: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow
 
 
 @dataclass(frozen=True)
@@ -86,11 +95,20 @@ def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Di
 
 def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _Given:
     s = settings
-    if s.batch < 1 or s.tokens < 8 or not s.epochs > 0 or s.learning_rate < 0 or s.precision not in ("fp32", "bf16"):
+    if (
+        s.batch < 0
+        or not (s.tokens == 0 or s.tokens >= 8)
+        or not s.epochs >= 0
+        or s.learning_rate < 0
+        or s.accumulate < 1
+        or s.precision not in ("fp32", "bf16", "fp16")
+    ):
         raise BadInput(
-            "--batch is a whole number from 1, --tokens from 8, --epochs above 0, --learning-rate 0 (the method's own) or more, "
-            "--precision fp32 or bf16."
+            "--batch and --accumulate are whole numbers from 1, --tokens from 8, --epochs above 0, --learning-rate 0 (the method's own) "
+            "or more, --precision fp32, bf16 or, on GPUs, fp16."
         )
+    check_precision(s.precision, device_here())
+    check_trackers(s.trackers)
     for name, users in USED_BY.items():
         if getattr(s, name) and s.method not in users and not (name == "layer_map" and s.start == "layer-map"):
             raise BadInput(
@@ -103,6 +121,8 @@ def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _G
         say(
             f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or 'none; the student is no half of its teacher'}."
         )
+    if s.schedule:
+        preset_of(s.schedule)
     _check_start(s, shapes, opened.config)
     choices = {name: getattr(s, name) for name in USED_BY}
     stages = chain_of(s.method, shapes, opened.config, **choices)
@@ -159,14 +179,20 @@ def _walk(work: Work, mark: str, given: _Given) -> Path:
     """The folder of the finished student."""
     s, opened = given.settings, given.opened
     tokenizer = open_tokenizer(opened)
-    longest = min(s.tokens, opened.max_length)
+    preset = preset_of(s.schedule) if s.schedule else None
+    batch = s.batch or (preset.batch if preset else BATCH)
+    longest = min(s.tokens or (preset.tokens if preset else TOKENS), opened.max_length)
     pieces = tokenised(given.texts, tokenizer, longest, work.root / "corpus", mark=given.texts_mark)
     if not len(pieces):
         raise BadInput("The --corpus holds no words: every line of it is empty. Give files with text.")
-    tokens = s.epochs * float(pieces.lengths.sum())
+    steps_per_epoch = -(-len(pieces) // batch)
+    schedule = preset.schedule(steps_per_epoch) if preset else None
+    epochs = s.epochs or (schedule.steps / steps_per_epoch if schedule else 1.0)
+    tokens = epochs * float(pieces.lengths.sum())
     teaching = Teaching(
-        opened, tokenizer, pieces, {}, s.batch, s.seed, s.precision, learning_rate=s.learning_rate,
-        start=s.start, layer_map=s.layer_map, whole_words=s.whole_words, told=_told(s),
+        opened, tokenizer, pieces, {}, batch, s.seed, s.precision, learning_rate=s.learning_rate, schedule=schedule,
+        accumulate=s.accumulate, trackers=tuple(s.trackers), start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
+        told=_told(s) | {"batch": batch, "tokens": longest, "epochs": epochs},
     )  # fmt: skip
     if asks_words(given.stages[0]):
         head = work.stage(

@@ -11,7 +11,9 @@ import torch
 
 from compress.examples import check_task
 from compress.initialise import check_same_tokens, shape_in
+from compress.schedules import preset_of
 from compress.teacher import load, open_model
+from compress.trackers import check_trackers
 from serve.errors import BadInput
 from stillroom import training
 from stillroom.ground import Ground, prepare, same_bits, texts_mark, trained_with
@@ -28,10 +30,11 @@ class FineTuning:
     data: str
     teacher: str = ""  # fine-tuned on the task; none trains on labels alone
     unlabelled: tuple[str, ...] = ()  # files of in-domain text that the teacher labels
-    epochs: int = 5  # over the labelled text, at most
+    schedule: str = ""  # of a paper, by name: what is left at 0 below is as it says
+    epochs: float = 0.0  # over the labelled text, at most; 5 unless given
     patience: int = 2  # epochs without a new best on validation before it stops; 0 never stops early
-    learning_rate: float = 1e-4
-    batch: int = 32
+    learning_rate: float = 0.0  # 1e-4 unless given
+    batch: int = 0  # 32 unless given
     max_length: int = 0  # tokens; 0 is the longest that the model takes
     temperature: float = 2.0  # of the soft labels
     soft_weight: float = 0.9  # of the soft labels; the labels have the rest
@@ -39,6 +42,37 @@ class FineTuning:
     seed: int = 0
     threads: int = 0  # 0 is all that this process may use
     precision: str = "auto"
+    accumulate: int = 1  # parts that a step's batch is cut into, for memory; what is learned is the same
+    trackers: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow
+
+
+def _resolved(settings: FineTuning) -> FineTuning:
+    """`settings` with what they leave open as the schedule says, or as usual.
+
+    Raises:
+        BadInput: a schedule that is not known, or a number out of its range.
+    """
+    given = settings
+    if given.schedule:
+        preset = preset_of(given.schedule)
+        given = dataclasses.replace(
+            given,
+            epochs=given.epochs or preset.epochs,
+            learning_rate=given.learning_rate or preset.learning_rates[0],
+            batch=given.batch or preset.batch,
+            max_length=given.max_length or preset.tokens,
+        )
+        if not given.epochs:
+            raise BadInput(f"--schedule {given.schedule} is one of distillation and counts no epochs. Give --epochs.")
+    given = dataclasses.replace(
+        given, epochs=given.epochs or 5.0, learning_rate=given.learning_rate or 1e-4, batch=given.batch or 32
+    )
+    if given.epochs < 0 or given.patience < 0 or given.accumulate < 1:
+        raise BadInput(
+            "--epochs is above 0, --accumulate a whole number from 1, --patience from 0 (which never stops early)."
+        )
+    check_trackers(given.trackers)
+    return given
 
 
 def fine_tune(model: str, out: Path, settings: FineTuning) -> Path:
@@ -46,8 +80,7 @@ def fine_tune(model: str, out: Path, settings: FineTuning) -> Path:
     target = Path(os.path.abspath(out))
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise BadInput(f"--out {out} is there already; nothing in it was touched. Give another folder.")
-    if settings.epochs < 1 or settings.patience < 0:
-        raise BadInput("--epochs is a whole number from 1, and --patience from 0 (which never stops early).")
+    settings = _resolved(settings)
     ground, teacher = _grounds(model, target, settings)
     for warning in ground.warnings:
         say(f"warning: {warning}")
@@ -105,14 +138,22 @@ def _grounds(model: str, out: Path, settings: FineTuning) -> tuple[Ground, Groun
 
 def _recipe(model: str, out: Path, settings: FineTuning) -> Recipe:
     """The recipe of a run whose teacher is the model: it reads, checks and trains as `stillroom run` does."""
-    same = {
-        name: getattr(settings, name)
-        for name in ("task", "data", "batch", "max_length", "seed", "threads", "precision")
-    }
-    return resolve(
-        {}, same | {"teacher": model, "out": str(out), "unlabelled": settings.unlabelled, "temperature": settings.temperature,
-        "soft_weight": settings.soft_weight, "student_learning_rate": settings.learning_rate},
-    )  # fmt: skip
+    names = (
+        "task",
+        "data",
+        "batch",
+        "max_length",
+        "seed",
+        "threads",
+        "precision",
+        "accumulate",
+        "temperature",
+        "soft_weight",
+    )
+    same = {name: getattr(settings, name) for name in names}
+    files = {"teacher": model, "out": str(out), "unlabelled": settings.unlabelled}
+    others = {"student_learning_rate": settings.learning_rate, "trackers": tuple(settings.trackers)}
+    return resolve({}, same | files | others)
 
 
 def _train(
@@ -123,7 +164,7 @@ def _train(
     labels = None if ground.teacher_has_head else ground.labels
     model = load(ground.opened, task, labels, multi_label=ground.splits.multi_label)
     soft = training.read_soft_labels(soft_labels, teacher) if soft_labels and teacher else None
-    steps = -(-len(ground.train) // settings.batch) * settings.epochs
+    steps = max(1, round(-(-len(ground.train) // settings.batch) * settings.epochs))
     progress = training.on_task(
         model,
         folder,

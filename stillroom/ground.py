@@ -24,6 +24,7 @@ from compress.scores import metric_name
 from compress.students import Shape, shape_of
 from compress.tasks import Encoded, encode
 from compress.teacher import Opened, open_model, open_tokenizer, with_markers
+from compress.trackers import check_trackers
 from export.pack import refuse_foreign
 from latency.machine import cpu_flags
 from serve.bundle import sha256_file
@@ -157,6 +158,7 @@ def prepare(recipe: Recipe) -> Ground:
     work = Work(out.with_name(out.name + ".work"))
     faults.check(lambda: check_out(out))
     faults.check(lambda: check_precision(recipe.precision, device_here()))
+    faults.check(lambda: check_trackers(recipe.trackers))
     faults.check(work.refuse_foreign)
     splits = faults.check(lambda: read_splits(recipe.data, task, seed=recipe.seed)) if task else None
     corpus = _texts(faults, recipe.corpus)

@@ -27,6 +27,8 @@ class Recipe:
     seed: int = 0
     threads: int = 0  # cores to train on; 0 is all that this process may use
     precision: str = "auto"  # of training: fp32, bf16, or auto: bf16 where the CPU or GPU multiplies it natively
+    accumulate: int = 1  # parts that a step's batch is cut into, for memory; what is learned is the same
+    trackers: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow
     max_length: int = 0  # tokens; 0 is the longest that the teacher takes, at most 512
     batch: int = 32  # texts a training step
     new_head: bool = False  # fine-tune a new head even where the teacher has one for another set of labels
@@ -130,7 +132,7 @@ def _out_of_range(recipe: Recipe) -> list[str]:
     for name in ("teacher_learning_rate", "student_learning_rate", "relation_learning_rate", "temperature"):
         if not 0 < getattr(recipe, name) < float("inf"):
             faults.append(f"`{name}` is {getattr(recipe, name)}; a number above 0 is needed")
-    for name in ("batch", "teacher_epochs", "teacher_patience", "student_epochs", "relation_tokens"):
+    for name in ("batch", "accumulate", "teacher_epochs", "teacher_patience", "student_epochs", "relation_tokens"):
         if getattr(recipe, name) < 1:
             faults.append(f"`{name}` is {getattr(recipe, name)}; a whole number from 1 is needed")
     for name in ("soft_weight", "gate", "teacher_gate"):

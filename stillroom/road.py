@@ -82,7 +82,9 @@ def plan_of(recipe: Recipe) -> Plan:
 def fingerprints(ground: Ground) -> dict[str, str]:
     """Of each stage: everything that decides its outcome, as one name."""
     r = ground.recipe
-    common = [r.task, ground.data_mark, r.seed, r.threads, r.precision, r.batch, ground.max_length, list(ground.labels)]
+    common = [
+        r.task, ground.data_mark, r.seed, r.threads, r.precision, r.batch, r.accumulate, ground.max_length, list(ground.labels),
+    ]  # fmt: skip
     runtimes = [version(name) for name in ("onnx", "onnxscript", "onnxruntime")]
     unlabelled = texts_mark(ground.unlabelled)
     in_domain = [unlabelled, r.augment]

@@ -62,7 +62,10 @@ def make_start(folder: Path, ground: Ground, teacher: Path) -> None:
 def make_relations(folder: Path, ground: Ground, teacher: Path, start: Path, steps: int) -> None:
     """The student after MiniLMv2 relation distillation on the task's own text, the in-domain text and the corpus."""
     recipe = ground.recipe
-    settings = Settings(steps, recipe.seed, recipe.precision, recipe.checkpoint_seconds, recipe.relation_learning_rate)
+    settings = Settings(
+        steps, recipe.seed, recipe.precision, recipe.checkpoint_seconds, recipe.relation_learning_rate,
+        accumulate=recipe.accumulate, trackers=recipe.trackers,
+    )  # fmt: skip
     student = load_stage(start, ground)
     with bar("relations") as shown:
         progress = distil(
@@ -216,6 +219,8 @@ def on_task(
         soft_weight=recipe.soft_weight,
         seed=recipe.seed,
         precision=recipe.precision,
+        accumulate=recipe.accumulate,
+        trackers=recipe.trackers,
         checkpoint_every_s=recipe.checkpoint_seconds,
     )
     with bar(what) as shown:

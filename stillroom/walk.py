@@ -1,7 +1,7 @@
 """From a teacher through the stages of a method to a student, by way of assistants if there are any: each stage a folder."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from compress.families import encoder_of
 from compress.finetune import look
 from compress.guards import doubts
 from compress.initialise import STARTS, starting_layers, student_from, student_of
+from compress.loop import Schedule
 from compress.methods import Stage
 from compress.objectives import Projections
 from compress.students import Shape
@@ -62,6 +63,10 @@ class Teaching:
     words: Path | None = None
     # In place of each stage's own rate; 0 keeps that.
     learning_rate: float = 0.0
+    # In place of each stage's warm-up, decay and rate; steps stay a matter of tokens.
+    schedule: Schedule | None = None
+    accumulate: int = 1
+    trackers: tuple[str, ...] = ()
     # The student's first weights: `random`, the teacher's layers of a name in `STARTS`, or a checkpoint of its own.
     start: str = "uniform"
     layer_map: str = ""  # of the start `layer-map`
@@ -128,7 +133,7 @@ def fit_head(folder: Path, teaching: Teaching, tokens: float) -> None:
                 model,
                 teaching.opened.family,
                 text,
-                _settings(teaching, text, HEAD_SHARE * tokens),
+                replace(_settings(teaching, text, HEAD_SHARE * tokens), schedule=None, learning_rate=0.0),
                 folder=folder / TRAINING,
                 report=shown.step,
             )
@@ -213,7 +218,7 @@ def _train(folder: Path, teaching: Teaching, link: Link, number: int, before: Pa
         "stage": stage.name,
         "loss": progress.loss,
         "validation": progress.validation,
-        "tokens": sum(text.order.tokens_at(step) for step in range(progress.step)),
+        "tokens_read": sum(text.order.tokens_at(step) for step in range(progress.step)),
         "doubts": doubted,
     }
     _save(student, folder, teaching, told)
@@ -251,7 +256,13 @@ def _corpus(teaching: Teaching, *, masks: bool) -> CorpusText:
 def _settings(teaching: Teaching, text: CorpusText | TaskText, tokens: float) -> Settings:
     """As many steps as read `tokens` tokens."""
     steps = max(1, round(tokens / text.tokens_per_step))
-    return Settings(steps, teaching.seed, teaching.precision, learning_rate=teaching.learning_rate)
+    schedule = teaching.schedule
+    if schedule:
+        schedule = replace(schedule, steps=steps, learning_rate=teaching.learning_rate or schedule.learning_rate)
+    return Settings(
+        steps, teaching.seed, teaching.precision, learning_rate=teaching.learning_rate, accumulate=teaching.accumulate,
+        trackers=teaching.trackers, schedule=schedule,
+    )  # fmt: skip
 
 
 def _maps(stage: Stage, teacher: Any, student: Any, before: Path, seed: int) -> Projections:

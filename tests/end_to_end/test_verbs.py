@@ -110,6 +110,20 @@ def test_a_student_starts_from_the_layers_or_the_checkpoint_that_it_is_told(
     assert json.loads((again / "lineage.json").read_text(encoding="utf-8"))["start"] == "first"
 
 
+def test_a_papers_schedule_is_followed_but_for_what_is_given(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
+    made = face.distill(
+        str(tiny_teacher), [corpus], tmp_path / "small", student="layers=2,hidden=32,heads=4,ffn=32",
+        schedule="minilmv2-multilingual", batch=20, tokens=64, accumulate=2,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in (made / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 71))  # 7 epochs of 10 steps
+    rates = [line["learning_rate"] for line in lines]
+    assert max(rates) == 8e-4
+    assert rates.index(8e-4) == 3  # a twentieth of all steps to warm up
+    lineage = json.loads((made / "lineage.json").read_text(encoding="utf-8"))
+    assert (lineage["epochs"], lineage["batch"], lineage["tokens"]) == (7, 20, 64)
+
+
 def test_whole_words_are_hidden_when_asked(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
     made = {
         whole: face.distill(
@@ -164,7 +178,9 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
         ({"method": "magic"}, "'magic' is not known"),
         ({"teacher_layer": 9}, "layers 1 to 4"),
         ({"relation_heads": 5}, "do not divide"),
-        ({"batch": 0}, "--batch is a whole number from 1"),
+        ({"batch": -1}, "--batch and --accumulate are whole numbers from 1"),
+        ({"schedule": "minilm2"}, "The schedule 'minilm2' is not known; it is one of minilm, "),
+        ({"trackers": ("tensorbored",)}, "tensorbored: no such tracker"),
         ({"method": "tinybert"}, "--method tinybert needs a task"),
         ({"method": "hidden-states", "layer_map": "first"}, "layer map 'first' is not known"),
         (
@@ -237,7 +253,8 @@ def test_finetune_refuses_before_it_writes(
         ({"unlabelled": (str(corpus),)}, "--unlabelled is text that a teacher labels, and no --teacher was given"),
         ({"teacher": str(cased)}, "do not share a tokenizer: their vocabularies agree"),
         ({"epoch": 3}, "epoch is no setting of finetune; the settings are"),
-        ({"epochs": 0}, "--epochs"),
+        ({"epochs": -1.0}, "--epochs is above 0"),
+        ({"schedule": "minilm"}, "--schedule minilm is one of distillation and counts no epochs"),
     ):
         with pytest.raises(BadInput, match=message):
             face.finetune(str(tiny_teacher), "text-classification", str(task_data), tmp_path / "out", **wrong)  # type: ignore[arg-type]

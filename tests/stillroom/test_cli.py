@@ -341,7 +341,7 @@ def test_a_fault_of_ours_is_one_line_and_a_log(capfd: pytest.CaptureFixture[str]
 def test_the_face_gives_its_names_and_refuses_others() -> None:
     import stillroom
 
-    assert set(stillroom.__all__) == {"run", "distill", "export", "profile", "evaluate", "Pipeline"}
+    assert set(stillroom.__all__) == {"run", "distill", "finetune", "export", "profile", "evaluate", "Pipeline"}
     assert all(callable(getattr(stillroom, name)) for name in stillroom.__all__)
     with pytest.raises(AttributeError, match="stillroom has no 'teach'"):
         stillroom.teach  # noqa: B018
@@ -356,6 +356,6 @@ def test_several_processes_are_for_verbs_that_train_in_several(monkeypatch: pyte
     monkeypatch.setattr("stillroom.cli.say", said.append)
     assert guarded(lambda: app(["inspect", "no-bundle"])) == 2
     assert said == [
-        "2 processes were started for `inspect`; only distill and run train in several. Run this one without torchrun or "
+        "2 processes were started for `inspect`; only distill, finetune, run train in several. Run this one without torchrun or "
         "accelerate launch."
     ]
