@@ -318,7 +318,9 @@ def _train_row(folder: Path, given: Comparison, ground: Ground, row: Row) -> Non
         "seconds": round(sum(inner.seconds.values()) or time.monotonic() - started, 1),
         "peak_memory_bytes": _peak_bytes(),
         "tokens": sum(round(tokens) for link in links for tokens in link.tokens),
-        "curves": {name: {key: said[key] for key in ("loss", "validation", "tokens_read")} for name, said in curves.items()},
+        "curves": {
+            name: {key: said[key] for key in ("loss", "validation", "tokens_read")} for name, said in curves.items()
+        },
         "doubts": [f"{row}, {doubt}" for said in curves.values() for doubt in said["doubts"]],
     }
     (folder / "row.json").write_bytes(canonical_json(told))

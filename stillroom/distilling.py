@@ -1,8 +1,6 @@
 """`stillroom distill`: a task-agnostic student from a teacher and plain text."""
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +20,7 @@ from serve.errors import BadInput
 from serve.threads import available_cores
 from stillroom.ground import device_here, folder_mark, same_bits, texts_mark, trained_with
 from stillroom.show import say
-from stillroom.stages import MARK, Work, fingerprint
+from stillroom.stages import Work, fingerprint, free_target
 from stillroom.walk import RANDOM, Link, Teaching, asks_words, fit_head, is_checkpoint, walk
 
 # Settings that only some methods read.
@@ -76,9 +74,7 @@ class _Given:
 def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation) -> Path:
     """See `stillroom.verbs.distill`."""
     given = _checked(teacher, corpus, settings)
-    target = Path(os.path.abspath(out))
-    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
-        raise BadInput(f"--out {out} is there already; nothing in it was touched. Give another folder.")
+    target = free_target(out)
     cores = available_cores()
     same_bits(cores)
     common = [folder_mark(given.opened.folder), given.texts_mark, cores, trained_with()]
@@ -86,10 +82,7 @@ def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Di
     mark = fingerprint("distill", *common, start, dataclasses.asdict(settings))
     work = Work(target.with_name(target.name + ".distil-work"))
     with work.locked():
-        folder = _walk(work, mark, given)
-        folder.replace(target)
-        (target / MARK).unlink()
-        shutil.rmtree(work.root, ignore_errors=True)
+        work.hand_over(_walk(work, mark, given), target)
     return target
 
 

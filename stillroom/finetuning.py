@@ -1,8 +1,6 @@
 """`stillroom finetune`: a model with a head for a task, trained on labels, or on a teacher's soft labels and them."""
 
 import dataclasses
-import os
-import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,7 @@ from stillroom import training
 from stillroom.ground import Ground, prepare, same_bits, texts_mark, trained_with
 from stillroom.recipe import Recipe, resolve
 from stillroom.show import say
-from stillroom.stages import MARK, Work, fingerprint
+from stillroom.stages import Work, fingerprint, free_target
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,7 @@ def _resolved(settings: FineTuning) -> FineTuning:
 
 def fine_tune(model: str, out: Path, settings: FineTuning) -> Path:
     """See `stillroom.verbs.finetune`."""
-    target = Path(os.path.abspath(out))
-    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
-        raise BadInput(f"--out {out} is there already; nothing in it was touched. Give another folder.")
+    target = free_target(out)
     settings = _resolved(settings)
     ground, teacher = _grounds(model, target, settings)
     for warning in ground.warnings:
@@ -100,9 +96,7 @@ def fine_tune(model: str, out: Path, settings: FineTuning) -> Path:
             soft = work.stage("soft-labels", fingerprint(mark, "soft labels"), label)
         train = partial(_train, ground=ground, teacher=teacher, soft_labels=soft, settings=settings)
         folder = work.stage("model", mark, train)
-        folder.replace(target)
-        (target / MARK).unlink()
-        shutil.rmtree(work.root, ignore_errors=True)
+        work.hand_over(folder, target)
     return target
 
 
@@ -132,7 +126,7 @@ def _grounds(model: str, out: Path, settings: FineTuning) -> tuple[Ground, Groun
                 f"--teacher {settings.teacher}. Give --new-head."
             )
         ground = dataclasses.replace(ground, labels=teacher.labels)
-    check_same_tokens(teacher.opened, opened)
+    check_same_tokens(teacher.opened, dataclasses.replace(ground.opened, role="--model"))
     return ground, teacher
 
 

@@ -37,6 +37,18 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256(canonical_json([STAGE_FORMAT, *parts])).hexdigest()
 
 
+def free_target(out: Path) -> Path:
+    """The whole path of `out`, where a checkpoint is to stand.
+
+    Raises:
+        BadInput: something stands there.
+    """
+    target = Path(os.path.abspath(out))
+    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+        raise BadInput(f"--out {out} is there already; nothing in it was touched. Give another folder.")
+    return target
+
+
 class Work:
     """The folder `OUT.work`, and which stages in it are finished."""
 
@@ -94,6 +106,12 @@ class Work:
         # Only now: a kill before the rename goes on from the checkpoint in it.
         shutil.rmtree(done / TRAINING, ignore_errors=True)
         return done
+
+    def hand_over(self, folder: Path, target: Path) -> None:
+        """Put what the last stage made at `target`, in one step, and remove the others."""
+        folder.replace(target)
+        (target / MARK).unlink()
+        shutil.rmtree(self.root, ignore_errors=True)
 
     def clear(self, *, but: str) -> None:
         """Remove every stage, finished or not, other than `but`."""

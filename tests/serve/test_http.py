@@ -256,6 +256,8 @@ def test_models_are_described(client: httpx.Client, entities_bundle: Path) -> No
     assert cities == {
         "name": "cities",
         "task": "token-classification",
+        "multi_label": False,
+        "relations": False,
         "labels": ["O", "B-city", "I-city"],
         "max_length": 32,
         "variant": "fp32",
