@@ -390,7 +390,9 @@ def distill(
     out: Annotated[Path, typer.Option(help="The checkpoint to write.")],
     student: Annotated[
         str,
-        typer.Option(help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280; 3x384 unless given."),
+        typer.Option(
+            help="6x768 6x384 4x576 3x384 ... or layers=5,hidden=320,heads=10,ffn=1280.", show_default="3x384"
+        ),
     ] = "",
     method: Annotated[
         str,
@@ -401,18 +403,18 @@ def distill(
     ] = "minilmv2",
     schedule: Annotated[str, typer.Option(help=SCHEDULE)] = "",
     epochs: Annotated[
-        float, typer.Option(help="Over the corpus, all stages of the method together; 1 unless given.")
+        float, typer.Option(help="Over the corpus, all stages of the method together.", show_default="1")
     ] = 0.0,
-    learning_rate: Annotated[float, typer.Option(help="Peak rate; 0 is that of each stage.")] = 0.0,
-    batch: Annotated[int, typer.Option(help="Pieces of text a step; 32 unless given.")] = 0,
+    learning_rate: Annotated[float, typer.Option(help="Peak rate.", show_default="that of each stage")] = 0.0,
+    batch: Annotated[int, typer.Option(help="Pieces of text a step.", show_default="32")] = 0,
     relation_heads: Annotated[
-        int, typer.Option(help="0 is the paper's 48, or the nearest that divides both widths.")
+        int, typer.Option(help="What all heads are split into anew.", show_default="48, or the nearest that fits")
     ] = 0,
-    teacher_layer: Annotated[int, typer.Option(help="From 1; 0 is the usual one for this depth.")] = 0,
+    teacher_layer: Annotated[int, typer.Option(help="From 1.", show_default="usual for this depth")] = 0,
     layer_map: Annotated[
         str, typer.Option(help="single last uniform uniform-consecutive uniform+last; none is the method's own.")
     ] = "",
-    tokens: Annotated[int, typer.Option(help="Longest piece of text; 128 unless given.")] = 0,
+    tokens: Annotated[int, typer.Option(help="Longest piece of text.", show_default="128")] = 0,
     whole_words: Annotated[
         bool, typer.Option("--whole-words", help="Hide whole words where the method learns from masked text.")
     ] = False,
@@ -472,18 +474,18 @@ def finetune(
         list[str] | None, typer.Option(help="In-domain text that the teacher labels; may be given again.")
     ] = None,
     schedule: Annotated[str, typer.Option(help=SCHEDULE)] = "",
-    epochs: Annotated[float, typer.Option(help="Over the labelled text, at most; 5 unless given.")] = 0.0,
+    epochs: Annotated[float, typer.Option(help="Over the labelled text, at most.", show_default="5")] = 0.0,
     patience: Annotated[int, typer.Option(help="Epochs without a new best before it stops; 0 never does.")] = 2,
-    learning_rate: Annotated[float, typer.Option(help="Peak rate; 1e-4 unless given.")] = 0.0,
-    batch: Annotated[int, typer.Option(help="Texts a step; 32 unless given.")] = 0,
-    max_length: Annotated[int, typer.Option(help="Longest text in tokens; 0 is what the model takes.")] = 0,
+    learning_rate: Annotated[float, typer.Option(help="Peak rate.", show_default="1e-4")] = 0.0,
+    batch: Annotated[int, typer.Option(help="Texts a step.", show_default="32")] = 0,
+    max_length: Annotated[int, typer.Option(help="Longest text in tokens.", show_default="what the model takes")] = 0,
     temperature: Annotated[float, typer.Option(help="Of the soft labels.")] = 2.0,
     soft_weight: Annotated[float, typer.Option(help="Of the soft labels; the labels have the rest.")] = 0.9,
     new_head: Annotated[
         bool, typer.Option("--new-head", help="Even where the model has one for other labels.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Fixes everything that is drawn at random.")] = 0,
-    threads: Annotated[int, typer.Option(help="Cores; 0 is all.")] = 0,
+    threads: Annotated[int, typer.Option(help="Cores.", show_default="all")] = 0,
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.")] = "auto",
     accumulate: Annotated[int, typer.Option(help=ACCUMULATE)] = 1,
     trackers: Annotated[list[str] | None, typer.Option("--tracker", help=TRACKER)] = None,
