@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,8 @@ BUILD_PACKAGES = {
     "tomli_w",
 }
 
+MAIN_SPEAKS_S = 10.0  # seconds in which the main process meets what another one has met
+
 TRAINING_VERBS = ("distill", "finetune", "run")  # which several processes may be started for
 
 ACCUMULATE = "Parts that a step's batch is cut into, for memory; the same is learned."
@@ -69,6 +72,7 @@ def guarded(call: Callable[[], Any]) -> int:
     except StillroomError as error:
         if error.exit_code == 1:
             return _our_fault(error)
+        _after_the_main_one()
         console.print("[bold red]stillroom:[/] ", end="")
         say(error.message)
         return error.exit_code
@@ -85,8 +89,15 @@ def guarded(call: Callable[[], Any]) -> int:
     return 0
 
 
+def _after_the_main_one() -> None:
+    """Of several processes another one speaks only where the main one has not: a launcher ends all when the first ends."""
+    if not processes.main():
+        time.sleep(MAIN_SPEAKS_S)
+        console.quiet = False
+
+
 def _our_fault(error: Exception) -> int:
-    console.quiet = False  # of whichever process it is
+    console.quiet = False  # of whichever process it is: faults of ours need not come in all of them
     with tempfile.NamedTemporaryFile("w", prefix="stillroom-", suffix=".log", delete=False, encoding="utf-8") as log:
         traceback.print_exception(error, file=log)
     console.print("[bold red]stillroom:[/] ", end="")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from serve.errors import BadInput
 from stillroom.cli import app, guarded
 
 Run = Callable[..., tuple[int, str]]
@@ -359,3 +360,19 @@ def test_several_processes_are_for_verbs_that_train_in_several(monkeypatch: pyte
         "2 processes were started for `inspect`; only distill, finetune, run train in several. Run this one without torchrun or "
         "accelerate launch."
     ]
+
+
+def test_what_only_another_process_meets_is_told_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from stillroom.cli import console, guarded
+
+    def fails() -> None:
+        raise BadInput("the folder is not seen from here")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("stillroom.cli.MAIN_SPEAKS_S", 0.0)
+    monkeypatch.setattr(console, "quiet", True)
+    assert guarded(fails) == 2
+    assert not console.quiet
