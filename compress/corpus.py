@@ -143,22 +143,26 @@ def tokenised(texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: 
     import fcntl
 
     mark = hashlib.sha256(f"{FORMAT} {mark} {_cutting(tokenizer, longest).to_str()}".encode()).hexdigest()
-    if folder.exists() and not (folder / MARK).is_file():
-        raise BadInput(
-            f"{folder} is there already and holds no tokenised text; nothing was written. Give another folder."
-        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists() and not (folder / MARK).is_file():
+            raise BadInput(
+                f"{folder} is there already and holds no tokenised text; nothing was written. Give another folder."
+            )
         if folder.exists() and json.loads((folder / MARK).read_text())["mark"] == mark:
             return CorpusFile(folder)
         beside = folder.with_name(folder.name + ".partial")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         _write(texts, tokenizer, longest, beside, mark)
-        shutil.rmtree(folder, ignore_errors=True)
+        old = folder.with_name(folder.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)  # of a kill in the middle of what follows
+        if folder.exists():
+            folder.replace(old)
         beside.replace(folder)
-    return CorpusFile(folder)
+        shutil.rmtree(old, ignore_errors=True)
+        return CorpusFile(folder)
 
 
 class CorpusFile(Sequence[Piece]):

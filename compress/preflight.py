@@ -69,12 +69,12 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
     if task == "token-classification" and known >= set(names) and not set(ours) <= set(theirs):
         raise BadInput(
             f"{opened.role} {opened.name} has a head that tags in another scheme than BIO (it lacks "
-            f"{_some(sorted(set(ours) - set(theirs)))}). `stillroom run --new-head` fine-tunes a new one."
+            f"{_some(sorted(set(ours) - set(theirs)))}). --new-head fine-tunes a new one."
         )
     if missing := [name for name in names if name not in known]:
         raise BadInput(
             f"{opened.role} {opened.name} has a head for {task} whose labels ({_some(sorted(known))}) lack {_some(missing)} "
-            "of train: label maps are matched by name. Rename the labels in the data; `stillroom run --new-head` fine-tunes a new head."
+            "of train: label maps are matched by name. Rename the labels in the data; --new-head fine-tunes a new head."
         )
     return theirs, True
 

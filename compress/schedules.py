@@ -5,6 +5,7 @@ a number open, the comment says that it is ours.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from compress.loop import Schedule
 from serve.errors import BadInput
@@ -15,6 +16,7 @@ class Preset:
     """One schedule: linear warm-up, then linear decay, by AdamW with dropout 0.1. Of steps and epochs one is given."""
 
     source: str
+    use: Literal["distillation", "fine-tuning"]
     batch: int  # sequences a step
     tokens: int  # the longest sequence
     # The peak; where a paper chose among several by validation, all of them, and the first is taken.
@@ -34,14 +36,22 @@ class Preset:
 
 
 # MiniLM, section 4.1 of the long version: English, from BERT-base. Students other than 6x768.
-_MINILM = Preset("MiniLM, section 4.1", 256, 512, (3e-4,), steps=400_000, warmup_steps=4_000)
+_MINILM = Preset("MiniLM, section 4.1", "distillation", 256, 512, (3e-4,), steps=400_000, warmup_steps=4_000)
 # The comparative analysis, appendix B. It has no word on weight decay: AdamW's own 0.01 is ours. It does not say whether
 # 32 is of one of its 30 GPUs or of all.
 _COMPARED = Preset(
-    "comparative analysis, appendix B", 32, 256, (5e-4,), epochs=7, warmup=0.05, betas=(0.9, 0.98), weight_decay=0.01
+    "comparative analysis, appendix B",
+    "distillation",
+    32,
+    256,
+    (5e-4,),
+    epochs=7,
+    warmup=0.05,
+    betas=(0.9, 0.98),
+    weight_decay=0.01,
 )
 # MiniLM, appendix B of the long version. Warm-up, betas and weight decay of fine-tuning are ours.
-_FINE_TUNED = Preset("MiniLM, appendix B", 32, 128, (2e-5, 3e-5, 4e-5, 5e-5), epochs=3, warmup=0.06)
+_FINE_TUNED = Preset("MiniLM, appendix B", "fine-tuning", 32, 128, (2e-5, 3e-5, 4e-5, 5e-5), epochs=3, warmup=0.06)
 # The comparative analysis, appendix D: one rate and batch for all tasks. Length, warm-up, betas and decay are ours.
 _COMPARED_FINE_TUNED = replace(_FINE_TUNED, source="comparative analysis, appendix D", learning_rates=(2e-5,))
 
@@ -70,12 +80,13 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def preset_of(name: str) -> Preset:
-    """The preset of that name.
+def preset_of(name: str, use: str) -> Preset:
+    """The preset of that name for `use`, distillation or fine-tuning.
 
     Raises:
         BadInput: there is none; the message names those that there are.
     """
-    if name not in PRESETS:
-        raise BadInput(f"The schedule {name!r} is not known; it is one of {', '.join(PRESETS)}.")
+    fit = [known for known, preset in PRESETS.items() if preset.use == use]
+    if name not in fit:
+        raise BadInput(f"The schedule {name!r} is not one of {use}; these are {', '.join(fit)}.")
     return PRESETS[name]

@@ -44,7 +44,7 @@ MAIN_SPEAKS_S = 10.0  # seconds in which the main process meets what another one
 
 TRAINING_VERBS = ("distill", "finetune", "run")  # which several processes may be started for
 
-ACCUMULATE = "Parts that a step's batch is cut into, for memory; the same is learned."
+ACCUMULATE = "Parts that a step's batch is cut into, for memory; dropout apart the same is learned."
 TRACKER = "Where metrics go beside metrics.jsonl: tensorboard, wandb or mlflow; may be given again."
 SCHEDULE = "Of a paper, by name (docs/methods.md); flags override it."
 PROFILE_FILES = {"report.html", "report.json", "table.md"}  # what `profile --out` writes, and may replace
@@ -67,7 +67,9 @@ def guarded(call: Callable[[], Any]) -> int:
         call()
     except SystemExit as leaving:
         if leaving.code == 130:
-            say("Stopped. `run` and `distill` go on from the last checkpoint when the same command is given again.")
+            say(
+                "Stopped. `run`, `distill`, `finetune` and `compare` go on from the last checkpoint when the same command is given again."
+            )
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except StillroomError as error:
         if error.exit_code == 1:
@@ -414,10 +416,10 @@ def distill(
     ] = "minilmv2",
     schedule: Annotated[str, typer.Option(help=SCHEDULE)] = "",
     epochs: Annotated[
-        float, typer.Option(help="Over the corpus, all stages of the method together.", show_default="1")
-    ] = 0.0,
+        float | None, typer.Option(help="Over the corpus, all stages of the method together.", show_default="1")
+    ] = None,
     learning_rate: Annotated[float, typer.Option(help="Peak rate.", show_default="that of each stage")] = 0.0,
-    batch: Annotated[int, typer.Option(help="Pieces of text a step.", show_default="32")] = 0,
+    batch: Annotated[int | None, typer.Option(help="Pieces of text a step.", show_default="32")] = None,
     relation_heads: Annotated[
         int, typer.Option(help="What all heads are split into anew.", show_default="48, or the nearest that fits")
     ] = 0,
@@ -425,7 +427,7 @@ def distill(
     layer_map: Annotated[
         str, typer.Option(help="single last uniform uniform-consecutive uniform+last; none is the method's own.")
     ] = "",
-    tokens: Annotated[int, typer.Option(help="Longest piece of text.", show_default="128")] = 0,
+    tokens: Annotated[int | None, typer.Option(help="Longest piece of text.", show_default="128")] = None,
     whole_words: Annotated[
         bool, typer.Option("--whole-words", help="Hide whole words where the method learns from masked text.")
     ] = False,
@@ -485,10 +487,10 @@ def finetune(
         list[str] | None, typer.Option(help="In-domain text that the teacher labels; may be given again.")
     ] = None,
     schedule: Annotated[str, typer.Option(help=SCHEDULE)] = "",
-    epochs: Annotated[float, typer.Option(help="Over the labelled text, at most.", show_default="5")] = 0.0,
+    epochs: Annotated[float | None, typer.Option(help="Over the labelled text, at most.", show_default="5")] = None,
     patience: Annotated[int, typer.Option(help="Epochs without a new best before it stops; 0 never does.")] = 2,
-    learning_rate: Annotated[float, typer.Option(help="Peak rate.", show_default="1e-4")] = 0.0,
-    batch: Annotated[int, typer.Option(help="Texts a step.", show_default="32")] = 0,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak rate.", show_default="1e-4")] = None,
+    batch: Annotated[int | None, typer.Option(help="Texts a step.", show_default="32")] = None,
     max_length: Annotated[int, typer.Option(help="Longest text in tokens.", show_default="what the model takes")] = 0,
     temperature: Annotated[float, typer.Option(help="Of the soft labels.")] = 2.0,
     soft_weight: Annotated[float, typer.Option(help="Of the soft labels; the labels have the rest.")] = 0.9,
@@ -497,7 +499,9 @@ def finetune(
     ] = False,
     seed: Annotated[int, typer.Option(help="Fixes everything that is drawn at random.")] = 0,
     threads: Annotated[int, typer.Option(help="Cores.", show_default="all")] = 0,
-    precision: Annotated[str, typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="fp32, bf16, fp16 on GPUs, or auto: bf16 where the machine has it.")
+    ] = "auto",
     accumulate: Annotated[int, typer.Option(help=ACCUMULATE)] = 1,
     trackers: Annotated[list[str] | None, typer.Option("--tracker", help=TRACKER)] = None,
     as_json: Json = False,

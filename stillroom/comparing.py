@@ -247,10 +247,14 @@ def _labelled(ground: Ground, teacher: Path) -> Labelled:
 
 def _source(given: Comparison, ground: Ground) -> Ground:
     """What the task stands on from which methods transfer; texts that the task itself judges by are left out."""
-    recipe = dataclasses.replace(ground.recipe, data=given.source_data, task=given.source_task or given.task)
-    source = prepare(recipe)
+    # Its teacher is fine-tuned on the source task, whatever head the teacher came with.
+    task = given.source_task or given.task
+    source = prepare(dataclasses.replace(ground.recipe, data=given.source_data, task=task, new_head=True))
     train = unseen(source.splits.train, ground.splits)
-    return dataclasses.replace(source, splits=dataclasses.replace(source.splits, train=train))
+    mark = fingerprint(source.splits.fingerprint, ground.data_mark)  # what is left out decides too
+    splits = dataclasses.replace(source.splits, train=train, fingerprint=mark)
+    # Both read by one vocabulary, with the markers of relations where the task has them.
+    return dataclasses.replace(source, splits=splits, opened=ground.opened, tokenizer=ground.tokenizer)
 
 
 def _run(given: Comparison, rows: Sequence[Row], marks: dict[Row, str]) -> None:
@@ -293,6 +297,10 @@ def make_row(given: Comparison, row: Row, mark: str) -> None:
 
 
 def _train_row(folder: Path, given: Comparison, ground: Ground, row: Row) -> None:
+    finished = folder / "row.json"
+    if finished.is_file():  # a kill came while its stages were removed
+        shutil.rmtree(folder / STAGES, ignore_errors=True)
+        return
     started = time.monotonic()
     root = Path(given.out) / "work"
     links = _links(given, ground, row)
@@ -323,8 +331,15 @@ def _train_row(folder: Path, given: Comparison, ground: Ground, row: Row) -> Non
         },
         "doubts": [f"{row}, {doubt}" for said in curves.values() for doubt in said["doubts"]],
     }
-    (folder / "row.json").write_bytes(canonical_json(told))
+    beside = finished.with_name("row.json.partial")
+    beside.write_bytes(canonical_json(told))
+    beside.replace(finished)
     shutil.rmtree(folder / STAGES)
+
+
+def _public(name: str) -> str:
+    """What may be told of a path or a name: where a folder or file lies is a private matter."""
+    return Path(name).name if Path(name).exists() else name
 
 
 def _peak_bytes() -> int:
@@ -391,6 +406,9 @@ def _document(
     gold = [gold_of(example, task) for example in ground.splits.test]
     reached = score(gold, predictions(ground.test, row_logits(model, ground.test)))
     settings = {name: value for name, value in dataclasses.asdict(given).items() if name not in ("out", "jobs")}
+    for name in ("data", "source_data"):
+        settings[name] = _public(settings[name])
+    settings["corpus"] = [_public(file) for file in given.corpus]
     return {
         "metric": ground.metric,
         "teacher": dataclasses.asdict(reached) | {"steps": teacher["best_step"]},

@@ -38,16 +38,15 @@ class Distillation:
 
     student: str = ""  # 3x384 unless given, or as the checkpoint that it starts from
     method: str = "minilmv2"
-    schedule: str = ""  # of a paper, by name: what is left at 0 below is as it says
-    epochs: float = (
-        0.0  # over the corpus, all stages of the method together; each assistant has as many; 1 unless given
-    )
+    schedule: str = ""  # of a paper, by name: what is not given below is as it says
+    # Over the corpus, all stages of the method together; each assistant has as many. 1 unless given.
+    epochs: float | None = None
     learning_rate: float = 0.0  # 0 is each stage's own
-    batch: int = 0  # pieces a step; 32 unless given
+    batch: int | None = None  # pieces a step; 32 unless given
     relation_heads: int = 0  # 0 is the paper's 48, or the nearest below it that divides both widths
     teacher_layer: int = 0  # 0 is the usual one of the method
     layer_map: str = ""  # none is the usual one of the method
-    tokens: int = 0  # longest piece of the corpus; 128 unless given
+    tokens: int | None = None  # longest piece of the corpus; 128 unless given
     whole_words: bool = False  # are hidden, and not tokens, where the method learns from masked text
     # The teacher's layers that the student starts from where they fit: uniform, alternate, first, last, or by the layer-map;
     # random starts with new layers, and anything else is a checkpoint of the student's own.
@@ -73,13 +72,14 @@ class _Given:
 
 def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation) -> Path:
     """See `stillroom.verbs.distill`."""
-    given = _checked(teacher, corpus, settings)
     target = free_target(out)
+    given = _checked(teacher, corpus, settings)
     cores = available_cores()
     same_bits(cores)
     common = [folder_mark(given.opened.folder), given.texts_mark, cores, trained_with()]
     start = folder_mark(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
-    mark = fingerprint("distill", *common, start, dataclasses.asdict(settings))
+    # Who is told of a training changes nothing about it.
+    mark = fingerprint("distill", *common, start, dataclasses.asdict(settings) | {"trackers": ()})
     work = Work(target.with_name(target.name + ".distil-work"))
     with work.locked():
         work.hand_over(_walk(work, mark, given), target)
@@ -89,9 +89,9 @@ def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Di
 def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _Given:
     s = settings
     if (
-        s.batch < 0
-        or not (s.tokens == 0 or s.tokens >= 8)
-        or not s.epochs >= 0
+        (s.batch is not None and s.batch < 1)
+        or (s.tokens is not None and s.tokens < 8)
+        or (s.epochs is not None and not s.epochs > 0)
         or s.learning_rate < 0
         or s.accumulate < 1
         or s.precision not in ("fp32", "bf16", "fp16")
@@ -115,7 +115,7 @@ def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _G
             f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or 'none; the student is no half of its teacher'}."
         )
     if s.schedule:
-        preset_of(s.schedule)
+        preset_of(s.schedule, "distillation")
     _check_start(s, shapes, opened.config)
     choices = {name: getattr(s, name) for name in USED_BY}
     stages = chain_of(s.method, shapes, opened.config, **choices)
@@ -123,6 +123,11 @@ def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _G
         raise BadInput(
             f"--method {s.method} needs a task: labels, and a teacher that was fine-tuned on it. "
             "Here a student learns from plain text alone; take one of the methods that do (see `stillroom distill --help`)."
+        )
+    if s.schedule and len(stages[-1]) > 1:
+        raise BadInput(
+            f"--schedule is of one stage, and --method {s.method} has {len(stages[-1])} with rates of their own. Leave it out and give "
+            "--epochs and --batch (the paper's output distribution is --epochs 10 --batch 32 --tokens 256)."
         )
     masks = any(stage.objective.masks_tokens for several in stages for stage in several)
     if s.whole_words and not masks:
@@ -172,9 +177,10 @@ def _walk(work: Work, mark: str, given: _Given) -> Path:
     """The folder of the finished student."""
     s, opened = given.settings, given.opened
     tokenizer = open_tokenizer(opened)
-    preset = preset_of(s.schedule) if s.schedule else None
+    preset = preset_of(s.schedule, "distillation") if s.schedule else None
     batch = s.batch or (preset.batch if preset else BATCH)
-    longest = min(s.tokens or (preset.tokens if preset else TOKENS), opened.max_length)
+    readers = [opened, *([open_model(s.start)] if is_checkpoint(s.start) else [])]
+    longest = min(s.tokens or (preset.tokens if preset else TOKENS), *(reader.max_length for reader in readers))
     pieces = tokenised(given.texts, tokenizer, longest, work.root / "corpus", mark=given.texts_mark)
     if not len(pieces):
         raise BadInput("The --corpus holds no words: every line of it is empty. Give files with text.")

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,11 +29,11 @@ class FineTuning:
     data: str
     teacher: str = ""  # fine-tuned on the task; none trains on labels alone
     unlabelled: tuple[str, ...] = ()  # files of in-domain text that the teacher labels
-    schedule: str = ""  # of a paper, by name: what is left at 0 below is as it says
-    epochs: float = 0.0  # over the labelled text, at most; 5 unless given
+    schedule: str = ""  # of a paper, by name: what is not given below is as it says
+    epochs: float | None = None  # over the labelled text, at most; 5 unless given
     patience: int = 2  # epochs without a new best on validation before it stops; 0 never stops early
-    learning_rate: float = 0.0  # 1e-4 unless given
-    batch: int = 0  # 32 unless given
+    learning_rate: float | None = None  # 1e-4 unless given
+    batch: int | None = None  # 32 unless given
     max_length: int = 0  # tokens; 0 is the longest that the model takes
     temperature: float = 2.0  # of the soft labels
     soft_weight: float = 0.9  # of the soft labels; the labels have the rest
@@ -50,27 +51,21 @@ def _resolved(settings: FineTuning) -> FineTuning:
     Raises:
         BadInput: a schedule that is not known, or a number out of its range.
     """
-    given = settings
-    if given.schedule:
-        preset = preset_of(given.schedule)
-        given = dataclasses.replace(
-            given,
-            epochs=given.epochs or preset.epochs,
-            learning_rate=given.learning_rate or preset.learning_rates[0],
-            batch=given.batch or preset.batch,
-            max_length=given.max_length or preset.tokens,
-        )
-        if not given.epochs:
-            raise BadInput(f"--schedule {given.schedule} is one of distillation and counts no epochs. Give --epochs.")
-    given = dataclasses.replace(
-        given, epochs=given.epochs or 5.0, learning_rate=given.learning_rate or 1e-4, batch=given.batch or 32
-    )
-    if given.epochs < 0 or given.patience < 0 or given.accumulate < 1:
+    usual = {"epochs": 5.0, "learning_rate": 1e-4, "batch": 32}
+    if settings.schedule:
+        preset = preset_of(settings.schedule, "fine-tuning")
+        usual = {"epochs": preset.epochs, "learning_rate": preset.learning_rates[0], "batch": preset.batch}
+        settings = dataclasses.replace(settings, max_length=settings.max_length or preset.tokens)
+    left_open: dict[str, Any] = {name: value for name, value in usual.items() if getattr(settings, name) is None}
+    settings = dataclasses.replace(settings, **left_open)
+    counts = (settings.batch or 0, settings.accumulate, settings.patience + 1)
+    if not (settings.epochs or 0) > 0 or not (settings.learning_rate or 0) > 0 or min(counts) < 1:
         raise BadInput(
-            "--epochs is above 0, --accumulate a whole number from 1, --patience from 0 (which never stops early)."
+            "--epochs and --learning-rate are above 0, --batch and --accumulate whole numbers from 1, "
+            "--patience from 0 (which never stops early)."
         )
-    check_trackers(given.trackers)
-    return given
+    check_trackers(settings.trackers)
+    return settings
 
 
 def fine_tune(model: str, out: Path, settings: FineTuning) -> Path:
@@ -84,7 +79,7 @@ def fine_tune(model: str, out: Path, settings: FineTuning) -> Path:
     mark = fingerprint(
         "finetune", ground.teacher_mark, teacher.teacher_mark if teacher else "", ground.data_mark, list(ground.labels),
         texts_mark(ground.unlabelled), ground.recipe.threads, ground.recipe.precision, trained_with(),
-        dataclasses.asdict(settings) | {"teacher": "", "data": "", "unlabelled": ""},
+        dataclasses.asdict(settings) | {"teacher": "", "data": "", "unlabelled": "", "trackers": ()},
     )  # fmt: skip
     work = Work(target.with_name(target.name + ".finetune-work"))
     with work.locked():
@@ -104,7 +99,7 @@ def _grounds(model: str, out: Path, settings: FineTuning) -> tuple[Ground, Groun
     """What the model stands on, and what its teacher does."""
     opened = open_model(model, role="--model")
     recipe = dataclasses.replace(_recipe(model, out, settings), student=str(shape_in(opened)))
-    ground = prepare(dataclasses.replace(recipe, new_head=settings.new_head))
+    ground = prepare(dataclasses.replace(recipe, new_head=settings.new_head), role="--model")
     if not settings.teacher:
         if settings.unlabelled:
             raise BadInput(
@@ -126,7 +121,7 @@ def _grounds(model: str, out: Path, settings: FineTuning) -> tuple[Ground, Groun
                 f"--teacher {settings.teacher}. Give --new-head."
             )
         ground = dataclasses.replace(ground, labels=teacher.labels)
-    check_same_tokens(teacher.opened, dataclasses.replace(ground.opened, role="--model"))
+    check_same_tokens(teacher.opened, ground.opened)
     return ground, teacher
 
 
@@ -158,17 +153,11 @@ def _train(
     labels = None if ground.teacher_has_head else ground.labels
     model = load(ground.opened, task, labels, multi_label=ground.splits.multi_label)
     soft = training.read_soft_labels(soft_labels, teacher) if soft_labels and teacher else None
-    steps = max(1, round(-(-len(ground.train) // settings.batch) * settings.epochs))
-    progress = training.on_task(
-        model,
-        folder,
-        ground,
-        steps,
-        settings.learning_rate,
-        "fine-tuning",
-        patience=settings.patience or None,
-        soft=soft,
-    )
+    recipe = ground.recipe
+    steps = max(1, round(-(-len(ground.train) // recipe.batch) * (settings.epochs or 0)))  # epochs are known by now
+    patience = settings.patience or None
+    rate = recipe.student_learning_rate
+    progress = training.on_task(model, folder, ground, steps, rate, "fine-tuning", patience=patience, soft=soft)
     details = {"role": "fine-tuned", "model": ground.opened.public_name, "method": "labels"}
     if teacher:
         details |= {"method": "soft labels", "teacher": teacher.opened.public_name}

@@ -143,8 +143,8 @@ def same_bits(threads: int) -> None:
     torch.use_deterministic_algorithms(True)
 
 
-def prepare(recipe: Recipe) -> Ground:
-    """Open and check everything that `recipe` names; nothing is written.
+def prepare(recipe: Recipe, *, role: str = "--teacher") -> Ground:
+    """Open and check everything that `recipe` names; nothing is written. `role` is the flag that its teacher was given by.
 
     Raises:
         BadInput: every fault found, in one message.
@@ -153,7 +153,7 @@ def prepare(recipe: Recipe) -> Ground:
     faults = Faults()
     task = faults.check(lambda: check_task(recipe.task))
     shape = faults.check(lambda: shape_of(recipe.student))
-    opened = faults.check(lambda: open_model(recipe.teacher))
+    opened = faults.check(lambda: open_model(recipe.teacher, role=role))
     out = Path(os.path.abspath(recipe.out))
     work = Work(out.with_name(out.name + ".work"))
     faults.check(lambda: check_out(out))
@@ -176,7 +176,7 @@ def prepare(recipe: Recipe) -> Ground:
         tokenizer = faults.check(lambda: open_tokenizer(opened))
         if opened.folder.resolve().is_relative_to(work.root.resolve()):
             faults.messages.append(
-                f"--teacher {recipe.teacher} lies in {work.root}, which this run would clear. Copy it elsewhere."
+                f"{role} {recipe.teacher} lies in {work.root}, which this run would clear. Copy it elsewhere."
             )
     faults.raise_if_any()
     assert task and shape and opened and splits and labelled and tokenizer  # noqa: PT018 - no test

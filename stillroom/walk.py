@@ -184,7 +184,8 @@ def _train(folder: Path, teaching: Teaching, link: Link, number: int, before: Pa
     else:
         labelled = teaching.labelled[stage.text]
         text = TaskText(labelled.train, teaching.batch, teaching.seed, labelled.validation.ids)
-        student = _with_head(before, labelled, teaching)
+        came_from = link.starts_from if number == 1 else link.stages[number - 2].text
+        student = _with_head(before, labelled, teaching, keeps=came_from == stage.text)
         theirs = load(open_model(str(labelled.teacher)), labelled.task) if asks else None
         settings = _settings(teaching, text, tokens)
         if any(term.of == "classes" for term in stage.objective.outputs):
@@ -224,13 +225,13 @@ def _train(folder: Path, teaching: Teaching, link: Link, number: int, before: Pa
     _save(student, folder, teaching, told)
 
 
-def _with_head(before: Path, labelled: Labelled, teaching: Teaching) -> Any:
-    """The student of `before` with a head for the task: the one it has, or a new one in place of another task's."""
+def _with_head(before: Path, labelled: Labelled, teaching: Teaching, *, keeps: bool) -> Any:
+    """The student of `before` with a head for the task: the one it has where it is of this task (`keeps`), else a new one."""
     opened = open_model(str(before))
     own = opened.head_for(labelled.task)
     torch.manual_seed(teaching.seed)
     wanted, several = labelled.train.labels, labelled.train.multi_label
-    kept = own == wanted and opened.multi_label == several
+    kept = keeps and own == wanted and opened.multi_label == several
     student = load(opened, labelled.task, None if kept else wanted, multi_label=several)
     if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
         _give_pooler(student, teaching)

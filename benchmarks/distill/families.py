@@ -44,7 +44,7 @@ STEPS, BATCH, LONGEST, CLASSES = 20, 16, 32, 10
 
 def texts_of(stage: Stage, given: argparse.Namespace) -> Any:
     """Batches of plain text or of the task's, as the stage says."""
-    return task_text(given.tokenizer, given.data) if stage.text == "task" else plain_text(given, stage)
+    return task_text(given.tokenizer, given.data) if stage.text != "corpus" else plain_text(given, stage)
 
 
 @cache

@@ -36,7 +36,7 @@ from serve.errors import BadInput
 def test_a_preset_trains_as_the_paper_did(
     name: str, batch: int, tokens: int, rate: float, length: int, beta: float
 ) -> None:
-    preset = preset_of(name)
+    preset = preset_of(name, PRESETS[name].use)
     assert (preset.batch, preset.tokens, preset.betas, preset.weight_decay) == (batch, tokens, (0.9, beta), 0.01)
     schedule = preset.schedule(steps_per_epoch=1_000)
     assert schedule.steps == (length if length >= 100 else 1_000 * length)
@@ -50,7 +50,7 @@ def test_every_preset_is_held_against_its_paper() -> None:
 
 
 def test_warm_up_lasts_as_long_as_the_paper_says() -> None:
-    minilm, compared = preset_of("minilm").schedule(1), preset_of("hidden-states").schedule(1_000)
+    minilm, compared = PRESETS["minilm"].schedule(1), PRESETS["hidden-states"].schedule(1_000)
     assert minilm.rate(3_999) == 3e-4
     assert minilm.rate(1_999) == pytest.approx(1.5e-4)
     assert minilm.rate(202_000) == pytest.approx(1.5e-4)
@@ -59,5 +59,7 @@ def test_warm_up_lasts_as_long_as_the_paper_says() -> None:
 
 
 def test_an_unknown_schedule_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(BadInput, match="'minilm3' is not known; it is one of minilm, minilm-6x768,"):
-        preset_of("minilm3")
+    with pytest.raises(BadInput, match="'minilm3' is not one of distillation; these are minilm, minilm-6x768,"):
+        preset_of("minilm3", "distillation")
+    with pytest.raises(BadInput, match="'minilm' is not one of fine-tuning; these are glue,"):
+        preset_of("minilm", "fine-tuning")

@@ -178,9 +178,13 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
         ({"method": "magic"}, "'magic' is not known"),
         ({"teacher_layer": 9}, "layers 1 to 4"),
         ({"relation_heads": 5}, "do not divide"),
-        ({"batch": -1}, "--batch and --accumulate are whole numbers from 1"),
-        ({"schedule": "minilm2"}, "The schedule 'minilm2' is not known; it is one of minilm, "),
+        ({"batch": 0}, "--batch and --accumulate are whole numbers from 1"),
+        ({"schedule": "minilm2"}, "The schedule 'minilm2' is not one of distillation; these are minilm, "),
         ({"trackers": ("tensorbored",)}, "tensorbored: no such tracker"),
+        (
+            {"method": "output-distribution", "schedule": "hidden-states"},
+            "--method output-distribution has 2 with rates",
+        ),
         ({"method": "tinybert"}, "--method tinybert needs a task"),
         ({"method": "hidden-states", "layer_map": "first"}, "layer map 'first' is not known"),
         (
@@ -253,8 +257,8 @@ def test_finetune_refuses_before_it_writes(
         ({"unlabelled": (str(corpus),)}, "--unlabelled is text that a teacher labels, and no --teacher was given"),
         ({"teacher": str(cased)}, "do not share a tokenizer: their vocabularies agree"),
         ({"epoch": 3}, "epoch is no setting of finetune; the settings are"),
-        ({"epochs": -1.0}, "--epochs is above 0"),
-        ({"schedule": "minilm"}, "--schedule minilm is one of distillation and counts no epochs"),
+        ({"epochs": 0.0}, "--epochs and --learning-rate are above 0"),
+        ({"schedule": "minilm"}, "'minilm' is not one of fine-tuning; these are glue"),
     ):
         with pytest.raises(BadInput, match=message):
             face.finetune(str(tiny_teacher), "text-classification", str(task_data), tmp_path / "out", **wrong)  # type: ignore[arg-type]
