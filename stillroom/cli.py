@@ -492,8 +492,10 @@ def finetune(
     learning_rate: Annotated[float | None, typer.Option(help="Peak rate.", show_default="1e-4")] = None,
     batch: Annotated[int | None, typer.Option(help="Texts a step.", show_default="32")] = None,
     max_length: Annotated[int, typer.Option(help="Longest text in tokens.", show_default="what the model takes")] = 0,
-    temperature: Annotated[float, typer.Option(help="Of the soft labels.")] = 2.0,
-    soft_weight: Annotated[float, typer.Option(help="Of the soft labels; the labels have the rest.")] = 0.9,
+    temperature: Annotated[float | None, typer.Option(help="Of the soft labels.", show_default="2")] = None,
+    soft_weight: Annotated[
+        float | None, typer.Option(help="Of the soft labels; the labels have the rest.", show_default="0.9")
+    ] = None,
     new_head: Annotated[
         bool, typer.Option("--new-head", help="Even where the model has one for other labels.")
     ] = False,

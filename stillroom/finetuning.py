@@ -35,8 +35,8 @@ class FineTuning:
     learning_rate: float | None = None  # 1e-4 unless given
     batch: int | None = None  # 32 unless given
     max_length: int = 0  # tokens; 0 is the longest that the model takes
-    temperature: float = 2.0  # of the soft labels
-    soft_weight: float = 0.9  # of the soft labels; the labels have the rest
+    temperature: float | None = None  # of the soft labels; 2 unless given
+    soft_weight: float | None = None  # of the soft labels; 0.9 unless given, and the labels have the rest
     new_head: bool = False  # a new head even where the model has one for other labels
     seed: int = 0
     threads: int = 0  # 0 is all that this process may use
@@ -49,12 +49,19 @@ def _resolved(settings: FineTuning) -> FineTuning:
     """`settings` with what they leave open as the schedule says, or as usual.
 
     Raises:
-        BadInput: a schedule that is not known, or a number out of its range.
+        BadInput: a schedule that is not known, a number out of its range, or settings of a teacher without one.
     """
-    usual = {"epochs": 5.0, "learning_rate": 1e-4, "batch": 32}
+    for flag, value, meaning in (
+        ("--unlabelled", settings.unlabelled, "is text that a teacher labels"),
+        ("--temperature", settings.temperature, "is of a teacher's soft labels"),
+        ("--soft-weight", settings.soft_weight, "is of a teacher's soft labels"),
+    ):
+        if value not in (None, ()) and not settings.teacher:
+            raise BadInput(f"{flag} {meaning}, and no --teacher was given. Give one, or leave it out.")
+    usual = {"epochs": 5.0, "learning_rate": 1e-4, "batch": 32, "temperature": 2.0, "soft_weight": 0.9}
     if settings.schedule:
         preset = preset_of(settings.schedule, "fine-tuning")
-        usual = {"epochs": preset.epochs, "learning_rate": preset.learning_rates[0], "batch": preset.batch}
+        usual |= {"epochs": preset.epochs, "learning_rate": preset.learning_rates[0], "batch": preset.batch}
         settings = dataclasses.replace(settings, max_length=settings.max_length or preset.tokens)
     left_open: dict[str, Any] = {name: value for name, value in usual.items() if getattr(settings, name) is None}
     settings = dataclasses.replace(settings, **left_open)
@@ -101,10 +108,6 @@ def _grounds(model: str, out: Path, settings: FineTuning) -> tuple[Ground, Groun
     recipe = dataclasses.replace(_recipe(model, out, settings), student=str(shape_in(opened)))
     ground = prepare(dataclasses.replace(recipe, new_head=settings.new_head), role="--model")
     if not settings.teacher:
-        if settings.unlabelled:
-            raise BadInput(
-                "--unlabelled is text that a teacher labels, and no --teacher was given. Give one, or leave it out."
-            )
         return ground, None
     length = ground.max_length
     teacher = prepare(dataclasses.replace(recipe, teacher=settings.teacher, max_length=length))

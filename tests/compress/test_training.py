@@ -263,7 +263,6 @@ def test_a_tracker_that_cannot_be_told_is_refused_before_training(
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-@pytest.mark.skipif(not find_spec("tensorboard"), reason="tensorboard is not installed")
 def test_tensorboard_is_told_what_the_metrics_say(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -255,6 +255,8 @@ def test_finetune_refuses_before_it_writes(
             "has no head for text-classification; it is to be fine-tuned on the task already",
         ),
         ({"unlabelled": (str(corpus),)}, "--unlabelled is text that a teacher labels, and no --teacher was given"),
+        ({"temperature": 4.0}, "--temperature is of a teacher's soft labels, and no --teacher was given"),
+        ({"soft_weight": 0.0}, "--soft-weight is of a teacher's soft labels, and no --teacher was given"),
         ({"teacher": str(cased)}, "do not share a tokenizer: their vocabularies agree"),
         ({"epoch": 3}, "epoch is no setting of finetune; the settings are"),
         ({"epochs": 0.0}, "--epochs and --learning-rate are above 0"),
