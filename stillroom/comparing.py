@@ -397,6 +397,7 @@ def _document(
                     "seconds": statistics.mean(told[row]["seconds"] for row in mine),
                     "peak_memory_bytes": max(told[row]["peak_memory_bytes"] for row in mine),
                     "tokens": told[mine[0]]["tokens"],
+                    "losses": _losses([told[row]["curves"] for row in mine]),
                     "curves": told[mine[0]]["curves"],
                     "doubts": [doubt for row in mine for doubt in told[row]["doubts"]],
                 }
@@ -416,3 +417,20 @@ def _document(
         "settings": settings | {"teacher": ground.opened.public_name, "precision": ground.recipe.precision},
         "versions": trained_with(),
     }
+
+
+def _losses(curves: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of each stage where its loss began and ended, the smallest and the largest over seeds; each is a mean of a tenth of what was told."""
+    found: dict[str, Any] = {}
+    for stage in curves[0]:
+        losses = [[value for _, value in curve[stage]["loss"]] for curve in curves]
+        tenth = max(1, len(losses[0]) // 10)
+        first, last = (
+            [statistics.mean(loss[:tenth]) for loss in losses],
+            [statistics.mean(loss[-tenth:]) for loss in losses],
+        )
+        best = [max(value for _, value in curve[stage]["validation"]) for curve in curves if curve[stage]["validation"]]
+        found[stage] = {"first": [min(first), max(first)], "last": [min(last), max(last)]}
+        found[stage] |= {"steps": curves[0][stage]["loss"][-1][0]}
+        found[stage] |= {"best_on_validation": [min(best), max(best)]} if best else {}
+    return found

@@ -44,11 +44,10 @@ def page(document: dict[str, Any]) -> str:
         for row in document["rows"]
     ]
     named = f"{metric} on test, mean over {document['settings']['seeds']} seeds"
-    curves = joined(
+    losses = joined(
         [
             details(
-                f"{row['method']}, {row['student']}",
-                facts({name: _last(curve) for name, curve in row["curves"].items()}),
+                f"{row['method']}, {row['student']}", facts({stage: _told(of) for stage, of in row["losses"].items()})
             )
             for row in document["rows"]
         ]
@@ -64,13 +63,13 @@ def page(document: dict[str, Any]) -> str:
         element("ul", joined([element("li", doubt) for row in document["rows"] for doubt in row["doubts"]])),
         element("section", joined([element("h2", "Table"), table(HEADER, cells(document))])),
         element("section", joined([element("h2", "Means with their intervals"), intervals(dots, named)])),
-        element("section", joined([element("h2", "Loss of each stage, first and last"), curves])),
+        element("section", joined([element("h2", "Where the loss of each stage began and ended"), losses])),
         element("section", joined([element("h2", "Settings"), facts(document["settings"])])),
     ]
     return html_page("Methods compared", [Markup(part) for part in body])
 
 
-def _last(curve: dict[str, Any]) -> dict[str, object]:
-    losses, looks = curve["loss"], curve["validation"]
-    told: dict[str, object] = {"first_loss": losses[0][1], "last_loss": losses[-1][1], "steps": losses[-1][0]}
-    return told | ({"best_on_validation": max(value for _, value in looks)} if looks else {})
+def _told(stage: dict[str, Any]) -> dict[str, object]:
+    """Ranges over seeds as they are shown."""
+    ranges = {name: value for name, value in stage.items() if name != "steps"}
+    return {"steps": stage["steps"]} | {name: f"{low:.4g} to {high:.4g}" for name, (low, high) in ranges.items()}

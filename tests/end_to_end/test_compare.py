@@ -59,6 +59,11 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
     assert rows["random"]["less_none"]["value"] == pytest.approx(rows["random"]["mean"] - rows["none"]["mean"])
     assert list(rows["minilmv2"]["curves"]) == ["1-minilmv2", "2-labels"]
     assert [row["mean"] for row in document["rows"]] == sorted((row["mean"] for row in rows.values()), reverse=True)
+    for row in document["rows"]:
+        assert row["losses"].keys() == row["curves"].keys()
+        assert all(told["last"][1] < told["first"][1] for told in row["losses"].values()) or row["doubts"]
+    # Two seeds differ, and both are in the range.
+    assert rows["none"]["losses"]["1-labels"]["last"][0] < rows["none"]["losses"]["1-labels"]["last"][1]
     assert "<script" not in (out / "report.html").read_text(encoding="utf-8")
     assert (out / "table.md").read_text(encoding="utf-8").count("\n") == 5
 
