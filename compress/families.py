@@ -7,35 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compress.tiled import Dots
 from serve.errors import BadInput
 
-# What a family adds to the scaled products of queries and keys: given the encoder, the layer, and both by head.
-Scores = Callable[[Any, Any, Tensor, Tensor], Tensor]
+# What a family makes its attention scores from: given the encoder, the layer, and queries and keys by head, both
+# (batch, heads, tokens, width of a head).
+Attends = Callable[[Any, Any, Tensor, Tensor], Dots]
 
 
-def plain_scores(_encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> Tensor:
-    """Attention scores of an encoder whose positions are in its embeddings.
-
-    Args:
-        queries: (batch, heads, tokens, width of a head).
-        keys: the same shape.
-
-    Returns:
-        (batch, heads, tokens, tokens), before masks and softmax.
-    """
-    scores: Tensor = queries @ keys.transpose(-1, -2) / queries.shape[-1] ** 0.5
-    return scores
+def plain(_encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> Dots:
+    """Of an encoder whose positions are in its embeddings."""
+    return Dots(queries, keys)
 
 
-def biased_scores(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> Tensor:
-    """Scores of MPNet: a learned bias by distance is added."""
-    bias: Tensor = encoder.encoder.compute_position_bias(queries[:, 0])
-    biased: Tensor = plain_scores(encoder, layer, queries, keys) + bias
-    return biased
+def biased(encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> Dots:
+    """Of MPNet: a learned bias by distance is added."""
+    return Dots(queries, keys, encoder.encoder.compute_position_bias(queries[:, 0])[0])
 
 
-def rotary_scores(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> Tensor:
-    """Scores of ModernBERT: queries and keys are turned by their positions.
+def rotary(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> Dots:
+    """Of ModernBERT: queries and keys are turned by their positions.
 
     Its windows are masks like that of padding, so they are no part of the scores: those of a layer with a window can be
     compared with those of one without.
@@ -51,7 +42,7 @@ def rotary_scores(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> Te
         rotated: Tensor = x.float() * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
         return rotated
 
-    return plain_scores(encoder, layer, turned(queries), turned(keys))
+    return Dots(turned(queries), turned(keys))
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,7 @@ class Family:
     position_offset: int = 0
     # A norm between the last layer and what heads read.
     final_norm: str = ""
-    scores: Scores = plain_scores
+    attends: Attends = plain
 
 
 _BERT = Family(
@@ -98,7 +89,7 @@ _MPNET = replace(
     key="attention.attn.k",
     value="attention.attn.v",
     attention_output="attention.attn.o",
-    scores=biased_scores,
+    attends=biased,
 )
 _DISTILBERT = Family(
     layers="transformer.layer",
@@ -118,7 +109,7 @@ _MODERNBERT = Family(
     ffn_out="mlp.Wo",
     ffn_rows=2,
     final_norm="final_norm",
-    scores=rotary_scores,
+    attends=rotary,
 )
 FAMILIES = {
     "bert": _BERT,

@@ -7,7 +7,7 @@ lies above it costs nothing.
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from compress.families import Family, encoder_of, layers_of, linear
 from compress.losses import full
 from compress.relations import split_heads
+from compress.tiled import Dots
 from serve.errors import BadInput
 
-# Of a layer's parts, those with one vector a token; the others are scores, with one number a pair of tokens.
+# Of a layer's parts, those with one vector a token; of the others, scores, what they are products of is kept.
 VECTORS = ("hidden", "queries", "keys", "values")
 
 
@@ -34,9 +35,10 @@ class Part(NamedTuple):
 
 @dataclass
 class Insides:
-    """What was read: vectors (batch, tokens, width), scores (batch, heads, tokens, tokens); and the answer, if wanted."""
+    """What was read: vectors (batch, tokens, width), by layer what scores are made from; and the answer, if wanted."""
 
     parts: dict[Part, Tensor]
+    scores: dict[int, Dots] = field(default_factory=dict)
     output: Any = None
 
     def __getitem__(self, part: tuple[str, int]) -> Tensor:
@@ -88,13 +90,13 @@ def read(
         answer = None
         with suppress(_Enough):
             answer = model(**inputs)
-    for part in wanted:
-        if part.of == "scores":
-            heads = int(model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
-            queries, keys = (split_heads(full(found[Part(of, part.layer)]), heads) for of in ("queries", "keys"))
-            with torch.autocast(queries.device.type, enabled=False):
-                found[part] = family.scores(encoder_of(model), layers[part.layer - 1], queries, keys)
-    return Insides({part: found[part] for part in wanted}, answer)
+    scores: dict[int, Dots] = {}
+    for layer in {part.layer for part in wanted if part.of == "scores"}:
+        heads = int(model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
+        queries, keys = (split_heads(full(found[Part(of, layer)]), heads) for of in ("queries", "keys"))
+        with torch.autocast(queries.device.type, enabled=False):
+            scores[layer] = family.attends(encoder_of(model), layers[layer - 1], queries, keys)
+    return Insides({part: found[part] for part in wanted if part in found}, scores, answer)
 
 
 @contextmanager

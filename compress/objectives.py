@@ -10,19 +10,10 @@ from torch import Tensor, nn
 from compress.hidden import cosine_loss, hidden_loss, summed_hidden_loss
 from compress.insides import Insides, Part
 from compress.losses import full, label_loss, logit_loss, soft_loss
-from compress.relations import (
-    attention_loss,
-    attention_square_loss,
-    check_relation_heads,
-    direct_loss,
-    relation_loss,
-    score_loss,
-    split_heads,
-)
+from compress.relations import check_relation_heads, direct_loss, split_heads
+from compress.tiled import Dots, tiled_loss
 from serve.errors import BadInput
 
-# Of scores, (batch, heads, tokens, tokens).
-SCORE_LOSSES = {"kl": attention_loss, "squares": attention_square_loss, "mse": score_loss}
 # Of vectors, (batch, tokens, width).
 VECTOR_LOSSES = {"mse": hidden_loss, "half squares": summed_hidden_loss, "cosine": cosine_loss}
 
@@ -31,9 +22,10 @@ VECTOR_LOSSES = {"mse": hidden_loss, "half squares": summed_hidden_loss, "cosine
 class LayerTerm:
     """One thing of one student layer, drawn towards the same thing of one teacher layer.
 
-    `of` is hidden, queries, keys, values or scores (see `compress.insides.Part`); `loss` one of `SCORE_LOSSES` for scores,
-    and of `VECTOR_LOSSES`, `relation` or `direct` for the others. `projection` names the learned map from the student's
-    width to the teacher's; terms that name the same one share it, and with no name the widths must agree.
+    `of` is hidden, queries, keys, values or scores (see `compress.insides.Part`); `loss` one of
+    `compress.tiled.TILE_LOSSES` for scores, and of `VECTOR_LOSSES`, `relation` or `direct` for the others. `projection`
+    names the learned map from the student's width to the teacher's; terms that name the same one share it, and with no
+    name the widths must agree.
     """
 
     loss: str
@@ -194,21 +186,26 @@ def _layer_losses(
 ) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for term in terms:
-        teacher, student = full(theirs[term.of, term.teacher_layer]), full(ours[term.of, term.student_layer])
-        if term.of == "scores":
-            loss = SCORE_LOSSES[term.loss](teacher, student, mask)
-        elif term.loss == "relation":
-            split = term.heads or heads
-            loss = relation_loss(split_heads(teacher, split), split_heads(student, split), mask)
-        elif term.loss == "direct":
-            weight = projections.maps[_key(term)].weight
-            assert isinstance(weight, Tensor)
-            loss = direct_loss(split_heads(teacher, heads), split_heads(student, heads), weight, mask)
-        else:
-            mapped = projections.maps[_key(term)](student) if term.projection else student
-            loss = VECTOR_LOSSES[term.loss](teacher, mapped, mask)
-        found[term.name] = found[term.name] + term.weight * loss if term.name in found else term.weight * loss
+        loss = term.weight * _loss(term, theirs, ours, mask, heads, projections)
+        found[term.name] = found[term.name] + loss if term.name in found else loss
     return found
+
+
+def _loss(
+    term: LayerTerm, theirs: Insides, ours: Insides, mask: Tensor, heads: int, projections: Projections
+) -> Tensor:
+    if term.of == "scores":
+        return tiled_loss(term.loss, theirs.scores[term.teacher_layer], ours.scores[term.student_layer], mask)
+    teacher, student = full(theirs[term.of, term.teacher_layer]), full(ours[term.of, term.student_layer])
+    if term.loss == "relation":
+        teacher, student = split_heads(teacher, term.heads or heads), split_heads(student, term.heads or heads)
+        return tiled_loss("kl", Dots(teacher, teacher), Dots(student, student), mask)
+    if term.loss == "direct":
+        weight = projections.maps[_key(term)].weight
+        assert isinstance(weight, Tensor)
+        return direct_loss(split_heads(teacher, heads), split_heads(student, heads), weight, mask)
+    mapped = projections.maps[_key(term)](student) if term.projection else student
+    return VECTOR_LOSSES[term.loss](teacher, mapped, mask)
 
 
 def output_losses(

@@ -32,7 +32,7 @@ def test_scores_and_values_give_the_attention_that_the_model_computes(kind: str,
         found = read(model, FAMILIES[kind], given, wanted)
     real = given["attention_mask"].bool()
     for layer in range(1, 5):
-        scores = found["scores", layer].masked_fill(~real[:, None, None, :], float("-inf"))
+        scores = found.scores[layer].scores().masked_fill(~real[:, None, None, :], float("-inf"))
         ours, theirs = scores.softmax(-1).transpose(1, 2)[real], said[layer - 1].transpose(1, 2)[real]
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
         assert found["values", layer].shape == found["queries", layer].shape == (3, 9, 24)
@@ -66,7 +66,9 @@ def test_gradients_flow_back_from_every_part(kind: str) -> None:
     model, given = encoder(kind), inputs()
     for of in ("hidden", "queries", "keys", "values", "scores"):
         model.zero_grad()
-        read(model, FAMILIES[kind], given, [Part(of, 3)])[of, 3].square().sum().backward()
+        found = read(model, FAMILIES[kind], given, [Part(of, 3)])
+        value = found.scores[3].scores() if of == "scores" else found[of, 3]
+        value.square().sum().backward()
         assert model.get_input_embeddings().weight.grad.abs().sum() > 0
 
 

@@ -1,0 +1,133 @@
+"""Tiled losses against the same losses written whole, in `compress.relations`, which are held against the papers' formulas."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from compress import tiled
+from compress.relations import attention_loss, attention_square_loss, score_loss
+from compress.tiled import Dots, tiled_loss
+
+WHOLE = {"kl": attention_loss, "squares": attention_square_loss, "mse": score_loss}
+EVERY = pytest.mark.parametrize("loss", WHOLE)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the few tokens of a test fall into many tiles, of one head and of several."""
+    monkeypatch.setattr(tiled, "ROWS", 4)
+    monkeypatch.setattr(tiled, "NUMBERS", 80)
+
+
+def drawn(
+    seed: int, tokens: int, width: int, *, bias: bool = False, dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and, if asked for, a bias: two sequences, three heads; all of which want a gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(2, 3, tokens, width)] * 2 + [(3, tokens, tokens)] * bias
+    return tuple(torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes)
+
+
+def fixed(parts: tuple[torch.Tensor, ...]) -> Dots:
+    return Dots(*(part.detach() for part in parts))
+
+
+@EVERY
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), tokens=st.integers(1, 13), bias=st.booleans(), data=st.data())
+def test_value_and_gradients_are_those_of_the_whole(
+    loss: str, seed: int, tokens: int, bias: bool, data: st.DataObject
+) -> None:
+    teacher, student = fixed(drawn(seed, tokens, 8, bias=bias)), drawn(seed + 1, tokens, 6, bias=bias)
+    # Real tokens need not stand side by side.
+    rows = st.lists(st.integers(0, 1), min_size=tokens, max_size=tokens).filter(any)
+    mask = torch.tensor([data.draw(rows), data.draw(rows)])
+    whole = WHOLE[loss](teacher.scores(), Dots(*student).scores(), mask)
+    ours = tiled_loss(loss, teacher, Dots(*student), mask)
+    assert ours.item() == pytest.approx(whole.item(), rel=1e-12, abs=1e-14)
+    expected = torch.autograd.grad(2 * whole, student)
+    for found, wanted in zip(torch.autograd.grad(2 * ours, student), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-13)
+
+
+@EVERY
+@pytest.mark.parametrize("bias", [False, True])
+def test_its_gradient_is_that_of_its_values(loss: str, bias: bool) -> None:
+    teacher, student = fixed(drawn(0, 5, 4, bias=bias)), drawn(1, 5, 3, bias=bias)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 1, 0]])
+    assert torch.autograd.gradcheck(lambda *parts: tiled_loss(loss, teacher, Dots(*parts), mask), student)
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_fewer_bits_it_is_computed_in_float32(loss: str, dtype: torch.dtype) -> None:
+    teacher, student = fixed(drawn(2, 9, 8, dtype=dtype)), drawn(3, 9, 6, dtype=dtype)
+    mask = torch.ones(2, 9, dtype=torch.long)
+    exactly = [tuple(part.detach().double().requires_grad_() for part in parts) for parts in (teacher[:2], student)]
+    whole = WHOLE[loss](Dots(*exactly[0]).scores(), Dots(*exactly[1]).scores(), mask)
+    ours = tiled_loss(loss, teacher, Dots(*student), mask)
+    assert ours.dtype == torch.float32
+    assert ours.item() == pytest.approx(whole.item(), rel=1e-5)
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2  # gradients go back as the numbers came
+    expected = torch.autograd.grad(whole, exactly[1])
+    for found, wanted in zip(torch.autograd.grad(ours, student), expected, strict=True):
+        assert found.dtype == dtype
+        assert (found.double() - wanted).abs().max() < tolerance * wanted.abs().max()
+
+
+@EVERY
+def test_it_is_nothing_at_the_teacher(loss: str) -> None:
+    teacher = drawn(4, 9, 8, dtype=torch.float32)
+    student = tuple(part.detach().clone().requires_grad_() for part in teacher)
+    value = tiled_loss(loss, fixed(teacher), Dots(*student), torch.ones(2, 9, dtype=torch.long))
+    assert value.item() == 0
+    assert all(not slope.any() for slope in torch.autograd.grad(value, student))
+
+
+@EVERY
+@pytest.mark.parametrize("loud", [50.0, float("nan")])
+def test_padding_changes_no_bit(loss: str, loud: float) -> None:
+    teacher, student = drawn(5, 7, 8, dtype=torch.float32), drawn(6, 7, 6, dtype=torch.float32)
+    mask = torch.tensor([[1] * 7, [1] * 3 + [0] * 4])
+    before = tiled_loss(loss, fixed(teacher), Dots(*student), mask)
+
+    def wider(part: torch.Tensor) -> torch.Tensor:
+        more = torch.full((2, 3, 12, part.shape[-1]), loud)
+        more[:, :, :7] = part.detach()
+        more[1, :, 3:] = loud
+        return more.requires_grad_()
+
+    longer = tuple(map(wider, student))
+    after = tiled_loss(loss, Dots(*map(wider, teacher)), Dots(*longer), torch.nn.functional.pad(mask, (0, 5)))
+    assert after.item() == before.item()
+    for found, wanted in zip(torch.autograd.grad(after, longer), torch.autograd.grad(before, student), strict=True):
+        assert torch.equal(found[0, :, :7], wanted[0])
+        assert torch.equal(found[1, :, :3], wanted[1, :, :3])
+        assert not found[0, :, 7:].any()
+        assert not found[1, :, 3:].any()
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor had that was computed within it."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.numbers = max([self.numbers, *sizes])
+        return result
+
+
+@EVERY
+def test_nothing_as_large_as_tokens_times_tokens_is_ever_held(loss: str) -> None:
+    teacher, student = fixed(drawn(7, 64, 8)), drawn(8, 64, 6)
+    with Largest() as seen:
+        tiled_loss(loss, teacher, Dots(*student), torch.ones(2, 64, dtype=torch.long)).backward()
+    assert seen.numbers == 2 * 3 * 64 * 6  # the gradient of its queries
+    with Largest() as seen:
+        WHOLE[loss](teacher.scores(), Dots(*student).scores(), torch.ones(2, 64, dtype=torch.long)).backward()
+    assert seen.numbers == 2 * 3 * 64 * 64
