@@ -27,9 +27,9 @@ def entropy(rows: np.ndarray) -> float:
 
 def scale(name: str, teacher: np.ndarray, loss: float) -> float:
     """What an error is relative to: the cross-entropy of a divergence, which is the teacher's entropy more."""
-    if name == "attention kl":
+    if name.startswith("attention kl"):
         return loss + entropy(formulas.softmax(teacher))
-    if name == "relation kl":
+    if name.startswith("relation kl"):
         scores = teacher @ teacher.swapaxes(-1, -2) / np.sqrt(teacher.shape[-1])
         return loss + entropy(formulas.softmax(scores))
     return max(loss, 1e-12)

@@ -19,6 +19,7 @@ from compress.relations import (
     relation_loss,
     score_loss,
 )
+from compress.tiled import Dots, tiled_loss
 
 HEADS, WIDE, NARROW = 3, 8, 4  # widths of one head
 Array = np.ndarray
@@ -79,12 +80,31 @@ def direct(teacher: torch.Tensor, student: torch.Tensor, mask: torch.Tensor) -> 
     return direct_loss(teacher, student, projection.to(student.dtype), mask)
 
 
+def relation_in_tiles(teacher: torch.Tensor, student: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return tiled_loss("kl", Dots(teacher, teacher), Dots(student, student), mask)
+
+
+def in_tiles(loss: str) -> Callable[..., torch.Tensor]:
+    """A loss of scores that takes what scores are made from, as one that takes scores."""
+
+    def made(scores: torch.Tensor) -> Dots:
+        # Any scores are products of themselves and the identity; there alone would nan in one column spoil the others.
+        tokens = scores.shape[-1]
+        return Dots(scores.nan_to_num() * tokens**0.5, torch.eye(tokens, dtype=scores.dtype).expand_as(scores))
+
+    return lambda teacher, student, mask: tiled_loss(loss, made(teacher), made(student), mask)
+
+
 # Loss, its formula, and what it takes: scores, heads, heads of two widths, or hidden states.
 LOSSES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., float], str]] = {
     "attention kl": (attention_loss, minilm_attention, "scores"),
     "attention squares": (attention_square_loss, xtremedistil_attention, "scores"),
     "scores mse": (score_loss, tinybert_scores, "scores"),
     "relation kl": (relation_loss, relation, "heads"),
+    "attention kl in tiles": (in_tiles("kl"), minilm_attention, "scores"),
+    "attention squares in tiles": (in_tiles("squares"), xtremedistil_attention, "scores"),
+    "scores mse in tiles": (in_tiles("mse"), tinybert_scores, "scores"),
+    "relation kl in tiles": (relation_in_tiles, relation, "heads"),
     "direct": (direct, directminilm, "heads"),
     "hidden mse": (hidden_loss, hidden_mse, "hidden"),
     "hidden half squares": (summed_hidden_loss, xtremedistil_hidden, "hidden"),

@@ -1,0 +1,245 @@
+"""What a step of MiniLMv2 takes, time and memory: this engine against the textbook's way, in one process, in turns.
+
+    python benchmarks/distill/steps.py --student 6x384 --tokens 128,256,512
+    python benchmarks/distill/steps.py --teacher FOLDER --student 3x384 --corpus text.txt --precision bf16 --tokens 256
+
+The textbook's way is what public implementations do: all of both models is computed, queries, keys and values are
+projected once more from hidden states, and relations are held whole; texts come in any order and are padded to the longest
+of their batch. It stays in float32; `--precision` is this engine's. Without --corpus every text is as long as --tokens
+says and nothing is padded; without --teacher the teacher is a 12x768 of random weights. Both see the same texts with the
+same learning rate, and their losses in the first step are compared.
+
+Time is of whole steps, optimiser included: the median over steps, taken in turns, of textbook over ours, with the smallest
+and the largest. Memory is what a process of its own holds at most, above weights and the optimiser's two moments.
+"""
+
+import argparse
+import json
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import BertConfig, BertModel
+
+from compress.corpus import CorpusText, Piece, chunks
+from compress.distill import Settings, distil, step_losses
+from compress.examples import read_texts
+from compress.families import FAMILIES
+from compress.methods import Sizes, Stage, stages_of
+from compress.objectives import Projections
+from compress.students import shape_of
+from compress.teacher import load_encoder, open_model, open_tokenizer
+
+LEARNING_RATE = 1e-4
+BERT = FAMILIES["bert"]
+
+
+@dataclass
+class Ground:
+    """What both are given."""
+
+    teacher: Any
+    student: Callable[[], Any]  # makes it anew, the same each time
+    stage: Stage
+    text: CorpusText
+
+    @property
+    def layers(self) -> tuple[int, int, int]:
+        """Teacher's layer, student's, and relation heads."""
+        term = self.stage.objective.layers[0]
+        return term.teacher_layer, term.student_layer, term.heads
+
+
+def ground(given: argparse.Namespace, tokens: int) -> Ground:
+    """Models and texts."""
+    torch.manual_seed(0)
+    if given.teacher:
+        opened = open_model(given.teacher)
+        teacher = load_encoder(opened, seed=0)
+    else:
+        teacher = BertModel(BertConfig())
+    shape, config = shape_of(given.student), teacher.config
+    stage = stages_of("minilmv2", Sizes(config.num_hidden_layers, shape.layers, config.hidden_size, shape.hidden))[0]
+
+    def student() -> Any:
+        torch.manual_seed(1)
+        small = BertConfig(
+            vocab_size=config.vocab_size, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads, intermediate_size=shape.ffn,
+        )  # fmt: skip
+        return BertModel(small)
+
+    if given.corpus:
+        texts = [text for file in given.corpus for text in read_texts(Path(file))]
+        pieces = chunks(texts, open_tokenizer(opened), tokens)
+    else:
+        generator = np.random.default_rng(0)
+        drawn = generator.integers(1000, config.vocab_size, (512, tokens))
+        pieces = [Piece(ids, np.arange(tokens)) for ids in drawn]
+    batch = max(1, given.tokens_per_step // round(np.mean([len(piece.ids) for piece in pieces])))
+    return Ground(teacher.eval(), student, stage, CorpusText(pieces, 0, batch, 0))
+
+
+class Textbook:
+    """A student trained as it is usually written. `step` gives the real tokens that it saw."""
+
+    def __init__(self, on: Ground) -> None:
+        self.teacher, self.student, self.layers, self.text = on.teacher, on.student().train(), on.layers, on.text
+        self.optimizer = torch.optim.AdamW(self.student.parameters(), lr=LEARNING_RATE)
+        self.order = np.random.default_rng(0).permutation(len(self.text.pieces))
+        self.divergence = nn.KLDivLoss(reduction="sum")
+
+    def step(self, number: int) -> int:
+        """Train on the texts of step `number`, in whatever order they come."""
+        start = number * self.text.batch
+        chosen = [self.text.pieces[i] for i in np.take(self.order, range(start, start + self.text.batch), mode="wrap")]
+        width = max(len(piece.ids) for piece in chosen)
+        ids, mask = np.zeros((2, len(chosen), width), dtype=np.int64)
+        for row, piece in enumerate(chosen):
+            ids[row, : len(piece.ids)], mask[row, : len(piece.ids)] = piece.ids, 1
+        self.optimizer.zero_grad()
+        self.loss(torch.from_numpy(ids), torch.from_numpy(mask)).backward()
+        torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
+        self.optimizer.step()
+        return int(mask.sum())
+
+    def loss(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """The sum of the three relations' divergences."""
+        teacher_layer, student_layer, heads = self.layers
+        with torch.no_grad():
+            theirs = self._relations(self.teacher, teacher_layer, ids, mask, heads)
+        ours = self._relations(self.student, student_layer, ids, mask, heads)
+        whole = torch.zeros(())
+        lengths = mask.sum(dim=1).tolist()
+        for a, b in zip(theirs, ours, strict=True):
+            for row, n in enumerate(lengths):
+                target = functional.softmax(a[row, :, :n, :n], dim=-1)
+                found = functional.log_softmax(b[row, :, :n, :n], dim=-1)
+                whole = whole + self.divergence(found, target) / (heads * n * len(lengths))
+        return whole
+
+    @staticmethod
+    def _relations(model: Any, layer: int, ids: Tensor, mask: Tensor, heads: int) -> list[Tensor]:
+        states = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[layer - 1]
+        attention = model.encoder.layer[layer - 1].attention.self
+        found = []
+        for projection in (attention.query, attention.key, attention.value):
+            x = projection(states)
+            x = x.view(*x.shape[:2], heads, -1).permute(0, 2, 1, 3)
+            found.append(x @ x.transpose(-1, -2) / x.shape[-1] ** 0.5)
+        return found
+
+
+def in_turns(on: Ground, given: argparse.Namespace) -> dict[str, Any]:
+    """Seconds a real token of both, a step of the one after a step of the other."""
+    textbook = Textbook(on)
+    apart = first_losses(on, textbook)
+    ours: list[float] = []
+    theirs: list[float] = []
+    began = 0.0
+
+    def report(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
+        nonlocal began
+        ours.append((time.perf_counter() - began) / on.text.order.tokens_at(done - 1))
+        began = time.perf_counter()
+        tokens = textbook.step(done - 1)
+        theirs.append((time.perf_counter() - began) / tokens)
+        began = time.perf_counter()
+
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        train(on, given, given.steps + 1, Path(folder), report)
+    ratios = [b / a for a, b in zip(ours[1:], theirs[1:], strict=True)]  # the first step sets things up
+    return {
+        "texts_per_step": on.text.batch,
+        "tokens_per_s": 1 / statistics.median(ours[1:]),
+        "textbook_tokens_per_s": 1 / statistics.median(theirs[1:]),
+        "textbook_over_ours": statistics.median(theirs[1:]) / statistics.median(ours[1:]),
+        "of_each_pair": [min(ratios), max(ratios)],
+        "difference_of_first_loss": apart,
+    }
+
+
+def train(on: Ground, given: argparse.Namespace, steps: int, folder: Path, report: Any = None) -> None:
+    """This engine, as `stillroom distill` runs it."""
+    settings = Settings(steps, precision=given.precision, learning_rate=LEARNING_RATE, checkpoint_every_s=1e9)
+    distil(on.stage, on.teacher, on.student(), BERT, on.text, settings, folder=folder, report=report)
+
+
+def first_losses(on: Ground, textbook: Textbook) -> float:
+    """The difference of the two losses of one batch without dropout, relative to them."""
+    batch, student = on.text.at(0), on.student().eval()
+    maps = Projections(on.stage.objective, on.teacher.config, student.config)
+    with torch.no_grad():
+        ours = sum(step_losses(on.stage.objective, on.teacher, student, BERT, batch, maps, None).values()).item()
+        textbook.student.eval()
+        theirs = textbook.loss(batch.inputs["input_ids"], batch.inputs["attention_mask"]).item()
+        textbook.student.train()
+    return abs(ours - theirs) / theirs
+
+
+def most_memory(given: argparse.Namespace, tokens: int, way: str) -> int:
+    """Bytes that three steps take at most above weights and moments, in this process."""
+    on = ground(given, tokens)
+    size = sum(parameter.nbytes for parameter in on.student().parameters())
+    weights = sum(parameter.nbytes for parameter in on.teacher.parameters()) + 3 * size
+    before = resident("VmRSS") - sum(parameter.nbytes for parameter in on.teacher.parameters())
+    if way == "textbook":
+        textbook = Textbook(on)
+        for number in range(3):
+            textbook.step(number)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            train(on, given, 3, Path(folder))
+    return resident("VmHWM") - before - weights
+
+
+def resident(field: str) -> int:
+    """Bytes of this process in memory, now (VmRSS) or at most (VmHWM)."""
+    return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", default="")
+    parser.add_argument("--student", default="6x384")
+    parser.add_argument("--corpus", action="append", default=[])
+    parser.add_argument("--tokens", default="128,256,512")
+    parser.add_argument("--tokens-per-step", type=int, default=2048)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--memory-of", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    lengths = [int(length) for length in given.tokens.split(",")]
+    if given.memory_of:
+        print(most_memory(given, lengths[0], given.memory_of))
+        return
+    found = {}
+    for tokens in lengths:
+        found[tokens] = in_turns(ground(given, tokens), given)
+        command = [sys.executable, __file__, *sys.argv[1:], "--tokens", str(tokens), "--memory-of"]
+        memory = {way: int(subprocess.check_output([*command, way], text=True)) for way in ("ours", "textbook")}
+        found[tokens] |= {f"{way}_bytes": size for way, size in memory.items()}
+        found[tokens]["ours_over_textbook_bytes"] = memory["ours"] / memory["textbook"]
+        print(tokens, json.dumps(found[tokens]), file=sys.stderr, flush=True)
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
+    print(json.dumps({"settings": vars(given), "machine": machine, "tokens": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
