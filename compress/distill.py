@@ -1,7 +1,7 @@
 """Running one stage of a method: a student is trained to agree with its teacher on the stage's objective."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from compress.checkpoint import Progress
 from compress.families import FAMILIES, Family, encoder_of
 from compress.insides import Insides, read
-from compress.loop import Order, Report, Schedule, Watch, train
+from compress.loop import Order, Report, Schedule, Watch, device_of_process, train
 from compress.methods import Stage
 from compress.objectives import Objective, OutputTerm, Projections, check_objective, layer_losses, output_losses
+from compress.precision import matrices_in
 from compress.processes import Share
 from compress.tasks import Batch, inputs_for, part_of, to_device
 from compress.vocabulary import rows_in_use
@@ -91,10 +92,14 @@ def distil(
     objective = stage.objective
     if teacher is not None:
         check_objective(objective, teacher.config, student.config)
-        teacher.eval()
     torch.manual_seed(settings.seed)
     maps = projections or Projections(objective, (student if teacher is None else teacher).config, student.config)
-    with moving(student, stage.trains), rows_narrowed(student, text, objective) as remap:
+    with ExitStack() as stack:
+        if teacher is not None:
+            teacher.eval().to(device_of_process())
+            stack.enter_context(matrices_in(teacher, settings.precision))
+        stack.enter_context(moving(student, stage.trains))
+        remap = stack.enter_context(rows_narrowed(student, text, objective))
 
         def loss_at(step: int, share: Share) -> dict[str, Tensor]:
             return step_losses(objective, teacher, student, family, part_of(text.at(step), share), maps, remap)

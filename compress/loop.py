@@ -33,9 +33,9 @@ from compress.checkpoint import (
     write_safetensors,
 )
 from compress.losses import total
+from compress.precision import autocast, check_precision
 from compress.processes import Share
 from compress.trackers import Trackers
-from serve.errors import BadInput
 
 CHECKPOINT = "checkpoint.safetensors"
 BEST = "best.safetensors"
@@ -206,25 +206,6 @@ def device_of_process() -> torch.device:
     processes.join()
     device: torch.device = Accelerator().device
     return device
-
-
-def check_precision(precision: str, device: torch.device) -> None:
-    """Nothing, when `device` can be trained on in `precision`.
-
-    Raises:
-        BadInput: float16 on a CPU.
-    """
-    if precision == "fp16" and device.type != "cuda":
-        raise BadInput(
-            f"fp16 trains on CUDA GPUs, and this would run on {device.type}, which has no fast products in float16. "
-            "Take bf16, which has the range of float32 and needs no scaling of gradients, or fp32."
-        )
-
-
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Within it matrix products are in `precision`, whatever the weights are in."""
-    half = torch.float16 if precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, half, enabled=precision != "fp32")
 
 
 class Metrics:

@@ -10,8 +10,8 @@ from typing import Any
 from compress.corpus import tokenised
 from compress.examples import TextFiles
 from compress.initialise import check_same_tokens, layers_fit, shape_in, starting_layers
-from compress.loop import check_precision
 from compress.methods import Stage, chain_of
+from compress.precision import check_precision
 from compress.schedules import preset_of
 from compress.students import BY_RULE, Shape, assistants_of, shape_of
 from compress.teacher import Opened, open_model, open_tokenizer

@@ -16,8 +16,8 @@ from compress import processes
 from compress.augment import augmented
 from compress.examples import Example, Splits, check_task, fingerprint, read_splits, read_texts
 from compress.initialise import layers_fit
-from compress.loop import check_precision
 from compress.methods import Sizes, usual_relation_heads, usual_teacher_layer
+from compress.precision import check_precision
 from compress.preflight import Faults, labels_for, warnings_of
 from compress.relations import check_relation_heads
 from compress.scores import metric_name

@@ -16,9 +16,9 @@ from compress.corpus import CorpusText
 from compress.distill import step_losses
 from compress.examples import check_task
 from compress.initialise import student_of
-from compress.loop import autocast
 from compress.losses import label_loss, total
 from compress.objectives import Projections
+from compress.precision import autocast
 from compress.tasks import collate, row_logits, rows_of, to_device
 from compress.teacher import load
 from compress.vocabulary import rows_in_use

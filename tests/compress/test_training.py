@@ -11,7 +11,8 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from compress.checkpoint import Progress, load_checkpoint, save_checkpoint
-from compress.loop import Order, Schedule, Watch, check_precision, train
+from compress.loop import Order, Schedule, Watch, train
+from compress.precision import check_precision
 from compress.processes import Share
 from compress.vocabulary import rows_in_use
 from serve.errors import BadInput
