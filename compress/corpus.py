@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from compress.loop import Order
 from compress.losses import IGNORED
+from compress.order import Order
 from compress.tasks import Batch
 from serve.errors import BadInput
 

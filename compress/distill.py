@@ -1,7 +1,7 @@
 """Running one stage of a method: a student is trained to agree with its teacher on the stage's objective."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compress.ahead import Ahead
 from compress.checkpoint import Progress
 from compress.families import FAMILIES, Family, encoder_of
 from compress.insides import Insides, read
-from compress.loop import Order, Report, Schedule, Watch, device_of_process, train
+from compress.loop import Report, Schedule, Watch, device_of_process, train
 from compress.methods import Stage
 from compress.objectives import Objective, OutputTerm, Projections, check_objective, layer_losses, output_losses
+from compress.order import Order
 from compress.precision import matrices_in
 from compress.processes import Share
 from compress.tasks import Batch, inputs_for, part_of, to_device
@@ -92,6 +94,8 @@ def distil(
     objective = stage.objective
     if teacher is not None:
         check_objective(objective, teacher.config, student.config)
+    rate = settings.learning_rate or stage.learning_rate
+    schedule = settings.schedule or Schedule(settings.steps, rate, stage.warmup, betas=stage.betas)
     torch.manual_seed(settings.seed)
     maps = projections or Projections(objective, (student if teacher is None else teacher).config, student.config)
     with ExitStack() as stack:
@@ -100,15 +104,15 @@ def distil(
             stack.enter_context(matrices_in(teacher, settings.precision))
         stack.enter_context(moving(student, stage.trains))
         remap = stack.enter_context(rows_narrowed(student, text, objective))
+        batches = stack.enter_context(closing(Ahead(text.at, text.order, schedule.steps)))
 
         def loss_at(step: int, share: Share) -> dict[str, Tensor]:
-            return step_losses(objective, teacher, student, family, part_of(text.at(step), share), maps, remap)
+            return step_losses(objective, teacher, student, family, part_of(batches.at(step), share), maps, remap)
 
-        rate = settings.learning_rate or stage.learning_rate
         return train(
             _Trained(student, maps),
             loss_at,
-            settings.schedule or Schedule(settings.steps, rate, stage.warmup, betas=stage.betas),
+            schedule,
             folder=folder,
             seed=settings.seed,
             watch=None if watch is None else watch(remap),
@@ -116,7 +120,7 @@ def distil(
             accumulate=settings.accumulate,
             trackers=settings.trackers,
             checkpoint_every_s=settings.checkpoint_every_s,
-            tokens_at=text.order.tokens_at,
+            batches=batches,
             report=report,
         )
 

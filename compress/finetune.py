@@ -1,6 +1,7 @@
 """Training a model with a head on a task: on labels, on a teacher's soft labels, or on both."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from compress.ahead import Ahead
 from compress.checkpoint import Progress
 from compress.examples import Example
-from compress.loop import Order, Report, Schedule, Watch, train
+from compress.loop import Report, Schedule, Watch, train
 from compress.losses import mixed_loss
+from compress.order import Order
 from compress.processes import Share
 from compress.scores import counts, gold_of, metric_of
-from compress.tasks import Encoded, collate, part_of, predictions, row_logits, rows_of, to_device
+from compress.tasks import Batch, Encoded, collate, part_of, predictions, row_logits, rows_of, to_device
 from compress.vocabulary import rows_in_use
 
 
@@ -67,10 +70,16 @@ def train_on_task(
     texts = labelled if unlabelled is None or soft is None else labelled + unlabelled
     lengths = np.array([len(ids) for ids in texts.ids])
     order = Order(lengths, settings.batch, settings.seed)
-    with rows_in_use(model, [*texts.ids, *validation.ids], texts.pad_id) as remap:
+    with ExitStack() as stack:
+        remap = stack.enter_context(rows_in_use(model, [*texts.ids, *validation.ids], texts.pad_id))
+
+        def batch_of(step: int) -> Batch:
+            return collate(texts, order.at(step).tolist(), soft=soft, remap=remap)
+
+        batches = stack.enter_context(closing(Ahead(batch_of, order, settings.steps)))
 
         def loss_at(step: int, share: Share) -> dict[str, Tensor]:
-            batch = part_of(collate(texts, order.at(step).tolist(), soft=soft, remap=remap), share)
+            batch = part_of(batches.at(step), share)
             batch = to_device(batch, next(model.parameters()).device)
             terms = mixed_loss(
                 rows_of(model, batch),
@@ -94,7 +103,7 @@ def train_on_task(
             accumulate=settings.accumulate,
             trackers=settings.trackers,
             checkpoint_every_s=settings.checkpoint_every_s,
-            tokens_at=order.tokens_at,
+            batches=batches,
             report=report,
         )
 

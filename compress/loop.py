@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compress import processes
+from compress.ahead import Ahead
 from compress.checkpoint import (
     Progress,
     load_checkpoint,
@@ -76,48 +77,6 @@ class Report(Protocol):
     def __call__(self, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None: ...  # noqa: D102 - the class says it
 
 
-@dataclass(frozen=True)
-class Order:
-    """Which texts each step sees: `batch` of about equal length, every text once an epoch, shuffled by `seed`."""
-
-    lengths: np.ndarray
-    batch: int
-    seed: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in which every text is seen once."""
-        return -(-len(self.lengths) // self.batch)
-
-    def tokens_at(self, step: int) -> int:
-        """Real tokens of step `step`."""
-        return int(self.lengths[self.at(step)].sum())
-
-    def at(self, step: int) -> np.ndarray:
-        """Indices of the texts of step `step`."""
-        epoch, within = divmod(step, self.steps_per_epoch)
-        ordered, turns = self._epoch(epoch)
-        start = turns[within] * self.batch
-        chosen: np.ndarray = ordered[start : start + self.batch]
-        return chosen
-
-    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """All texts, those of a batch side by side, and which batch comes when; 8 bytes a text."""
-        cached: tuple[int, tuple[np.ndarray, np.ndarray]] | None = self.__dict__.get("cached")
-        if cached is None or cached[0] != epoch:
-            object.__setattr__(self, "cached", None)  # before the next one is made: a corpus has many texts
-            generator = np.random.default_rng([self.seed, epoch])
-            order = generator.permutation(len(self.lengths))
-            # Sorting within pools of some batches keeps padding low and still mixes what stands together.
-            pool = 64 * self.batch
-            for i in range(0, len(order), pool):
-                part = order[i : i + pool]
-                order[i : i + pool] = part[np.argsort(self.lengths[part], kind="stable")]
-            cached = (epoch, (order, generator.permutation(self.steps_per_epoch)))
-            object.__setattr__(self, "cached", cached)
-        return cached[1]
-
-
 def train(
     model: Any,
     loss_at: Callable[[int, Share], dict[str, Tensor]],
@@ -130,7 +89,7 @@ def train(
     accumulate: int = 1,
     trackers: Sequence[str] = (),
     checkpoint_every_s: float = 30.0,
-    tokens_at: Callable[[int], int] | None = None,
+    batches: Ahead | None = None,
     report: Report | None = None,
 ) -> Progress:
     """Train `model` in place, from the checkpoint in `folder` if there is one; with `watch`, end with its best weights.
@@ -150,7 +109,7 @@ def train(
         accumulate: parts that a process cuts its part of a batch into, one after the other.
         trackers: where else the metrics go.
         checkpoint_every_s: seconds between checkpoints: the work that a kill loses at most.
-        tokens_at: the real tokens of a step, for the speed that is told.
+        batches: where `loss_at` takes them from, for the speed, padding and waiting that are told.
         report: told of each step.
 
     Raises:
@@ -169,7 +128,7 @@ def train(
     processes.send(list(own_tensors(model).values()))
     settings = {"steps": schedule.steps, "learning_rate": schedule.learning_rate, "seed": seed, "precision": precision}
     # No `prepare`: gradients are added up here, and unwrapped models keep their names in checkpoints.
-    with closing(Metrics(folder, progress.step, Trackers(trackers, folder, settings), tokens_at)) as metrics:
+    with closing(Metrics(folder, progress.step, Trackers(trackers, folder, settings), batches)) as metrics:
         saved_at = time.monotonic()
         model.train()
         while progress.step < schedule.steps and not progress.stopped:
@@ -179,11 +138,11 @@ def train(
             _move(model, optimizer, scaler, schedule.clip_norm)
             progress.step += 1
             value = _finite(terms, progress.step)
-            tokens_per_s = metrics.tokens_per_s(progress.step)
+            speed = metrics.speed(progress.step)
             last = progress.step == schedule.steps
             if last or progress.step % max(1, schedule.steps // 200) == 0:
                 progress.loss.append((progress.step, value))
-                metrics.write(progress.step, value, terms, schedule.rate(progress.step - 1), tokens_per_s)
+                metrics.write(progress.step, value, terms, schedule.rate(progress.step - 1), speed)
             if watch and (last or progress.step % watch.every == 0):
                 _look(model, watch, progress, folder)
             due = last or progress.stopped or time.monotonic() - saved_at > checkpoint_every_s
@@ -191,7 +150,7 @@ def train(
                 save_checkpoint(folder / CHECKPOINT, model, optimizer, progress, scaler)
                 saved_at = time.monotonic()
             if report:
-                report(progress.step, schedule.steps, value, tokens_per_s)
+                report(progress.step, schedule.steps, value, speed.get("tokens_per_s"))
     if watch:
         put_tensors(model, load_file(folder / BEST))
     processes.wait()  # until all have read what whoever called may now move away
@@ -214,11 +173,11 @@ class Metrics:
     What stands in the file beyond step `step` is dropped. Of several processes the main one writes.
     """
 
-    def __init__(self, folder: Path, step: int, trackers: Trackers, tokens_at: Callable[[int], int] | None) -> None:
+    def __init__(self, folder: Path, step: int, trackers: Trackers, batches: Ahead | None) -> None:
         self.file = folder / METRICS
         self.trackers = trackers
-        self.tokens_at = tokens_at
-        self.tokens = 0
+        self.batches = batches
+        self.tokens = self.positions = 0
         self.started = time.monotonic()
         if not processes.main():
             return
@@ -231,15 +190,24 @@ class Metrics:
             beside.write_text("".join(kept), encoding="utf-8")
             beside.replace(self.file)
 
-    def tokens_per_s(self, step: int) -> float | None:
-        """Real tokens a second since training began or went on; `step` steps are done, and it is asked after each."""
-        if self.tokens_at is None:
-            return None
-        self.tokens += self.tokens_at(step - 1)
-        return self.tokens / (time.monotonic() - self.started)
+    def speed(self, step: int) -> dict[str, float]:
+        """Of all steps since training began or went on, where batches are known; `step` steps are done, and it is asked after each.
+
+        `tokens_per_s` counts real tokens, `padded_share` is of the tokens computed, `waiting_share` of the time.
+        """
+        if self.batches is None:
+            return {}
+        self.tokens += self.batches.order.tokens_at(step - 1)
+        self.positions += self.batches.order.positions_at(step - 1)
+        seconds = time.monotonic() - self.started
+        return {
+            "tokens_per_s": self.tokens / seconds,
+            "padded_share": 1 - self.tokens / self.positions,
+            "waiting_share": self.batches.waited_s / seconds,
+        }
 
     def write(
-        self, step: int, loss: float, terms: dict[str, Tensor], learning_rate: float, tokens_per_s: float | None
+        self, step: int, loss: float, terms: dict[str, Tensor], learning_rate: float, speed: dict[str, float]
     ) -> None:
         """Add the line of one step.
 
@@ -253,7 +221,7 @@ class Metrics:
             "loss": loss,
             "terms": {name: term.item() for name, term in terms.items()},
             "learning_rate": learning_rate,
-            "tokens_per_s": tokens_per_s,
+            **speed,
         }
         with told_when_full(self.file), self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -11,8 +11,8 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
 from compress.examples import Example, Task
-from compress.loop import Order
 from compress.losses import IGNORED
+from compress.order import Order
 from compress.processes import Share
 from compress.scores import Prediction
 from serve.labels import applies, split_tag

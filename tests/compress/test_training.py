@@ -10,10 +10,13 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
+from compress.ahead import Ahead
 from compress.checkpoint import Progress, load_checkpoint, save_checkpoint
-from compress.loop import Order, Schedule, Watch, train
+from compress.loop import Schedule, Watch, train
+from compress.order import Order
 from compress.precision import check_precision
 from compress.processes import Share
+from compress.tasks import Batch
 from compress.vocabulary import rows_in_use
 from serve.errors import BadInput
 
@@ -44,6 +47,12 @@ def losses_of(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor):
 
 IDS = torch.randint(5, 50, (32, 6), generator=torch.Generator().manual_seed(0))
 LABELS = IDS[:, 0] % 3
+
+
+def batches(steps: int) -> Ahead:
+    """What a training is told of its texts: eight a step, half of them of 3 tokens beside some of 4."""
+    order = Order(np.array([3, 4] * 16), 8, seed=0)
+    return Ahead(lambda _: Batch({}, torch.zeros(0), torch.zeros(0)), order, steps)
 
 
 class Killed(Exception):
@@ -113,13 +122,15 @@ def test_the_terms_of_a_loss_are_logged_apart_and_half_a_line_is_forgotten(tmp_p
         loss = model(input_ids=IDS, labels=LABELS).loss
         return {"first": 0.25 * loss, "second": 0.75 * loss}
 
-    progress = train(model, loss_at, Schedule(4, 1e-3), folder=tmp_path, seed=0, tokens_at=lambda _: IDS.numel())
+    progress = train(model, loss_at, Schedule(4, 1e-3), folder=tmp_path, seed=0, batches=batches(4))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == progress.loss
     for line in lines:
         assert line["terms"]["second"] == pytest.approx(3 * line["terms"]["first"])
         assert sum(line["terms"].values()) == pytest.approx(line["loss"])
         assert line["tokens_per_s"] > 0
+        assert 0 <= line["padded_share"] < 1 / 8
+        assert line["waiting_share"] == 0
     assert lines[0]["learning_rate"] == Schedule(4, 1e-3).rate(0)
 
 
@@ -269,7 +280,7 @@ def test_tensorboard_is_told_what_the_metrics_say(tmp_path: Path) -> None:
 
     model = classifier(2)
     losses = losses_of(model, IDS, LABELS)
-    train(model, losses, Schedule(4, 1e-3), folder=tmp_path, seed=0, trackers=["tensorboard"], tokens_at=lambda _: 7)
+    train(model, losses, Schedule(4, 1e-3), folder=tmp_path, seed=0, trackers=["tensorboard"], batches=batches(4))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     events = EventAccumulator(str(tmp_path / "tensorboard" / "stillroom")).Reload()
     for tag, expected in (
@@ -279,4 +290,4 @@ def test_tensorboard_is_told_what_the_metrics_say(tmp_path: Path) -> None:
     ):
         assert [event.step for event in events.Scalars(tag)] == [1, 2, 3, 4]
         assert [event.value for event in events.Scalars(tag)] == pytest.approx(expected)
-    assert "tokens_per_s" in events.Tags()["scalars"]
+    assert {"tokens_per_s", "padded_share", "waiting_share"} <= set(events.Tags()["scalars"])
