@@ -24,6 +24,7 @@ from torch import Tensor
 
 from compress import processes
 from compress.ahead import Ahead
+from compress.attention import TiledAttention
 from compress.checkpoint import (
     Progress,
     load_checkpoint,
@@ -245,7 +246,7 @@ def _gradients(
     found: dict[str, Tensor] = {}
     for share in processes.shares(accumulate):
         torch.manual_seed(_seed_of(seed, step, share))
-        with autocast(next(model.parameters()).device, precision):
+        with autocast(next(model.parameters()).device, precision), TiledAttention():
             terms = loss_at(step, share)
         scaler.scale(total(terms)).backward()  # type: ignore[no-untyped-call]
         found = {name: found[name] + term.detach() if found else term.detach() for name, term in terms.items()}

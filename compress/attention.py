@@ -1,0 +1,141 @@
+"""Attention with dropout on a CPU, in tiles.
+
+The fast kernels that torch has for CPUs know no dropout: a student in training falls back to one that holds several
+matrices of tokens by tokens for every head and layer, and draws their dropout slowly. Here a tile of some queries is
+computed at a time and computed once more on the way back, its dropout drawn from the same seed, so that nothing of tokens
+by tokens is kept.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from compress.losses import full
+
+NUMBERS = 1 << 18  # of a tile: a megabyte, which stays in a core's cache
+DRAWS = 1 << 16  # dropout is drawn in steps of one part of this
+
+
+class TiledAttention(TorchFunctionMode):
+    """Within it `scaled_dot_product_attention` with dropout is computed in tiles on a CPU; anything else is as ever."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """See `torch.overrides`."""
+        if func is functional.scaled_dot_product_attention:
+            given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | (kwargs or {})
+            if _in_tiles(given):
+                return dropout_attention(
+                    given["query"],
+                    given["key"],
+                    given["value"],
+                    given.get("attn_mask"),
+                    given["dropout_p"],
+                    given.get("scale"),
+                )
+        return func(*args, **(kwargs or {}))
+
+
+def _in_tiles(given: dict[str, Any]) -> bool:
+    mask = given.get("attn_mask")
+    plain = not given.get("is_causal") and not given.get("enable_gqa") and (mask is None or not mask.requires_grad)
+    return plain and given.get("dropout_p", 0.0) > 0 and given["query"].device.type == "cpu"
+
+
+def dropout_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None = None
+) -> Tensor:
+    """`dropout(softmax(scale query key^T + mask)) value`, in float32, and in memory that grows as tokens times width.
+
+    Args:
+        query: (batch, heads, tokens, width).
+        key: the same shape.
+        value: the same shape.
+        mask: broadcastable to (batch, heads, tokens, tokens): what is added, or where it may look.
+        dropout: the share of the attention that is dropped, drawn from a seed that torch's generator gives.
+        scale: `1 / sqrt(width)` unless given.
+
+    Returns:
+        The same shape and type as `query`.
+    """
+    if mask is not None:
+        mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    seed = int(torch.randint(2**63 - 1, ()))
+    answer: Tensor = _Tiled.apply(query, key, value, mask, dropout, scale or query.shape[-1] ** -0.5, seed)  # type: ignore[no-untyped-call]
+    return answer
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout: float,
+        scale: float,
+        seed: int,
+    ) -> Tensor:
+        answer = torch.empty_like(query)
+        random = np.random.Generator(np.random.SFC64(seed))
+        for i, h, q in _tiles(query):
+            shares = _attention(full(query[i, h, q]) * scale, full(key[i, h]), mask, (i, h, q))
+            shares.mul_(_kept(random, shares.shape, dropout))
+            answer[i, h, q] = shares @ (full(value[i, h]) / (1 - dropout))
+        ctx.save_for_backward(query, key, value, mask, answer)
+        ctx.settings = dropout, scale, seed
+        return answer
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, answer = ctx.saved_tensors
+        dropout, scale, seed = ctx.settings
+        slopes = [torch.zeros_like(part) for part in (query, key, value)]
+        random = np.random.Generator(np.random.SFC64(seed))
+        for i, h, q in _tiles(query):
+            queries, keys, values = full(query[i, h, q]) * scale, full(key[i, h]), full(value[i, h])
+            up = full(slope[i, h, q])
+            row = (up * full(answer[i, h, q])).sum(dim=-1, keepdim=True)
+            up = up / (1 - dropout)
+            shares = _attention(queries, keys, mask, (i, h, q))
+            kept = _kept(random, shares.shape, dropout)
+            scores = (up @ values.transpose(-1, -2)).mul_(kept).sub_(row).mul_(shares)
+            slopes[0][i, h, q] = (scores @ keys).mul_(scale)
+            slopes[1][i, h] += scores.transpose(-1, -2) @ queries
+            slopes[2][i, h] += shares.mul_(kept).transpose(-1, -2) @ up
+        return (*slopes, None, None, None, None)
+
+
+def _tiles(query: Tensor) -> Iterator[tuple[int, slice, slice]]:
+    """Sequences, some of their heads, some of their queries."""
+    batch, heads, tokens, _ = query.shape
+    rows = min(tokens, max(1, NUMBERS // tokens))
+    some = max(1, NUMBERS // (rows * tokens))
+    for i in range(batch):
+        for head in range(0, heads, some):
+            for row in range(0, tokens, rows):
+                yield i, slice(head, head + some), slice(row, row + rows)
+
+
+def _attention(queries: Tensor, keys: Tensor, mask: Tensor | None, tile: tuple[int, slice, slice]) -> Tensor:
+    scores = queries @ keys.transpose(-1, -2)
+    if mask is not None:
+        least = torch.finfo(scores.dtype).min  # not -inf: a query that may look nowhere, as padding does, is no nan
+        part = mask[tile]
+        scores = scores.masked_fill_(~part, least) if part.dtype is torch.bool else scores.add_(part).clamp_(min=least)
+    return torch.softmax(scores, dim=-1)
+
+
+def _kept(random: np.random.Generator, shape: torch.Size, dropout: float) -> Tensor:
+    """Where the attention stays, bool. Two bytes a draw from numpy take a tenth of the time of torch's."""
+    drawn = random.integers(0, DRAWS, shape.numel(), dtype=np.uint16)
+    return torch.from_numpy(drawn >= round(dropout * DRAWS)).view(shape)
