@@ -36,7 +36,7 @@ def test_the_first_layer_says_twice_what_it_said(kind: str) -> None:
     for layer in (0, 1):
         twice = before["hidden", layer].repeat_interleave(2, dim=-1)
         torch.testing.assert_close(after["hidden", layer][real], twice[real], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(after["scores", 1], before["scores", 1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(after.scores[1].scores(), before.scores[1].scores(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", GROWABLE)

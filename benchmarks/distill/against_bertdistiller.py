@@ -1,0 +1,155 @@
+"""Real tokens a second of MiniLMv2 on real text: this engine and bertdistiller, each in an environment of its own, step by step in turns.
+
+    python -m venv peer && peer/bin/pip install torch==2.13.0 bertdistiller==0.1.2
+    python benchmarks/distill/against_bertdistiller.py --peer peer/bin/python --corpus text.txt --student 6x384 --tokenizer FOLDER
+    python benchmarks/distill/against_bertdistiller.py --peer peer/bin/python --corpus text.txt --student 3x384-ffn1536 --teacher FOLDER
+
+The same teacher, student, texts, number of texts a step and threads. First both in float32 with texts as they come, then each
+at its best: bfloat16, and texts of about equal length side by side (bertdistiller's `group_by_length`, which this engine
+always does). Without --teacher it is a 12x768 of random weights with the tokenizer of --tokenizer. It prints a JSON document.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import BertConfig, BertModel
+
+from compress.corpus import CorpusText, chunks
+from compress.distill import Settings, distil
+from compress.examples import read_texts
+from compress.families import FAMILIES
+from compress.initialise import student_of
+from compress.methods import Sizes, stages_of
+from compress.students import shape_of
+from compress.teacher import load_encoder, open_model, open_tokenizer, save_tokenizer
+
+BERT = FAMILIES["bert"]
+
+
+class Peer:
+    """bertdistiller in a process of its own, one step at a time."""
+
+    def __init__(self, python: str, folder: Path, settings: dict[str, Any]) -> None:
+        worker = Path(__file__).with_name("bertdistiller_worker.py")
+        command = [python, str(worker), str(folder), json.dumps(settings)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def step(self) -> float:
+        """Seconds a real token."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        while line := self.process.stdout.readline():
+            if line.startswith('{"tokens"'):
+                told = json.loads(line)
+                return float(told["seconds"] / told["tokens"])
+        raise RuntimeError(f"bertdistiller ended with {self.process.wait()}; run its worker by hand to see why")
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+
+
+def side_by_side(given: argparse.Namespace, folder: Path, *, best: bool) -> dict[str, Any]:
+    """Both in turns, at their best or both in float32."""
+    teacher, shape = load_encoder(folder / "teacher", seed=0), shape_of(given.student)
+    sizes = Sizes(teacher.config.num_hidden_layers, shape.layers, teacher.config.hidden_size, shape.hidden)
+    stage = stages_of("minilmv2", sizes)[0]
+    term = stage.objective.layers[0]
+    settings = {
+        "threads": torch.get_num_threads(), "steps": given.steps + 10, "batch": given.batch, "group_by_length": best,
+        "precision": "bf16" if best else "fp32", "teacher_layer": term.teacher_layer, "student_layers": shape.layers,
+        "student_width": shape.hidden, "student_heads": shape.heads, "relation_heads": term.heads,
+    }  # fmt: skip
+    student, _ = student_of(teacher, BERT, shape, seed=0)
+    pieces = chunks(given.texts, open_tokenizer(open_model(str(folder / "teacher"))), given.tokens)
+    (folder / "pieces.json").write_text(json.dumps([piece.ids.tolist() for piece in pieces]))
+    text = CorpusText(pieces, 0, given.batch, 0)
+    peer = Peer(given.peer, folder, settings)
+    ours: list[float] = []
+    theirs: list[float] = []
+    began = time.perf_counter()
+
+    def report(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
+        nonlocal began
+        ours.append((time.perf_counter() - began) / text.order.tokens_at(done - 1))
+        theirs.append(peer.step())
+        began = time.perf_counter()
+
+    try:
+        distil(
+            stage, teacher, student, BERT, text, Settings(given.steps + 2, precision=str(settings["precision"])),
+            folder=folder / "ours", report=report,
+        )  # fmt: skip
+    finally:
+        peer.close()
+    ours, theirs = ours[2:], theirs[2:]  # the first steps set things up
+    half = len(ours) // 2
+    spread = [
+        statistics.median(b) / statistics.median(a)
+        for a, b in ((ours[:half], theirs[:half]), (ours[half:], theirs[half:]))
+    ]
+    return {
+        "tokens_per_s": 1 / statistics.median(ours),
+        "bertdistiller_tokens_per_s": 1 / statistics.median(theirs),
+        "ours_over_bertdistiller": statistics.median(theirs) / statistics.median(ours),
+        "of_each_half": sorted(spread),
+    }
+
+
+def make_teacher(given: argparse.Namespace, folder: Path) -> None:
+    """The teacher as both read it: bertdistiller takes no architecture but BertForMaskedLM by name."""
+    opened = open_model(given.teacher or given.tokenizer)
+    torch.manual_seed(0)
+    model = load_encoder(opened, seed=0) if given.teacher else BertModel(BertConfig())
+    model.config.architectures = ["BertForMaskedLM"]
+    model.save_pretrained(folder)
+    save_tokenizer(opened, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", required=True, help="Python of the environment with bertdistiller")
+    parser.add_argument("--corpus", action="append", required=True)
+    parser.add_argument("--teacher", default="")
+    parser.add_argument("--tokenizer", default="")
+    parser.add_argument("--student", default="6x384")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=0)
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    given.texts = [text for file in given.corpus for text in read_texts(Path(file))]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_teacher(given, folder / "teacher")
+        found = {}
+        for way, best in (("float32", False), ("best", True)):
+            (folder / way).mkdir()
+            (folder / way / "teacher").symlink_to(folder / "teacher")
+            found[way] = side_by_side(given, folder / way, best=best)
+            print(way, json.dumps(found[way]), file=sys.stderr, flush=True)
+    del given.texts
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
+    print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""bertdistiller (PyPI, 0.1.2) training in turns with another process; run by `against_bertdistiller.py` in an environment of its own.
+
+Arguments: a folder with `teacher/` and `pieces.json` (token ids a text), and a JSON document of settings. A line on standard
+input lets it train one step; it answers with the step's real tokens and seconds, the making of its batch included.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from bertdistiller.distillation.minilm.args import MiniLMTrainingArguments
+from bertdistiller.distillation.minilm.modeling import create_student
+from bertdistiller.distillation.minilm.trainer import MiniLMTrainer
+from datasets import Dataset
+from transformers import AutoModel, AutoTokenizer, DataCollatorWithPadding, TrainerCallback
+
+
+class Turns(TrainerCallback):
+    """Waits for a line before each step and tells what the step took."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.began = 0.0
+
+    def wait(self) -> None:
+        sys.stdin.readline()
+        self.began = time.perf_counter()
+
+    def on_train_begin(self, *_given: Any, **_more: Any) -> None:
+        self.wait()
+
+    def on_step_end(self, *_given: Any, **_more: Any) -> None:
+        print(json.dumps({"tokens": self.tokens, "seconds": time.perf_counter() - self.began}), flush=True)
+        self.tokens = 0
+        self.wait()
+
+
+def main() -> None:
+    folder, given = Path(sys.argv[1]), json.loads(sys.argv[2])
+    torch.set_num_threads(given["threads"])
+    pieces = json.loads((folder / "pieces.json").read_text())
+    rows = Dataset.from_dict({"input_ids": pieces, "attention_mask": [[1] * len(piece) for piece in pieces]})
+    turns = Turns()
+    padding = DataCollatorWithPadding(AutoTokenizer.from_pretrained(folder / "teacher"))
+
+    def collate(features: list[dict[str, Any]]) -> Any:
+        turns.tokens += sum(len(feature["input_ids"]) for feature in features)
+        return padding(features)
+
+    args = MiniLMTrainingArguments(
+        output_dir=str(folder / "peer"), max_steps=given["steps"], per_device_train_batch_size=given["batch"], use_cpu=True,
+        bf16=given["precision"] == "bf16", group_by_length=given["group_by_length"], learning_rate=1e-4, save_strategy="no",
+        logging_steps=10_000, report_to=[], disable_tqdm=True, dataloader_num_workers=0, max_grad_norm=1.0, seed=0,
+        teacher_layer=given["teacher_layer"], student_layer=given["student_layers"], student_hidden_size=given["student_width"],
+        student_attention_heads=given["student_heads"], num_relation_heads=given["relation_heads"],
+    )  # fmt: skip
+    teacher = AutoModel.from_pretrained(folder / "teacher")
+    student = create_student(str(folder / "teacher"), args, use_teacher_weights=True)
+    trainer = MiniLMTrainer(
+        model=student, teacher_model=teacher, args=args, train_dataset=rows, data_collator=collate, callbacks=[turns]
+    )
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
