@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from compress.order import Order
 from compress.tasks import Batch
 
 
@@ -13,13 +12,14 @@ class Ahead:
 
     Args:
         make: the batch of a step, from 0, which depends on the number alone.
-        order: which texts each step sees.
         steps: how many there are; none is made beyond them.
     """
 
-    def __init__(self, make: Callable[[int], Batch], order: Order, steps: int) -> None:
-        self.make, self.order, self.steps = make, order, steps
+    def __init__(self, make: Callable[[int], Batch], steps: int) -> None:
+        self.make, self.steps = make, steps
         self.waited_s = 0.0
+        self.tokens = self.positions = 0  # of all batches so far: the real ones, and with those of padding
+        self._last = -1
         self._maker = ThreadPoolExecutor(1, "batches")
         self._made: dict[int, Future[Batch]] = {}
 
@@ -32,6 +32,11 @@ class Ahead:
         batch = self._made[step].result()
         self.waited_s += time.perf_counter() - began
         self._made = {wanted: made for wanted, made in self._made.items() if wanted >= step}
+        if step != self._last:  # and not another part of the same
+            mask = batch.inputs["attention_mask"]
+            self.tokens += int(mask.sum())
+            self.positions += mask.numel()
+            self._last = step
         return batch
 
     def close(self) -> None:

@@ -22,6 +22,10 @@ NUMBERS = 1 << 18  # of a tile: a megabyte, which stays in a core's cache
 DRAWS = 1 << 16  # dropout is drawn in steps of one part of this
 
 
+# Of torch's own function, in the order that it takes them; what comes after has to be named.
+NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
 class TiledAttention(TorchFunctionMode):
     """Within it `scaled_dot_product_attention` with dropout is computed in tiles on a CPU; anything else is as ever."""
 
@@ -30,7 +34,7 @@ class TiledAttention(TorchFunctionMode):
     ) -> Any:
         """See `torch.overrides`."""
         if func is functional.scaled_dot_product_attention:
-            given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | (kwargs or {})
+            given = dict(zip(NAMES, args, strict=False)) | (kwargs or {})
             if _in_tiles(given):
                 return dropout_attention(
                     given["query"],
@@ -44,9 +48,10 @@ class TiledAttention(TorchFunctionMode):
 
 
 def _in_tiles(given: dict[str, Any]) -> bool:
-    mask = given.get("attn_mask")
+    query, mask = given["query"], given.get("attn_mask")
     plain = not given.get("is_causal") and not given.get("enable_gqa") and (mask is None or not mask.requires_grad)
-    return plain and given.get("dropout_p", 0.0) > 0 and given["query"].device.type == "cpu"
+    alike = query.ndim == 4 and query.shape == given["key"].shape == given["value"].shape
+    return plain and alike and 0 < given.get("dropout_p", 0.0) < 1 and query.device.type == "cpu"
 
 
 def dropout_attention(
@@ -59,7 +64,7 @@ def dropout_attention(
         key: the same shape.
         value: the same shape.
         mask: broadcastable to (batch, heads, tokens, tokens): what is added, or where it may look.
-        dropout: the share of the attention that is dropped, drawn from a seed that torch's generator gives.
+        dropout: the share of the attention that is dropped, below 1, drawn from a seed that torch's generator gives.
         scale: `1 / sqrt(width)` unless given.
 
     Returns:
@@ -68,7 +73,10 @@ def dropout_attention(
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
     seed = int(torch.randint(2**63 - 1, ()))
-    answer: Tensor = _Tiled.apply(query, key, value, mask, dropout, scale or query.shape[-1] ** -0.5, seed)  # type: ignore[no-untyped-call]
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    # The way back is outside of autocast: there and here the same numbers are to be computed.
+    with torch.autocast("cpu", enabled=False):
+        answer: Tensor = _Tiled.apply(query, key, value, mask, dropout, scale, seed)  # type: ignore[no-untyped-call]
     return answer
 
 
@@ -115,18 +123,19 @@ class _Tiled(torch.autograd.Function):
         return (*slopes, None, None, None, None)
 
 
-def _tiles(query: Tensor) -> Iterator[tuple[int, slice, slice]]:
-    """Sequences, some of their heads, some of their queries."""
+def _tiles(query: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+    """Sequences, heads and queries of each tile: short sequences share one, of a long one it is some queries of a head."""
     batch, heads, tokens, _ = query.shape
     rows = min(tokens, max(1, NUMBERS // tokens))
     some = max(1, NUMBERS // (rows * tokens))
-    for i in range(batch):
+    texts = max(1, some // heads)
+    for i in range(0, batch, texts):
         for head in range(0, heads, some):
             for row in range(0, tokens, rows):
-                yield i, slice(head, head + some), slice(row, row + rows)
+                yield slice(i, i + texts), slice(head, head + some), slice(row, row + rows)
 
 
-def _attention(queries: Tensor, keys: Tensor, mask: Tensor | None, tile: tuple[int, slice, slice]) -> Tensor:
+def _attention(queries: Tensor, keys: Tensor, mask: Tensor | None, tile: tuple[slice, slice, slice]) -> Tensor:
     scores = queries @ keys.transpose(-1, -2)
     if mask is not None:
         least = torch.finfo(scores.dtype).min  # not -inf: a query that may look nowhere, as padding does, is no nan

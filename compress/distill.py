@@ -104,7 +104,7 @@ def distil(
             stack.enter_context(matrices_in(teacher, settings.precision))
         stack.enter_context(moving(student, stage.trains))
         remap = stack.enter_context(rows_narrowed(student, text, objective))
-        batches = stack.enter_context(closing(Ahead(text.at, text.order, schedule.steps)))
+        batches = stack.enter_context(closing(Ahead(text.at, schedule.steps)))
 
         def loss_at(step: int, share: Share) -> dict[str, Tensor]:
             return step_losses(objective, teacher, student, family, part_of(batches.at(step), share), maps, remap)
@@ -143,7 +143,7 @@ def step_losses(
     theirs = Insides({})
     if objective.layers or objective.asks_teacher:
         with torch.no_grad():
-            teacher.to(device)  # training has put the student there; after the first step it is there already
+            teacher.to(device)
             theirs = _read(teacher, family, objective, batch, teacher=True)
     seen = batch
     if remap is not None:

@@ -76,7 +76,7 @@ def train_on_task(
         def batch_of(step: int) -> Batch:
             return collate(texts, order.at(step).tolist(), soft=soft, remap=remap)
 
-        batches = stack.enter_context(closing(Ahead(batch_of, order, settings.steps)))
+        batches = stack.enter_context(closing(Ahead(batch_of, settings.steps)))
 
         def loss_at(step: int, share: Share) -> dict[str, Tensor]:
             batch = part_of(batches.at(step), share)

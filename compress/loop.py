@@ -24,7 +24,6 @@ from torch import Tensor
 
 from compress import processes
 from compress.ahead import Ahead
-from compress.attention import TiledAttention
 from compress.checkpoint import (
     Progress,
     load_checkpoint,
@@ -35,7 +34,7 @@ from compress.checkpoint import (
     write_safetensors,
 )
 from compress.losses import total
-from compress.precision import autocast, check_precision
+from compress.precision import check_precision, computing
 from compress.processes import Share
 from compress.trackers import Trackers
 
@@ -139,7 +138,7 @@ def train(
             _move(model, optimizer, scaler, schedule.clip_norm)
             progress.step += 1
             value = _finite(terms, progress.step)
-            speed = metrics.speed(progress.step)
+            speed = metrics.speed()
             last = progress.step == schedule.steps
             if last or progress.step % max(1, schedule.steps // 200) == 0:
                 progress.loss.append((progress.step, value))
@@ -178,7 +177,6 @@ class Metrics:
         self.file = folder / METRICS
         self.trackers = trackers
         self.batches = batches
-        self.tokens = self.positions = 0
         self.started = time.monotonic()
         if not processes.main():
             return
@@ -191,19 +189,17 @@ class Metrics:
             beside.write_text("".join(kept), encoding="utf-8")
             beside.replace(self.file)
 
-    def speed(self, step: int) -> dict[str, float]:
-        """Of all steps since training began or went on, where batches are known; `step` steps are done, and it is asked after each.
+    def speed(self) -> dict[str, float]:
+        """Of all steps since training began or went on, where batches are known.
 
         `tokens_per_s` counts real tokens, `padded_share` is of the tokens computed, `waiting_share` of the time.
         """
         if self.batches is None:
             return {}
-        self.tokens += self.batches.order.tokens_at(step - 1)
-        self.positions += self.batches.order.positions_at(step - 1)
         seconds = time.monotonic() - self.started
         return {
-            "tokens_per_s": self.tokens / seconds,
-            "padded_share": 1 - self.tokens / self.positions,
+            "tokens_per_s": self.batches.tokens / seconds,
+            "padded_share": 1 - self.batches.tokens / max(1, self.batches.positions),
             "waiting_share": self.batches.waited_s / seconds,
         }
 
@@ -246,7 +242,7 @@ def _gradients(
     found: dict[str, Tensor] = {}
     for share in processes.shares(accumulate):
         torch.manual_seed(_seed_of(seed, step, share))
-        with autocast(next(model.parameters()).device, precision), TiledAttention():
+        with computing(next(model.parameters()).device, precision):
             terms = loss_at(step, share)
         scaler.scale(total(terms)).backward()  # type: ignore[no-untyped-call]
         found = {name: found[name] + term.detach() if found else term.detach() for name, term in terms.items()}

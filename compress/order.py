@@ -22,11 +22,6 @@ class Order:
         """Real tokens of step `step`."""
         return int(self.lengths[self.at(step)].sum())
 
-    def positions_at(self, step: int) -> int:
-        """Tokens of step `step` with those of padding: each text is as long as its batch's longest."""
-        lengths = self.lengths[self.at(step)]
-        return int(lengths.max()) * len(lengths)
-
     def at(self, step: int) -> np.ndarray:
         """Indices of the texts of step `step`."""
         epoch, within = divmod(step, self.steps_per_epoch)

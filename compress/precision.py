@@ -1,11 +1,12 @@
 """In how many bits matrices are multiplied. Weights that are trained stay in float32, and so does what is summed and compared."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
 
+from compress.attention import TiledAttention
 from serve.errors import BadInput
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -27,6 +28,13 @@ def check_precision(precision: str, device: torch.device) -> None:
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Within it matrix products are in `precision`, whatever the weights are in."""
     return torch.autocast(device.type, HALVES.get(precision, torch.bfloat16), enabled=precision in HALVES)
+
+
+@contextmanager
+def computing(device: torch.device, precision: str) -> Iterator[None]:
+    """Within it a model in training goes forward as the loop has it: products in `precision`, on a CPU attention in tiles."""
+    with autocast(device, precision), TiledAttention() if device.type == "cpu" else nullcontext():
+        yield
 
 
 @contextmanager

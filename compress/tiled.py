@@ -3,13 +3,14 @@
 An attention is the softmax of the scaled products of queries and keys; of 512 tokens and 48 heads it has twelve million
 numbers, and a loss on it as it is usually written keeps several of that size for the way back. Here a tile of some heads
 and queries is computed over all keys, compared, turned into its part of the gradient of queries and keys, and forgotten:
-memory grows as tokens times width. The gradient is taken on the way forward, since the loss is a number and the way back
-can only scale it. Padding is left out before anything is computed.
+memory grows as tokens times width (but for a bias by distance, where a family has one: it and its gradient are held once). The
+gradient is taken on the way forward, since the loss is a number and the way back can only scale it. Padding is left out before
+anything is computed; sequences of the same length share tiles.
 
 `compress.relations` has the same losses as they are written in the papers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from compress.losses import full
 
-# Of a tile: queries, and numbers in all. A quarter of a million, a megabyte, stays in a core's cache; measured from 2^15 to 2^22.
-ROWS, NUMBERS = 128, 1 << 18
+# Of a tile: queries at most, and numbers in all. On a CPU a quarter of a million, a megabyte, stay in a core's cache (measured from
+# 2^15 to 2^22); a GPU wants more at a time.
+ROWS, NUMBERS, NUMBERS_ON_GPU = 128, 1 << 18, 1 << 25
 
 
 class Dots(NamedTuple):
@@ -53,7 +55,9 @@ def tiled_loss(loss: str, teacher: Dots, student: Dots, mask: Tensor) -> Tensor:
     Returns:
         A scalar, 0 when the student's scores are the teacher's.
     """
-    parts = (full(part) if part is not None else None for part in (*teacher, *student))
+    parts = [full(part) if part is not None else None for part in (*teacher, *student)]
+    if not torch.is_grad_enabled():
+        parts = [None if part is None else part.detach() for part in parts]
     value: Tensor = _Tiled.apply(TILE_LOSSES[loss], mask, *parts)  # type: ignore[no-untyped-call]
     return value
 
@@ -62,21 +66,20 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: TileLoss, mask: Tensor, *parts: Tensor | None) -> Tensor:
         teacher, student = Dots(*parts[:3]), Dots(*parts[3:])  # type: ignore[arg-type]
-        learning = any(ctx.needs_input_grad)
-        slopes = _zeros(student) if learning else None
+        slopes = _zeros(student) if any(ctx.needs_input_grad) else None
         value = torch.zeros((), dtype=torch.float64, device=mask.device)
         batch, heads = student.queries.shape[:2]
-        for i in range(batch):
-            real = mask[i].nonzero().flatten()
-            weight = 1 / (batch * heads * len(real))  # of a query of a head
-            theirs, ours = _of_sequence(teacher, i, real), _of_sequence(student, i, real)
+        for some in _of_one_length(mask, alone=student.bias is not None):
+            real = mask[some].nonzero()[:, 1].view(len(some), -1)
+            weight = 1 / (batch * heads * real.shape[1])  # of a query of a head
+            theirs, ours = _real(teacher, some, real), _real(student, some, real)
             found = _zeros(ours) if slopes else None
             value += weight * _over_tiles(loss, theirs, ours, found, weight)
             if slopes and found:
-                slopes.queries[i, :, real] = found.queries * _scale(student)
-                slopes.keys[i, :, real] = found.keys
+                _put(slopes.queries, some, real, found.queries * _scale(student))
+                _put(slopes.keys, some, real, found.keys)
                 if slopes.bias is not None and found.bias is not None:
-                    slopes.bias[:, real[:, None], real] += found.bias
+                    slopes.bias[:, real[0][:, None], real[0]] += found.bias
         ctx.save_for_backward(*(slopes or ()))
         return value.to(student.queries.dtype)
 
@@ -86,10 +89,27 @@ class _Tiled(torch.autograd.Function):
         return (*[None] * 5, *(None if x is None else slope * x for x in ctx.saved_tensors))
 
 
-def _of_sequence(dots: Dots, i: int, real: Tensor) -> Dots:
-    """The real tokens of sequence `i`, queries scaled: (heads, real tokens, width), so that scores are bare products."""
-    bias = None if dots.bias is None else dots.bias[:, real[:, None], real]
-    return Dots(dots.queries[i][:, real] * _scale(dots), dots.keys[i][:, real], bias)
+def _of_one_length(mask: Tensor, *, alone: bool) -> Iterator[Tensor]:
+    """Indices of sequences that have as many real tokens as each other; or of one at a time."""
+    lengths = mask.sum(dim=1).tolist()
+    for length in sorted(set(lengths)):
+        some = torch.tensor([i for i, other in enumerate(lengths) if other == length], device=mask.device)
+        yield from some[:, None] if alone else (some,)
+
+
+def _real(dots: Dots, some: Tensor, real: Tensor) -> Dots:
+    """The tokens `real` (sequences, tokens) of the sequences `some`, one head after the other, (sequences * heads, tokens, width).
+
+    Queries are scaled, so that scores are bare products. A bias is of a single sequence.
+    """
+    bias = None if dots.bias is None else dots.bias[:, real[0][:, None], real[0]]
+    queries, keys = (x[some[:, None], :, real].transpose(1, 2).flatten(0, 1) for x in dots[:2])
+    return Dots(queries * _scale(dots), keys, bias)
+
+
+def _put(into: Tensor, some: Tensor, real: Tensor, found: Tensor) -> None:
+    """The way back of `_real`."""
+    into[some[:, None], :, real] = found.view(len(some), -1, *found.shape[1:]).transpose(1, 2)
 
 
 def _scale(dots: Dots) -> float:
@@ -102,10 +122,11 @@ def _zeros(like: Dots) -> Dots:
 
 
 def _over_tiles(loss: TileLoss, theirs: Dots, ours: Dots, slopes: Dots | None, weight: float) -> Tensor:
-    """The sum of `loss` over all tiles of a sequence, float64; its gradient, times `weight`, is added to `slopes`."""
+    """The sum of `loss` over all tiles, float64; its gradient, times `weight`, is added to `slopes`."""
     heads, tokens, _ = ours.queries.shape
-    rows = min(tokens, ROWS)
-    some = max(1, NUMBERS // (rows * tokens))
+    numbers = NUMBERS_ON_GPU if ours.queries.is_cuda else NUMBERS
+    rows = min(tokens, ROWS, max(1, numbers // tokens))
+    some = max(1, numbers // (rows * tokens))
     value = torch.zeros((), dtype=torch.float64, device=ours.queries.device)
     for first in range(0, heads, some):
         h = slice(first, first + some)

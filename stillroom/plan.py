@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from compress.corpus import CorpusText
 from compress.distill import step_losses
@@ -18,7 +19,7 @@ from compress.examples import check_task
 from compress.initialise import student_of
 from compress.losses import label_loss, total
 from compress.objectives import Projections
-from compress.precision import autocast
+from compress.precision import computing, matrices_in
 from compress.tasks import collate, row_logits, rows_of, to_device
 from compress.teacher import load
 from compress.vocabulary import rows_in_use
@@ -132,13 +133,12 @@ def _task_step(model: Any, ground: Ground) -> float:
     texts, batch = ground.train, ground.recipe.batch
     model.train()
 
-    def step_on(i: int, remap: Any) -> None:
+    def loss_of(i: int, remap: Any) -> Tensor:
         chosen = [(i * batch + k) % len(texts) for k in range(batch)]
         data = to_device(collate(texts, chosen, remap=remap), device_here())
-        logits = rows_of(model, data)
-        label_loss(logits, data.targets).backward()  # type: ignore[no-untyped-call]
+        return label_loss(rows_of(model, data), data.targets)
 
-    return _timed(model, ground, step_on)
+    return _timed(model, ground, loss_of)
 
 
 def _relation_step(teacher: Any, student: Any, ground: Ground) -> float:
@@ -147,14 +147,14 @@ def _relation_step(teacher: Any, student: Any, ground: Ground) -> float:
     text = CorpusText(relation_pieces(ground), ground.train.pad_id, ground.recipe.batch, ground.recipe.seed)
     maps = Projections(objective, teacher.config, student.config)
 
-    def step_on(i: int, remap: Any) -> None:
-        terms = step_losses(objective, teacher, student, ground.opened.family, text.at(i), maps, remap)
-        total(terms).backward()  # type: ignore[no-untyped-call]
+    def loss_of(i: int, remap: Any) -> Tensor:
+        return total(step_losses(objective, teacher, student, ground.opened.family, text.at(i), maps, remap))
 
-    return _timed(student, ground, step_on, text.ids)
+    with matrices_in(teacher, ground.recipe.precision):
+        return _timed(student, ground, loss_of, text.ids)
 
 
-def _timed(model: Any, ground: Ground, step_on: Callable[[int, Any], None], ids: Any = None) -> float:
+def _timed(model: Any, ground: Ground, loss_of: Callable[[int, Any], Tensor], ids: Any = None) -> float:
     """Median seconds of a step, the first left out; the weights of `model` move and are of no further use."""
     used = ids if ids is not None else [*ground.train.ids, *ground.validation.ids]
     model.to(device_here())
@@ -163,8 +163,9 @@ def _timed(model: Any, ground: Ground, step_on: Callable[[int, Any], None], ids:
         taken = []
         for i in range(TIMED_STEPS):
             started = time.perf_counter()
-            with autocast(device_here(), ground.recipe.precision):
-                step_on(i, remap)
+            with computing(device_here(), ground.recipe.precision):
+                loss = loss_of(i, remap)
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
             taken.append(time.perf_counter() - started)

@@ -10,6 +10,8 @@ from small_task import examples, make_teacher, write_rows
 # that waits by spinning makes a busy machine many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Nor is any network asked: a name that is no folder is looked for in the hub's cache alone. Read when the hub's library is loaded.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="session")

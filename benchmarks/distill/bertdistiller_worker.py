@@ -46,9 +46,12 @@ def main() -> None:
     turns = Turns()
     padding = DataCollatorWithPadding(AutoTokenizer.from_pretrained(folder / "teacher"))
 
-    def collate(features: list[dict[str, Any]]) -> Any:
-        turns.tokens += sum(len(feature["input_ids"]) for feature in features)
-        return padding(features)
+    class Counting(MiniLMTrainer):
+        """Batches are made ahead, so tokens are counted where they are trained on."""
+
+        def training_step(self, model: Any, inputs: Any, *more: Any) -> Any:
+            turns.tokens += int(inputs["attention_mask"].sum())
+            return super().training_step(model, inputs, *more)
 
     args = MiniLMTrainingArguments(
         output_dir=str(folder / "peer"), max_steps=given["steps"], per_device_train_batch_size=given["batch"], use_cpu=True,
@@ -59,8 +62,8 @@ def main() -> None:
     )  # fmt: skip
     teacher = AutoModel.from_pretrained(folder / "teacher")
     student = create_student(str(folder / "teacher"), args, use_teacher_weights=True)
-    trainer = MiniLMTrainer(
-        model=student, teacher_model=teacher, args=args, train_dataset=rows, data_collator=collate, callbacks=[turns]
+    trainer = Counting(
+        model=student, teacher_model=teacher, args=args, train_dataset=rows, data_collator=padding, callbacks=[turns]
     )
     trainer.train()
 

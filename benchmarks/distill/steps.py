@@ -223,6 +223,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--memory-of", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.corpus and not given.teacher:
+        parser.error("--corpus is cut into tokens by the teacher's tokenizer: give --teacher too")
     if given.threads:
         torch.set_num_threads(given.threads)
     lengths = [int(length) for length in given.tokens.split(",")]

@@ -1,18 +1,15 @@
 import threading
 
-import numpy as np
 import pytest
 import torch
 
 from compress.ahead import Ahead
-from compress.order import Order
 from compress.tasks import Batch
-
-ORDER = Order(np.array([2, 3, 4, 5]), 2, 0)
 
 
 def numbered(step: int) -> Batch:
-    return Batch({"input_ids": torch.tensor([[step]])}, torch.zeros(0), torch.zeros(0))
+    ids = torch.tensor([[step]])
+    return Batch({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, torch.zeros(0), torch.zeros(0))
 
 
 def test_the_next_batch_is_made_before_it_is_asked_for_and_none_beyond_the_last() -> None:
@@ -25,7 +22,7 @@ def test_the_next_batch_is_made_before_it_is_asked_for_and_none_beyond_the_last(
             second.set()
         return numbered(step)
 
-    batches = Ahead(make, ORDER, 5)
+    batches = Ahead(make, 5)
     for step in (3, 3, 4, 4):  # as from a checkpoint, a batch in two parts
         assert batches.at(step).inputs["input_ids"].item() == step
         assert second.wait(timeout=30)
@@ -40,16 +37,21 @@ def test_what_goes_wrong_while_a_batch_is_made_is_said_when_it_is_asked_for() ->
             raise OSError("the file is gone")
         return numbered(step)
 
-    batches = Ahead(make, ORDER, 3)
+    batches = Ahead(make, 3)
     batches.at(0)
     with pytest.raises(OSError, match="the file is gone"):
         batches.at(1)
     batches.close()
 
 
-def test_padding_is_counted() -> None:
-    for step in range(ORDER.steps_per_epoch):
-        lengths = ORDER.lengths[ORDER.at(step)]
-        assert sorted(lengths) in ([2, 3], [4, 5])
-        assert ORDER.tokens_at(step) == lengths.sum()
-        assert ORDER.positions_at(step) == 2 * lengths.max()
+def test_padding_is_counted_once_a_step() -> None:
+    def make(step: int) -> Batch:
+        mask = torch.ones(2, 4 + step, dtype=torch.long)
+        mask[1, 3:] = 0
+        return Batch({"attention_mask": mask}, torch.zeros(0), torch.zeros(0))
+
+    batches = Ahead(make, 2)
+    for step in (0, 0, 1):
+        batches.at(step)
+    batches.close()
+    assert (batches.tokens, batches.positions) == (4 + 3 + 5 + 3, 8 + 10)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,28 @@ def test_the_layer_to_learn_from_is_the_one_that_served_the_size_best() -> None:
     assert [usual_teacher_layer(one) for one in sizes] == [10, 11, 10, 10]
     assert [usual_teacher_layer(one, direct=True) for one in sizes] == [11, 11, 10, 10]
     assert usual_teacher_layer(Sizes(6, 3, 384, 384)) == 5
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_teacher_is_as_it_was_after_training_in_bfloat16_however_it_ends(tmp_path: Path, stops: bool) -> None:
+    stage = stages_of("minilmv2", SIZES)[0]
+    teacher, student = models("bert", stage)
+    before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
+    seen: list[torch.dtype] = []
+
+    def look(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
+        seen.append(teacher.encoder.layer[0].attention.self.query.weight.dtype)
+        if stops and done == 2:
+            raise KeyboardInterrupt
+
+    settings = Settings(3, precision="bf16")
+    with pytest.raises(KeyboardInterrupt) if stops else nullcontext():
+        distil(stage, teacher, student, FAMILIES["bert"], text_of(stage), settings, folder=tmp_path, report=look)
+    assert seen == [torch.bfloat16] * (2 if stops else 3)
+    after = teacher.state_dict()
+    assert all(
+        after[name].dtype == weight.dtype and torch.equal(after[name], weight) for name, weight in before.items()
+    )
 
 
 def test_above_the_last_values_nothing_is_computed_or_moved(tmp_path: Path) -> None:

@@ -287,8 +287,7 @@ def test_a_dataset_saved_by_datasets_reads_with_its_class_names(tmp_path: Path) 
     assert found.train == [Example("to Rome", entities=(Entity(3, 7, "city"),))]
 
 
-def test_a_name_that_nobody_knows_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_name_that_nobody_knows_says_what_to_give() -> None:
     with pytest.raises(BadInput, match="neither a folder here nor a dataset"):
         read_splits("absent", TEXT)
 

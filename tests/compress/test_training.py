@@ -1,6 +1,7 @@
 """The loop, checkpoints, narrowed embeddings: on tiny models, compared bit for bit."""
 
 import json
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,9 +51,15 @@ LABELS = IDS[:, 0] % 3
 
 
 def batches(steps: int) -> Ahead:
-    """What a training is told of its texts: eight a step, half of them of 3 tokens beside some of 4."""
-    order = Order(np.array([3, 4] * 16), 8, seed=0)
-    return Ahead(lambda _: Batch({}, torch.zeros(0), torch.zeros(0)), order, steps)
+    """What a training is told of its texts: a fifth of each batch is padding, and making one takes a while."""
+
+    def make(_step: int) -> Batch:
+        time.sleep(0.01)
+        return Batch(
+            {"attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}, torch.zeros(0), torch.zeros(0)
+        )
+
+    return Ahead(make, steps)
 
 
 class Killed(Exception):
@@ -115,22 +122,23 @@ def test_training_learns_and_ends_with_its_best_weights(tmp_path: Path) -> None:
 
 
 def test_the_terms_of_a_loss_are_logged_apart_and_half_a_line_is_forgotten(tmp_path: Path) -> None:
-    model = classifier(2)
+    model, told = classifier(2), batches(4)
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1}\n{"step": 9, "lo')
 
     def loss_at(step: int, share: Share) -> dict[str, torch.Tensor]:
+        told.at(step)
         loss = model(input_ids=IDS, labels=LABELS).loss
         return {"first": 0.25 * loss, "second": 0.75 * loss}
 
-    progress = train(model, loss_at, Schedule(4, 1e-3), folder=tmp_path, seed=0, batches=batches(4))
+    progress = train(model, loss_at, Schedule(4, 1e-3), folder=tmp_path, seed=0, batches=told)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == progress.loss
     for line in lines:
         assert line["terms"]["second"] == pytest.approx(3 * line["terms"]["first"])
         assert sum(line["terms"].values()) == pytest.approx(line["loss"])
         assert line["tokens_per_s"] > 0
-        assert 0 <= line["padded_share"] < 1 / 8
-        assert line["waiting_share"] == 0
+        assert line["padded_share"] == pytest.approx(0.2)
+        assert 0 < line["waiting_share"] < 1
     assert lines[0]["learning_rate"] == Schedule(4, 1e-3).rate(0)
 
 
