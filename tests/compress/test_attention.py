@@ -15,6 +15,7 @@ NEVER = 1e-9  # less than one draw of all
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "NUMBERS", 40)
+    monkeypatch.setattr(attention, "SHORT", 2)
 
 
 def drawn(dtype: torch.dtype = torch.float64, tokens: int = 9) -> list[torch.Tensor]:
@@ -101,8 +102,9 @@ def test_under_autocast_values_and_gradients_are_those_without(monkeypatch: pyte
         {"dropout_p": 1.0},
         {"query": torch.ones(3, 9, 4), "key": torch.ones(3, 9, 4), "value": torch.ones(3, 9, 4)},
         {"value": torch.ones(2, 3, 9, 5)},
+        {name: torch.ones(2, 3, 1, 4) for name in ("query", "key", "value")},
     ],
-    ids=["causal", "all dropped", "no heads", "other width"],
+    ids=["causal", "all dropped", "no heads", "other width", "short"],
 )
 def test_what_it_does_not_know_is_left_to_torch(given: dict[str, object]) -> None:
     query, key, value = (part.detach().float() for part in drawn())
