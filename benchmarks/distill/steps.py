@@ -14,6 +14,7 @@ and the largest. Memory is what a process of its own holds at most, above weight
 """
 
 import argparse
+import copy
 import json
 import platform
 import re
@@ -96,7 +97,9 @@ class Textbook:
     """A student trained as it is usually written. `step` gives the real tokens that it saw."""
 
     def __init__(self, on: Ground) -> None:
-        self.teacher, self.student, self.layers, self.text = on.teacher, on.student().train(), on.layers, on.text
+        # A teacher of its own: this engine holds the one that it is given in the precision it trains in.
+        self.teacher, self.student = copy.deepcopy(on.teacher), on.student().train()
+        self.layers, self.text = on.layers, on.text
         self.optimizer = torch.optim.AdamW(self.student.parameters(), lr=LEARNING_RATE)
         self.order = np.random.default_rng(0).permutation(len(self.text.pieces))
         self.divergence = nn.KLDivLoss(reduction="sum")
@@ -198,6 +201,7 @@ def most_memory(given: argparse.Namespace, tokens: int, way: str) -> int:
     before = resident("VmRSS") - sum(parameter.nbytes for parameter in on.teacher.parameters())
     if way == "textbook":
         textbook = Textbook(on)
+        on.teacher = textbook.teacher  # one is enough
         for number in range(3):
             textbook.step(number)
     else:
