@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from compress.losses import full
+from compress.relations import dot_scores
 
 # Of a tile: queries at most, and numbers in all. On a CPU a quarter of a million, a megabyte, stay in a core's cache (measured from
 # 2^15 to 2^22); a GPU wants more at a time.
@@ -33,7 +34,7 @@ class Dots(NamedTuple):
 
     def scores(self) -> Tensor:
         """All of them, (batch, heads, tokens, tokens)."""
-        scores: Tensor = self.queries @ self.keys.transpose(-1, -2) / self.queries.shape[-1] ** 0.5
+        scores = dot_scores(self.queries, self.keys)
         return scores if self.bias is None else scores + self.bias
 
 
@@ -69,7 +70,8 @@ class _Tiled(torch.autograd.Function):
         slopes = _zeros(student) if any(ctx.needs_input_grad) else None
         value = torch.zeros((), dtype=torch.float64, device=mask.device)
         batch, heads = student.queries.shape[:2]
-        for some in _of_one_length(mask, alone=student.bias is not None):
+        biased = teacher.bias is not None or student.bias is not None  # one of the two may be of another family
+        for some in _of_one_length(mask, alone=biased):
             real = mask[some].nonzero()[:, 1].view(len(some), -1)
             weight = 1 / (batch * heads * real.shape[1])  # of a query of a head
             theirs, ours = _real(teacher, some, real), _real(student, some, real)
