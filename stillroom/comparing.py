@@ -425,12 +425,11 @@ def _losses(curves: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for stage in curves[0]:
         losses = [[value for _, value in curve[stage]["loss"]] for curve in curves]
         tenth = max(1, len(losses[0]) // 10)
-        first, last = (
-            [statistics.mean(loss[:tenth]) for loss in losses],
-            [statistics.mean(loss[-tenth:]) for loss in losses],
-        )
-        best = [max(value for _, value in curve[stage]["validation"]) for curve in curves if curve[stage]["validation"]]
-        found[stage] = {"first": [min(first), max(first)], "last": [min(last), max(last)]}
-        found[stage] |= {"steps": curves[0][stage]["loss"][-1][0]}
-        found[stage] |= {"best_on_validation": [min(best), max(best)]} if best else {}
+        ends = {
+            "first": [statistics.mean(loss[:tenth]) for loss in losses],
+            "last": [statistics.mean(loss[-tenth:]) for loss in losses],
+            "best_on_validation": [max(v for _, v in c[stage]["validation"]) for c in curves if c[stage]["validation"]],
+        }
+        ranges = {name: [min(values), max(values)] for name, values in ends.items() if values}
+        found[stage] = {"steps": curves[0][stage]["loss"][-1][0]} | ranges
     return found
