@@ -7,7 +7,7 @@ by tokens is kept.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from compress.cores import on_cores
 from compress.losses import full
 
 NUMBERS = 1 << 18  # of a tile: a megabyte, which stays in a core's cache
@@ -100,11 +101,17 @@ class _Tiled(torch.autograd.Function):
         seed: int,
     ) -> Tensor:
         answer = torch.empty_like(query)
-        random = np.random.Generator(np.random.SFC64(seed))
-        for i, h, q in _tiles(query):
-            shares = _attention(full(query[i, h, q]) * scale, full(key[i, h]), mask, (i, h, q))
-            shares.mul_(_kept(random, shares.shape, dropout))
-            answer[i, h, q] = shares @ (full(value[i, h]) / (1 - dropout))
+
+        def of_heads(part: Heads) -> None:
+            i, h, rows = part
+            keys, values = full(key[i, h]), full(value[i, h]) / (1 - dropout)
+            random = part.random(seed)
+            for q in rows:
+                shares = _attention(full(query[i, h, q]) * scale, keys, mask, (i, h, q))
+                shares.mul_(_kept(random, shares.shape, dropout))
+                answer[i, h, q] = shares @ values
+
+        on_cores(of_heads, _tiles(query))
         ctx.save_for_backward(query, key, value, mask, answer)
         ctx.settings = dropout, scale, seed
         return answer
@@ -115,31 +122,48 @@ class _Tiled(torch.autograd.Function):
         query, key, value, mask, answer = ctx.saved_tensors
         dropout, scale, seed = ctx.settings
         slopes = [torch.zeros_like(part) for part in (query, key, value)]
-        random = np.random.Generator(np.random.SFC64(seed))
-        for i, h, q in _tiles(query):
-            queries, keys, values = full(query[i, h, q]) * scale, full(key[i, h]), full(value[i, h])
-            up = full(slope[i, h, q])
-            row = (up * full(answer[i, h, q])).sum(dim=-1, keepdim=True)
-            up = up / (1 - dropout)
-            shares = _attention(queries, keys, mask, (i, h, q))
-            kept = _kept(random, shares.shape, dropout)
-            scores = (up @ values.transpose(-1, -2)).mul_(kept).sub_(row).mul_(shares)
-            slopes[0][i, h, q] = (scores @ keys).mul_(scale)
-            slopes[1][i, h] += scores.transpose(-1, -2) @ queries
-            slopes[2][i, h] += shares.mul_(kept).transpose(-1, -2) @ up
+
+        def of_heads(part: Heads) -> None:
+            i, h, rows = part
+            keys, values = full(key[i, h]), full(value[i, h])
+            random = part.random(seed)
+            for q in rows:
+                queries, up = full(query[i, h, q]) * scale, full(slope[i, h, q])
+                row = (up * full(answer[i, h, q])).sum(dim=-1, keepdim=True)
+                up = up / (1 - dropout)
+                shares = _attention(queries, keys, mask, (i, h, q))
+                kept = _kept(random, shares.shape, dropout)
+                scores = (up @ values.transpose(-1, -2)).mul_(kept).sub_(row).mul_(shares)
+                slopes[0][i, h, q] = (scores @ keys).mul_(scale)
+                slopes[1][i, h] += scores.transpose(-1, -2) @ queries
+                slopes[2][i, h] += shares.mul_(kept).transpose(-1, -2) @ up
+
+        on_cores(of_heads, _tiles(query))
         return (*slopes, None, None, None, None)
 
 
-def _tiles(query: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-    """Sequences, heads and queries of each tile: short sequences share one, of a long one it is some queries of a head."""
+class Heads(NamedTuple):
+    """Some heads of some sequences, and the queries of each of their tiles."""
+
+    texts: slice
+    heads: slice
+    rows: list[slice]
+
+    def random(self, seed: int) -> np.random.Generator:
+        """What their dropout is drawn from: theirs alone, so that it does not matter when their turn comes."""
+        return np.random.Generator(np.random.SFC64([seed, self.texts.start, self.heads.start]))
+
+
+def _tiles(query: Tensor) -> Iterator[Heads]:
+    """What one core computes at a time: short sequences share a tile, of a long one it is some queries of a head."""
     batch, heads, tokens, _ = query.shape
     rows = min(tokens, max(1, NUMBERS // tokens))
     some = max(1, NUMBERS // (rows * tokens))
     texts = max(1, some // heads)
+    parts = [slice(row, row + rows) for row in range(0, tokens, rows)]
     for i in range(0, batch, texts):
         for head in range(0, heads, some):
-            for row in range(0, tokens, rows):
-                yield slice(i, i + texts), slice(head, head + some), slice(row, row + rows)
+            yield Heads(slice(i, i + texts), slice(head, head + some), parts)
 
 
 def _attention(queries: Tensor, keys: Tensor, mask: Tensor | None, tile: tuple[slice, slice, slice]) -> Tensor:

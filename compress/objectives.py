@@ -199,7 +199,7 @@ def _loss(
     teacher, student = full(theirs[term.of, term.teacher_layer]), full(ours[term.of, term.student_layer])
     if term.loss == "relation":
         teacher, student = split_heads(teacher, term.heads or heads), split_heads(student, term.heads or heads)
-        return tiled_loss("kl", Dots(teacher, teacher), Dots(student, student), mask)
+        return tiled_loss("kl", Dots(teacher), Dots(student), mask)
     if term.loss == "direct":
         weight = projections.maps[_key(term)].weight
         assert isinstance(weight, Tensor)

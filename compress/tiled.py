@@ -16,25 +16,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
+from compress.cores import on_cores
 from compress.losses import full
 from compress.relations import dot_scores
 
-# Of a tile: queries at most, and numbers in all. On a CPU a quarter of a million, a megabyte, stay in a core's cache (measured from
-# 2^15 to 2^22); a GPU wants more at a time.
-ROWS, NUMBERS, NUMBERS_ON_GPU = 128, 1 << 18, 1 << 25
+# Of a tile: queries at most, and numbers in all. On a CPU half a megabyte stays in a core's cache with what is made from it
+# (measured from 2^15 to 2^22 numbers); a GPU wants more at a time.
+ROWS, NUMBERS, NUMBERS_ON_GPU = 128, 1 << 17, 1 << 25
 
 
 class Dots(NamedTuple):
     """What an attention is made from: its scores are `queries keys^T / sqrt(width of a head) + bias`, before masks and softmax."""
 
     queries: Tensor  # (batch, heads, tokens, width of a head)
-    keys: Tensor  # the same shape
+    keys: Tensor | None = None  # the same shape; without them the queries are the keys: a relation
     bias: Tensor | None = None  # (heads, tokens, tokens)
 
     def scores(self) -> Tensor:
         """All of them, (batch, heads, tokens, tokens)."""
-        scores = dot_scores(self.queries, self.keys)
+        scores = dot_scores(self.queries, self.queries if self.keys is None else self.keys)
         return scores if self.bias is None else scores + self.bias
 
 
@@ -74,14 +76,11 @@ class _Tiled(torch.autograd.Function):
         for some in _of_one_length(mask, alone=biased):
             real = mask[some].nonzero()[:, 1].view(len(some), -1)
             weight = 1 / (batch * heads * real.shape[1])  # of a query of a head
-            theirs, ours = _real(teacher, some, real), _real(student, some, real)
+            ours = _real(student, some, real)
             found = _zeros(ours) if slopes else None
-            value += weight * _over_tiles(loss, theirs, ours, found, weight)
+            value += weight * _over_tiles(loss, _real(teacher, some, real), ours, found)
             if slopes and found:
-                _put(slopes.queries, some, real, found.queries * _scale(student))
-                _put(slopes.keys, some, real, found.keys)
-                if slopes.bias is not None and found.bias is not None:
-                    slopes.bias[:, real[0][:, None], real[0]] += found.bias
+                _put(slopes, some, real, found, weight)
         ctx.save_for_backward(*(slopes or ()))
         return value.to(student.queries.dtype)
 
@@ -102,75 +101,91 @@ def _of_one_length(mask: Tensor, *, alone: bool) -> Iterator[Tensor]:
 def _real(dots: Dots, some: Tensor, real: Tensor) -> Dots:
     """The tokens `real` (sequences, tokens) of the sequences `some`, one head after the other, (sequences * heads, tokens, width).
 
-    Queries are scaled, so that scores are bare products. A bias is of a single sequence.
+    They are scaled, so that scores are bare products. A bias is of a single sequence.
     """
+    tokens = dots.queries.shape[2]
+    rows = (some[:, None] * tokens + real).flatten()
+
+    def chosen(x: Tensor, scale: float) -> Tensor:
+        # Projections lie as (batch, tokens, heads, width): whole tokens are taken, which is ten times as fast as numbers here and there.
+        taken = x.transpose(1, 2).flatten(0, 1).index_select(0, rows).view(*real.shape, *x.shape[1::2])
+        return taken.transpose(1, 2).flatten(0, 1).mul_(scale)
+
     bias = None if dots.bias is None else dots.bias[:, real[0][:, None], real[0]]
-    queries, keys = (x[some[:, None], :, real].transpose(1, 2).flatten(0, 1) for x in dots[:2])
-    return Dots(queries * _scale(dots), keys, bias)
+    return Dots(chosen(dots.queries, _scale(dots)), None if dots.keys is None else chosen(dots.keys, 1.0), bias)
 
 
-def _put(into: Tensor, some: Tensor, real: Tensor, found: Tensor) -> None:
-    """The way back of `_real`."""
-    into[some[:, None], :, real] = found.view(len(some), -1, *found.shape[1:]).transpose(1, 2)
+def _put(slopes: Dots, some: Tensor, real: Tensor, found: Dots, weight: float) -> None:
+    """The way back of `_real`: gradients of its parts, times `weight`, as gradients of the whole."""
+    rows = (some[:, None] * slopes.queries.shape[2] + real).flatten()
+    for into, slope, scale in ((slopes.queries, found.queries, _scale(slopes)), (slopes.keys, found.keys, 1.0)):
+        if into is not None and slope is not None:
+            of_tokens = slope.mul_(scale * weight).view(len(some), -1, *slope.shape[1:]).transpose(1, 2).flatten(0, 1)
+            into.transpose(1, 2).flatten(0, 1).index_copy_(0, rows, of_tokens)
+    if slopes.bias is not None and found.bias is not None:
+        slopes.bias[:, real[0][:, None], real[0]] += weight * found.bias
 
 
 def _scale(dots: Dots) -> float:
-    return float(dots.queries.shape[-1] ** -0.5)
+    """Of the queries; where they are the keys too, both together scale the scores."""
+    return float(dots.queries.shape[-1] ** (-0.5 if dots.keys is not None else -0.25))
 
 
 def _zeros(like: Dots) -> Dots:
-    bias = None if like.bias is None else torch.zeros_like(like.bias)
-    return Dots(torch.zeros_like(like.queries), torch.zeros_like(like.keys), bias)
+    """Of the same shapes; with a batch they lie in memory as `_put` needs them, (batch, tokens, heads, width)."""
+
+    def zeros(x: Tensor) -> Tensor:
+        return torch.zeros_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+    of_batch = like.queries.ndim == 4
+    queries, keys = (None if x is None else zeros(x) if of_batch else torch.zeros_like(x) for x in like[:2])
+    return Dots(queries, keys, None if like.bias is None else torch.zeros_like(like.bias))  # type: ignore[arg-type]
 
 
-def _over_tiles(loss: TileLoss, theirs: Dots, ours: Dots, slopes: Dots | None, weight: float) -> Tensor:
-    """The sum of `loss` over all tiles, float64; its gradient, times `weight`, is added to `slopes`."""
+def _over_tiles(loss: TileLoss, theirs: Dots, ours: Dots, slopes: Dots | None) -> Tensor:
+    """The sum of `loss` over all tiles, float64; its gradient is added to `slopes`."""
     heads, tokens, _ = ours.queries.shape
     numbers = NUMBERS_ON_GPU if ours.queries.is_cuda else NUMBERS
     rows = min(tokens, ROWS, max(1, numbers // tokens))
     some = max(1, numbers // (rows * tokens))
-    value = torch.zeros((), dtype=torch.float64, device=ours.queries.device)
-    for first in range(0, heads, some):
+
+    def of_heads(first: int) -> Tensor:
         h = slice(first, first + some)
+        value = torch.zeros((), dtype=torch.float64, device=ours.queries.device)
         for start in range(0, tokens, rows):
             q = slice(start, start + rows)
             part, slope = loss(_tile(theirs, h, q), _tile(ours, h, q))
             value += part
             if slopes:
-                slope *= weight
-                slopes.queries[h, q] = slope @ ours.keys[h]
-                slopes.keys[h] += slope.transpose(-1, -2) @ ours.queries[h, q]
+                slopes.queries[h, q].baddbmm_(slope, _keys(ours)[h])
+                _keys(slopes)[h].baddbmm_(slope.transpose(-1, -2), ours.queries[h, q])
                 if slopes.bias is not None:
                     slopes.bias[h, q] += slope
-    return value
+        return value
+
+    starts = range(0, heads, some)
+    return torch.stack(list(map(of_heads, starts)) if ours.queries.is_cuda else on_cores(of_heads, starts)).sum()
+
+
+def _keys(dots: Dots) -> Tensor:
+    return dots.queries if dots.keys is None else dots.keys
 
 
 def _tile(dots: Dots, heads: slice, queries: slice) -> Tensor:
     """Some rows of the scores of a sequence, new numbers."""
-    products = dots.queries[heads, queries] @ dots.keys[heads].transpose(-1, -2)
+    products = dots.queries[heads, queries] @ _keys(dots)[heads].transpose(-1, -2)
     return products if dots.bias is None else products.add_(dots.bias[heads, queries])
 
 
-def _exponents(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """`exp(scores - their maximum)` in place of a copy, and its sums over keys; `scores` become what the exponents are of."""
-    scores.sub_(scores.amax(dim=-1, keepdim=True))
-    exponents = scores.exp()
-    return exponents, exponents.sum(dim=-1, keepdim=True)
-
-
 def _divergence(theirs: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
-    target, target_sum = _exponents(theirs)
-    found, found_sum = _exponents(ours)
-    target.div_(target_sum)
-    terms = theirs.sub_(ours).mul_(target).sum() - (target_sum.log() - found_sum.log()).sum()
-    return terms, found.div_(found_sum).sub_(target)
+    theirs, ours = functional.log_softmax(theirs, dim=-1), functional.log_softmax(ours, dim=-1)
+    target = theirs.exp()
+    return theirs.sub_(ours).mul_(target).sum(), ours.exp_().sub_(target)
 
 
 def _squares(theirs: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
-    target, target_sum = _exponents(theirs)
-    found, found_sum = _exponents(ours)
-    found.div_(found_sum)
-    apart = found - target.div_(target_sum)
+    found = functional.softmax(ours, dim=-1)
+    apart = found - functional.softmax(theirs, dim=-1)
     slope = apart.sub((found * apart).sum(dim=-1, keepdim=True)).mul_(found)
     return apart.square_().sum() / 2, slope
 

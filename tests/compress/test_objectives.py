@@ -81,7 +81,7 @@ def direct(teacher: torch.Tensor, student: torch.Tensor, mask: torch.Tensor) -> 
 
 
 def relation_in_tiles(teacher: torch.Tensor, student: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return tiled_loss("kl", Dots(teacher, teacher), Dots(student, student), mask)
+    return tiled_loss("kl", Dots(teacher), Dots(student), mask)
 
 
 def in_tiles(loss: str) -> Callable[..., torch.Tensor]:

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from compress import tiled
-from compress.relations import attention_loss, attention_square_loss, score_loss
+from compress.relations import attention_loss, attention_square_loss, relation_loss, score_loss
 from compress.tiled import Dots, tiled_loss
 
 WHOLE = {"kl": attention_loss, "squares": attention_square_loss, "mse": score_loss}
@@ -17,7 +17,8 @@ EVERY = pytest.mark.parametrize("loss", WHOLE)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the few tokens of a test fall into many tiles, of one head and of several."""
+    """So that the few tokens of a test fall into many tiles, of one head and of several, and are seen by `Largest`."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(tiled, "ROWS", 4)
     monkeypatch.setattr(tiled, "NUMBERS", 80)
 
@@ -115,6 +116,33 @@ def test_padding_changes_no_bit(loss: str, loud: float) -> None:
         assert torch.equal(found[1, :, :3], wanted[1, :, :3])
         assert not found[0, :, 7:].any()
         assert not found[1, :, 3:].any()
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10_000), tokens=st.integers(1, 13), data=st.data())
+def test_a_relation_is_an_attention_whose_queries_are_its_keys(seed: int, tokens: int, data: st.DataObject) -> None:
+    teacher, student = drawn(seed, tokens, 8)[0].detach(), drawn(seed + 1, tokens, 6)[0]
+    mask = torch.tensor([data.draw(st.lists(st.integers(0, 1), min_size=tokens, max_size=tokens).filter(any))] * 2)
+    found = tiled_loss("kl", Dots(teacher), Dots(student), mask)
+    whole = relation_loss(teacher, student, mask)
+    assert found.item() == pytest.approx(whole.item(), rel=1e-12, abs=1e-14)
+    slopes = [torch.autograd.grad(value, student)[0] for value in (found, whole)]
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-10, atol=1e-13)
+    same = tiled_loss("kl", Dots(student.detach().float()), Dots(student.float()), mask)
+    assert same.item() == 0
+    assert not torch.autograd.grad(same, student)[0].any()
+
+
+@EVERY
+def test_the_number_of_cores_changes_no_bit(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for cores in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda: cores)  # noqa: B023 - called before it changes
+        student = drawn(8, 13, 6, dtype=torch.float32)
+        teacher = fixed(drawn(7, 13, 8, dtype=torch.float32))
+        value = tiled_loss(loss, teacher, Dots(*student), torch.ones(2, 13, dtype=torch.long))
+        found.append([value.detach(), *torch.autograd.grad(value, student)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_without_gradients_none_are_made() -> None:
