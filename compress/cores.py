@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import torch
 
-Item, Answer = TypeVar("Item"), TypeVar("Answer")
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 def on_cores(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:

@@ -196,10 +196,11 @@ def _loss(
 ) -> Tensor:
     if term.of == "scores":
         return tiled_loss(term.loss, theirs.scores[term.teacher_layer], ours.scores[term.student_layer], mask)
-    teacher, student = full(theirs[term.of, term.teacher_layer]), full(ours[term.of, term.student_layer])
+    teacher, student = theirs[term.of, term.teacher_layer], ours[term.of, term.student_layer]
     if term.loss == "relation":
         teacher, student = split_heads(teacher, term.heads or heads), split_heads(student, term.heads or heads)
         return tiled_loss("kl", Dots(teacher), Dots(student), mask)
+    teacher, student = full(teacher), full(student)
     if term.loss == "direct":
         weight = projections.maps[_key(term)].weight
         assert isinstance(weight, Tensor)

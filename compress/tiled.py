@@ -7,10 +7,12 @@ memory grows as tokens times width (but for a bias by distance, where a family h
 gradient is taken on the way forward, since the loss is a number and the way back can only scale it. Padding is left out before
 anything is computed; sequences of the same length share tiles.
 
-`compress.relations` has the same losses as they are written in the papers.
+On a GPU the divergence has kernels of its own (`compress.kernels`). `compress.relations` has the same losses as they are
+written in the papers.
 """
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -58,11 +60,25 @@ def tiled_loss(loss: str, teacher: Dots, student: Dots, mask: Tensor) -> Tensor:
     Returns:
         A scalar, 0 when the student's scores are the teacher's.
     """
-    parts = [full(part) if part is not None else None for part in (*teacher, *student)]
+    parts: list[Tensor | None] = [*teacher, *student]
     if not torch.is_grad_enabled():
         parts = [None if part is None else part.detach() for part in parts]
+    if loss == "kl" and _kernels(teacher, student):
+        from compress.kernels import divergence_loss
+
+        tq, tk, _, sq, sk, _ = parts
+        assert tq is not None
+        assert sq is not None
+        return divergence_loss(tq, tk, sq, sk, mask)
+    parts = [None if part is None else full(part) for part in parts]
     value: Tensor = _Tiled.apply(TILE_LOSSES[loss], mask, *parts)  # type: ignore[no-untyped-call]
     return value
+
+
+def _kernels(teacher: Dots, student: Dots) -> bool:
+    """Whether a GPU's own kernels compute it: they know no bias, and Triton comes with torch for the GPUs that it knows."""
+    plain = teacher.bias is None and student.bias is None
+    return plain and student.queries.is_cuda and find_spec("triton") is not None
 
 
 class _Tiled(torch.autograd.Function):

@@ -12,6 +12,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Nor is any network asked: a name that is no folder is looked for in the hub's cache alone. Read when the hub's library is loaded.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Without a GPU, kernels for one run in Triton's interpreter. Read when Triton is loaded, which torch does at times.
+if not Path("/proc/driver/nvidia").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,155 @@
+"""Does a student end where the plain way of training would take it? MiniLMv2 by both ways from the same seed, then a task.
+
+    python benchmarks/distill/paths.py --teacher FOLDER --corpus text.txt --data clinc150 --task text-classification
+
+The plain way is float32, the whole of both models, relations held whole, torch's own attention. This engine's is run in
+float32 and in bfloat16. All see the same texts in the same steps at the same rates. First without dropout, where the ways
+can differ by rounding alone: their loss curves are compared step by step. Then with dropout, whose draws are each way's own,
+and with several seeds, since a student's score moves with its draws; each student is then fine-tuned on the task, the same
+way for all, and scored on its test split. It prints a JSON document.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from compress.corpus import CorpusText, chunks
+from compress.distill import Settings, distil
+from compress.examples import check_task, read_texts
+from compress.families import FAMILIES
+from compress.initialise import student_of
+from compress.loop import Schedule, train
+from compress.methods import Stage
+from compress.precision import autocast
+from compress.processes import Share
+from compress.relations import relation_loss, split_heads
+from compress.scores import counts, gold_of, metric_of
+from compress.tasks import inputs_for, predictions, row_logits
+from compress.teacher import load, load_encoder, open_model, save_tokenizer
+from stillroom.ground import Ground, prepare
+from stillroom.recipe import resolve
+from stillroom.training import on_task, relation_stage
+
+WAYS = {"plain": "fp32", "float32": "fp32", "bfloat16": "bf16"}
+BERT = FAMILIES["bert"]
+
+
+def plain(stage: Stage, teacher: Any, student: Any, text: CorpusText, settings: Settings, folder: Path) -> list[float]:
+    """The loss of each step that is told of."""
+    term = stage.objective.layers[0]
+
+    def relations(model: nn.Module, layer: int, inputs: dict[str, Tensor]) -> list[Tensor]:
+        states = model(**inputs_for(model, inputs), output_hidden_states=True).hidden_states[layer - 1]
+        attention = model.encoder.layer[layer - 1].attention.self  # type: ignore[union-attr, index]
+        return [split_heads(part(states), term.heads) for part in (attention.query, attention.key, attention.value)]
+
+    def loss_at(step: int, _share: Share) -> dict[str, Tensor]:
+        batch = text.at(step)
+        with torch.no_grad():
+            theirs = relations(teacher, term.teacher_layer, batch.inputs)
+        ours = relations(student, term.student_layer, batch.inputs)
+        mask = batch.inputs["attention_mask"]
+        return {str(i): relation_loss(a, b, mask) for i, (a, b) in enumerate(zip(theirs, ours, strict=True))}
+
+    torch.manual_seed(settings.seed)
+    schedule = Schedule(settings.steps, stage.learning_rate, stage.warmup, betas=stage.betas)
+    with mock.patch("compress.loop.computing", autocast):  # without this engine's attention
+        progress = train(student, loss_at, schedule, folder=folder, seed=settings.seed)
+    return [loss for _, loss in progress.loss]
+
+
+def student_by(
+    way: str, ground: Ground, text: CorpusText, given: argparse.Namespace, *, seed: int, dropout: bool
+) -> Any:
+    """The student, its loss curve and the seconds that it took."""
+    teacher = load_encoder(ground.opened, seed=0).eval()
+    student, _ = student_of(teacher, BERT, ground.shape, seed=seed)
+    for module in student.modules():
+        if isinstance(module, nn.Dropout) and not dropout:
+            module.p = 0.0
+    if not dropout:
+        for layer in student.encoder.layer:
+            layer.attention.self.dropout.p = 0.0
+    stage, settings = relation_stage(ground), Settings(given.steps, seed, WAYS[way], checkpoint_every_s=1e9)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        if way == "plain":
+            curve = plain(stage, teacher, student, text, settings, Path(folder))
+        else:
+            curve = [
+                loss for _, loss in distil(stage, teacher, student, BERT, text, settings, folder=Path(folder)).loss
+            ]
+    return student, curve, time.perf_counter() - began
+
+
+def score(student: Any, ground: Ground, given: argparse.Namespace) -> float:
+    """The task metric on test of the student after fine-tuning."""
+    task = check_task(ground.recipe.task)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        student.save_pretrained(folder / "student")
+        save_tokenizer(ground.opened, folder / "student")
+        torch.manual_seed(0)
+        model = load(open_model(str(folder / "student")), task, ground.labels)
+        steps = round(given.task_epochs * -(-len(ground.train) // ground.recipe.batch))
+        on_task(model, folder, ground, steps, ground.recipe.student_learning_rate, "fine-tuning")
+        gold = [gold_of(example, task) for example in ground.splits.test]
+        return float(metric_of(counts(gold, predictions(ground.test, row_logits(model, ground.test))).sum(axis=0)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", required=True)
+    parser.add_argument("--corpus", action="append", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--student", default="3x384")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--task-epochs", type=float, default=2)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    with tempfile.TemporaryDirectory() as out:
+        chosen = {name: getattr(given, name) for name in ("teacher", "task", "data", "student", "threads")}
+        ground = prepare(resolve({}, chosen | {"out": f"{out}/bundle", "precision": "fp32"}))
+        texts = [text for file in given.corpus for text in read_texts(Path(file))]
+        pieces = chunks(texts, ground.tokenizer, given.tokens)
+        curves: dict[str, Any] = {"without dropout": {}}
+        scores: dict[str, list[float]] = {way: [] for way in WAYS}
+        for seed in [None, *range(given.seeds)]:
+            text = CorpusText(pieces, ground.train.pad_id, given.batch, seed or 0)
+            for way in WAYS:
+                student, curve, seconds = student_by(way, ground, text, given, seed=seed or 0, dropout=seed is not None)
+                curves.setdefault("without dropout" if seed is None else f"seed {seed}", {})[way] = curve
+                if seed is not None:
+                    scores[way].append(score(student, ground, given))
+                print(way, seed, f"{seconds:.0f} s", curve[-1], scores[way], file=sys.stderr, flush=True)
+    exact = curves["without dropout"]
+    apart = {way: [b / a - 1 for a, b in zip(exact["plain"], exact[way], strict=True)] for way in WAYS}
+    document = {
+        "settings": vars(given),
+        "machine": {"torch": torch.__version__, "processor": platform.processor()},
+        "largest_relative_difference_without_dropout": {way: max(map(abs, found)) for way, found in apart.items()},
+        "last_losses": {name: {way: curve[-1] for way, curve in found.items()} for name, found in curves.items()},
+        "test_metric": scores,
+        "mean_test_metric": {way: statistics.mean(found) for way, found in scores.items()},
+        "curves": curves,
+    }
+    print(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()
