@@ -173,7 +173,9 @@ class CorpusFile(Sequence[Piece]):
 
     def __init__(self, folder: Path) -> None:
         self.ids, self.words = _descriptor(self, folder / IDS), _descriptor(self, folder / WORDS)
-        self.id_type = np.dtype(json.loads((folder / MARK).read_text())["ids"])
+        about = json.loads((folder / MARK).read_text())
+        self.mark: str = about["mark"]  # of the texts, the tokenizer and the length
+        self.id_type = np.dtype(about["ids"])
         self.lengths = np.fromfile(folder / LENGTHS, np.int32)  # (pieces,), tokens of each
         self.ids_in_use = np.load(folder / IN_USE, allow_pickle=False)  # ascending
         # The first token of each block of pieces; those of a block are added up when one is read.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from compress.ahead import Ahead
 from compress.checkpoint import Progress
 from compress.families import FAMILIES, Family, encoder_of
-from compress.insides import Insides, read
+from compress.insides import Insides, Part, assembled, read
 from compress.loop import Report, Schedule, Watch, device_of_process, train
 from compress.methods import Stage
 from compress.objectives import Objective, OutputTerm, Projections, check_objective, layer_losses, output_losses
@@ -144,7 +144,7 @@ def step_losses(
     if objective.layers or objective.asks_teacher:
         with torch.no_grad():
             teacher.to(device)
-            theirs = _read(teacher, family, objective, batch, teacher=True)
+            theirs = _theirs(teacher, family, objective, batch)
     seen = batch
     if remap is not None:
         ids = torch.from_numpy(remap)[batch.inputs["input_ids"].cpu()].to(device)
@@ -202,6 +202,14 @@ def _read(model: Any, family: Family, objective: Objective, batch: Batch, *, tea
     output = objective.asks_teacher if teacher else bool(objective.outputs)
     rows = _rows(batch, objective) if objective.masks_tokens and output else None
     return read(model, family, inputs_for(model, batch.inputs), wanted, output=output, rows=rows)
+
+
+def _theirs(teacher: Any, family: Family, objective: Objective, batch: Batch) -> Insides:
+    """What the objective reads of the teacher, kept or computed."""
+    if batch.taught is None:
+        return _read(teacher, family, objective, batch, teacher=True)
+    kept = {Part(*part): value for part, value in batch.taught.items()}
+    return assembled(teacher, family, kept, objective.teacher_parts())
 
 
 def _weight(term: OutputTerm, batch: Batch) -> float:

@@ -78,11 +78,7 @@ def read(
     for part in wanted:
         if not (0 if part.of == "hidden" else 1) <= part.layer <= len(layers):
             raise BadInput(f"The model has layers 1 to {len(layers)}; {part.of} of layer {part.layer} were asked for.")
-    sources = set(wanted)
-    for part in wanted:
-        if part.of == "scores":
-            sources |= {Part("queries", part.layer), Part("keys", part.layer)}
-    sources = {part for part in sources if part.of != "scores"}
+    sources = sources_of(wanted)
     found: dict[Part, Tensor] = {}
     if not wanted and not output:
         return Insides({})
@@ -90,13 +86,27 @@ def read(
         answer = None
         with suppress(_Enough):
             answer = model(**inputs)
+    return assembled(model, family, found, wanted, answer)
+
+
+def sources_of(wanted: Collection[Part]) -> set[Part]:
+    """The vectors that the parts `wanted` are, or are made from."""
+    made_from = {Part(of, part.layer) for part in wanted if part.of == "scores" for of in ("queries", "keys")}
+    return {part for part in wanted if part.of != "scores"} | made_from
+
+
+def assembled(
+    model: nn.Module, family: Family, found: Mapping[Part, Tensor], wanted: Collection[Part], output: Any = None
+) -> Insides:
+    """The parts `wanted`, of the vectors that they are made from: what `sources_of` names."""
     scores: dict[int, Dots] = {}
+    layers = layers_of(model, family)
     for layer in {part.layer for part in wanted if part.of == "scores"}:
         heads = int(model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
         queries, keys = (split_heads(full(found[Part(of, layer)]), heads) for of in ("queries", "keys"))
         with torch.autocast(queries.device.type, enabled=False):
             scores[layer] = family.attends(encoder_of(model), layers[layer - 1], queries, keys)
-    return Insides({part: found[part] for part in wanted if part in found}, scores, answer)
+    return Insides({part: found[part] for part in wanted if part in found}, scores, output)
 
 
 @contextmanager

@@ -83,6 +83,11 @@ class Objective:
         """Whether the teacher's answer is needed, and not only what it computes on the way."""
         return any(term.loss != "labels" for term in self.outputs)
 
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether what it reads of the teacher is the same each time a text is read: vectors, of text that nothing is hidden from."""
+        return bool(self.layers) and not self.masks_tokens and not self.asks_teacher
+
     def teacher_parts(self) -> set[Part]:
         """What has to be read of the teacher."""
         return {Part(term.of, term.teacher_layer) for term in self.layers}

@@ -98,6 +98,8 @@ class Batch:
     soft: Tensor | None = None
     whole_texts: bool = False
     weights: Weights = WHOLE
+    # What the teacher computes of it, by part and layer, (batch, tokens, width), where that was kept and it need not be asked.
+    taught: dict[tuple[str, int], Tensor] | None = None
 
 
 def part_of(batch: Batch, share: Share) -> Batch:
@@ -125,6 +127,7 @@ def part_of(batch: Batch, share: Share) -> Batch:
         row_index=batch.row_index[inside] - first * rows_a_text,
         targets=batch.targets[inside],
         soft=None if batch.soft is None else batch.soft[inside],
+        taught=None if batch.taught is None else {part: value[first:last] for part, value in batch.taught.items()},
         weights=Weights(
             0.0 if empty else (last - first) / texts,
             weight(real[first:last], real),
@@ -327,9 +330,11 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         return batch
     soft = None if batch.soft is None else batch.soft.to(device)
     inputs = {name: value.to(device) for name, value in batch.inputs.items()}
+    taught = None if batch.taught is None else {part: value.to(device) for part, value in batch.taught.items()}
     return replace(
         batch,
         inputs=inputs,
+        taught=taught,
         row_index=batch.row_index.to(device),
         targets=batch.targets.to(device),
         soft=soft,

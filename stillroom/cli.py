@@ -449,6 +449,13 @@ def distill(
     precision: Annotated[str, typer.Option(help="fp32, bf16 or, on GPUs, fp16.")] = "fp32",
     accumulate: Annotated[int, typer.Option(help=ACCUMULATE)] = 1,
     trackers: Annotated[list[str] | None, typer.Option("--tracker", help=TRACKER)] = None,
+    teacher_cache: Annotated[
+        str,
+        typer.Option(
+            help="Folder that keeps what the teacher computes, a byte a number: for more than one epoch, or more than one student.",
+            show_default="none",
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """A task-agnostic student from a teacher and plain text, by any method of the papers (docs/methods.md).
@@ -465,7 +472,7 @@ def distill(
         teacher, corpus, out, student=student, method=method, epochs=epochs, learning_rate=learning_rate, batch=batch,
         relation_heads=relation_heads, teacher_layer=teacher_layer, layer_map=layer_map, tokens=tokens,
         whole_words=whole_words, start=start, assistants=tuple(assistants or ()), seed=seed, precision=precision,
-        schedule=schedule, accumulate=accumulate, trackers=tuple(trackers or ()),
+        schedule=schedule, accumulate=accumulate, trackers=tuple(trackers or ()), teacher_cache=teacher_cache,
     )  # fmt: skip
     if as_json:
         _print_json({"checkpoint": str(made)})

@@ -1,6 +1,7 @@
 """`stillroom distill`: a task-agnostic student from a teacher and plain text."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +57,7 @@ class Distillation:
     precision: str = "fp32"
     accumulate: int = 1  # parts that a step's batch is cut into, for memory; what is learned is the same
     trackers: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow
+    teacher_cache: str = ""  # a folder that keeps what the teacher computes, for more than one epoch or student
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,9 @@ def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Di
     same_bits(cores)
     common = [folder_mark(given.opened.folder), given.texts_mark, cores, trained_with()]
     start = folder_mark(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
-    # Who is told of a training changes nothing about it.
-    mark = fingerprint("distill", *common, start, dataclasses.asdict(settings) | {"trackers": ()})
+    # Who is told of a training changes nothing about it, nor where the cache lies.
+    decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache)}
+    mark = fingerprint("distill", *common, start, dataclasses.asdict(settings) | decide)
     work = Work(target.with_name(target.name + ".distil-work"))
     with work.locked():
         work.hand_over(_walk(work, mark, given), target)
@@ -132,6 +135,15 @@ def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _G
     masks = any(stage.objective.masks_tokens for several in stages for stage in several)
     if s.whole_words and not masks:
         raise BadInput(f"--whole-words says nothing to --method {s.method}, which hides no words. Leave it out.")
+    if s.teacher_cache and not any(stage.objective.can_be_kept for stage in stages[0]):
+        raise BadInput(
+            f"--teacher-cache keeps vectors of text as it is, and --method {s.method} asks the teacher about masked text or not at "
+            "all. Leave it out."
+        )
+    if s.teacher_cache and len(shapes) > 1:
+        raise BadInput(
+            "--teacher-cache keeps what one teacher computes, and an --assistant is another. Leave one of the two out."
+        )
     if not corpus:
         raise BadInput("No --corpus was given; distillation without a task needs plain text.")
     texts = TextFiles(tuple(corpus))
@@ -169,7 +181,7 @@ def _check_start(settings: Distillation, shapes: Sequence[Shape], config: Any) -
 
 def _told(settings: Distillation) -> dict[str, Any]:
     """What the student's lineage says of the settings; where a folder lies is a private matter."""
-    told = dataclasses.asdict(settings)
+    told = dataclasses.asdict(settings) | {"teacher_cache": bool(settings.teacher_cache)}
     return told | ({"start": open_model(settings.start).public_name} if is_checkpoint(settings.start) else {})
 
 
@@ -192,6 +204,7 @@ def _walk(work: Work, mark: str, given: _Given) -> Path:
         opened, tokenizer, pieces, {}, batch, s.seed, s.precision, learning_rate=s.learning_rate, schedule=schedule,
         accumulate=s.accumulate, trackers=tuple(s.trackers), start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
         told=_told(s) | {"batch": batch, "tokens": longest, "epochs": epochs},
+        teacher_cache=Path(os.path.abspath(s.teacher_cache)) if s.teacher_cache else None,
     )  # fmt: skip
     if asks_words(given.stages[0]):
         head = work.stage(

@@ -12,20 +12,23 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from compress.checkpoint import write_safetensors
-from compress.corpus import CorpusText, Piece, masking_of
+from compress.corpus import CorpusFile, CorpusText, Piece, masking_of
 from compress.distill import Settings, distil
 from compress.examples import Example, Task
 from compress.families import encoder_of
 from compress.finetune import look
 from compress.guards import doubts
 from compress.initialise import STARTS, starting_layers, student_from, student_of
+from compress.insides import sources_of
 from compress.loop import Schedule
 from compress.methods import Stage
 from compress.objectives import Projections
 from compress.students import Shape
 from compress.tasks import Encoded, TaskText, pad_id_of
 from compress.teacher import Opened, load, load_encoder, open_model
+from compress.teacher_cache import TaughtText, TeacherCache, teacher_cache
 from compress.vocabulary_head import HEAD_STAGE, has_vocabulary_head
+from stillroom.ground import folder_mark
 from stillroom.lineage import save_with_lineage
 from stillroom.show import bar, say
 from stillroom.stages import TRAINING, Work, fingerprint
@@ -72,6 +75,7 @@ class Teaching:
     layer_map: str = ""  # of the start `layer-map`
     whole_words: bool = False  # are hidden from it, and not tokens, where it learns from masked text
     told: dict[str, Any] = field(default_factory=dict)  # what every lineage says beside
+    teacher_cache: Path | None = None  # keeps what the teacher computes of `pieces`
 
 
 @dataclass(frozen=True)
@@ -175,12 +179,14 @@ def _train(folder: Path, teaching: Teaching, link: Link, number: int, before: Pa
     stage, tokens = link.stages[number - 1], link.tokens[number - 1]
     asks = bool(stage.objective.layers) or stage.objective.asks_teacher
     watch = None
-    text: CorpusText | TaskText
+    text: CorpusText | TaskText | TaughtText
     if stage.text == "corpus":
         text = _corpus(teaching, masks=stage.objective.masks_tokens)
         student = load_encoder(before, seed=teaching.seed, vocabulary=link.masks)
         theirs = load_encoder(teacher, seed=teaching.seed, vocabulary=stage.objective.masks_tokens) if asks else None
         settings = _settings(teaching, text, tokens)
+        if teaching.teacher_cache and stage.objective.can_be_kept:
+            text = TaughtText(text, _cached(teaching, link, theirs))
     else:
         labelled = teaching.labelled[stage.text]
         text = TaskText(labelled.train, teaching.batch, teaching.seed, labelled.validation.ids)
@@ -252,6 +258,30 @@ def _corpus(teaching: Teaching, *, masks: bool) -> CorpusText:
         size = teaching.opened.config.vocab_size
         masking = masking_of(teaching.tokenizer, size, whole_words=teaching.whole_words)
     return CorpusText(teaching.pieces, pad_id_of(teaching.tokenizer), teaching.batch, teaching.seed, masking)
+
+
+def _cached(teaching: Teaching, link: Link, teacher: Any) -> TeacherCache:
+    """What `teacher` computes for all stages of `link` that can read it from a disk."""
+    assert teaching.teacher_cache is not None
+    assert isinstance(teaching.pieces, CorpusFile)
+    wanted = {part for s in link.stages if s.objective.can_be_kept for part in s.objective.teacher_parts()}
+    opened, new = teaching.opened, not teaching.teacher_cache.exists()
+    with bar("teacher cache") as shown:
+        cache = teacher_cache(
+            teaching.teacher_cache,
+            lambda: teacher,
+            opened.family,
+            teaching.pieces,
+            sorted(sources_of(wanted)),
+            pad_id=pad_id_of(teaching.tokenizer),
+            precision=teaching.precision,
+            identity={"teacher": folder_mark(opened.folder), "text": teaching.pieces.mark},
+            report=shown,
+        )
+    about = cache.about
+    size = f"{about['tokens']:,} tokens, {about['bytes_per_token']:,} bytes each, {about['relative_error']:.1%} lost in rounding"
+    say(f"  teacher cache {'written' if new else 'found'}: {size}")
+    return cache
 
 
 def _settings(teaching: Teaching, text: CorpusText | TaskText, tokens: float) -> Settings:

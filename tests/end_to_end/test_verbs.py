@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_road import stillroom
 
+import compress.teacher_cache
 import stillroom as face
 from compress.methods import METHODS, Sizes
 from serve.errors import BadInput, GateMissed
@@ -124,6 +125,34 @@ def test_a_papers_schedule_is_followed_but_for_what_is_given(tiny_teacher: Path,
     assert (lineage["epochs"], lineage["batch"], lineage["tokens"]) == (7, 20, 64)
 
 
+def test_a_teacher_is_asked_once_for_several_students(
+    tiny_teacher: Path,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings: dict[str, Any] = {"batch": 50, "epochs": 3, "learning_rate": 1e-3}
+    common = (str(tiny_teacher), [corpus])
+    student = "layers=2,hidden=32,heads=4,ffn=32"
+    live = face.distill(*common, tmp_path / "live", student=student, **settings)
+    settings["teacher_cache"] = str(tmp_path / "kept" / "cache")
+    first = face.distill(*common, tmp_path / "first", student=student, **settings)
+    assert "teacher cache written: " in capsys.readouterr().err
+    monkeypatch.setattr(compress.teacher_cache, "read", None)  # what would ask the teacher
+    second = face.distill(*common, tmp_path / "second", student="layers=1,hidden=32,heads=4,ffn=32", **settings)
+    assert "teacher cache found: " in capsys.readouterr().err
+    lineages = [json.loads((made / "lineage.json").read_text(encoding="utf-8")) for made in (live, first, second)]
+    ends = [lineage["loss"][-1][1] for lineage in lineages]
+    assert ends[1] == pytest.approx(ends[0], rel=0.05)
+    assert ends[1] != ends[0]
+    assert [lineage["teacher_cache"] for lineage in lineages] == [False, True, True]
+    other = tmp_path / "other.txt"
+    other.write_text("another text\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="is not of this text; "):
+        face.distill(str(tiny_teacher), [other], tmp_path / "third", student=student, **settings)
+
+
 def test_whole_words_are_hidden_when_asked(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
     made = {
         whole: face.distill(
@@ -197,6 +226,11 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
         ({"start": "layer-map"}, "--start layer-map starts from the layers of a --layer-map; give its name"),
         ({"start": str(tiny_teacher)}, "is layers=4,hidden=32,heads=4,ffn=64, and --student is layers=2"),
         ({"method": "minilm", "whole_words": True}, "--whole-words says nothing to --method minilm"),
+        (
+            {"method": "mlm", "teacher_cache": "kept"},
+            "--teacher-cache keeps vectors of text as it is, and --method mlm asks",
+        ),
+        ({"teacher_cache": "kept", "assistants": ("layers=3,hidden=32,heads=4,ffn=32",)}, "an --assistant is another"),
         ({"assistants": ("huge",)}, "'huge' is not known"),
         ({"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
         ({"temperature": 2.0}, "temperature is no setting of distill; the settings are student, method"),

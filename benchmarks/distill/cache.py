@@ -1,0 +1,123 @@
+"""What a teacher cache saves and what it loses: training steps with the teacher and with its cache, in turns.
+
+    python benchmarks/distill/cache.py --teacher FOLDER --student 3x384 --corpus text.txt
+    python benchmarks/distill/cache.py --student 6x384 --corpus text.txt --tokenizer FOLDER
+
+Without --teacher it is a 12x768 of random weights with the tokenizer of --tokenizer. Two students that start alike see the
+same batches of MiniLMv2, a step of the one after a step of the other, reading from the disk included. It prints a JSON
+document: bytes a token, how much is lost in rounding and in the loss, seconds a token of writing, of training with the
+teacher and with the cache, and the epoch from which on the cache has paid.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import BertConfig, BertModel
+
+from compress.corpus import CorpusText, tokenised
+from compress.distill import step_losses
+from compress.examples import read_texts
+from compress.families import FAMILIES
+from compress.initialise import student_of
+from compress.losses import total
+from compress.methods import Sizes, stages_of
+from compress.objectives import Projections
+from compress.precision import computing, matrices_in
+from compress.students import shape_of
+from compress.teacher import load_encoder, open_model, open_tokenizer
+from compress.teacher_cache import TaughtText, teacher_cache
+
+BERT = FAMILIES["bert"]
+
+
+class Learner:
+    """A student, and the text that it learns from."""
+
+    def __init__(self, teacher: Any, student: Any, text: Any, stage: Any, precision: str) -> None:
+        self.teacher, self.student, self.text, self.stage, self.precision = (
+            teacher,
+            student.train(),
+            text,
+            stage,
+            precision,
+        )
+        self.maps = Projections(stage.objective, teacher.config, student.config)
+        self.optimizer = torch.optim.AdamW(student.parameters(), lr=1e-4, fused=True)
+
+    def step(self, number: int) -> tuple[float, float]:
+        """Seconds a real token, and the loss."""
+        began = time.perf_counter()
+        batch = self.text.at(number)
+        torch.manual_seed(number)
+        with computing(torch.device("cpu"), self.precision):
+            loss = total(step_losses(self.stage.objective, self.teacher, self.student, BERT, batch, self.maps, None))
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        return (time.perf_counter() - began) / int(batch.inputs["attention_mask"].sum()), loss.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", default="")
+    parser.add_argument("--tokenizer", default="")
+    parser.add_argument("--student", default="3x384")
+    parser.add_argument("--corpus", action="append", required=True)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--pieces", type=int, default=400)
+    parser.add_argument("--threads", type=int, default=0)
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    opened = open_model(given.teacher or given.tokenizer)
+    torch.manual_seed(0)
+    teacher = (load_encoder(opened, seed=0) if given.teacher else BertModel(BertConfig())).eval()
+    shape, config = shape_of(given.student), teacher.config
+    stage = stages_of("minilmv2", Sizes(config.num_hidden_layers, shape.layers, config.hidden_size, shape.hidden))[0]
+    texts = [text for file in given.corpus for text in read_texts(Path(file))][: given.pieces]
+    with tempfile.TemporaryDirectory() as name, matrices_in(teacher, given.precision):
+        folder = Path(name)
+        pieces = tokenised(texts, open_tokenizer(opened), given.tokens, folder / "text", mark="benchmark")
+        parts = sorted(stage.objective.teacher_parts())
+        cache = teacher_cache(
+            folder / "cache", lambda: teacher, BERT, pieces, parts, pad_id=0, precision=given.precision, identity={}
+        )
+        live = CorpusText(pieces, 0, given.batch, 0)
+        students = [student_of(teacher, BERT, shape, seed=0)[0] for _ in range(2)]
+        learners = [
+            Learner(teacher, student, text, stage, given.precision)
+            for student, text in zip(students, (live, TaughtText(live, cache)), strict=True)
+        ]
+        taken = [[learner.step(step) for learner in learners] for step in range(given.steps)][2:]
+    asked, kept = (statistics.median(pair[i][0] for pair in taken) for i in range(2))
+    written = cache.about["seconds"] / cache.about["tokens"]
+    ratios = sorted(pair[0][0] / pair[1][0] for pair in taken)
+    losses = [[pair[i][1] for pair in taken] for i in range(2)]
+    found = {
+        "bytes_per_token": cache.about["bytes_per_token"],
+        "relative_error": cache.about["relative_error"],
+        "largest_relative_difference_of_loss": max(abs(b / a - 1) for a, b in zip(*losses, strict=True)),
+        "last_loss": {"teacher": losses[0][-1], "cache": losses[1][-1]},
+        "seconds_per_million_tokens": {"writing": 1e6 * written, "with teacher": 1e6 * asked, "with cache": 1e6 * kept},
+        "teacher_over_cache": asked / kept,
+        "quartiles_of_pairs": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]],
+        "epochs_until_it_has_paid": written / (asked - kept),
+    }
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
+    print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
+    print(f"{asked / kept:.2f} times as fast", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
