@@ -1,0 +1,132 @@
+"""How near a training step of MiniLMv2 comes to what the machine's matrix units can do.
+
+    python benchmarks/distill/roofline.py --student 6x384 --tokens 128,256,512
+    python benchmarks/distill/roofline.py --student 3x384 --teacher FOLDER --precision bf16 --tokens 256
+
+Needed are the multiplications and additions of the formulas: the teacher up to the projections that are compared, the student
+forward and twice as many on the way back, the products of the relations; nothing computed twice, no element-wise work. Spent
+are those of all matrix products that are really made, as torch counts them. The peak is the fastest of a few square products
+of 2,048 in the same precision and threads, measured anew beside each step, since other guests take what they take from both:
+a share is of a step and the peak beside it, and the median over steps is told with its quartiles. It prints a JSON document.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from steps import Ground, ground, train
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from compress.precision import HALVES
+
+SQUARE = 2_048
+
+
+def forward(config: Any, layers: float, tokens: int) -> float:
+    """Floating-point operations a token of `layers` whole layers on sequences of `tokens`."""
+    width, inner = config.hidden_size, config.intermediate_size
+    return layers * (2 * (4 * width**2 + 2 * width * inner) + 4 * tokens * width)
+
+
+def needed(on: Ground, tokens: int) -> dict[str, float]:
+    """Floating-point operations a token, by what they are for."""
+    teacher_layer, student_layer, _ = on.layers
+    theirs, ours = on.teacher.config, on.student().config
+    relations = len(on.stage.objective.layers)
+
+    def up_to_projections(config: Any, layer: int) -> float:
+        return forward(config, layer - 1, tokens) + relations * 2 * config.hidden_size**2
+
+    return {
+        "teacher": up_to_projections(theirs, teacher_layer),
+        "student": 3 * up_to_projections(ours, student_layer),
+        # Scores of both; the gradient of a score goes to both of its tokens, which are one and the same product.
+        "loss": relations * 2 * tokens * (theirs.hidden_size + 2 * ours.hidden_size),
+    }
+
+
+def spent(on: Ground, given: argparse.Namespace) -> float:
+    """Floating-point operations of all matrix products of a step."""
+
+    def attention(query: Any, key: Any, value: Any, *_more: Any, **_others: Any) -> int:
+        return int(sdpa_flop_count(query, key, value))
+
+    known = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # what other threads compute is not seen
+    with tempfile.TemporaryDirectory() as folder, FlopCounterMode(display=False, custom_mapping=known) as counter:
+        train(on, given, 1, Path(folder))
+    torch.set_num_threads(threads)
+    return float(counter.get_total_flops())
+
+
+def peak(precision: str) -> float:
+    """Floating-point operations a second."""
+    a, b = (torch.randn(SQUARE, SQUARE).to(HALVES.get(precision, torch.float32)) for _ in range(2))
+    seconds = []
+    for _ in range(4):
+        began = time.perf_counter()
+        a @ b
+        seconds.append(time.perf_counter() - began)
+    return 2 * SQUARE**3 / min(seconds)
+
+
+def measured(given: argparse.Namespace, tokens: int) -> dict[str, Any]:
+    """Of sequences of `tokens`."""
+    on = ground(given, tokens)
+    by_use = needed(on, tokens)
+    real = on.text.order.tokens_at(0)
+    products = spent(on, given) / real
+    shares: list[float] = []
+    speeds: list[float] = []
+    peaks: list[float] = []
+    began = 0.0
+
+    def report(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
+        nonlocal began
+        seconds = time.perf_counter() - began
+        if done > 2:  # the first steps set things up
+            speeds.append(on.text.order.tokens_at(done - 1) / seconds)
+            peaks.append(peak(given.precision))
+            shares.append(sum(by_use.values()) * speeds[-1] / peaks[-1])
+        began = time.perf_counter()
+
+    peak(given.precision)
+    with tempfile.TemporaryDirectory() as folder:
+        train(on, given, given.steps + 2, Path(folder), report)
+    return {
+        "needed_flops_per_token": by_use,
+        "spent_over_needed": products / sum(by_use.values()),
+        "tokens_per_s": statistics.median(speeds),
+        "peak_gflops": statistics.median(peaks) / 1e9,
+        "share_of_peak": statistics.median(shares),
+        "quartiles": statistics.quantiles(shares, n=4)[::2],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", default="")
+    parser.add_argument("--student", default="6x384")
+    parser.add_argument("--tokens", default="128,256,512")
+    parser.add_argument("--tokens-per-step", type=int, default=2048)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=0)
+    given = parser.parse_args()
+    given.corpus = []
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    found = {tokens: measured(given, tokens) for tokens in map(int, given.tokens.split(","))}
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
+    print(json.dumps({"settings": vars(given), "machine": machine, "tokens": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
