@@ -1,0 +1,90 @@
+"""Does `torch.compile` make training faster? Encoder layers compiled one by one, beside the same layers as they are, in turns.
+
+    python benchmarks/distill/compiled.py --precision bf16
+
+A teacher's layers forward, a student's forward and back; layer by layer, since the teacher is left in the middle. Answers
+are compared. It prints a JSON document: seconds until the first answer, and the ratio of times of each pair.
+"""
+
+import argparse
+import copy
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import BertConfig, BertModel
+
+from compress.precision import autocast, matrices_in
+
+SHAPES = {"teacher": (768, 12, 3072), "student": (384, 12, 1536)}
+
+
+def measured(given: argparse.Namespace, who: str) -> dict[str, Any]:
+    """Of two layers of the teacher or the student."""
+    torch.manual_seed(0)
+    width, heads, ffn = SHAPES[who]
+    config = BertConfig(hidden_size=width, num_hidden_layers=2, num_attention_heads=heads, intermediate_size=ffn)
+    plain = BertModel(config, add_pooling_layer=False).eval()
+    for parameter in plain.parameters():
+        parameter.requires_grad = who == "student"
+    compiled = copy.deepcopy(plain)
+    for layer in compiled.encoder.layer:
+        layer.compile(dynamic=True)
+    ids = torch.randint(1000, config.vocab_size, (given.batch, given.tokens))
+    device = torch.device("cpu")
+
+    def run(model: Any) -> Callable[[], torch.Tensor]:
+        def once() -> torch.Tensor:
+            with autocast(device, given.precision):
+                answer: torch.Tensor = model(input_ids=ids).last_hidden_state
+            if who == "student":
+                answer.float().square().mean().backward()
+            return answer.detach()
+
+        return once
+
+    with (
+        matrices_in(plain, given.precision if who == "teacher" else ""),
+        matrices_in(compiled, given.precision if who == "teacher" else ""),
+    ):
+        began = time.perf_counter()
+        apart = (run(compiled)() - run(plain)()).float().norm().item()
+        first = time.perf_counter() - began
+        pairs = []
+        for _ in range(given.rounds):
+            seconds = []
+            for model in (plain, compiled):
+                began = time.perf_counter()
+                run(model)()
+                seconds.append(time.perf_counter() - began)
+            pairs.append(seconds[0] / seconds[1])
+        size = run(plain)().float().norm().item()
+    return {
+        "seconds_to_first_answer": first,
+        "plain_over_compiled": statistics.median(pairs),
+        "quartiles": statistics.quantiles(pairs, n=4)[::2],
+        "relative_difference": apart / size,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=0)
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    found = {who: measured(given, who) for who in SHAPES}
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
+    print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
