@@ -79,7 +79,7 @@ def dropout_attention(
         The same shape and type as `query`.
     """
     if mask is not None:
-        mask = _added(mask).expand(*query.shape[:-1], key.shape[-2])
+        mask = mask.expand(*query.shape[:-1], key.shape[-2])
     seed = int(torch.randint(2**63 - 1, ()))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     # The way back is outside of autocast: there and here the same numbers are to be computed.
@@ -101,13 +101,14 @@ class _Tiled(torch.autograd.Function):
         seed: int,
     ) -> Tensor:
         answer = torch.empty_like(query)
+        added = _added(mask)
 
         def of_heads(part: Heads) -> None:
             i, h, rows = part
             keys, values = full(key[i, h]), full(value[i, h]) / (1 - dropout)
             random = part.random(seed)
             for q in rows:
-                shares = _attention(full(query[i, h, q]) * scale, keys, mask, (i, h, q))
+                shares = _attention(full(query[i, h, q]) * scale, keys, added, (i, h, q))
                 shares.mul_(_kept(random, shares.shape, dropout))
                 answer[i, h, q] = shares @ values
 
@@ -122,6 +123,7 @@ class _Tiled(torch.autograd.Function):
         query, key, value, mask, answer = ctx.saved_tensors
         dropout, scale, seed = ctx.settings
         slopes = [torch.zeros_like(part) for part in (query, key, value)]
+        added = _added(mask)  # once more: what all layers share is kept, and not a copy for each
 
         def of_heads(part: Heads) -> None:
             i, h, rows = part
@@ -131,7 +133,7 @@ class _Tiled(torch.autograd.Function):
                 queries, up = full(query[i, h, q]) * scale, full(slope[i, h, q])
                 row = (up * full(answer[i, h, q])).sum(dim=-1, keepdim=True)
                 up = up / (1 - dropout)
-                shares = _attention(queries, keys, mask, (i, h, q))
+                shares = _attention(queries, keys, added, (i, h, q))
                 kept = _kept(random, shares.shape, dropout)
                 scores = (up @ values.transpose(-1, -2)).mul_(kept).sub_(row).mul_(shares)
                 slopes[0][i, h, q] = (scores @ keys).mul_(scale)
@@ -166,14 +168,18 @@ def _tiles(query: Tensor) -> Iterator[Heads]:
             yield Heads(slice(i, i + texts), slice(head, head + some), parts)
 
 
-def _added(mask: Tensor) -> Tensor:
+def _added(mask: Tensor | None) -> Tensor | None:
     """`mask` as what is added to scores, once for all heads that share it: adding is ten times as fast as filling.
 
     Where nothing may be looked at stands the least number and not -inf: a query that may look nowhere, as padding does, is no nan.
     """
-    if mask.dtype is torch.bool:
-        return torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
-    return full(mask).clamp(min=torch.finfo(torch.float32).min)
+    if mask is None:
+        return None
+    shared = mask[:, :1] if mask.stride(1) == 0 else mask
+    least = torch.finfo(torch.float32).min
+    if shared.dtype is torch.bool:
+        shared = torch.zeros(shared.shape).masked_fill_(~shared, least)
+    return full(shared).clamp(min=least).expand(mask.shape)
 
 
 def _attention(queries: Tensor, keys: Tensor, mask: Tensor | None, tile: tuple[slice, slice, slice]) -> Tensor:

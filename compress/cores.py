@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 def on_cores(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
     """What `work` makes of each of `items`, in their order, on as many cores as torch may use; without gradients.
 
-    Each is computed by one thread in one piece, so its bits do not depend on how many there are.
+    Each is computed by one thread on one core, so its bits do not depend on how many there are.
     """
     items, cores = list(items), torch.get_num_threads()
 
@@ -27,7 +27,7 @@ def on_cores(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answ
         with torch.no_grad():
             return work(item)
 
-    if cores == 1 or len(items) == 1:
+    if cores == 1:
         return [alone(item) for item in items]
     return list(_workers(cores).map(alone, items))
 
@@ -35,7 +35,16 @@ def on_cores(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answ
 @cache
 def _workers(cores: int) -> ThreadPoolExecutor:
     everyone = Barrier(cores)
-    workers = ThreadPoolExecutor(cores, "core", initializer=torch.set_num_threads, initargs=(1,))
-    list(workers.map(lambda _: everyone.wait(), range(cores)))  # now all of them have started
+
+    def begin() -> None:
+        # Asked for the first time in a thread torch takes the number of the process, and would do so later over ours.
+        torch.get_num_threads()
+        torch.set_num_threads(1)
+        everyone.wait()
+
+    workers = ThreadPoolExecutor(cores, "core", initializer=begin)
+    for _ in range(cores):
+        workers.submit(lambda: None)  # each starts one more, since none is idle until all have begun
+    assert workers.submit(torch.get_num_threads).result() == 1
     torch.set_num_threads(cores)  # the number last set is also what threads begin with that torch starts later
     return workers

@@ -7,9 +7,11 @@ after the other, so padding costs nothing; the order of all sums is fixed, so th
 
 Of bfloat16 the products are exact and added up in float32: its numbers fit into tf32, in which tensor cores multiply. What is
 multiplied to a gradient is rounded to tf32, which is finer than the bfloat16 that the gradient is given in. Of float32 each
-product is made of three in tf32, which keeps about its precision.
+product is made of three in tf32, which keeps about its precision. Gradients stay in float32 until they are scaled.
 """
 
+import os
+from shutil import which
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BLOCK = 64  # queries, and keys, of a block
+BLOCK = 64  # queries, and keys, of a block; half of it where heads are wide
+WIDEST = 128  # numbers of a head of teacher and student together, padded: what fits into 96 KiB of shared memory, as most GPUs have
 
 
 class Packed(NamedTuple):
@@ -63,12 +66,14 @@ class _Divergence(torch.autograd.Function):
         value, slopes = _divergence(packed, *parts, wanted=any(ctx.needs_input_grad))  # type: ignore[arg-type]
         found = [packed.put(slope, sq) for slope in slopes]
         ctx.save_for_backward(*found)
+        ctx.dtype = sq.dtype
         return value.to(torch.float32)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = [up.to(slope.dtype) * slope for slope in ctx.saved_tensors]
+        # Scaled before they are rounded: the scale of a loss in float16 is there to keep small gradients.
+        slopes = [(up * slope).to(ctx.dtype) for slope in ctx.saved_tensors]
         return (None, None, None, slopes[0], slopes[1] if len(slopes) > 1 else None)
 
 
@@ -81,22 +86,14 @@ def _divergence(
     weights = 1.0 / (lengths * (heads * sequences)).float()  # of a query of a head
     norms = torch.empty(2, heads, tokens, dtype=torch.float32, device=tq.device)
     rows = torch.empty(heads, tokens, dtype=torch.float32, device=tq.device)
-    grid = (triton.cdiv(packed.longest, BLOCK), heads, sequences)
-    shape: dict[str, Any] = {
-        "T": tq.shape[-1],
-        "S": sq.shape[-1],
-        "PAD_T": _padded(tq),
-        "PAD_S": _padded(sq),
-        "BLOCK": BLOCK,
-    }
-    shape["PRECISION"] = "tf32x3" if sq.dtype == torch.float32 else "tf32"
-
+    shape = options(tq, sq)
+    grid = (triton.cdiv(packed.longest, shape["BLOCK"]), heads, sequences)
     theirs, ours = (tq, tq if tk is None else tk), (sq, sq if sk is None else sk)
     _rows[grid](theirs[0], theirs[1], ours[0], ours[1], packed.starts, norms, rows, tokens, heads, **shape)
     value = (rows.double() * weights.repeat_interleave(lengths, output_size=tokens)).sum()
 
     def slope(of: int, by: int, *, row: bool, column: bool) -> Tensor:
-        found = torch.empty_like(ours[of])
+        found = torch.empty_like(ours[of], dtype=torch.float32)
         _slopes[grid](
             theirs[of], theirs[by], ours[of], ours[by], packed.starts, norms, weights, found, tokens, heads,
             ROW=row, COLUMN=column, **shape,
@@ -108,6 +105,26 @@ def _divergence(
     if sk is None:  # scores are symmetric: what a token gains as query and as key comes of the same blocks
         return value, [slope(0, 0, row=True, column=True)]
     return value, [slope(0, 1, row=True, column=False), slope(1, 0, row=False, column=True)]
+
+
+def options(teacher: Tensor, student: Tensor) -> dict[str, Any]:
+    """What the kernels are compiled for: the widths of a head, the block, how products are made."""
+    wide = _padded(teacher) + _padded(student)
+    precise = ["tf32x3" if x.dtype == torch.float32 else "tf32" for x in (teacher, student)]
+    return {
+        "T": teacher.shape[-1], "S": student.shape[-1], "PAD_T": _padded(teacher), "PAD_S": _padded(student),
+        "BLOCK": BLOCK if wide <= WIDEST // 2 else max(16, BLOCK // 2), "T_PRECISION": precise[0], "S_PRECISION": precise[1],
+        "num_stages": 1,  # a second one takes twice the shared memory
+    }  # fmt: skip
+
+
+def fits(teacher: Tensor, student: Tensor) -> bool:
+    """Whether the kernels are for heads of these widths and for this machine.
+
+    AMD's GPUs have no product of three, and Triton needs a C compiler for what calls a kernel.
+    """
+    compiler = os.environ.get("CC") or which("gcc") or which("clang")
+    return _padded(teacher) + _padded(student) <= WIDEST and torch.version.hip is None and compiler is not None
 
 
 def _padded(x: Tensor) -> int:
@@ -132,7 +149,7 @@ def _scores(queries, keys, WIDTH: tl.constexpr, PRECISION: tl.constexpr):  # typ
 def _rows(  # type: ignore[no-untyped-def]
     tq, tk, sq, sk, starts, norms, rows, tokens, heads,
     T: tl.constexpr, S: tl.constexpr, PAD_T: tl.constexpr, PAD_S: tl.constexpr, BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    T_PRECISION: tl.constexpr, S_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Of each query: the logarithms of both sums of exponents, (2, heads, tokens), and the divergence, (heads, tokens)."""
     first, head, sequence = tl.program_id(0) * BLOCK, tl.program_id(1), tl.program_id(2)
@@ -147,8 +164,8 @@ def _rows(  # type: ignore[no-untyped-def]
         apart = tl.zeros((BLOCK,), tl.float32)  # the difference of the scores, weighed by the teacher's exponents
         for other in range(0, count, BLOCK):
             real = (other + tl.arange(0, BLOCK) < count)[None, :]
-            t = _scores(theirs, _load(tk, start, count, other, head, heads, T, PAD_T, BLOCK), T, PRECISION)
-            s = _scores(ours, _load(sk, start, count, other, head, heads, S, PAD_S, BLOCK), S, PRECISION)
+            t = _scores(theirs, _load(tk, start, count, other, head, heads, T, PAD_T, BLOCK), T, T_PRECISION)
+            s = _scores(ours, _load(sk, start, count, other, head, heads, S, PAD_S, BLOCK), S, S_PRECISION)
             difference = t - s
             t, s = tl.where(real, t, float("-inf")), tl.where(real, s, float("-inf"))
             t_new, s_new = tl.maximum(t_most, tl.max(t, 1)), tl.maximum(s_most, tl.max(s, 1))
@@ -171,7 +188,7 @@ def _slopes(  # type: ignore[no-untyped-def]
     tq, tk, sq, sk, starts, norms, weights, slopes, tokens, heads,
     ROW: tl.constexpr, COLUMN: tl.constexpr,
     T: tl.constexpr, S: tl.constexpr, PAD_T: tl.constexpr, PAD_S: tl.constexpr, BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    T_PRECISION: tl.constexpr, S_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient in each row's vector of the divergence of rows (ROW), of columns (COLUMN), or of both.
 
@@ -193,8 +210,8 @@ def _slopes(  # type: ignore[no-untyped-def]
             column = other + tl.arange(0, BLOCK)
             real = (row < count)[:, None] & (column < count)[None, :]
             keys = _load(sk, start, count, other, head, heads, S, PAD_S, BLOCK)
-            t = _scores(theirs, _load(tk, start, count, other, head, heads, T, PAD_T, BLOCK), T, PRECISION)
-            s = _scores(ours, keys, S, PRECISION)
+            t = _scores(theirs, _load(tk, start, count, other, head, heads, T, PAD_T, BLOCK), T, T_PRECISION)
+            s = _scores(ours, keys, S, S_PRECISION)
             slope = tl.zeros((BLOCK, BLOCK), tl.float32)
             if ROW:
                 slope += tl.exp(s - s_row[:, None]) - tl.exp(t - t_row[:, None])
@@ -203,7 +220,7 @@ def _slopes(  # type: ignore[no-untyped-def]
                 s_column = tl.load(s_norms + column, mask=column < count, other=0.0)
                 slope += tl.exp(s - s_column[None, :]) - tl.exp(t - t_column[None, :])
             slope = tl.where(real, slope, 0.0)
-            found += tl.dot(slope, keys, input_precision=PRECISION)
+            found += tl.dot(slope, keys, input_precision=S_PRECISION)
         found *= tl.load(weights + sequence) * (S**-0.5)
         width = tl.arange(0, PAD_S)
         place = ((start + row).to(tl.int64) * heads + head)[:, None] * S + width[None, :]

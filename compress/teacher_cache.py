@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from serve.bundle import canonical_json, sha256_file
 from serve.errors import BadInput
 
 NUMBERS, ABOUT, FORMAT = "numbers.bin", "cache.json", 1
-PIECES = 1_024  # that are written at once: the work that a kill loses at most
+ROUND = 1 << 16  # tokens that are held and written at once: the work that a kill loses
 POSITIONS = 4_096  # tokens that the teacher is asked about at once, padding included
 
 
@@ -72,24 +73,25 @@ class Layout:
 
 
 class TeacherCache:
-    """A finished cache in `folder` of the pieces that `lengths` are the tokens of."""
+    """A finished cache in `folder` of the pieces that `lengths` are the tokens of; `about` is what it says of itself."""
 
-    def __init__(self, folder: Path, lengths: np.ndarray) -> None:
-        self.folder = folder
-        self.about: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        self.layout = _layout_in(self.about)
-        self.lengths = lengths
+    def __init__(self, folder: Path, about: dict[str, Any], lengths: np.ndarray) -> None:
+        self.folder, self.about, self.lengths = folder, about, lengths
+        parts = tuple(Part(of, layer) for of, layer in about["parts"])
+        self.layout = Layout(parts, about["width"], about["group"])
         self.starts = np.concatenate([np.zeros(1, dtype=np.int64), lengths.cumsum(dtype=np.int64)])
+        # Held open as long as this is: who removes the folder for another run takes nothing from this one.
+        self.numbers = os.open(folder / NUMBERS, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.numbers)
 
     def at(self, chosen: Sequence[int], width: int) -> dict[tuple[str, int], Tensor]:
         """Of the pieces `chosen` each part (pieces, width, numbers), 0 where they are padded to `width` tokens."""
         found = np.zeros((len(chosen), width, self.layout.numbers), dtype=np.float32)
         size = self.layout.bytes_per_token
-        with (self.folder / NUMBERS).open("rb") as file:
-            for row, piece in enumerate(chosen):
-                count = int(self.lengths[piece])
-                raw = os.pread(file.fileno(), count * size, int(self.starts[piece]) * size)
-                found[row, :count] = self.layout.unpacked(np.frombuffer(raw, np.uint8).reshape(count, size))
+        for row, piece in enumerate(chosen):
+            count = int(self.lengths[piece])
+            raw = os.pread(self.numbers, count * size, int(self.starts[piece]) * size)
+            found[row, :count] = self.layout.unpacked(np.frombuffer(raw, np.uint8).reshape(count, size))
         parts = torch.from_numpy(found).chunk(len(self.layout.parts), dim=-1)
         return dict(zip(map(tuple, self.layout.parts), parts, strict=True))  # type: ignore[arg-type]
 
@@ -158,109 +160,138 @@ def teacher_cache(
     Raises:
         BadInput: `folder` holds something else, a cache of other things, or one that was changed; or there is no room.
     """
-    identity = dict(identity) | {
-        "part of the teacher": ", ".join(f"{p.of} of layer {p.layer}" for p in parts),
-        "precision": precision,
-    }
+    identity = identity_of(identity, parts, precision)
     device = device_of_process()  # by all, before one of them goes on alone
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():
-            return _checked(folder, identity, pieces)
-        partial = folder.with_name(folder.name + ".partial")
-        model = load().eval().to(device)
-        heads = int(model.config.num_attention_heads)
-        layout = Layout(tuple(parts), int(model.config.hidden_size), int(model.config.hidden_size) // heads)
-        with told_when_full(partial):
-            _write(partial, model, family, pieces, layout, pad_id, precision, identity, report)
-            partial.replace(folder)
-        return TeacherCache(folder, pieces.lengths)
+        check_cache(folder, identity)
+        if not (folder / ABOUT).is_file():
+            partial = _partial(folder)
+            done = _begun(partial, identity)
+            model = load().eval().to(device)
+            width = int(model.config.hidden_size)
+            layout = Layout(tuple(parts), width, width // int(model.config.num_attention_heads))
+            _check_room(partial, pieces, layout, done)
+            with told_when_full(partial):
+                _write(partial, done, model, family, pieces, layout, pad_id, precision, report)
+                partial.replace(folder)  # an empty folder may stand there
+        fcntl.flock(lock, fcntl.LOCK_SH)  # all may read it at once
+        about = _about(folder)
+        if about["sha256"] != sha256_file(folder / NUMBERS):
+            raise BadInput(
+                f"The cache {folder} is not as it was written: its SHA-256 has changed. Remove it, and it is made anew."
+            )
+        return TeacherCache(folder, about, pieces.lengths)
 
 
-def _checked(folder: Path, identity: Mapping[str, str], pieces: CorpusFile) -> TeacherCache:
-    """The cache that stands in `folder`.
+def identity_of(others: Mapping[str, str], parts: Sequence[Part], precision: str) -> dict[str, str]:
+    """What the numbers of a cache depend on, by name."""
+    named = ", ".join(f"{part.of} of layer {part.layer}" for part in parts)
+    return {**others, "part of the teacher": named, "precision": precision}
+
+
+def check_cache(folder: Path, identity: Mapping[str, str]) -> None:
+    """Nothing, when a cache of what `identity` says stands in `folder` or can be written there.
 
     Raises:
-        BadInput: see `teacher_cache`.
+        BadInput: something else stands there.
     """
-    if not (folder / ABOUT).is_file():
-        raise BadInput(
-            f"{folder} is there already and holds no teacher's cache; nothing was written. Give another folder."
-        )
-    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    if about.get("format") != FORMAT or about["identity"] != identity:
+    for place in (folder, _partial(folder)):
+        if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+            continue
+        about = _about(place)
+        if not about:
+            raise BadInput(
+                f"{place} is there already and holds no teacher's cache; nothing was written. Give another folder, or remove it."
+            )
         theirs = about.get("identity", {})
-        other = [name for name in identity if theirs.get(name) != identity[name]] or ["format"]
+        other = [name for name in identity if theirs.get(name) != identity[name]]
+        if about.get("format") != FORMAT:
+            other = ["version of stillroom"]
+        if other:
+            raise BadInput(
+                f"The cache {place} is not of this {' and this '.join(other)}; what it holds would teach something else. "
+                "Remove it, or give another folder."
+            )
+
+
+def _partial(folder: Path) -> Path:
+    """Where a cache is written."""
+    return folder.with_name(folder.name + ".partial")
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """What a cache, finished or not, says of itself; nothing where there is none that can be read."""
+    try:
+        said = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _begun(partial: Path, identity: Mapping[str, str]) -> dict[str, Any]:
+    """How far the cache in `partial` is written; it is made if absent, and anew if numbers are missing."""
+    done = _about(partial)
+    size = (partial / NUMBERS).stat().st_size if (partial / NUMBERS).is_file() else 0
+    if not done or size < done["tokens"] * done["bytes_per_token"]:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        done = {"format": FORMAT, "identity": dict(identity), "pieces": 0, "tokens": 0, "seconds": 0.0}
+        done |= {"bytes_per_token": 0, "lost": 0.0, "squares": 0.0}
+        _say(partial, done)
+    return done
+
+
+def _check_room(partial: Path, pieces: CorpusFile, layout: Layout, done: Mapping[str, Any]) -> None:
+    """Nothing, when what is still to be written has room.
+
+    Raises:
+        BadInput: it has not.
+    """
+    left = int(pieces.lengths.sum(dtype=np.int64)) - done["tokens"]
+    needed, free = left * layout.bytes_per_token, shutil.disk_usage(partial).free
+    if needed > free:
+        if not done["pieces"]:
+            shutil.rmtree(partial)
         raise BadInput(
-            f"The cache {folder} is not of this {' and this '.join(other)}; what it holds would teach something else. "
-            "Remove it, or give another folder."
+            f"{left:,} tokens are to be kept at {layout.bytes_per_token:,} bytes each, {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
+            f"are free where {partial.name} is to stand. Make room, or give another folder, a smaller corpus, or no cache."
         )
-    if about["sha256"] != sha256_file(folder / NUMBERS):
-        raise BadInput(
-            f"The cache {folder} is not as it was written: its SHA-256 has changed. Remove it, and it is made anew."
-        )
-    return TeacherCache(folder, pieces.lengths)
 
 
 def _write(
     partial: Path,
+    done: dict[str, Any],
     teacher: Any,
     family: Family,
     pieces: CorpusFile,
     layout: Layout,
     pad_id: int,
     precision: str,
-    identity: Mapping[str, str],
     report: Callable[[int, int], None] | None,
 ) -> None:
-    """All numbers into `partial`, from where an unfinished one of the same things ends."""
-    started = {
-        "format": FORMAT,
-        "identity": identity,
-        "pieces": 0,
-        "tokens": 0,
-        "seconds": 0.0,
-        "lost": 0.0,
-        "squares": 0.0,
-    }
-    done: dict[str, Any] = started
-    if (partial / ABOUT).is_file():
-        left = json.loads((partial / ABOUT).read_text(encoding="utf-8"))
-        done = left if left.get("format") == FORMAT and left["identity"] == identity else started
-    if done is started:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    """All numbers into `partial`, from where `done` says that they end."""
     whole = int(pieces.lengths.sum(dtype=np.int64))
-    needed = (whole - done["tokens"]) * layout.bytes_per_token
-    if needed > (free := shutil.disk_usage(partial).free):
-        raise BadInput(
-            f"The cache of {whole:,} tokens takes {layout.bytes_per_token} bytes each, {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
-            "are free there. Make room, or give another folder, a smaller corpus, or no cache."
-        )
+    done["bytes_per_token"] = layout.bytes_per_token
     with (partial / NUMBERS).open("ab") as file, _asked(teacher, precision):
         file.truncate(done["tokens"] * layout.bytes_per_token)
-        for first in range(done["pieces"], len(pieces), PIECES):
+        for some in _rounds(pieces.lengths, done["pieces"]):
             began = time.monotonic()
-            last = min(first + PIECES, len(pieces))
-            for x in _vectors(teacher, family, pieces, range(first, last), layout, pad_id):
-                raw = layout.packed(x)
-                done["lost"] += float(np.square(layout.unpacked(raw) - x, dtype=np.float64).sum())
-                done["squares"] += float(np.square(x, dtype=np.float64).sum())
-                done["tokens"] += len(x)
+            for raw in _answers(teacher, family, pieces, some, layout, pad_id, done):
                 file.write(raw.tobytes())
             file.flush()
             os.fsync(file.fileno())
-            done["pieces"] = last
+            done["pieces"] = some.stop
+            done["tokens"] += int(pieces.lengths[some.start : some.stop].sum(dtype=np.int64))
             done["seconds"] += time.monotonic() - began
             _say(partial, done)
             if report:
                 report(done["tokens"], whole)
-    about = {name: done[name] for name in ("format", "identity", "pieces", "tokens", "seconds")} | {
+    about = done | {
         "parts": [list(part) for part in layout.parts],
         "width": layout.width,
         "group": layout.group,
-        "bytes_per_token": layout.bytes_per_token,
         # Root of the mean square of what was lost, over that of the numbers.
         "relative_error": (done["lost"] / max(done["squares"], 1e-300)) ** 0.5,
         "sha256": sha256_file(partial / NUMBERS),
@@ -270,7 +301,10 @@ def _write(
 
 def _say(folder: Path, about: Mapping[str, Any]) -> None:
     beside = folder / (ABOUT + ".partial")
-    beside.write_bytes(canonical_json(about))
+    with beside.open("wb") as file:
+        file.write(canonical_json(about))
+        file.flush()
+        os.fsync(file.fileno())
     beside.replace(folder / ABOUT)
 
 
@@ -282,10 +316,30 @@ def _asked(teacher: Any, precision: str) -> Iterator[None]:
         yield
 
 
-def _vectors(
-    teacher: Any, family: Family, pieces: CorpusFile, chosen: range, layout: Layout, pad_id: int
+def _rounds(lengths: np.ndarray, first: int) -> Iterator[range]:
+    """The pieces from `first` on, about `ROUND` tokens at a time."""
+    tokens = 0
+    for i in range(first, len(lengths)):
+        tokens += int(lengths[i])
+        if tokens >= ROUND or i + 1 == len(lengths):
+            yield range(first, i + 1)
+            first, tokens = i + 1, 0
+
+
+def _answers(
+    teacher: Any,
+    family: Family,
+    pieces: CorpusFile,
+    chosen: range,
+    layout: Layout,
+    pad_id: int,
+    done: dict[str, Any],
 ) -> Iterator[np.ndarray]:
-    """Of each piece in `chosen`, in order, what is kept of it: (tokens, numbers), float32."""
+    """Of each piece in `chosen`, in order, what is kept of it as bytes; what is lost is added up in `done`.
+
+    Raises:
+        BadInput: the teacher's numbers are not finite.
+    """
     found: dict[int, np.ndarray] = {}
     device = next(teacher.parameters()).device
     for batch in _of_about_one_length(pieces.lengths, chosen):
@@ -297,7 +351,15 @@ def _vectors(
         inputs = {"input_ids": torch.from_numpy(ids).to(device), "attention_mask": torch.from_numpy(mask).to(device)}
         inside = read(teacher, family, inputs_for(teacher, inputs), layout.parts)
         vectors = torch.cat([inside[part] for part in layout.parts], dim=-1).float().cpu().numpy()
-        found |= {i: vectors[row, : len(given[row])] for row, i in enumerate(batch)}
+        for row, i in enumerate(batch):
+            x = vectors[row, : len(given[row])]
+            if not np.isfinite(x).all():
+                raise BadInput(
+                    "The teacher computes numbers that are not finite; fp16 may be too small for them. Take bf16 or fp32."
+                )
+            found[i] = layout.packed(x)
+            done["lost"] += float(np.square(layout.unpacked(found[i]) - x, dtype=np.float64).sum())
+            done["squares"] += float(np.square(x, dtype=np.float64).sum())
     yield from (found[i] for i in chosen)
 
 
@@ -310,7 +372,3 @@ def _of_about_one_length(lengths: np.ndarray, chosen: range) -> Iterator[list[in
             batch = []
         batch.append(i)
     yield batch
-
-
-def _layout_in(about: Mapping[str, Any]) -> Layout:
-    return Layout(tuple(Part(of, layer) for of, layer in about["parts"]), about["width"], about["group"])

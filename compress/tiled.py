@@ -63,22 +63,23 @@ def tiled_loss(loss: str, teacher: Dots, student: Dots, mask: Tensor) -> Tensor:
     parts: list[Tensor | None] = [*teacher, *student]
     if not torch.is_grad_enabled():
         parts = [None if part is None else part.detach() for part in parts]
-    if loss == "kl" and _kernels(teacher, student):
-        from compress.kernels import divergence_loss
-
+    if loss == "kl" and (fused := _on_gpu(teacher, student)):
         tq, tk, _, sq, sk, _ = parts
         assert tq is not None
         assert sq is not None
-        return divergence_loss(tq, tk, sq, sk, mask)
+        return fused(tq, tk, sq, sk, mask)
     parts = [None if part is None else full(part) for part in parts]
     value: Tensor = _Tiled.apply(TILE_LOSSES[loss], mask, *parts)  # type: ignore[no-untyped-call]
     return value
 
 
-def _kernels(teacher: Dots, student: Dots) -> bool:
-    """Whether a GPU's own kernels compute it: they know no bias, and Triton comes with torch for the GPUs that it knows."""
-    plain = teacher.bias is None and student.bias is None
-    return plain and student.queries.is_cuda and find_spec("triton") is not None
+def _on_gpu(teacher: Dots, student: Dots) -> Callable[..., Tensor] | None:
+    """The kernels of a GPU, where they are for it: they know no bias, and Triton comes with torch for the GPUs that it knows."""
+    if teacher.bias is not None or student.bias is not None or not student.queries.is_cuda or not find_spec("triton"):
+        return None
+    from compress.kernels import divergence_loss, fits
+
+    return divergence_loss if fits(teacher.queries, student.queries) else None
 
 
 class _Tiled(torch.autograd.Function):

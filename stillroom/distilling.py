@@ -16,13 +16,14 @@ from compress.precision import check_precision
 from compress.schedules import preset_of
 from compress.students import BY_RULE, Shape, assistants_of, shape_of
 from compress.teacher import Opened, open_model, open_tokenizer
+from compress.teacher_cache import check_cache, identity_of
 from compress.trackers import check_trackers
 from serve.errors import BadInput
 from serve.threads import available_cores
 from stillroom.ground import device_here, folder_mark, same_bits, texts_mark, trained_with
 from stillroom.show import say
 from stillroom.stages import Work, fingerprint, free_target
-from stillroom.walk import RANDOM, Link, Teaching, asks_words, fit_head, is_checkpoint, walk
+from stillroom.walk import RANDOM, Link, Teaching, asks_words, cached_of, fit_head, is_checkpoint, kept_parts, walk
 
 # Settings that only some methods read.
 USED_BY = {
@@ -75,7 +76,7 @@ class _Given:
 def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation) -> Path:
     """See `stillroom.verbs.distill`."""
     target = free_target(out)
-    given = _checked(teacher, corpus, settings)
+    given = _checked(teacher, corpus, target, settings)
     cores = available_cores()
     same_bits(cores)
     common = [folder_mark(given.opened.folder), given.texts_mark, cores, trained_with()]
@@ -89,7 +90,7 @@ def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Di
     return target
 
 
-def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _Given:
+def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation) -> _Given:
     s = settings
     if (
         (s.batch is not None and s.batch < 1)
@@ -135,19 +136,33 @@ def _checked(teacher: str, corpus: Sequence[Path], settings: Distillation) -> _G
     masks = any(stage.objective.masks_tokens for several in stages for stage in several)
     if s.whole_words and not masks:
         raise BadInput(f"--whole-words says nothing to --method {s.method}, which hides no words. Leave it out.")
-    if s.teacher_cache and not any(stage.objective.can_be_kept for stage in stages[0]):
-        raise BadInput(
-            f"--teacher-cache keeps vectors of text as it is, and --method {s.method} asks the teacher about masked text or not at "
-            "all. Leave it out."
-        )
-    if s.teacher_cache and len(shapes) > 1:
-        raise BadInput(
-            "--teacher-cache keeps what one teacher computes, and an --assistant is another. Leave one of the two out."
-        )
+    if s.teacher_cache:
+        _check_cache(s, opened, stages[0], out)
     if not corpus:
         raise BadInput("No --corpus was given; distillation without a task needs plain text.")
     texts = TextFiles(tuple(corpus))
     return _Given(opened, shapes, stages, texts, texts_mark(texts), s)
+
+
+def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage], out: Path) -> None:
+    """Nothing, when the method can read a teacher's cache and the folder is one for it."""
+    parts = kept_parts(stages)
+    if not parts:
+        raise BadInput(
+            f"--teacher-cache keeps vectors of text as it is, and --method {settings.method} asks the teacher about masked text or not at "
+            "all. Leave it out."
+        )
+    if settings.assistants:
+        raise BadInput(
+            "--teacher-cache keeps what one teacher computes, and an --assistant is another. Leave one of the two out."
+        )
+    folder = Path(os.path.abspath(settings.teacher_cache))
+    target = Path(os.path.abspath(out))
+    if folder == target or target in folder.parents or folder.is_file():
+        raise BadInput(
+            f"--teacher-cache {settings.teacher_cache} is a file, or where --out is to stand. Give a folder of its own."
+        )
+    check_cache(folder, identity_of(cached_of(opened), parts, settings.precision))
 
 
 def _shape(settings: Distillation, teacher: Opened) -> Shape:

@@ -19,7 +19,7 @@ from compress.families import encoder_of
 from compress.finetune import look
 from compress.guards import doubts
 from compress.initialise import STARTS, starting_layers, student_from, student_of
-from compress.insides import sources_of
+from compress.insides import Part, sources_of
 from compress.loop import Schedule
 from compress.methods import Stage
 from compress.objectives import Projections
@@ -28,7 +28,7 @@ from compress.tasks import Encoded, TaskText, pad_id_of
 from compress.teacher import Opened, load, load_encoder, open_model
 from compress.teacher_cache import TaughtText, TeacherCache, teacher_cache
 from compress.vocabulary_head import HEAD_STAGE, has_vocabulary_head
-from stillroom.ground import folder_mark
+from stillroom.ground import folder_mark, trained_with
 from stillroom.lineage import save_with_lineage
 from stillroom.show import bar, say
 from stillroom.stages import TRAINING, Work, fingerprint
@@ -179,6 +179,7 @@ def _train(folder: Path, teaching: Teaching, link: Link, number: int, before: Pa
     stage, tokens = link.stages[number - 1], link.tokens[number - 1]
     asks = bool(stage.objective.layers) or stage.objective.asks_teacher
     watch = None
+    told: dict[str, Any] = {}
     text: CorpusText | TaskText | TaughtText
     if stage.text == "corpus":
         text = _corpus(teaching, masks=stage.objective.masks_tokens)
@@ -187,6 +188,7 @@ def _train(folder: Path, teaching: Teaching, link: Link, number: int, before: Pa
         settings = _settings(teaching, text, tokens)
         if teaching.teacher_cache and stage.objective.can_be_kept:
             text = TaughtText(text, _cached(teaching, link, theirs))
+            told |= {"teacher_cache": text.cache.about["sha256"]}
     else:
         labelled = teaching.labelled[stage.text]
         text = TaskText(labelled.train, teaching.batch, teaching.seed, labelled.validation.ids)
@@ -219,7 +221,7 @@ def _train(folder: Path, teaching: Teaching, link: Link, number: int, before: Pa
     doubted = doubts(progress.loss, stage.name)
     for doubt in doubted:
         say(f"warning: {doubt}")
-    told = {
+    told |= {
         "role": "student",
         "student": str(link.shape),
         "stage": stage.name,
@@ -260,28 +262,33 @@ def _corpus(teaching: Teaching, *, masks: bool) -> CorpusText:
     return CorpusText(teaching.pieces, pad_id_of(teaching.tokenizer), teaching.batch, teaching.seed, masking)
 
 
+def kept_parts(stages: Sequence[Stage]) -> list[Part]:
+    """The vectors of the teacher that `stages` read and a cache can hold."""
+    wanted = {part for stage in stages if stage.objective.can_be_kept for part in stage.objective.teacher_parts()}
+    return sorted(sources_of(wanted))
+
+
 def _cached(teaching: Teaching, link: Link, teacher: Any) -> TeacherCache:
     """What `teacher` computes for all stages of `link` that can read it from a disk."""
     assert teaching.teacher_cache is not None
     assert isinstance(teaching.pieces, CorpusFile)
-    wanted = {part for s in link.stages if s.objective.can_be_kept for part in s.objective.teacher_parts()}
-    opened, new = teaching.opened, not teaching.teacher_cache.exists()
+    opened, folder = teaching.opened, teaching.teacher_cache
+    new = not folder.exists() or not any(folder.iterdir())
+    identity = cached_of(opened) | {"text or --tokens": teaching.pieces.mark}
     with bar("teacher cache") as shown:
         cache = teacher_cache(
-            teaching.teacher_cache,
-            lambda: teacher,
-            opened.family,
-            teaching.pieces,
-            sorted(sources_of(wanted)),
-            pad_id=pad_id_of(teaching.tokenizer),
-            precision=teaching.precision,
-            identity={"teacher": folder_mark(opened.folder), "text": teaching.pieces.mark},
-            report=shown,
-        )
+            folder, lambda: teacher, opened.family, teaching.pieces, kept_parts(link.stages),
+            pad_id=pad_id_of(teaching.tokenizer), precision=teaching.precision, identity=identity, report=shown,
+        )  # fmt: skip
     about = cache.about
     size = f"{about['tokens']:,} tokens, {about['bytes_per_token']:,} bytes each, {about['relative_error']:.1%} lost in rounding"
     say(f"  teacher cache {'written' if new else 'found'}: {size}")
     return cache
+
+
+def cached_of(opened: Opened) -> dict[str, str]:
+    """What a cache's numbers depend on beside the text: the teacher, and what computed it."""
+    return {"teacher": folder_mark(opened.folder), "environment": ", ".join(trained_with())}
 
 
 def _settings(teaching: Teaching, text: CorpusText | TaskText, tokens: float) -> Settings:

@@ -112,7 +112,7 @@ def main() -> None:
         "seconds_per_million_tokens": {"writing": 1e6 * written, "with teacher": 1e6 * asked, "with cache": 1e6 * kept},
         "teacher_over_cache": asked / kept,
         "quartiles_of_pairs": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]],
-        "epochs_until_it_has_paid": written / (asked - kept),
+        "epochs_until_it_has_paid": written / (asked - kept) if asked > kept else None,
     }
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
     print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))

@@ -77,9 +77,6 @@ def student_by(
     for module in student.modules():
         if isinstance(module, nn.Dropout) and not dropout:
             module.p = 0.0
-    if not dropout:
-        for layer in student.encoder.layer:
-            layer.attention.self.dropout.p = 0.0
     stage, settings = relation_stage(ground), Settings(given.steps, seed, WAYS[way], checkpoint_every_s=1e9)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

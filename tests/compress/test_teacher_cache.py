@@ -1,5 +1,6 @@
 """A teacher's answers on disk: what they lose, that they are the teacher's, and when they are refused."""
 
+import shutil
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ PARTS = [Part("hidden", 4), Part("keys", 3), Part("queries", 3)]
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PIECES", 8)
+    monkeypatch.setattr(module, "ROUND", 50)
     monkeypatch.setattr(module, "POSITIONS", 30)
 
 
@@ -141,18 +142,13 @@ def test_a_kill_loses_a_moments_work_and_no_bit(
 ) -> None:
     whole = cached(tmp_path / "whole", pieces)
 
-    def dies(done: int, _all: int) -> None:
-        if done > 60:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cached(tmp_path / "broken", pieces, report=dies)
+    broken_off(tmp_path / "broken", pieces)
     assert not (tmp_path / "broken").exists()
     with (tmp_path / "broken.partial" / module.NUMBERS).open("ab") as file:
         file.write(b"half a piece")
     asked: list[int] = []
-    vectors = module._vectors
-    monkeypatch.setattr(module, "_vectors", lambda *given: (asked.append(len(given[3])), vectors(*given))[1])
+    answers = module._answers
+    monkeypatch.setattr(module, "_answers", lambda *given: (asked.append(len(given[3])), answers(*given))[1])
     broken = cached(tmp_path / "broken", pieces)
     assert 0 < sum(asked) < len(pieces)
     assert (broken.folder / module.NUMBERS).read_bytes() == (whole.folder / module.NUMBERS).read_bytes()
@@ -189,8 +185,69 @@ def test_a_changed_cache_and_a_folder_of_other_things_are_refused(pieces: Corpus
     with pytest.raises(BadInput, match="SHA-256 has changed"):
         cached(tmp_path / "cache", pieces)
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letters.txt").touch()
     with pytest.raises(BadInput, match="holds no teacher's cache; nothing was written"):
         cached(tmp_path / "mine", pieces)
+
+
+def broken_off(folder: Path, pieces: CorpusFile) -> Path:
+    """What a kill in the middle leaves."""
+
+    def dies(done: int, _all: int) -> None:
+        if done > 60:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached(folder, pieces, report=dies)
+    return folder.with_name(folder.name + ".partial")
+
+
+def test_numbers_that_were_lost_after_a_kill_are_made_again(pieces: CorpusFile, tmp_path: Path) -> None:
+    whole = cached(tmp_path / "whole", pieces)
+    (broken_off(tmp_path / "broken", pieces) / module.NUMBERS).unlink()
+    again = cached(tmp_path / "broken", pieces)
+    assert again.about["sha256"] == whole.about["sha256"]
+
+
+def test_a_kill_before_the_very_last_step_is_no_end(
+    pieces: CorpusFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda path, to: path.rename(to) if path.is_file() else pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            cached(tmp_path / "cache", pieces)
+    assert cached(tmp_path / "cache", pieces).about["tokens"] == pieces.lengths.sum()
+
+
+def test_what_another_began_is_left_to_it(pieces: CorpusFile, tmp_path: Path) -> None:
+    partial = broken_off(tmp_path / "cache", pieces)
+    before = (partial / module.NUMBERS).read_bytes()
+    with pytest.raises(BadInput, match="partial is not of this teacher and this text; "):
+        cached(tmp_path / "cache", pieces, identity={"teacher": "b", "text": "t"})
+    assert (partial / module.NUMBERS).read_bytes() == before
+    (tmp_path / "other.partial").mkdir()
+    (tmp_path / "other.partial" / "mine").touch()
+    with pytest.raises(BadInput, match=r"other.partial is there already and holds no teacher's cache"):
+        cached(tmp_path / "other", pieces)
+
+
+def test_an_empty_folder_is_taken_and_a_cache_outlives_its_folder(pieces: CorpusFile, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    cache = cached(tmp_path / "cache", pieces)
+    before = cache.at([3, 5], 16)
+    shutil.rmtree(tmp_path / "cache")
+    after = cache.at([3, 5], 16)
+    assert all(torch.equal(before[part], after[part]) for part in before)
+
+
+def test_numbers_that_are_not_finite_are_no_lesson(pieces: CorpusFile, tmp_path: Path) -> None:
+    teacher = encoder("bert")
+    with torch.no_grad():
+        teacher.encoder.layer[0].output.dense.bias[0] = float("inf")
+    given: dict[str, Any] = {"pad_id": 0, "precision": "fp32", "identity": {}}
+    with pytest.raises(BadInput, match="numbers that are not finite"):
+        teacher_cache(tmp_path / "cache", lambda: teacher, FAMILIES["bert"], pieces, PARTS, **given)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_no_room_is_told_before_anything_is_written(
@@ -198,6 +255,6 @@ def test_no_room_is_told_before_anything_is_written(
 ) -> None:
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _folder: usage(1_000))
-    with pytest.raises(BadInput, match=r"takes 96 bytes each, 0.0 GB, and 0.0 GB are free there"):
+    with pytest.raises(BadInput, match=r"tokens are to be kept at 96 bytes each, 0.0 GB, and 0.0 GB are free"):
         cached(tmp_path / "cache", pieces)
-    assert not (tmp_path / "cache").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["cache.lock"]

@@ -133,19 +133,6 @@ def test_a_relation_is_an_attention_whose_queries_are_its_keys(seed: int, tokens
     assert not torch.autograd.grad(same, student)[0].any()
 
 
-@EVERY
-def test_the_number_of_cores_changes_no_bit(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, before = [], torch.get_num_threads()
-    for cores in (1, 3):
-        student = drawn(8, 13, 6, dtype=torch.float32)
-        teacher = fixed(drawn(7, 13, 8, dtype=torch.float32))
-        monkeypatch.setattr(torch, "get_num_threads", lambda: cores)  # noqa: B023 - called before it changes
-        value = tiled_loss(loss, teacher, Dots(*student), torch.ones(2, 13, dtype=torch.long))
-        torch.set_num_threads(before)
-        found.append([value.detach(), *torch.autograd.grad(value, student)])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
 def test_without_gradients_none_are_made() -> None:
     student = drawn(9, 5, 4)
     with torch.no_grad(), Largest() as seen:
