@@ -54,10 +54,10 @@ def compared(teacher: list[torch.Tensor], student: list[torch.Tensor], mask: tor
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("sides", [1, 2], ids=["relation", "attention"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
-    tokens=st.integers(1, 40),
+    tokens=st.integers(1, 34),
     widths=st.sampled_from([(16, 8), (8, 16), (12, 12), (32, 20), (64, 32)]),
     data=st.data(),
 )
