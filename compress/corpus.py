@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from compress.losses import IGNORED
 from compress.order import Order
-from compress.tasks import Batch
+from compress.tasks import Batch, padded
 from serve.errors import BadInput
 
 # BERT's, section 3.1: of the tokens chosen, how many become the mask token, and how many any other one.
@@ -77,15 +77,9 @@ class CorpusText:
     def at(self, step: int) -> Batch:
         """Ids and mask (batch, tokens). With masking, rows are the tokens chosen, their targets the ids that stood there."""
         chosen = [self.pieces[i] for i in self.order.at(step)]
-        width = max(len(piece.ids) for piece in chosen)
-        ids = np.full((len(chosen), width), self.pad_id, dtype=np.int64)
-        words = np.full((len(chosen), width), -1, dtype=np.int64)
-        for row, piece in enumerate(chosen):
-            ids[row, : len(piece.ids)] = piece.ids
-            words[row, : len(piece.ids)] = piece.words
-        mask = np.zeros((len(chosen), width), dtype=np.int64)
-        for row, piece in enumerate(chosen):
-            mask[row, : len(piece.ids)] = 1
+        ids = padded([piece.ids for piece in chosen], self.pad_id)
+        words = padded([piece.words for piece in chosen], -1)
+        mask = padded([np.ones_like(piece.ids) for piece in chosen], 0)
         rows, targets = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         if self.masking:
             generator = np.random.default_rng([self.seed, step, 1])

@@ -253,17 +253,11 @@ def collate(
     remap: np.ndarray | None = None,
 ) -> Batch:
     """The texts `chosen` as one batch, padded to its longest; `remap` gives each token id its row in a narrowed embedding."""
-    lengths = [len(encoded.ids[i]) for i in chosen]
-    width = max(lengths)
-    ids = np.full((len(chosen), width), encoded.pad_id, dtype=np.int64)
-    mask = np.zeros((len(chosen), width), dtype=np.int64)
-    types = np.zeros((len(chosen), width), dtype=np.int64)
-    flat: list[np.ndarray] = []
-    for row, (i, length) in enumerate(zip(chosen, lengths, strict=True)):
-        ids[row, :length] = encoded.ids[i]
-        mask[row, :length] = 1
-        types[row, :length] = encoded.encodings[i].type_ids
-        flat.append(encoded.rows[i] + row * (width if encoded.task == "token-classification" else 1))
+    ids = padded([encoded.ids[i] for i in chosen], encoded.pad_id)
+    mask = padded([np.ones_like(encoded.ids[i]) for i in chosen], 0)
+    types = padded([encoded.encodings[i].type_ids for i in chosen], 0)
+    a_text = ids.shape[1] if encoded.task == "token-classification" else 1
+    flat = [encoded.rows[i] + row * a_text for row, i in enumerate(chosen)]
     if remap is not None:
         ids = remap[ids]
     inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
@@ -290,12 +284,20 @@ def rows_of(model: Any, batch: Batch) -> Tensor:
     return logits.reshape(-1, logits.shape[-1])[batch.row_index]
 
 
-def batches_by_length(encoded: Encoded, budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
+def padded(rows: Sequence[Any], fill: int) -> np.ndarray:
+    """Rows of whole numbers, each of its own length, as (rows, longest), int64: `fill` stands where a row has ended."""
+    found = np.full((len(rows), max(map(len, rows))), fill, dtype=np.int64)
+    for i, row in enumerate(rows):
+        found[i, : len(row)] = row
+    return found
+
+
+def batches_by_length(lengths: Sequence[int] | np.ndarray, budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
     """All texts, longest first, in batches of at most `budget` padded tokens: short with short, so little is padding."""
-    order = sorted(range(len(encoded)), key=lambda i: (-len(encoded.ids[i]), i))
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batch: list[int] = []
     for i in order:
-        if batch and (len(batch) + 1) * len(encoded.ids[batch[0]]) > budget:
+        if batch and (len(batch) + 1) * lengths[batch[0]] > budget:
             yield batch
             batch = []
         batch.append(i)
@@ -312,7 +314,7 @@ def row_logits(
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        for chosen in batches_by_length(encoded):
+        for chosen in batches_by_length([len(ids) for ids in encoded.ids]):
             batch = to_device(collate(encoded, chosen, remap=remap), device)
             logits = rows_of(model, batch).float().cpu().numpy()
             ends = np.cumsum([len(encoded.rows[i]) for i in chosen])

@@ -29,7 +29,7 @@ from compress.insides import Part, read
 from compress.loop import device_of_process
 from compress.order import Order
 from compress.precision import autocast, matrices_in
-from compress.tasks import Batch, inputs_for
+from compress.tasks import Batch, batches_by_length, inputs_for, padded
 from serve.bundle import canonical_json, sha256_file
 from serve.errors import BadInput
 
@@ -342,12 +342,9 @@ def _answers(
     """
     found: dict[int, np.ndarray] = {}
     device = next(teacher.parameters()).device
-    for batch in _of_about_one_length(pieces.lengths, chosen):
-        given = [pieces[i].ids for i in batch]
-        ids = np.full((len(batch), max(map(len, given))), pad_id, dtype=np.int64)
-        mask = np.zeros_like(ids)
-        for row, of_piece in enumerate(given):
-            ids[row, : len(of_piece)], mask[row, : len(of_piece)] = of_piece, 1
+    for batch in batches_by_length(pieces.lengths[chosen.start : chosen.stop], POSITIONS):
+        given = [pieces[chosen[i]].ids for i in batch]
+        ids, mask = padded(given, pad_id), padded([np.ones_like(ids) for ids in given], 0)
         inputs = {"input_ids": torch.from_numpy(ids).to(device), "attention_mask": torch.from_numpy(mask).to(device)}
         inside = read(teacher, family, inputs_for(teacher, inputs), layout.parts)
         vectors = torch.cat([inside[part] for part in layout.parts], dim=-1).float().cpu().numpy()
@@ -360,15 +357,4 @@ def _answers(
             found[i] = layout.packed(x)
             done["lost"] += float(np.square(layout.unpacked(found[i]) - x, dtype=np.float64).sum())
             done["squares"] += float(np.square(x, dtype=np.float64).sum())
-    yield from (found[i] for i in chosen)
-
-
-def _of_about_one_length(lengths: np.ndarray, chosen: range) -> Iterator[list[int]]:
-    """The pieces of `chosen` in batches of at most `POSITIONS` tokens, padding included."""
-    batch: list[int] = []
-    for i in sorted(chosen, key=lambda i: lengths[i]):
-        if batch and (len(batch) + 1) * lengths[i] > POSITIONS:
-            yield batch
-            batch = []
-        batch.append(i)
-    yield batch
+    yield from (found[i] for i in range(len(chosen)))

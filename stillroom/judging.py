@@ -93,7 +93,7 @@ def parity_faults(parity: dict[str, Any]) -> list[str]:
 def graph_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
     """The logits of each text's rows, as `row_logits` gives them, from a session as it serves."""
     out: list[np.ndarray] = [np.empty(0)] * len(encoded)
-    for chosen in batches_by_length(encoded):
+    for chosen in batches_by_length([len(ids) for ids in encoded.ids]):
         for i, logits in zip(chosen, session.run([encoded.encodings[i] for i in chosen]), strict=True):
             out[i] = logits[encoded.rows[i]] if encoded.task == "token-classification" else logits[None]
     return out
