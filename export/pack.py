@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from tokenizers import Tokenizer
 
@@ -15,6 +16,12 @@ from serve.errors import BadInput
 ONNX_NAMES = {"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx", "int8": "onnx/model_quantized.onnx"}
 
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+
+# How a tokenizer was opened or last called: of no use elsewhere.
+LEFTOVERS = frozenset(
+    {"is_local", "local_files_only", "max_length", "stride", "truncation_strategy", "pad_to_multiple_of"}
+    | {"name_or_path"}
+)
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -35,14 +42,16 @@ def pack(
     metrics: Mapping[str, object],
     parity: Mapping[str, object],
     extra_files: Mapping[str, bytes],
-    cpu: Sequence[str] = (),
+    needs: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    runtimes: Mapping[str, str] = MappingProxyType({}),
     with_checkpoint: bool = True,
     multi_label: bool = False,
     relations: bool = False,
 ) -> Path:
     """Write the bundle `out` in one step, and return its path.
 
-    `onnx_files` and `schemes` go by variant (`fp32`, `fp16`, `int8`), `extra_files` by path in the bundle
+    `onnx_files`, `schemes`, `needs` (processor features, any one of which suffices) and `runtimes` (onnxruntime unless
+    said) go by variant (`fp32`, `fp16`, `int8`), `extra_files` by path in the bundle
     (`README.md`, `report.html`, `report.json`, `recipe.toml`), `multi_label` says that any number of labels may apply
     to a text, `relations` that they are about two marked parts of it. The folder is put together beside `out`, written through
     to the disk, and renamed: whoever looks at `out` sees no bundle, the old one, or the new one. Equal inputs give an
@@ -62,7 +71,7 @@ def pack(
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed and had the same id
     folder.mkdir()
     try:
-        _write_checkpoint(folder, checkpoint, with_checkpoint=with_checkpoint)
+        _write_checkpoint(folder, checkpoint, max_length, inputs, with_checkpoint=with_checkpoint)
         for variant, file in onnx_files.items():
             _file_at(folder, ONNX_NAMES[variant]).write_bytes(file.read_bytes())
         for path, content in extra_files.items():
@@ -76,13 +85,21 @@ def pack(
             "relations": relations,
             "max_length": max_length,
             "default_variant": default_variant,
-            "variants": _variants(onnx_files, schemes),
+            "variants": {
+                variant: {
+                    "file": ONNX_NAMES[variant],
+                    "scheme": schemes[variant],
+                    "runtime": runtimes.get(variant, "onnxruntime"),
+                    "cpu": list(needs.get(variant, ())),
+                }
+                for variant in onnx_files
+            },
             "files": _hashes(folder),
             "inputs": list(inputs),
             "lineage": dict(lineage),
             "metrics": dict(metrics),
             "parity": dict(parity),
-            "cpu": list(cpu),
+            "cpu": list(needs.get(default_variant, ())),
         }
         (folder / MANIFEST).write_bytes(canonical_json({**manifest, "digest": digest(manifest)}))
         _write_through(folder)
@@ -137,19 +154,34 @@ def _check(
             raise BadInput(f"extra file {path!r}: give a plain relative path that the bundle does not use itself")
 
 
-def _write_checkpoint(folder: Path, checkpoint: Path, *, with_checkpoint: bool) -> None:
+def _write_checkpoint(
+    folder: Path, checkpoint: Path, max_length: int, inputs: Sequence[str], *, with_checkpoint: bool
+) -> None:
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     config.pop("_name_or_path", None)  # where the weights once lay: of no use elsewhere, and a private path
     (folder / "config.json").write_bytes(canonical_json(config))
     (folder / "tokenizer.json").write_text(plain_tokenizer(checkpoint / "tokenizer.json"), encoding="utf-8")
-    tokenizer_config = (checkpoint / "tokenizer_config.json").read_bytes()
-    (folder / "tokenizer_config.json").write_bytes(tokenizer_config)
+    tokenizer_config = json.loads((checkpoint / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer_config.json").write_bytes(
+        canonical_json(
+            _portable(tokenizer_config) | {"model_max_length": max_length, "model_input_names": list(inputs)}
+        )
+    )
     special_tokens = checkpoint / "special_tokens_map.json"
     (folder / "special_tokens_map.json").write_bytes(
-        special_tokens.read_bytes() if special_tokens.is_file() else special_tokens_map(json.loads(tokenizer_config))
+        special_tokens.read_bytes() if special_tokens.is_file() else special_tokens_map(tokenizer_config)
     )
     if with_checkpoint:
         shutil.copyfile(checkpoint / "model.safetensors", folder / "model.safetensors")
+
+
+def _portable(tokenizer_config: Mapping[str, object]) -> dict[str, object]:
+    """`tokenizer_config.json` without what was true of one call or one folder, and with a class that every reader knows."""
+    found = {key: value for key, value in tokenizer_config.items() if key not in LEFTOVERS}
+    # transformers 5 calls every fast tokenizer of no class of its own this; 4 and optimum know the older name.
+    if found.get("tokenizer_class") == "TokenizersBackend":
+        found["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return found
 
 
 def plain_tokenizer(file: Path) -> str:
@@ -171,13 +203,6 @@ def special_tokens_map(tokenizer_config: Mapping[str, object]) -> bytes:
         if isinstance(token, str):
             named[key] = token
     return canonical_json(named)
-
-
-def _variants(onnx_files: Mapping[str, Path], schemes: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    return {
-        variant: {"file": ONNX_NAMES[variant], "scheme": schemes[variant], "runtime": "onnxruntime"}
-        for variant in onnx_files
-    }
 
 
 def _hashes(folder: Path) -> dict[str, dict[str, str | int]]:

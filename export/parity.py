@@ -13,14 +13,17 @@ from export.graph import graph_inputs, is_multi_label, load_classifier
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.labels import applies
-from serve.session import Session
+from serve.session import Runtime, Session
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# float32 logits of one function, summed in two orders: 6x384 students differ by 1e-6 to 1e-5.
-FP32_ABSOLUTE = 1e-4
-FP32_RELATIVE = 1e-5
+Precision = Literal["fp32", "fp16", "int8"]
+
+# What two logits of one function may differ by, absolute and relative: float32 summed in two orders gives 1e-6 to 1e-5
+# at 6x384; float16 has 11 bits of mantissa, and layers add up. int8 is judged on the task's metric: its tolerance only
+# says what was never told apart.
+TOLERANCES: dict[Precision, tuple[float, float]] = {"fp32": (1e-4, 1e-5), "fp16": (3e-2, 1e-2), "int8": (1e-4, 1e-5)}
 
 BATCHES = (1, 3, 17)
 
@@ -51,7 +54,8 @@ class Worst:
 class Parity:
     """How far a candidate's logits lie from a reference's, over all positions of all texts at all shapes."""
 
-    precision: Literal["fp32", "int8"]
+    precision: Precision
+    runtime: Runtime
     absolute_tolerance: float
     relative_tolerance: float
     """A difference is tolerated up to absolute + relative * |reference|. For int8 both only decide what is a tie."""
@@ -90,11 +94,12 @@ def graph_parity(
     texts: Sequence[Text],
     max_length: int,
     *,
+    runtime: Runtime = "onnxruntime",
     company_texts: int = 128,
     threads: int | None = None,
     seed: int = 0,
 ) -> Parity:
-    """Compare `onnx_file` in onnxruntime with the torch model in folder `checkpoint`.
+    """Compare the float32 graph `onnx_file` in `runtime` with the torch model in folder `checkpoint`.
 
     The reference is every text alone in torch, without padding. The candidate gets the texts in batches of 1, 3 and 17,
     padded to the longest of each, in an order that mixes lengths; the texts given are joined by some of 1, 2, 3 ...
@@ -102,44 +107,44 @@ def graph_parity(
     excepted. Whether company changes bits is reported and does not decide: float32 sums may be ordered by shape. Give
     `texts` of the kind that will be served; all of them are used. BadInput when there are none.
     """
-    tokenizer = load_tokenizer(checkpoint, max_length)
-    encodings = shapes_of(texts, tokenizer, max_length)
     model, _ = load_classifier(checkpoint)
-    session = Session(onnx_file, threads)
     return _compare(
         "fp32",
+        runtime,
         lambda batch: _torch_logits(model, batch),
-        session.run,
-        encodings,
+        Session(onnx_file, threads, runtime, max_length).run,
+        shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
         multi_label=is_multi_label(checkpoint),
         company_texts=company_texts,
         seed=seed,
     )
 
 
-def int8_parity(
+def variant_parity(
+    precision: Precision,
     checkpoint: Path,
     fp32_file: Path,
-    int8_file: Path,
+    onnx_file: Path,
     texts: Sequence[Text],
     max_length: int,
     *,
+    runtime: Runtime = "onnxruntime",
     company_texts: int = 512,
     threads: int | None = None,
     seed: int = 0,
 ) -> Parity:
-    """Compare `int8_file` with `fp32_file`, both in onnxruntime; `checkpoint` is the folder with configuration and tokenizer.
+    """Compare `onnx_file` in `runtime` with `fp32_file` in onnxruntime; `checkpoint` has configuration and tokenizer.
 
-    Shapes as in `graph_parity`. Passes when company changes no bit of any answer. Rounding does change some labels:
-    how many is reported here, and judged elsewhere on the task's own metric.
+    Shapes as in `graph_parity`. int8 passes when company changes no bit of any answer: rounding does change some
+    labels, how many is reported here, and judged elsewhere on the task's own metric. Other precisions pass when no
+    position is beyond their tolerance.
     """
-    encodings = shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length)
-    reference, candidate = Session(fp32_file, threads), Session(int8_file, threads)
     return _compare(
-        "int8",
-        reference.run,
-        candidate.run,
-        encodings,
+        precision,
+        runtime,
+        Session(fp32_file, threads, max_length=max_length).run,
+        Session(onnx_file, threads, runtime, max_length).run,
+        shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
         multi_label=is_multi_label(checkpoint),
         company_texts=company_texts,
         seed=seed,
@@ -170,7 +175,8 @@ def _encode(text: Text, tokenizer: Tokenizer) -> Encoding:
 
 
 def _compare(
-    precision: Literal["fp32", "int8"],
+    precision: Precision,
+    runtime: Runtime,
     reference: Runner,
     candidate: Runner,
     encodings: Sequence[Encoding],
@@ -189,7 +195,7 @@ def _compare(
             actual = candidate([encodings[index] for index in members])
             for row, index in enumerate(members):
                 difference, text_beyond, text_changed, text_ties = _compare_text(
-                    expected[index], actual[row], multi_label=multi_label
+                    expected[index], actual[row], TOLERANCES[precision], multi_label=multi_label
                 )
                 beyond, changed, ties = beyond + text_beyond, changed + text_changed, ties + text_ties
                 differences.append(difference)
@@ -199,11 +205,12 @@ def _compare(
     every = np.concatenate(differences)
     sample = random.Random(seed).sample(range(len(encodings)), min(company_texts, len(encodings)))
     moved, moved_by = company_differences(candidate, [encodings[index] for index in sample], seed=seed)
-    passed = moved == 0 if precision == "int8" else beyond == 0 and changed == 0
+    passed = moved == 0 if precision == "int8" else beyond == 0 and (changed == 0 or precision != "fp32")
     return Parity(
         precision=precision,
-        absolute_tolerance=FP32_ABSOLUTE,
-        relative_tolerance=FP32_RELATIVE,
+        runtime=runtime,
+        absolute_tolerance=TOLERANCES[precision][0],
+        relative_tolerance=TOLERANCES[precision][1],
         batches=BATCHES,
         texts=len(encodings),
         shortest_tokens=min(len(encoding) for encoding in encodings),
@@ -223,12 +230,14 @@ def _compare(
     )
 
 
-def _compare_text(expected: np.ndarray, actual: np.ndarray, *, multi_label: bool) -> tuple[np.ndarray, int, int, int]:
+def _compare_text(
+    expected: np.ndarray, actual: np.ndarray, tolerance: tuple[float, float], *, multi_label: bool
+) -> tuple[np.ndarray, int, int, int]:
     """Of one text: each position's largest difference, positions beyond the tolerance, labels changed, ties."""
     expected, actual = np.atleast_2d(expected), np.atleast_2d(actual)  # (positions, labels)
     assert expected.shape == actual.shape, (expected.shape, actual.shape)
     difference = np.abs(expected - actual)
-    tolerated = FP32_ABSOLUTE + FP32_RELATIVE * np.abs(expected)
+    tolerated = tolerance[0] + tolerance[1] * np.abs(expected)
     if multi_label:
         turned = applies(expected) != applies(actual)  # (positions, labels)
         differs = turned.any(axis=-1)

@@ -14,7 +14,7 @@ from serve.errors import BadInput
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Runtime = Literal["torch", "onnxruntime"]
+Runtime = Literal["torch", "onnxruntime", "openvino"]
 Int64s = npt.NDArray[np.int64]
 Call = Callable[[Mapping[str, Int64s]], npt.NDArray[np.float32]]
 
@@ -40,37 +40,37 @@ def load(candidate: Candidate) -> Call:
     if candidate.runtime == "torch":
         return _load_torch(candidate)
     if candidate.runtime == "onnxruntime":
-        return _load_onnxruntime(candidate)
+        return _load_onnx(candidate, "onnxruntime")
+    if candidate.runtime == "openvino":
+        return _load_onnx(candidate, "openvino")
     raise BadInput(
-        f"runtime {candidate.runtime!r} of candidate {candidate.name!r} is unknown; use torch or onnxruntime"
+        f"runtime {candidate.runtime!r} of candidate {candidate.name!r} is unknown; use torch, onnxruntime or openvino"
     )
 
 
 def size_bytes(candidate: Candidate) -> int:
     """Bytes of the weights on disk: the .onnx file with its external data, or a checkpoint's weight files."""
     path = candidate.path
-    if candidate.runtime == "onnxruntime":
+    if candidate.runtime != "torch":
         # Exporters name external data after the graph: model.onnx.data, model.onnx_data.
         return sum(file.stat().st_size for file in path.parent.iterdir() if file.name.startswith(path.name))
     weights = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
     return sum(file.stat().st_size for file in weights)
 
 
-def _load_onnxruntime(candidate: Candidate) -> Call:
-    import onnxruntime
+def _load_onnx(candidate: Candidate, runtime: Literal["onnxruntime", "openvino"]) -> Call:
+    """The graph as it is served: with the same options, and the same padding."""
+    from serve.session import open_graph, padded_length
 
     if not candidate.path.is_file():
         raise BadInput(f"candidate {candidate.name!r}: no file at {candidate.path}; give the path of a .onnx file")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = candidate.threads
-    options.inter_op_num_threads = 1
-    # A spinning pool keeps a core busy after its call, on the next candidate's account.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(str(candidate.path), options, providers=["CPUExecutionProvider"])
-    taken = [node.name for node in session.get_inputs()]
+    graph = open_graph(candidate.path, candidate.threads, runtime)
 
     def call(inputs: Mapping[str, Int64s]) -> npt.NDArray[np.float32]:
-        first: npt.NDArray[np.float32] = session.run(None, {name: inputs[name] for name in taken})[0]
+        tokens = inputs["input_ids"].shape[1]
+        added = padded_length(tokens, runtime, None) - tokens
+        feeds = {name: np.pad(inputs[name], ((0, 0), (0, added))) if added else inputs[name] for name in graph.inputs}
+        first: npt.NDArray[np.float32] = graph.run(feeds, graph.outputs[0])
         return first
 
     return call

@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from latency.drawings import Bar, Interval, bars, curve, intervals
 from latency.markup import Cell, Markup, details, element, escaped, facts, interval, joined, number, score, size, table
@@ -76,6 +76,10 @@ class Report(TypedDict, total=False):
     per_label: Sequence[LabelRow]
     disagreements: Sequence[Disagreement]
     training: Sequence[TrainingStage]
+    agreement: Mapping[str, object]
+    search: Mapping[str, object] | None
+    fusions: Mapping[str, Mapping[str, int]]
+    vocabulary: Mapping[str, object]
     parity: Mapping[str, object]
     recipe: str  # TOML
     lineage: Mapping[str, object]
@@ -118,6 +122,10 @@ def _page(report: Report) -> str:
         ("Labels", _labels, bool(report.get("per_label"))),
         ("Disagreements", _disagreements, bool(report.get("disagreements"))),
         ("Training", _training, bool(report.get("training"))),
+        ("Agreement", _agreement, bool(report.get("agreement"))),
+        ("Quantisation", _search, bool(report.get("search"))),
+        ("Kernels", _fusions, bool(report.get("fusions"))),
+        ("Vocabulary", lambda each: facts(each["vocabulary"]), bool(report.get("vocabulary"))),
         ("Parity", _parity, bool(report.get("parity"))),
         ("Recipe", _recipe, bool(report.get("recipe"))),
         ("Lineage", _lineage, bool(report.get("lineage"))),
@@ -300,6 +308,59 @@ def _training(report: Report) -> Markup:
         if charts:
             parts += [element("h3", stage["stage"]), element("div", joined(charts), class_="charts")]
     return joined(parts)
+
+
+def _agreement(report: Report) -> Markup:
+    """How far each variant is from fp32 on whole texts, a row each."""
+    rows = [(name, dict(found)) for name, found in report["agreement"].items() if isinstance(found, Mapping)]
+    columns: list[tuple[str, list[Cell]]] = [
+        ("variant", [name for name, _ in rows]),
+        ("of fp32's metric", [score(found.get("share")) for _, found in rows]),
+        ("labels changed per 10k", [number(found["labels_changed_per_10k"]) for _, found in rows]),
+        ("answers changed", [found["answers_changed"] for _, found in rows]),
+        ("spans changed", [found["spans_changed"] for _, found in rows]),
+        ("divergence, nats", [f"{found['divergence']:.2g}" for _, found in rows]),
+    ]
+    return _columns(columns)
+
+
+def _search(report: Report) -> Markup:
+    """How the int8 graph was found, and what had to be put back to float32."""
+    found = report["search"]
+    assert found is not None
+    attempts: list[list[Cell]] = [
+        [
+            f"{each['weight_bits']} bits, {'clipped' if each['clipped'] else 'whole'} ranges",
+            score(each["verdict"]["share"]),
+            f"{each['verdict']['divergence']:.2g}",
+        ]
+        for each in _rows(found, "tried")
+    ]
+    parts = [table(["tried", "of fp32's metric", "divergence, nats"], attempts)]
+    for key, heading, first in (
+        ("repaired", "Put back to float32, one after another", "product"),
+        ("costs", "What each product costs when it alone is int8", "product"),
+    ):
+        rows: list[list[Cell]] = [
+            [each["product"], score(each["share"]), f"{each['divergence']:.2g}"] for each in _rows(found, key)
+        ]
+        if rows:
+            listed = table([first, "of fp32's metric", "divergence, nats"], rows)
+            parts += [element("h3", heading), _folded_if_long(listed, len(rows), "products")]
+    return joined(parts)
+
+
+def _rows(found: Mapping[str, object], key: str) -> list[Mapping[str, Any]]:
+    rows = found.get(key)
+    return list(rows) if isinstance(rows, list) else []
+
+
+def _fusions(report: Report) -> Markup:
+    kinds = list(dict.fromkeys(kind for counts in report["fusions"].values() for kind in counts))
+    rows: list[list[Cell]] = [
+        [variant, *(counts.get(kind, 0) for kind in kinds)] for variant, counts in report["fusions"].items()
+    ]
+    return table(["session as loaded", *kinds], rows)
 
 
 def _parity(report: Report) -> Markup:

@@ -1,7 +1,8 @@
 """A bundle on disk: what it must hold, and the proof that it holds exactly that.
 
 The folder's `manifest.json` lists every other file with its size and SHA-256. Opening a bundle reads every byte of it
-once and refuses the folder when a file is missing, changed, or not listed.
+once and refuses the folder when a file is missing, changed, or not listed; when it is a link (but for those of the
+Hub's cache, which lead to its blobs); and when it could be a pickle, which runs code when it is read.
 """
 
 import hashlib
@@ -16,8 +17,20 @@ import msgspec
 
 from serve.errors import BadInput, BundleError
 
-SCHEMA_VERSION = 1
+# 2: each variant names what it asks of a processor. Of 1 that is said for the whole bundle, and it is read too.
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
+
+MAX_MANIFEST_BYTES = 16 * 2**20
+MAX_FILE_BYTES = 8 * 2**30
+MAX_FILES = 1_000
+
+# What `torch.save`, `joblib` and `numpy.save` write, all of which a reader may unpickle.
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz", ".msgpack"})
+PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
+
+# The Hub adds this file to every repository.
+HUB_FILES = frozenset({".gitattributes"})
 
 Task = Literal["token-classification", "text-classification"]
 
@@ -35,6 +48,8 @@ class Variant(msgspec.Struct, frozen=True):
     file: str
     scheme: str
     runtime: str
+    cpu: list[str] = []
+    """A processor with any one of these gives the answers that were measured; none means that every one does."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +99,10 @@ class Bundle:
                 "name one of these",
                 field="variant",
             )
-        return chosen, self.manifest.variants[chosen]
+        found = self.manifest.variants[chosen]
+        if self.manifest.schema_version == 1 and chosen == self.manifest.default_variant:
+            found = msgspec.structs.replace(found, cpu=self.manifest.cpu)
+        return chosen, found
 
 
 def sha256_file(path: Path) -> str:
@@ -134,8 +152,13 @@ def verify(path: Path | str) -> Manifest:
 def _read_manifest(path: Path) -> Manifest:
     if not path.is_file():
         raise BundleError(f"{path.parent} has no {MANIFEST}; a bundle is the folder that `stillroom export` writes")
+    if fault := _link_fault(path, path.parent):
+        raise BundleError(f"{path.parent}: {MANIFEST} {fault}; copy the bundle with its files")
+    if path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise BundleError(f"{path} has {path.stat().st_size:,} bytes; a manifest has at most {MAX_MANIFEST_BYTES:,}")
+    content = path.read_bytes()
     try:
-        raw = msgspec.json.decode(path.read_bytes())
+        raw = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BundleError(f"{path} is not JSON ({error}); export the bundle anew") from error
     if not isinstance(raw, dict):
@@ -160,6 +183,8 @@ def _read_manifest(path: Path) -> Manifest:
             f"{path} was changed: its digest says {manifest.digest[:12]}..., its content is {expected[:12]}...; "
             "copy the bundle again, or export it anew"
         )
+    if content != canonical_json(raw):
+        raise BundleError(f"{path} was changed: it is not written as manifests are; copy the bundle again")
     if faults := list(_manifest_faults(manifest)):
         raise BundleError(f"{path}: {'; '.join(faults)}; export the bundle anew")
     return manifest
@@ -184,33 +209,77 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
             yield f"variant {name!r} is in {variant.file!r}, which is not among the files"
     if "tokenizer.json" not in manifest.files:
         yield "'tokenizer.json' is not among the files"
-    for name in manifest.files:
-        pure = PurePosixPath(name)
-        if name == MANIFEST or pure.is_absolute() or ".." in pure.parts or "\\" in name or pure.as_posix() != name:
-            yield f"file name {name!r} is not a plain path inside the bundle"
+    if len(manifest.files) > MAX_FILES:
+        yield f"it lists {len(manifest.files):,} files, at most {MAX_FILES:,} are read"
+    for name, file in manifest.files.items():
+        yield from _listing_faults(name, file)
+
+
+def _listing_faults(name: str, file: BundleFile) -> Iterator[str]:
+    if not 0 <= file.bytes <= MAX_FILE_BYTES:
+        yield f"{name!r} is said to have {file.bytes:,} bytes, at most {MAX_FILE_BYTES:,} are read"
+    pure = PurePosixPath(name)
+    if pure.suffix.lower() in PICKLE_SUFFIXES:
+        yield f"{name!r} is a kind of file that may hold a pickle, which runs code when it is read"
+    if name == MANIFEST or pure.is_absolute() or ".." in pure.parts or "\\" in name or pure.as_posix() != name:
+        yield f"file name {name!r} is not a plain path inside the bundle"
 
 
 def _file_faults(folder: Path, listed: dict[str, BundleFile]) -> Iterator[str]:
-    root = folder.resolve()
     for name in sorted(listed):
         file, expected = folder / name, listed[name]
-        if not file.resolve().is_relative_to(root):
-            yield f"{name} is a link that leaves the bundle"
-        elif not file.is_file():
+        if fault := _link_fault(file, folder):
+            yield f"{name} {fault}"
+        elif not os.path.lexists(file):
             yield f"{name} is missing"
+        elif not file.is_file():
+            yield f"{name} is no plain file"
         elif (size_bytes := file.stat().st_size) != expected.bytes:
             yield f"{name} has {size_bytes:,} bytes instead of {expected.bytes:,}"
         elif sha256_file(file) != expected.sha256:
             yield f"{name} was changed (its SHA-256 is another)"
-    for name in sorted(set(_names_in(folder)) - set(listed) - {MANIFEST}):
+        elif _starts_as_pickle(file):
+            yield f"{name} begins as a pickle does, which runs code when it is read"
+    allowed = set(listed) | {MANIFEST} | (HUB_FILES if _hub_blobs(folder) else set())
+    for name in sorted(set(_names_in(folder)) - allowed):
         yield f"{name} is not in the manifest"
 
 
+def _link_fault(file: Path, folder: Path) -> str | None:
+    """What is wrong with `file` of the bundle `folder` as a link, or with a folder on the way to it."""
+    blobs = _hub_blobs(folder)
+    way = file
+    while way != folder:
+        # In the Hub's cache each file of a snapshot is a link to a blob, and only files are.
+        if way.is_symlink() and not (way == file and blobs and way.resolve().parent == blobs):
+            inside = way.resolve().is_relative_to(folder.resolve())
+            return "is a link, and a bundle holds its files" if inside else "is a link that leaves the bundle"
+        way = way.parent
+    return None
+
+
+def _hub_blobs(folder: Path) -> Path | None:
+    """Where the files of `folder` really lie when it is a snapshot in the Hub's cache: `models--x--y/snapshots/REVISION`."""
+    folder = folder.absolute()
+    repository = folder.parent.parent
+    if folder.parent.name != "snapshots" or not repository.name.startswith("models--"):
+        return None
+    return (repository / "blobs").resolve()
+
+
+def _starts_as_pickle(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(4).startswith(PICKLE_STARTS)
+
+
 def _names_in(folder: Path) -> Iterator[str]:
-    """Paths of everything in `folder` that is not a real folder, links to folders included."""
+    """Paths of everything in `folder` but the folders that hold something: links to folders and empty ones are named."""
     for parent, folders, files in os.walk(folder):
-        for name in [*files, *(name for name in folders if (Path(parent) / name).is_symlink())]:
-            yield (Path(parent) / name).relative_to(folder).as_posix()
+        here = Path(parent)
+        for name in [*files, *(name for name in folders if (here / name).is_symlink())]:
+            yield (here / name).relative_to(folder).as_posix()
+        if not folders and not files and here != folder:
+            yield f"{here.relative_to(folder).as_posix()}/"
 
 
 def _listed(names: object) -> str:

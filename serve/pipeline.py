@@ -1,5 +1,6 @@
 """A bundle as a function: text in, answer out, the same that the server gives."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
@@ -16,9 +17,12 @@ from serve.answers import (
     labels_answer,
 )
 from serve.bundle import open_bundle
+from serve.choice import choose
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput, BundleError
 from serve.session import Session
+
+log = logging.getLogger("serve")
 
 # Padded tokens in one call of the model: more adds latency and memory, and hardly any texts per second.
 BATCH_TOKENS = 4096
@@ -40,14 +44,13 @@ class Pipeline:
     def __init__(self, bundle_path: Path | str, variant: str | None = None, threads: int | None = None) -> None:
         self.bundle = open_bundle(bundle_path)
         self.manifest = self.bundle.manifest
-        self.variant, described = self.bundle.variant(variant)
-        if described.runtime != "onnxruntime":
-            raise BundleError(
-                f"variant {self.variant!r} of {self.manifest.name!r} runs on {described.runtime!r}; this program runs "
-                "'onnxruntime': name another variant"
-            )
+        self.variant, self.runtime, notes = choose(self.bundle, variant)
+        for note in notes:
+            log.warning("%s", note)
         self.tokenizer = load_tokenizer(self.bundle.path, self.manifest.max_length)
-        self.session = Session(self.bundle.onnx_file(self.variant), threads)
+        self.session = Session(
+            self.bundle.onnx_file(self.variant), threads, self.runtime, max_length=self.manifest.max_length
+        )
         self._check_graph()
 
     @overload

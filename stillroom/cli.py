@@ -358,14 +358,9 @@ def inspect(bundle: Annotated[Path, typer.Argument(help="A bundle.")], as_json: 
     if as_json:
         _print_json(document)
         return
-    from stillroom.show import table
+    from stillroom.inspecting import explain
 
-    manifest = opened.manifest
-    say(
-        f"{manifest.name}: {manifest.task}, {len(manifest.labels)} labels, up to {manifest.max_length} tokens; every file verified"
-    )
-    rows = [[path, f"{file.bytes / 1e6:.2f}", file.sha256[:16]] for path, file in sorted(manifest.files.items())]
-    table("files", ["file", "MB", "sha256"], rows)
+    explain(opened)
 
 
 @app.command()
@@ -616,30 +611,69 @@ def export(
     data: Annotated[
         str, typer.Option(help="Folder with train, validation and test files: calibrates, gates, reports.")
     ],
-    gate: Annotated[float, typer.Option(help="Least share of the fp32 metric that int8 keeps.")] = 0.99,
+    precision: Annotated[str, typer.Option(help="Graphs to make: fp32, fp16, int8.")] = "fp32,int8",
+    gate: Annotated[float, typer.Option(help="Least share of the fp32 metric that int8 and fp16 keep.")] = 0.99,
+    int8: Annotated[
+        str,
+        typer.Option(help="static; weight-only, near fp32 and no faster; dynamic, whose answers depend on the batch."),
+    ] = "static",
+    runtime: Annotated[
+        str, typer.Option(help="What serves int8: onnxruntime, or openvino where it is installed.")
+    ] = "onnxruntime",
+    fuse: Annotated[
+        str,
+        typer.Option(
+            help="Kernels to join for GPUs: attention,skip-layer-norm,bias-gelu,embedding.", show_default="none"
+        ),
+    ] = "",
+    keep_words_of: Annotated[
+        list[Path] | None, typer.Option(help="Trim the vocabulary to the words of this text; may be given again.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What the server calls the model.")] = None,
     max_length: Annotated[int, typer.Option(help="Longest text in tokens; 0 is all that the model takes.")] = 0,
+    latency_seconds: Annotated[float, typer.Option(help="For timing every variant and runtime; 0 leaves it out.")] = 20,
+    threads: Annotated[int, typer.Option(help="Cores to use; 0 is all.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """A checkpoint as a bundle: fp32 and int8, checked against torch and gated on the task metric.
+    """A checkpoint as a bundle: fp32, fp16 and int8, checked against torch and gated on the task metric.
 
-    [bold]Example[/]
+    [bold]Examples[/]
 
       stillroom export my_checkpoint --data my_data --out ner.bundle
+
+      stillroom export my_checkpoint --data my_data --out ner.bundle --precision fp32,fp16,int8 --runtime openvino
     """
     from stillroom.verbs import export as export_bundle
 
-    made = export_bundle(checkpoint, out, data, gate=gate, name=name, max_length=max_length)
+    made = export_bundle(
+        checkpoint, out, data, precision=precision, gate=gate, int8=int8, runtime=runtime, fuse=fuse,
+        keep_words_of=tuple(keep_words_of or ()), name=name, max_length=max_length, latency_seconds=latency_seconds,
+        threads=threads,
+    )  # fmt: skip
+    report = out.with_name(f"{out.name}.report.json")
     if as_json:
-        _print_json({"bundle": str(made)})
-    else:
-        found = json.loads((made / "manifest.json").read_text(encoding="utf-8"))["metrics"]
-        for variant, row in found["test"].items():
-            say(
-                f"{variant}: {found['metric']} {row['value']:.4f} [{row['low']:.4f}, {row['high']:.4f}] on test, "
-                f"{found['validation'][variant]['value']:.4f} on validation"
-            )
-        say(f"Bundle {made}. Next: {ourselves()} serve {made}")
+        _print_json({"bundle": str(made), "report": str(report)})
+        return
+    from stillroom.show import table
+
+    document = json.loads(report.read_text(encoding="utf-8"))
+    agreement = document["agreement"]
+    rows = [
+        [
+            row["name"],
+            f"{row['metric']:.4f}",
+            f"{row['low']:.4f} .. {row['high']:.4f}",
+            f"{agreement[row['name']]['share']:.4f}",
+            f"{agreement[row['name']]['labels_changed_per_10k']:.1f}",
+            f"{row['size_bytes'] / 1e6:.1f}",
+        ]
+        for row in document["summary"]
+    ]
+    header = ["variant", "value", "95 % interval", "of fp32", "labels changed per 10k", "MB"]
+    table(document["metric_name"], header, rows)
+    for claim in document["claims"]:
+        say(claim)
+    say(f"Bundle {made}. Report {report.with_suffix('.html')}. Next: {ourselves()} serve {made}")
 
 
 @app.command()

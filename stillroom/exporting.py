@@ -1,28 +1,80 @@
 """`stillroom export`: a checkpoint with a head becomes a bundle, whoever trained it."""
 
-import dataclasses
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from compress.examples import check_task, read_splits
+from compress.examples import Example, check_task, read_splits, read_texts
 from compress.preflight import labels_for
-from compress.scores import gold_of, metric_name, score
-from compress.tasks import encode, predictions
+from compress.scores import metric_name
+from compress.tasks import Encoded, encode
 from compress.teacher import HEADS, Opened, open_model, save_tokenizer, with_markers
 from export.card import HUB_METRICS, CardFacts, Figure, model_card
+from export.fusions import check_fusions
+from export.gate import Judge, Prepared
 from export.pack import pack, refuse_foreign
+from export.parity import Precision
+from export.quantise import Scheme, quantise_static
+from export.variants import Variants, Wanted, make_variants
+from export.vocabulary import Trimmed, trim_vocabulary
+from latency.candidates import Candidate
+from latency.profile import ProfileDocument, profile
+from latency.report import Report, write_report
+from serve.bundle import canonical_json
+from serve.encoding import load_tokenizer
 from serve.errors import BadInput, GateMissed
-from serve.session import Session
+from serve.session import Runtime
+from serve.threads import available_cores
 from stillroom.ground import usable_length
-from stillroom.judging import FP32, INT8, PARITY_TEXTS, graph_logits, make_graphs, parity_faults
 from stillroom.lineage import LINEAGE, read_lineage
-from stillroom.show import say
+from stillroom.show import bar, say
+
+LENGTHS = (16, 64, 128)  # tokens: a short message, a sentence or two, a paragraph
 
 
-def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, name: str | None, max_length: int) -> Path:
+@dataclass(frozen=True)
+class Exporting:
+    """The settings of `stillroom export`."""
+
+    data: str
+    """Folder with train, validation and test files: calibrates, gates, reports."""
+    precision: str = "fp32,int8"
+    """Which graphs the bundle holds, of fp32, fp16, int8."""
+    gate: float = 0.99
+    """Least share of the fp32 metric that other precisions keep on validation."""
+    int8: str = "static"
+    """static, weight-only, or dynamic, whose answers depend on the batch."""
+    runtime: str = "onnxruntime"
+    """What serves int8: onnxruntime, which the base install has, or openvino."""
+    fuse: str = ""
+    """Kernels to join in fp32 and fp16, for GPUs: attention, skip-layer-norm, bias-gelu, embedding."""
+    keep_words_of: tuple[Path, ...] = ()
+    """Texts whose tokens the vocabulary is trimmed to; none leaves it whole."""
+    name: str | None = None
+    """What the server calls the model; the bundle's folder unless given."""
+    max_length: int = 0
+    """Longest text in tokens; 0 is all that the model takes."""
+    latency_seconds: float = 20.0
+    """For timing all variants in all runtimes; 0 leaves it out."""
+    threads: int = 0
+    """Cores to use; 0 is all."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """What to make. BadInput for what is unknown."""
+        precisions = cast(tuple[Precision, ...], _listed(self.precision))
+        fuse = check_fusions(_listed(self.fuse))
+        return Wanted(precisions, cast(Scheme, self.int8), fuse, self.gate, cast(Runtime, self.runtime))
+
+
+def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> Path:
     """See `stillroom.verbs.export`."""
+    wanted = settings.wanted
+    if settings.latency_seconds < 0:
+        raise BadInput(f"--latency-seconds is {settings.latency_seconds:g}; a number of 0 or more is needed.")
     refuse_foreign(out)
     if out.is_dir() and any(out.iterdir()):
         raise BadInput(
@@ -35,73 +87,135 @@ def export_checkpoint(checkpoint: str, out: Path, data: str, *, gate: float, nam
     if not tasks:
         raise BadInput(f"{checkpoint} has no head for {' or '.join(HEADS)}; fine-tune it for a task first.")
     task = check_task(tasks[0])
-    length = usable_length(max_length, opened)
-    splits = read_splits(data, task)
+    length = usable_length(settings.max_length, opened)
+    splits = read_splits(settings.data, task)
     labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
     metric = metric_name(task, multi_label=splits.multi_label)
+    threads = settings.threads or available_cores()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
         folder = Path(scratch)
         ready = folder / "checkpoint"
-        tokenizer = save_tokenizer(opened, ready)
+        save_tokenizer(opened, ready)
         for file in opened.folder.iterdir():
             if file.name in ("config.json", "model.safetensors", LINEAGE):
                 shutil.copyfile(file, ready / file.name)
-        tokenizer.enable_truncation(max_length=length)
+        trimmed = _trim(ready, settings, [example.text_read for example in splits.validation])
+        tokenizer = load_tokenizer(ready, length)
         encoded = {
             split: encode(getattr(splits, split), tokenizer, task, labels, multi_label=splits.multi_label)
             for split in ("train", "validation", "test")
         }
-        texts = [example.text_or_pair for example in splits.validation[:PARITY_TEXTS]]
-        say("export: fp32 and int8, checked against torch")
-        document = make_graphs(folder, ready, encoded["train"].encodings, texts, length, None)
-
-        def scores(split: str) -> dict[str, Any]:
-            gold = [gold_of(example, task) for example in getattr(splits, split)]
-            found = {}
-            for variant, file in (("fp32", FP32), ("int8", INT8)):
-                reached = score(gold, predictions(encoded[split], graph_logits(Session(folder / file), encoded[split])))
-                found[variant] = {"value": reached.value, "low": reached.low, "high": reached.high}
-            return found
-
-        validation = scores("validation")
-        share = validation["int8"]["value"] / max(validation["fp32"]["value"], 1e-12)
-        if share < gate:
-            raise GateMissed(
-                f"No bundle was written: int8 keeps {share:.4f} of fp32's {metric} on validation, needed {gate:g}."
-            )
-        if faults := parity_faults(document["parity"]):
-            raise GateMissed(f"No bundle was written: {'; '.join(faults)}.")
-        metrics = {"metric": metric, "validation": validation, "test": scores("test")}
-        lineage = _lineage(opened)
+        say(f"export: {', '.join(wanted.precisions)}, checked against torch")
+        variants = make_variants(
+            folder,
+            ready,
+            wanted,
+            encoded["train"].encodings,
+            splits.validation,
+            encoded["validation"],
+            length,
+            threads=threads,
+            progress=lambda line: say(f"  {line}"),
+        )
+        report = _report_of(settings.name or out.name, task, metric, variants, trimmed, {}, None)
+        if wrong := [*variants.faults, *variants.missed]:
+            page = _write_report(out, report)
+            raise GateMissed(f"No bundle was written: {'; '.join(wrong)}. The report is {page}.")
+        test = scores_on_test(variants, splits.test, encoded["test"], threads)
+        metrics = {"metric": metric, "validation": _plain(variants.validation), "test": _plain(test)}
+        lineage = _lineage(opened) | ({"vocabulary": trimmed.as_dict()} if trimmed else {})
         facts = CardFacts(
-            name or out.name,
+            settings.name or out.name,
             task,
             labels,
             length,
+            figures=_figures(metric, test, variants),
+            shipped=default_variant(variants),
             lineage=lineage,
             multi_label=splits.multi_label,
             relations=splits.relations,
+            limits=limits_of(variants),
         )
+        latency = _time(folder, variants, ready, splits.test, settings.latency_seconds, threads, length, encoded)
+        _write_report(out, _report_of(facts.name, task, metric, variants, trimmed, test, latency))
         return pack(
             out,
             checkpoint=ready,
-            onnx_files={"fp32": folder / FP32, "int8": folder / INT8},
-            schemes={"fp32": "fp32", "int8": document["int8"]["scheme"]},
-            name=name or out.name,
+            onnx_files={precision: variants.file(precision) for precision in wanted.precisions},
+            schemes=dict(variants.schemes),
+            needs=variants.needs,
+            runtimes={precision: wanted.runs_in(precision) for precision in wanted.precisions},
+            name=facts.name,
             task=task,
             labels=labels,
             multi_label=splits.multi_label,
             relations=splits.relations,
             max_length=length,
-            inputs=document["inputs"],
-            default_variant="int8",
+            inputs=variants.graph.inputs,
+            default_variant=default_variant(variants),
             lineage=lineage,
             metrics=metrics,
-            parity=document["parity"],
-            cpu=document["int8"]["cpu"],
-            extra_files={"README.md": _card(facts, metrics).encode()},
+            parity=variants.as_dict()["parity"],
+            extra_files={"README.md": model_card(facts).encode()},
         )
+
+
+def default_variant(variants: Variants) -> Precision:
+    """What is served unless another is asked for: int8 when its answers do not depend on the batch, else a float one."""
+    wanted = variants.wanted
+    order: tuple[Precision, ...] = ("int8", "fp32", "fp16") if wanted.int8 != "dynamic" else ("fp32", "fp16", "int8")
+    return next(precision for precision in order if precision in wanted.precisions)
+
+
+def scores_on_test(variants: Variants, examples: Sequence[Example], encoded: Encoded, threads: int) -> dict[str, Any]:
+    """What every variant reaches on test in every runtime, by the names of `Variants.parity`; test is read this once."""
+    judge = Judge(examples, encoded, variants.file("fp32"), threads)
+    return {name: judge.verdict(variants.file(precision), runtime) for name, precision, runtime in variants.runs}
+
+
+def limits_of(variants: Variants) -> list[str]:
+    """Sentences for the card: what its int8 graph asks for."""
+    said = []
+    if variants.int8 and variants.int8.scheme == "dynamic":
+        said.append("The int8 graph is dynamically quantised: its answer to a text depends on the batch.")
+    if variants.needs.get("int8"):
+        said.append(
+            f"The int8 graph's 8-bit weights need a processor with one of {', '.join(variants.needs['int8'])}; elsewhere its "
+            "sums would saturate, and stillroom serves fp32 instead."
+        )
+    if variants.int8 and variants.int8.kept:
+        said.append(f"For accuracy these products are left in float32: {', '.join(variants.int8.kept)}.")
+    return said
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _trim(checkpoint: Path, settings: Exporting, held_out: Sequence[str]) -> Trimmed | None:
+    if not settings.keep_words_of:
+        return None
+    texts = [text for file in settings.keep_words_of for text in read_texts(file)]
+    trimmed = trim_vocabulary(checkpoint, texts, held_out)
+    say(
+        f"vocabulary: {trimmed.kept:,} of {trimmed.tokens:,} tokens kept; of the validation texts' tokens "
+        f"{trimmed.unknown_before:,} were unknown before and {trimmed.unknown:,} are now, {trimmed.texts_split_otherwise:,} of "
+        f"{trimmed.texts:,} texts are split in another way"
+    )
+    return trimmed
+
+
+def _plain(verdicts: dict[str, Any]) -> dict[str, dict[str, float]]:
+    return {name: {"value": v.value, "low": v.low, "high": v.high} for name, v in verdicts.items()}
+
+
+def _figures(metric: str, test: dict[str, Any], variants: Variants) -> list[Figure]:
+    kind = HUB_METRICS[metric]
+    return [
+        Figure(name, kind, test[name].value, test[name].low, test[name].high, variants.file(precision).stat().st_size)
+        for name, precision, _ in variants.runs
+    ]
 
 
 def _lineage(opened: Opened) -> dict[str, Any]:
@@ -110,7 +224,106 @@ def _lineage(opened: Opened) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in ("loss", "validation")}
 
 
-def _card(facts: CardFacts, metrics: dict[str, Any]) -> str:
-    kind = HUB_METRICS[metrics["metric"]]
-    figures = [Figure(variant, kind, row["value"], row["low"], row["high"]) for variant, row in metrics["test"].items()]
-    return model_card(dataclasses.replace(facts, figures=figures, shipped="int8"))
+def _time(
+    folder: Path,
+    variants: Variants,
+    checkpoint: Path,
+    examples: Sequence[Example],
+    seconds: float,
+    threads: int,
+    max_length: int,
+    encoded: dict[str, Encoded],
+) -> ProfileDocument | None:
+    """Every variant in every runtime on real text, taking turns; the one that is served comes first."""
+    if not seconds:
+        return None
+    served = default_variant(variants)
+    first = (served, variants.wanted.runs_in(served))
+    runs = sorted(variants.runs, key=lambda run: (run[1], run[2]) != first)
+    candidates = [Candidate(name, runtime, kind, variants.file(kind), threads) for name, kind, runtime in runs]
+    if variants.search and variants.search.repaired:
+        unrepaired = folder / "unrepaired.onnx"
+        prepared = Prepared.of(variants.file("fp32"), encoded["train"].encodings[:8], threads)
+        quantise_static(prepared.model, unrepaired, prepared.ranges, clipped=variants.search.clipped)
+        candidates.append(Candidate("int8 before repair", "onnxruntime", "int8", unrepaired, threads))
+    lengths = [length for length in LENGTHS if length <= max_length] or [max_length]
+    with bar("latency") as shown:
+        return profile(
+            candidates,
+            [example.text_read for example in examples],
+            load_tokenizer(checkpoint, max_length),
+            batches=(1,),
+            lengths=lengths,
+            seconds=seconds / (len(candidates) * len(lengths)),
+            turns=5,
+            progress=shown,
+        )
+
+
+def _report_of(
+    name: str,
+    task: str,
+    metric: str,
+    variants: Variants,
+    trimmed: Trimmed | None,
+    test: dict[str, Any],
+    latency: ProfileDocument | None,
+) -> Report:
+    document = variants.as_dict()
+    split, verdicts = ("test", test) if test else ("validation", variants.validation)
+    report: dict[str, Any] = {
+        "title": name,
+        "task": task,
+        "metric_name": f"{metric}, {split}",
+        "summary": [
+            {
+                "name": run,
+                "metric": verdicts[run].value,
+                "low": verdicts[run].low,
+                "high": verdicts[run].high,
+                "size_bytes": variants.file(precision).stat().st_size,
+            }
+            for run, precision, _ in variants.runs
+        ],
+        "claims": claims_of(latency),
+        "gates": [
+            {
+                "name": f"{run} over fp32, validation",
+                "value": variants.validation[run].share,
+                "needed": variants.wanted.gate,
+                "passed": variants.validation[run].share >= variants.wanted.gate,
+            }
+            for run, precision, _ in variants.runs
+            if precision != "fp32"
+        ],
+        "warnings": [*variants.faults, *variants.missed, *limits_of(variants)],
+        "agreement": {run: dict(vars(verdict)) for run, verdict in verdicts.items()},
+        "search": document["search"],
+        "fusions": document["fusions"],
+        "parity": document["parity"],
+    }
+    if trimmed:
+        report["vocabulary"] = trimmed.as_dict()
+    if latency:
+        report["latency"] = latency
+    return cast(Report, report)
+
+
+def claims_of(latency: ProfileDocument | None) -> list[str]:
+    """In words: how fast each variant and runtime is at each length beside the one that is served."""
+    if latency is None:
+        return []
+    reference = latency["candidates"][0]["name"]
+    return [
+        f"{row['tokens']} tokens: {row['b']} runs at {row['ratio']:.2f} times the speed of {reference} "
+        f"[{row['low']:.2f}, {row['high']:.2f}]."
+        for row in latency["ratios"]
+    ]
+
+
+def _write_report(out: Path, report: Report) -> Path:
+    """Beside the bundle, not in it: timings differ from run to run, and a bundle's bytes do not."""
+    page = out.with_name(f"{out.name}.report.html")
+    write_report(page, report)
+    out.with_name(f"{out.name}.report.json").write_bytes(canonical_json(report))
+    return page

@@ -1,22 +1,18 @@
 """The stages that judge: export and parity, scores and gates, latency, and the bundle with its report."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-from tokenizers import Encoding
-
 from compress.examples import Example, check_task
 from compress.scores import Prediction, Score, difference, gold_of, per_label, score
-from compress.tasks import Encoded, batches_by_length, predictions, row_logits
+from compress.tasks import Encoded, predictions, row_logits
 from export.card import HUB_METRICS, CardFacts, Figure, model_card
+from export.gate import session_logits
 from export.graph import export_graph
-from export.pack import pack
-from export.parity import Text, graph_parity, int8_parity
-from export.quantise import quantise_static
+from export.pack import ONNX_NAMES, pack
+from export.variants import Wanted, make_variants
 from latency.candidates import Candidate
 from latency.profile import ProfileDocument, RatioRow, profile
 from latency.report import Report, write_report
@@ -25,13 +21,10 @@ from serve.session import Session
 from stillroom.ground import Ground, device_here
 from stillroom.lineage import read_lineage
 from stillroom.recipe import write_recipe
-from stillroom.show import bar
+from stillroom.show import bar, say
 from stillroom.training import load_stage
 
-FP32 = "onnx/model.onnx"
-INT8 = "onnx/model_quantized.onnx"
-CALIBRATION_TEXTS = 256
-PARITY_TEXTS = 200
+FP32, INT8 = ONNX_NAMES["fp32"], ONNX_NAMES["int8"]
 BATCHES = (1, 8)
 LENGTHS = (16, 128)  # tokens: a short message, a paragraph
 SHOWN_DISAGREEMENTS = 40
@@ -46,57 +39,20 @@ SHOWN_AS = {
 
 
 def make_export(folder: Path, ground: Ground, student: Path, teacher: Path) -> None:
-    """Both graphs of the student, the teacher's graph for timing, and how far the graphs agree with torch."""
+    """The graphs of the student, each held against torch and fp32, and the teacher's graph for timing."""
     export_graph(teacher, folder / "teacher.onnx", ground.max_length)
-    texts = [example.text_or_pair for example in ground.splits.validation[:PARITY_TEXTS]]
-    make_graphs(folder, student, ground.train.encodings, texts, ground.max_length, ground.recipe.threads)
-
-
-def make_graphs(
-    folder: Path,
-    checkpoint: Path,
-    encodings: Sequence[Encoding],
-    texts: Sequence[Text],
-    max_length: int,
-    threads: int | None,
-) -> dict[str, Any]:
-    """fp32 and int8 graphs of `checkpoint` under `folder`, checked on `texts`; what `export.json` there says of them.
-
-    `encodings` are the train split: some of them calibrate the int8 scales.
-    """
-    graph = export_graph(checkpoint, folder / FP32, max_length)
-    calibration = encodings[:: max(1, len(encodings) // CALIBRATION_TEXTS)][:CALIBRATION_TEXTS]
-    quantised = quantise_static(folder / FP32, folder / INT8, calibration)
-    fp32 = graph_parity(checkpoint, folder / FP32, texts, max_length, threads=threads)
-    int8 = int8_parity(checkpoint, folder / FP32, folder / INT8, texts, max_length, threads=threads)
-    document = {
-        "parity": {"fp32": fp32.as_dict(), "int8": int8.as_dict()},
-        "int8": dataclasses.asdict(quantised),
-        "inputs": list(graph.inputs),
-    }
-    (folder / "export.json").write_bytes(canonical_json(document))
-    return document
-
-
-def parity_faults(parity: dict[str, Any]) -> list[str]:
-    """What forbids to ship these graphs, in words; nothing when they answer as torch does, and alone as in company."""
-    found = []
-    if not parity["fp32"]["passed"]:
-        found.append("the fp32 graph does not answer as torch does")
-    if not parity["int8"]["passed"]:
-        found.append(
-            f"{parity['int8']['company_differences']} texts are answered otherwise in company than alone by int8"
-        )
-    return found
-
-
-def graph_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
-    """The logits of each text's rows, as `row_logits` gives them, from a session as it serves."""
-    out: list[np.ndarray] = [np.empty(0)] * len(encoded)
-    for chosen in batches_by_length([len(ids) for ids in encoded.ids]):
-        for i, logits in zip(chosen, session.run([encoded.encodings[i] for i in chosen]), strict=True):
-            out[i] = logits[encoded.rows[i]] if encoded.task == "token-classification" else logits[None]
-    return out
+    variants = make_variants(
+        folder,
+        student,
+        Wanted(gate=ground.recipe.gate),
+        ground.train.encodings,
+        ground.splits.validation,
+        ground.validation,
+        ground.max_length,
+        threads=ground.recipe.threads,
+        progress=lambda line: say(f"  {line}"),
+    )
+    (folder / "export.json").write_bytes(canonical_json(variants.as_dict()))
 
 
 def say_all(ground: Ground, folders: dict[str, Path], encoded: Encoded) -> dict[str, list[Prediction]]:
@@ -107,7 +63,7 @@ def say_all(ground: Ground, folders: dict[str, Path], encoded: Encoded) -> dict[
             said[name] = predictions(encoded, row_logits(load_stage(folders[name], ground).to(device_here()), encoded))
     for name, file in (("fp32", FP32), ("int8", INT8)):
         session = Session(folders["export"] / file, ground.recipe.threads)
-        said[name] = predictions(encoded, graph_logits(session, encoded))
+        said[name] = predictions(encoded, session_logits(session, encoded))
     return said
 
 
@@ -117,8 +73,8 @@ def make_scores(folder: Path, ground: Ground, folders: dict[str, Path]) -> None:
     validation = _scores(ground.splits.validation, say_all(ground, folders, ground.validation), task)
     gates = _gates(ground, validation)
     document: dict[str, Any] = {"metric": ground.metric, "validation": _plain(validation), "gates": gates}
-    parity = read_json(folders["export"] / "export.json")["parity"]
-    if all(gate["passed"] for gate in gates) and not parity_faults(parity):
+    faults = read_json(folders["export"] / "export.json")["faults"]
+    if all(gate["passed"] for gate in gates) and not faults:
         said = say_all(ground, folders, ground.test)
         gold = [gold_of(example, task) for example in ground.splits.test]
         document |= {
@@ -268,6 +224,8 @@ def report_of(
         ],
         "claims": claims(scores),
         "gates": scores["gates"],
+        "search": exported["search"],
+        "fusions": exported["fusions"],
         "parity": exported["parity"],
         "training": [
             {"stage": name, "loss": lineage["loss"], "validation": lineage["validation"]}
@@ -358,7 +316,8 @@ def write_bundle(
         out,
         checkpoint=folders["student"],
         onnx_files={"fp32": folders["export"] / FP32, "int8": folders["export"] / INT8},
-        schemes={"fp32": "fp32", "int8": exported["int8"]["scheme"]},
+        schemes=exported["schemes"],
+        needs=exported["needs"],
         name=ground.recipe.model_name,
         task=check_task(ground.recipe.task),
         labels=ground.labels,
@@ -370,7 +329,6 @@ def write_bundle(
         lineage=lineage,
         metrics=metrics,
         parity=exported["parity"],
-        cpu=exported["int8"]["cpu"],
         extra_files={
             "README.md": card_of(ground, report, lineage).encode(),
             "report.html": report_file.read_bytes(),

@@ -122,7 +122,7 @@ def fingerprints(ground: Ground) -> dict[str, str]:
     # The comparison takes as many steps as relations and task distillation together.
     marks["undistilled"] = fingerprint("undistilled", marks["start"], *student, *relations)
     marks["student"] = fingerprint("student", start, marks["soft-labels"], *student, r.temperature, r.soft_weight)
-    marks["export"] = fingerprint("export", marks["student"], runtimes)
+    marks["export"] = fingerprint("export", marks["student"], runtimes, r.gate)
     compared = marks["undistilled"] if r.undistilled else ""
     marks["scores"] = fingerprint("scores", marks["export"], compared, r.gate, r.teacher_gate)
     marks["latency"] = fingerprint("latency", marks["scores"], r.latency_seconds)
@@ -197,7 +197,7 @@ def _judge(ground: Ground, marks: dict[str, str], folders: dict[str, Path]) -> d
     )
     scores = judging.read_json(folders["scores"] / "scores.json")
     missed = [f"{g['name']} is {g['value']:.4f}, needed {g['needed']:g}" for g in scores["gates"] if not g["passed"]]
-    missed += judging.parity_faults(judging.read_json(folders["export"] / "export.json")["parity"])
+    missed += judging.read_json(folders["export"] / "export.json")["faults"]
     if missed:
         report = ground.work.root / "report.html"
         write_report(report, judging.report_of(ground, folders, scores, None))

@@ -154,26 +154,21 @@ def finetune(model: str, task: str, data: str, out: Path | str, **settings: Any)
     return fine_tune(model, Path(out), FineTuning(task, data, **settings))
 
 
-def export(
-    checkpoint: Path | str,
-    out: Path | str,
-    data: Path | str,
-    *,
-    gate: float = 0.99,
-    name: str | None = None,
-    max_length: int = 0,
-) -> Path:
-    """Export a checkpoint with a head to a bundle with fp32 and int8 graphs, checked against torch and on the task metric.
+def export(checkpoint: Path | str, out: Path | str, data: Path | str, **settings: Any) -> Path:
+    """Export a checkpoint with a head to a bundle, every graph of it checked against torch and on the task metric.
 
-    `data` is a folder of splits: int8 is calibrated on train, gated on validation, and reported on test. Returns `out`.
+    `data` is a folder of splits: int8 is calibrated on train, chosen and gated on validation, and reported on test.
+    Settings are the fields of `stillroom.exporting.Exporting`: precision, gate, int8, runtime, and so on. The report goes
+    beside the bundle. Returns `out`.
 
     Raises:
         BadInput: the checkpoint or the data cannot be used.
-        GateMissed: fp32 does not answer as torch does, or int8 keeps less than `gate` of its metric.
+        GateMissed: a graph does not answer as it must, or keeps less than `gate` of fp32's metric.
     """
-    from stillroom.exporting import export_checkpoint
+    from stillroom.exporting import Exporting, export_checkpoint
 
-    return export_checkpoint(str(checkpoint), Path(out), str(data), gate=gate, name=name, max_length=max_length)
+    _refuse_unknown("export", settings, Exporting)
+    return export_checkpoint(str(checkpoint), Path(out), Exporting(str(data), **settings))
 
 
 def profile(
@@ -198,6 +193,7 @@ def profile(
     from latency.candidates import Candidate
     from latency.profile import profile as time_candidates
     from serve.bundle import open_bundle
+    from serve.choice import choose
     from serve.encoding import load_tokenizer
     from serve.threads import available_cores
     from stillroom.show import bar
@@ -208,8 +204,9 @@ def profile(
         if (model / MANIFEST).is_file():
             bundle = open_bundle(model)
             for variant in bundle.manifest.variants:
-                label = f"{model.name} ORT {variant}"
-                candidates.append(Candidate(label, "onnxruntime", variant, bundle.onnx_file(variant), cores))
+                runtime = choose(bundle, variant).runtime
+                label = f"{model.name} {'OpenVINO' if runtime == 'openvino' else 'ORT'} {variant}"
+                candidates.append(Candidate(label, runtime, variant, bundle.onnx_file(variant), cores))
         elif (model / "config.json").is_file():
             candidates.append(Candidate(f"{model.name} torch fp32", "torch", "fp32", model, cores))
         else:

@@ -12,7 +12,7 @@ from test_road import stillroom
 import compress.teacher_cache
 import stillroom as face
 from compress.methods import METHODS, Sizes
-from serve.errors import BadInput, GateMissed
+from serve.errors import BadInput
 from stillroom import training, walk
 
 
@@ -348,25 +348,3 @@ def test_a_tokenizer_that_was_saved_to_pad_is_the_same_tokenizer(
         [classifier, padded], task_data / "test.jsonl", batches=[1], lengths=[8], seconds=0.5, threads=1
     )
     assert [row["name"] for row in document["candidates"]] == ["classifier torch fp32", "padded torch fp32"]
-
-
-def test_export_refuses_graphs_whose_answers_depend_on_company(
-    classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from export.quantise import quantise_dynamic, quantise_static
-
-    def dynamic(fp32_file: Path, int8_file: Path, calibration: object) -> object:
-        told = quantise_static(fp32_file, int8_file, calibration)  # type: ignore[arg-type]
-        quantise_dynamic(fp32_file, int8_file)
-        return told
-
-    monkeypatch.setattr("stillroom.judging.quantise_static", dynamic)
-    with pytest.raises(GateMissed, match="answered otherwise in company than alone by int8"):
-        face.export(classifier, tmp_path / "bundle", str(task_data), gate=0.0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_export_holds_its_gate(classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    with pytest.raises(GateMissed, match="No bundle was written: int8 keeps"):
-        face.export(classifier, tmp_path / "bundle", str(task_data), gate=1e9)
-    assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from small_checkpoints import MAX_LENGTH, WORDS, Exported, write_checkpoint
 
+from export.gate import Prepared
 from export.graph import export_graph
 from export.quantise import quantise_static
 
@@ -41,7 +42,13 @@ def bert(exported: Callable[..., Exported]) -> Exported:
 
 
 @pytest.fixture(scope="session")
-def bert_int8(bert: Exported, texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bert_prepared(bert: Exported, texts: list[str]) -> Prepared:
+    """The small BERT with its outliers in its weights, and ranges over the first 20 texts."""
+    return Prepared.of(bert.onnx_file, bert.encodings(texts[:20]), threads=1)
+
+
+@pytest.fixture(scope="session")
+def bert_int8(bert_prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("int8") / "model_quantized.onnx"
-    quantise_static(bert.onnx_file, out, bert.encodings(texts[:20]))
+    quantise_static(bert_prepared.model, out, bert_prepared.ranges)
     return out

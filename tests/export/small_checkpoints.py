@@ -4,16 +4,33 @@ import string
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
 from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from export.graph import GraphInfo, quiet
 from serve.encoding import load_tokenizer
+from serve.session import has_openvino
 
 TAGS = ["O", "B-city", "I-city", "B-date", "I-date"]
 MAX_LENGTH = 32
 WORDS = [
     *("book", "a", "table", "in", "rome", "for", "two", "on", "friday", "please", "fly", "to", "new", "york"),
     *("city", "tomorrow", "morning", "and", "cancel", "my", "order"),
+]
+
+needs_openvino = pytest.mark.skipif(not has_openvino(), reason="OpenVINO is not installed: pip install openvino")
+
+# One head of each family, each exported once for all tests.
+FAMILIES = [
+    pytest.param("bert", "TokenClassification", id="bert"),
+    pytest.param("roberta", "SequenceClassification", id="roberta"),
+    pytest.param("distilbert", "TokenClassification", id="distilbert"),
+    pytest.param("electra", "TokenClassification", id="electra"),
+    pytest.param("mpnet", "SequenceClassification", id="mpnet"),
+    pytest.param("modernbert", "TokenClassification", id="modernbert"),
 ]
 
 
@@ -25,6 +42,22 @@ class Exported:
 
     def encodings(self, texts: list[str]) -> list[Encoding]:
         return load_tokenizer(self.checkpoint, MAX_LENGTH).encode_batch(texts)
+
+
+def farthest(expected: list[np.ndarray], actual: list[np.ndarray]) -> float:
+    """The largest difference between the logits of the same texts."""
+    return max(float(np.abs(one - other).max()) for one, other in zip(expected, actual, strict=True))
+
+
+def with_constants(model: onnx.ModelProto, changes: dict[str, np.ndarray], out: Path) -> Path:
+    """The graph `model` in the file `out`, with other float32 values for the constants named."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for constant in copy.graph.initializer:
+        if constant.name in changes:
+            constant.CopyFrom(numpy_helper.from_array(changes[constant.name].astype(np.float32), constant.name))
+    onnx.save(copy, out)
+    return out
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -76,9 +109,14 @@ def write_checkpoint(folder: Path, family: str = "bert", head: str = "TokenClass
     if labels == len(TAGS):
         config.id2label = dict(enumerate(TAGS))
         config.label2id = {tag: index for index, tag in enumerate(TAGS)}
+    kind = getattr(transformers, f"{prefix[family]}{head}" if family == "gpt2" else f"{prefix[family]}For{head}")
     with quiet():
-        getattr(transformers, f"{prefix[family]}{head}" if family == "gpt2" else f"{prefix[family]}For{head}")(
-            config
-        ).save_pretrained(folder)
+        model = kind(config)
+        # Fresh biases are all 0 and scales all 1, and the exporter makes one constant of equal ones; trained ones differ.
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        model.save_pretrained(folder)
         write_tokenizer(folder)
     return folder

@@ -115,6 +115,20 @@ def test_the_student_can_be_left_out(packed: Packer, tmp_path: Path) -> None:
     assert Pipeline(out, threads=1)("rome")["truncated"] is False
 
 
+def test_the_manifest_says_what_each_variant_needs_and_what_runs_it(packed: Packer, tmp_path: Path) -> None:
+    needed = ["avx512_vnni", "arm64"]
+    out = packed(tmp_path / "places", needs={"int8": tuple(needed)}, runtimes={"int8": "openvino"})
+    manifest = open_bundle(out).manifest
+    assert manifest.variants["int8"].cpu == needed
+    assert manifest.variants["int8"].runtime == "openvino"
+    assert manifest.variants["fp32"].cpu == []
+    assert manifest.variants["fp32"].runtime == "onnxruntime"
+    # What an older server reads: the needs of what is served unless another is asked for.
+    assert json.loads((out / "manifest.json").read_text())["cpu"] == needed
+    needless = packed(tmp_path / "needless", needs={"int8": tuple(needed)}, default_variant="fp32")
+    assert json.loads((needless / "manifest.json").read_text())["cpu"] == []
+
+
 def test_a_crash_midway_leaves_nothing(packed: Packer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(folder: Path) -> None:
         raise OSError(28, "No space left on device")

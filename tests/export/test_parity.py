@@ -9,7 +9,7 @@ import pytest
 from onnx import numpy_helper
 from small_checkpoints import MAX_LENGTH, Exported
 
-from export.parity import SHAPES, graph_parity, int8_parity, shapes_of
+from export.parity import SHAPES, graph_parity, shapes_of, variant_parity
 from export.quantise import quantise_dynamic
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
@@ -103,7 +103,7 @@ def test_labels_that_the_reference_holds_equal_are_ties_not_changes(
 
 
 def test_int8_passes_when_company_changes_no_bit(bert: Exported, bert_int8: Path, texts: list[str]) -> None:
-    parity = int8_parity(bert.checkpoint, bert.onnx_file, bert_int8, texts, MAX_LENGTH, threads=1)
+    parity = variant_parity("int8", bert.checkpoint, bert.onnx_file, bert_int8, texts, MAX_LENGTH, threads=1)
     assert parity.passed
     assert (parity.precision, parity.company_differences, parity.company_texts) == ("int8", 0, len(texts) + SHAPES)
     assert 0 < parity.p999 <= parity.largest
@@ -111,15 +111,17 @@ def test_int8_passes_when_company_changes_no_bit(bert: Exported, bert_int8: Path
 
 
 def test_int8_whose_answers_depend_on_company_is_rejected(bert: Exported, texts: list[str], tmp_path: Path) -> None:
-    quantise_dynamic(bert.onnx_file, tmp_path / "dynamic.onnx")
-    parity = int8_parity(bert.checkpoint, bert.onnx_file, tmp_path / "dynamic.onnx", texts, MAX_LENGTH, threads=1)
+    quantise_dynamic(onnx.load(bert.onnx_file), tmp_path / "dynamic.onnx")
+    parity = variant_parity(
+        "int8", bert.checkpoint, bert.onnx_file, tmp_path / "dynamic.onnx", texts, MAX_LENGTH, threads=1
+    )
     assert not parity.passed
     assert parity.company_differences > 0
     assert parity.company_largest > 0
 
 
 def test_the_result_is_plain_json(bert: Exported, bert_int8: Path, texts: list[str]) -> None:
-    parity = int8_parity(bert.checkpoint, bert.onnx_file, bert_int8, texts[:4], 8, threads=1)
+    parity = variant_parity("int8", bert.checkpoint, bert.onnx_file, bert_int8, texts[:4], 8, threads=1)
     assert json.loads(json.dumps(parity.as_dict()))["largest_at"].keys() == {"batch", "padded_tokens", "tokens", "row"}
 
 
@@ -157,7 +159,7 @@ def test_where_any_number_of_labels_may_apply_a_text_changes_when_one_of_them_tu
     wrong = with_logit_moved(classifier.onnx_file, tmp_path / "wrong.onnx", label, push)
     turned = int(((logits[:, label] > 0) != (logits[:, label] + push > 0)).sum())
     assert 0 < turned < len(texts)
-    parity = int8_parity(several, classifier.onnx_file, wrong, texts, MAX_LENGTH, threads=1)
+    parity = variant_parity("int8", several, classifier.onnx_file, wrong, texts, MAX_LENGTH, threads=1)
     assert parity.labels_changed == 3 * turned  # once for each batch size
     nudged = with_logit_moved(classifier.onnx_file, tmp_path / "nudged.onnx", label, 1e-6)
     assert graph_parity(several, nudged, texts, MAX_LENGTH, threads=1).passed

@@ -1,11 +1,14 @@
 import json
+import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from serve.bundle import canonical_json, digest, open_bundle, sha256_file, verify
+from serve.bundle import MAX_MANIFEST_BYTES, canonical_json, digest, open_bundle, sha256_file, verify
 from serve.errors import BadInput, BundleError
+from serve.pipeline import Pipeline
 
 Copy = Callable[[Path], Path]
 Writer = Callable[..., None]
@@ -62,7 +65,7 @@ def test_a_changed_manifest_does_not_match_its_digest(entities_bundle: Path, cop
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        pytest.param({"schema_version": 2, "labels": None}, "schema_version 2, and this program reads", id="too-new"),
+        pytest.param({"schema_version": 3, "labels": None}, "schema_version 3, and this program reads", id="too-new"),
         pytest.param({"labels": None, "cpu": None}, "lacks 'labels', 'cpu'", id="keys-missing"),
         pytest.param({"task": "fill-mask"}, "Invalid enum value 'fill-mask'", id="unknown-task"),
         pytest.param({"labels": "city"}, "Expected `array`", id="labels-not-a-list"),
@@ -78,6 +81,12 @@ def test_a_changed_manifest_does_not_match_its_digest(entities_bundle: Path, cop
             id="variant-without-its-file",
         ),
         pytest.param({"files": {"../a": {"sha256": "", "bytes": 0}}}, "'../a' is not a plain path", id="path-up"),
+        pytest.param({"files": {"a": {"sha256": "", "bytes": 2**60}}}, "said to have 1,152,921", id="huge-file"),
+        pytest.param({"files": {"a": {"sha256": "", "bytes": -1}}}, "said to have -1 bytes", id="less-than-nothing"),
+        pytest.param({"files": {"a.bin": {"sha256": "", "bytes": 0}}}, "'a.bin' is a kind of file that", id="pickle"),
+        pytest.param(
+            {"files": {f"f{i}": {"sha256": "", "bytes": 0} for i in range(1_001)}}, "lists 1,001 files", id="many-files"
+        ),
         pytest.param({"files": {"/a": {"sha256": "", "bytes": 0}}}, "'/a' is not a plain path", id="absolute-path"),
         pytest.param({"files": {"a//b": {"sha256": "", "bytes": 0}}}, "'a//b' is not a plain", id="two-names-for-one"),
     ],
@@ -130,6 +139,102 @@ def test_links_may_not_leave_the_bundle(entities_bundle: Path, copied: Copy, tmp
     (folder / "tokenizer.json").symlink_to(outside)
     with pytest.raises(BundleError, match=r"tokenizer\.json is a link that leaves the bundle"):
         open_bundle(folder)
+
+
+def test_links_within_the_bundle_are_refused_too_and_folders_that_are_links(
+    entities_bundle: Path, copied: Copy, tmp_path: Path
+) -> None:
+    folder = copied(entities_bundle)
+    (folder / "onnx").rename(tmp_path / "elsewhere")
+    (folder / "onnx").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    with pytest.raises(BundleError, match=r"onnx/model\.onnx is a link that leaves the bundle"):
+        open_bundle(folder)
+    (folder / "onnx").unlink()
+    (tmp_path / "elsewhere").rename(folder / "onnx")
+    (folder / "onnx" / "model.onnx").rename(folder / "onnx" / "real.onnx")
+    (folder / "onnx" / "model.onnx").symlink_to("real.onnx")
+    with pytest.raises(BundleError, match=r"onnx/model\.onnx is a link, and a bundle holds its files"):
+        open_bundle(folder)
+
+
+def in_a_hub_cache(bundle: Path, cache: Path) -> Path:
+    """`bundle` as `huggingface_hub.snapshot_download` keeps it: every file of the snapshot a link to a blob."""
+    snapshot = cache / "models--some--cities" / "snapshots" / "0123abcd"
+    blobs = cache / "models--some--cities" / "blobs"
+    blobs.mkdir(parents=True)
+    files = sorted(path.relative_to(bundle) for path in bundle.rglob("*") if path.is_file())
+    for number, file in enumerate(files):
+        (blobs / str(number)).write_bytes((bundle / file).read_bytes())
+        link = snapshot / file
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blobs / str(number), link.parent))
+    (snapshot / ".gitattributes").write_text("*.onnx filter=lfs\n")
+    return snapshot
+
+
+def test_links_of_the_hubs_cache_are_followed_to_its_blobs_and_nowhere_else(
+    entities_bundle: Path, tmp_path: Path
+) -> None:
+    snapshot = in_a_hub_cache(entities_bundle, tmp_path / "hub")
+    assert open_bundle(snapshot).manifest.name == "cities"
+    assert Pipeline(snapshot)("rome")["truncated"] is False
+
+    secret = tmp_path / "hub" / "models--some--cities" / "secret.json"
+    secret.write_bytes((entities_bundle / "tokenizer.json").read_bytes())
+    (snapshot / "tokenizer.json").unlink()
+    (snapshot / "tokenizer.json").symlink_to(secret)
+    with pytest.raises(BundleError, match=r"tokenizer\.json is a link that leaves the bundle"):
+        open_bundle(snapshot)
+
+
+def test_what_could_be_a_pickle_is_refused_whatever_it_is_called(
+    entities_bundle: Path, copied: Copy, manifest_writer: Writer
+) -> None:
+    folder = copied(entities_bundle)
+    (folder / "config.json").write_bytes(pickle.dumps({"a": 1}))
+    manifest_writer(folder)
+    with pytest.raises(BundleError, match=r"config\.json begins as a pickle does"):
+        open_bundle(folder)
+
+
+def test_what_is_no_plain_file_is_not_waited_for(entities_bundle: Path, copied: Copy) -> None:
+    folder = copied(entities_bundle)
+    (folder / "tokenizer.json").unlink()
+    os.mkfifo(folder / "tokenizer.json")
+    with pytest.raises(BundleError, match=r"tokenizer\.json is no plain file"):
+        open_bundle(folder)
+
+
+def test_an_empty_folder_is_noticed(entities_bundle: Path, copied: Copy) -> None:
+    folder = copied(entities_bundle)
+    (folder / "onnx" / "more").mkdir()
+    with pytest.raises(BundleError, match="onnx/more/ is not in the manifest"):
+        open_bundle(folder)
+
+
+def test_a_manifest_that_only_looks_the_same_is_not(entities_bundle: Path, copied: Copy) -> None:
+    folder = copied(entities_bundle)
+    manifest = folder / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"\n", b"\r", 1))
+    with pytest.raises(BundleError, match="not written as manifests are"):
+        open_bundle(folder)
+
+
+def test_a_manifest_too_long_to_be_one_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "manifest.json").open("wb") as file:
+        file.truncate(MAX_MANIFEST_BYTES + 1)
+    with pytest.raises(BundleError, match="a manifest has at most 16,777,216"):
+        open_bundle(tmp_path)
+
+
+def test_the_first_schema_is_read_and_what_it_asks_of_processors_is_the_default_variants(
+    entities_bundle: Path, copied: Copy, manifest_writer: Writer
+) -> None:
+    folder = copied(entities_bundle)
+    manifest_writer(folder, schema_version=1, cpu=["avx512_vnni"])
+    assert open_bundle(folder).variant()[1].cpu == ["avx512_vnni"]
+    manifest_writer(folder, schema_version=2, cpu=["avx512_vnni"])
+    assert open_bundle(folder).variant()[1].cpu == []
 
 
 def test_a_link_to_a_folder_is_an_extra_file(entities_bundle: Path, copied: Copy, tmp_path: Path) -> None:

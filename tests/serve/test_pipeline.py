@@ -113,14 +113,6 @@ def test_what_cannot_be_answered_is_refused_with_its_field(
     assert caught.value.field == field
 
 
-def test_a_variant_of_another_runtime_is_refused(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> None:
-    folder = copied(entities_bundle)
-    variant = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "openvino"}
-    manifest_writer(folder, variants={"fp32": variant})
-    with pytest.raises(BundleError, match="'fp32' of 'cities' runs on 'openvino'"):
-        Pipeline(folder)
-
-
 @pytest.mark.parametrize(
     "changes", [{"labels": ["O", "B-city"]}, {"task": "text-classification"}], ids=["other-labels", "other-task"]
 )

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ from tokenizers import Encoding
 
 from serve.encoding import load_tokenizer
 from serve.errors import BundleError, InternalError
-from serve.session import Session
+from serve.session import Session, padded_length
 
 
 def encode(bundle: Path, *texts: str | tuple[str, str]) -> list[Encoding]:
@@ -100,3 +102,36 @@ def test_a_tokenizer_that_cannot_be_used_is_refused(entities_bundle: Path, tmp_p
         load_tokenizer(tmp_path, 32)
     with pytest.raises(BundleError, match="must be at least 3"):
         load_tokenizer(entities_bundle, 2)
+
+
+# In an interpreter of its own, with every way out watched: the runtime's Python package brings a telemetry package with it.
+OPENVINO_PROGRAM = """
+import socket, sys, urllib.request
+from pathlib import Path
+called = []
+def watched(*arguments, **keywords):
+    called.append(arguments)
+    raise OSError("no network here")
+socket.getaddrinfo = socket.create_connection = socket.socket.connect = urllib.request.urlopen = watched
+from serve.encoding import load_tokenizer
+from serve.session import Session
+folder = Path(sys.argv[1])
+encodings = load_tokenizer(folder, 32).encode_batch(["fly to rome", "oslo"])
+answers = Session(folder / "onnx" / "model.onnx", 1, "openvino").run(encodings)
+assert [answer.shape for answer in answers] == [(5, 3), (3, 3)]
+assert not called, called
+"""
+
+
+def test_openvino_answers_and_tells_nobody(entities_bundle: Path) -> None:
+    pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    ended = subprocess.run(
+        [sys.executable, "-c", OPENVINO_PROGRAM, entities_bundle], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_in_openvino_texts_are_padded_to_whole_vectors_but_not_beyond_the_positions() -> None:
+    assert [padded_length(tokens, "openvino", None) for tokens in (0, 1, 16, 17)] == [16, 16, 16, 32]
+    assert [padded_length(tokens, "openvino", 20) for tokens in (3, 17, 20)] == [16, 20, 20]
+    assert [padded_length(tokens, "onnxruntime", None) for tokens in (0, 1, 17)] == [1, 1, 17]

@@ -1,0 +1,65 @@
+"""What `stillroom inspect` shows of a verified bundle."""
+
+from typing import Any
+
+from serve.bundle import Bundle
+from serve.choice import choose
+from serve.cpu import cpu_features, suits
+from serve.session import has_openvino
+from stillroom.show import say, table
+
+
+def explain(bundle: Bundle) -> None:
+    """Say what the bundle is, what would answer here, what was measured of it, and list its files."""
+    manifest = bundle.manifest
+    choice = choose(bundle)
+    say(
+        f"{manifest.name}: {manifest.task}, {len(manifest.labels)} labels, up to {manifest.max_length} tokens; "
+        "every file verified"
+    )
+    say(f"Here {choice.variant} answers, in {choice.runtime}.")
+    for note in choice.notes:
+        say(f"Note: {note}")
+    features, rows = cpu_features(), []
+    for name, variant in manifest.variants.items():
+        needs = " or ".join(variant.cpu) or "any processor"
+        there = suits(variant.cpu, features) and (variant.runtime != "openvino" or has_openvino())
+        size = f"{manifest.files[variant.file].bytes / 1e6:.1f}"
+        served = f"{name} (default)" if name == manifest.default_variant else name
+        rows.append([served, variant.scheme, variant.runtime, needs, "yes" if there else "no", size])
+    table("variants", ["variant", "scheme", "runtime", "needs", "runs here", "MB"], rows)
+    if scores := _scores(manifest.metrics):
+        table(f"{manifest.metrics.get('metric')}, test", ["model", "value", "95 % interval"], scores)
+    if compared := _parity(manifest.parity):
+        header = ["variant", "labels changed per 10k", "largest difference", "99.9th percentile", "other in company"]
+        table("against its reference, on texts of validation at shapes that the export never saw", header, compared)
+    files = [[path, f"{file.bytes / 1e6:.2f}", file.sha256[:16]] for path, file in sorted(manifest.files.items())]
+    table("files", ["file", "MB", "sha256"], files)
+    lineage = {key: value for key, value in manifest.lineage.items() if isinstance(value, str | int | float)}
+    say("Lineage: " + (", ".join(f"{key} {value}" for key, value in lineage.items()) or "not told"))
+    say(f"Digest: {manifest.digest}")
+
+
+def _scores(metrics: dict[str, Any]) -> list[list[str]]:
+    """Rows of the test scores, where the manifest has them in this form."""
+    test = metrics.get("test")
+    return [
+        [name, f"{row['value']:.4f}", f"{row['low']:.4f} .. {row['high']:.4f}"]
+        for name, row in (test.items() if isinstance(test, dict) else [])
+        if isinstance(row, dict) and {"value", "low", "high"} <= row.keys()
+    ]
+
+
+def _parity(parity: dict[str, Any]) -> list[list[str]]:
+    needed = {"labels_changed_per_10k", "largest", "p999", "company_differences", "company_texts"}
+    return [
+        [
+            name,
+            f"{row['labels_changed_per_10k']:.1f}",
+            f"{row['largest']:.2g}",
+            f"{row['p999']:.2g}",
+            f"{row['company_differences']} of {row['company_texts']}",
+        ]
+        for name, row in parity.items()
+        if isinstance(row, dict) and needed <= row.keys()
+    ]

@@ -1,0 +1,184 @@
+import filecmp
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stillroom as face
+from serve.bundle import open_bundle
+from serve.choice import choose
+from serve.errors import BadInput, GateMissed
+
+FAST = {"latency_seconds": 0.0, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, task_data: Path) -> Path:
+    """A tiny model that knows the task."""
+    out = tmp_path_factory.mktemp("ckpt") / "classifier"
+    return face.finetune(
+        str(tiny_teacher), "text-classification", str(task_data), out, epochs=8, learning_rate=3e-3, batch=8, threads=1
+    )
+
+
+def with_cancelling_units(checkpoint: Path, folder: Path, size: float) -> Path:
+    """`checkpoint` with large constant units in a feed-forward that cancel out in its sum, which rounding prevents."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint)
+    layer = model.bert.encoder.layer[1]
+    torch.manual_seed(0)
+    constants, weights = torch.rand(16) * 8 + 8, torch.randn(32, 16) * size
+    layer.intermediate.dense.weight.data[:16] = 0
+    layer.intermediate.dense.bias.data[:16] = constants
+    cancelling = weights - torch.outer(weights @ constants, constants) / constants.dot(constants)
+    layer.output.dense.weight.data[:, :16] = cancelling
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
+    return folder
+
+
+def report_of(bundle: Path) -> dict[str, object]:
+    document: dict[str, object] = json.loads(bundle.with_name(f"{bundle.name}.report.json").read_text())
+    return document
+
+
+def test_every_precision_is_made_checked_and_served(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+    out = face.export(classifier, tmp_path / "one", task_data, precision="fp32,fp16,int8", **FAST)
+    manifest = open_bundle(out).manifest
+    assert (manifest.default_variant, sorted(manifest.variants)) == ("int8", ["fp16", "fp32", "int8"])
+    answers = {variant: face.Pipeline(out, variant)("please refund the lamp") for variant in manifest.variants}
+    assert {answer["labels"][0]["label"] for answer in answers.values()} == {"refund"}
+    said = {name: row["value"] for name, row in manifest.metrics["test"].items()}  # type: ignore[attr-defined]
+    assert {"fp32", "fp16", "int8"} <= set(said)
+    assert min(said.values()) > 0.9
+    page = (tmp_path / "one.report.html").read_text()
+    assert all(heading in page for heading in ("Gates", "Agreement", "Quantisation", "Kernels", "Parity"))
+    shown = subprocess.run(
+        [sys.executable, "-m", "stillroom", "inspect", str(out)], capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 0
+    assert "Here int8 answers, in onnxruntime." in shown.stderr
+
+
+def test_two_exports_are_the_same_bytes(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+    one, other = (
+        face.export(classifier, tmp_path / where / "same", task_data, name="same", **FAST) for where in ("a", "b")
+    )
+    names = [path.relative_to(one).as_posix() for path in one.rglob("*") if path.is_file()]
+    assert {"manifest.json", "onnx/model_quantized.onnx"} <= set(names)
+    assert filecmp.cmpfiles(one, other, names, shallow=False) == (names, [], [])
+
+
+def test_what_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+    broken = with_cancelling_units(classifier, tmp_path / "broken", size=50)
+    out = face.export(broken, tmp_path / "mended", task_data, gate=0.99, **FAST)
+    search = report_of(out)["search"]
+    assert max(attempt["verdict"]["share"] for attempt in search["tried"]) < 0.6  # type: ignore[index]
+    assert [step["product"] for step in search["repaired"]] == ["bert.encoder.layer.1.output.dense"]  # type: ignore[index]
+    assert search["held"]  # type: ignore[index]
+    assert "left in float32: bert.encoder.layer.1.output.dense" in (out / "README.md").read_text()
+    assert open_bundle(out).manifest.variants["int8"].cpu == []
+    assert face.Pipeline(out)("please refund the lamp")["labels"][0]["label"] == "refund"
+
+
+def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
+    classifier: Path, task_data: Path, tmp_path: Path
+) -> None:
+    broken = with_cancelling_units(classifier, tmp_path / "broken", size=12)
+    out = face.export(broken, tmp_path / "eight", task_data, gate=0.99, **FAST)
+    assert [attempt["weight_bits"] for attempt in report_of(out)["search"]["tried"]] == [7, 7, 8, 8]  # type: ignore[index]
+    needs = open_bundle(out).manifest.variants["int8"].cpu
+    assert "avx512_vnni" in needs
+    assert choose(open_bundle(out), features=["avx2"]).variant == "fp32"
+    assert choose(open_bundle(out), features=needs[:1]).variant == "int8"
+    assert "8-bit weights need a processor with one of avx512_vnni" in (out / "README.md").read_text()
+
+
+def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
+    classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export.gate.MOST_KEPT", 0.0)  # nothing may be put back
+    broken = with_cancelling_units(classifier, tmp_path / "broken", size=50)
+    with pytest.raises(GateMissed, match=r"No bundle was written: int8 keeps 0\.\d+ of fp32's metric on validation"):
+        face.export(broken, tmp_path / "out", task_data, gate=0.99, **FAST)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "out.report.html", "out.report.json"]
+    assert not report_of(tmp_path / "out")["search"]["held"]  # type: ignore[index]
+
+
+def test_dynamic_int8_is_labelled_and_never_the_default(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+    out = face.export(classifier, tmp_path / "out", task_data, int8="dynamic", **FAST)
+    manifest = open_bundle(out).manifest
+    assert (manifest.default_variant, manifest.variants["int8"].scheme) == ("fp32", "dynamic")
+    assert "its answer to a text depends on the batch" in (out / "README.md").read_text()
+
+
+def test_weight_only_int8_is_nearly_float32_alone_and_in_company(
+    classifier: Path, task_data: Path, tmp_path: Path
+) -> None:
+    out = face.export(classifier, tmp_path / "out", task_data, int8="weight-only", **FAST)
+    parity = open_bundle(out).manifest.parity["int8"]
+    assert parity["company_differences"] == 0  # type: ignore[index]
+    assert parity["labels_changed_per_10k"] < 50  # type: ignore[index]
+
+
+def test_openvino_is_pinned_when_asked_for(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    out = face.export(classifier, tmp_path / "out", task_data, runtime="openvino", **FAST)
+    manifest = open_bundle(out).manifest
+    assert (manifest.variants["int8"].runtime, manifest.variants["fp32"].runtime) == ("openvino", "onnxruntime")
+    assert face.Pipeline(out).session.runtime == "openvino"
+    assert manifest.parity["int8 openvino"]["company_differences"] == 0  # type: ignore[index]
+
+
+def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+    from transformers import pipeline
+
+    words = tmp_path / "words.txt"
+    words.write_text("please refund the kettle 17\nthank you team the lamp is great\n", encoding="utf-8")
+    out = face.export(classifier, tmp_path / "few", task_data, precision="fp32", keep_words_of=(words,), **FAST)
+    told = report_of(out)["vocabulary"]
+    assert told["kept"] < told["tokens"]  # type: ignore[index, operator]
+    assert told["texts_split_otherwise"] > 0  # type: ignore[index, operator]
+    assert told["unknown"] == told["unknown_before"] == 0  # type: ignore[index]
+    kept = face.Pipeline(out)("please refund the kettle 17")["labels"]
+    expected = pipeline("text-classification", model=str(classifier), top_k=None)(["please refund the kettle 17"])[0]
+    assert [each["label"] for each in kept] == [each["label"] for each in expected]
+    assert [each["score"] for each in kept] == pytest.approx([each["score"] for each in expected], abs=1e-5)
+
+
+def test_kernels_are_joined_and_counted_when_asked_for(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+    fuse = "attention,skip-layer-norm,bias-gelu,embedding"
+    out = face.export(classifier, tmp_path / "out", task_data, precision="fp32", fuse=fuse, **FAST)
+    counted = report_of(out)["fusions"]["fp32"]  # type: ignore[index]
+    assert {name: counted[name] for name in fuse.split(",")} == {
+        "attention": 4,
+        "skip-layer-norm": 8,
+        "bias-gelu": 4,
+        "embedding": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"precision": "fp32,int4"}, "--precision int4 is unknown; the precisions are fp32, fp16, int8"),
+        ({"precision": ","}, "--precision names nothing"),
+        ({"int8": "magic"}, "--int8 magic is unknown; the schemes are static, weight-only, dynamic"),
+        ({"gate": 99}, "--gate is 99; a share between 0 and 1 is needed"),
+        ({"runtime": "tvm"}, "--runtime tvm is unknown"),
+        ({"fuse": "everything"}, "--fuse everything is unknown; the fusions are attention"),
+        ({"latency_seconds": -1.0}, "--latency-seconds is -1"),
+        ({"keep_words_of": (Path("nowhere.txt"),)}, "nowhere.txt"),
+        ({"speed": 1}, "speed is no setting of export; the settings are"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
+    classifier: Path, task_data: Path, tmp_path: Path, wrong: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        face.export(classifier, tmp_path / "out", task_data, **wrong)
+    assert list(tmp_path.iterdir()) == []
