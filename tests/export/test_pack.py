@@ -204,3 +204,15 @@ def test_what_cannot_be_packed_is_named(packed: Packer, bert: Exported, tmp_path
         with pytest.raises(BadInput, match="extra file"):
             packed(tmp_path / "places", extra_files={path: b""})
     assert entries(tmp_path) == []
+
+
+def test_the_tokenizer_says_its_class_and_length_so_that_every_reader_understands(
+    bert: Exported, packed: Packer, tmp_path: Path
+) -> None:
+    saved = json.loads((bert.checkpoint / "tokenizer_config.json").read_text())
+    written = json.loads((packed(tmp_path / "places", max_length=20) / "tokenizer_config.json").read_text())
+    assert saved["tokenizer_class"] in ("TokenizersBackend", "PreTrainedTokenizerFast")  # by version of transformers
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert written["model_max_length"] == 20
+    assert written["model_input_names"] == list(bert.info.inputs)
+    assert not {"local_files_only", "is_local", "max_length"} & set(written)
