@@ -2,8 +2,9 @@
 
 What is tried, in order, until the gate holds: weights of 7 bits, which every processor computes alike; weights of 8
 bits, which processors without VNNI do not; and weights of 7 bits with the products that cost most put back to float32,
-one by one. Ranges are those of all values or without the outermost, whichever is nearer to float32 on validation: the
-metric of a few hundred texts is too coarse to tell them apart, the mean divergence of their distributions is not.
+one by one. Ranges are those of all values or without the outermost: of those that hold the gate, whichever is nearer to
+float32 on validation. The metric of a few hundred texts is too coarse to tell them apart, the mean divergence of their
+distributions is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -222,11 +223,12 @@ def find_int8(
     for bits in (7, 8):
         both = [Attempt(bits, clipped, attempt(bits, clipped)[1]) for clipped in (False, True)]
         search.tried += both
-        nearer = min(both, key=lambda each: each.verdict.divergence)
-        search.reached, search.weight_bits, search.clipped = nearer.verdict, bits, nearer.clipped
-        if nearer.verdict.share >= gate:
+        holding = [each for each in both if each.verdict.share >= gate]
+        chosen = min(holding or both, key=lambda each: each.verdict.divergence)
+        search.reached, search.weight_bits, search.clipped = chosen.verdict, bits, chosen.clipped
+        if holding:
             search.held = True
-            return attempt(bits, nearer.clipped)[0], search
+            return attempt(bits, chosen.clipped)[0], search
     search.weight_bits = 7
     search.clipped = min(search.tried[:2], key=lambda each: each.verdict.divergence).clipped
     assert search.reached is not None

@@ -15,7 +15,7 @@ class Product(NamedTuple):
     """A product `activation @ weight` with a constant weight."""
 
     name: str
-    """The parameter's name in the checkpoint, such as `bert.encoder.layer.0.output.dense`, where a bias tells it."""
+    """The node's name: the module that it is of, such as `bert.encoder.layer.0.output.dense`."""
     node: "NodeProto"
     activation: str
     weight: str
@@ -62,7 +62,7 @@ class Wiring:
             if node.op_type == "Add" and node.output[0] in last:
                 last.update(node.input)
         return [
-            Product(self._name(node), node, node.input[0], node.input[1])
+            Product(node.name, node, node.input[0], node.input[1])
             for node in self._nodes
             if node.op_type == "MatMul"
             and self.constants.get(node.input[1], np.empty(0)).ndim == 2
@@ -79,8 +79,3 @@ class Wiring:
             and len(self.constants[node.input[0]]) >= min_rows
             and all(attribute.i == 0 for attribute in node.attribute)  # axis, the only one that Gather has
         ]
-
-    def _name(self, node: "NodeProto") -> str:
-        bias = self.bias_after(node)
-        named = bias[1].removesuffix(".bias") if bias and bias[1].endswith(".bias") else node.input[1]
-        return named.removeprefix("model.")

@@ -189,6 +189,11 @@ def _trim_model(checkpoint: Path, new_ids: dict[int, int]) -> int:
         )
     table = model.get_input_embeddings()
     old = table.weight.data
+    if max(new_ids) >= len(old):
+        raise BadInput(
+            f"{checkpoint}: its tokenizer has token {max(new_ids)}, and its model has words up to {len(old) - 1}; the two do not "
+            "belong together."
+        )
     table.weight = torch.nn.Parameter(old[torch.tensor(sorted(new_ids))].clone(), requires_grad=False)
     config.vocab_size = len(new_ids)
     for name in ("pad", "bos", "eos", "sep", "cls", "unk", "mask", "decoder_start"):
@@ -224,8 +229,9 @@ def _report(
     encoded = (tokenizer.encode_batch(list(held_out)) for tokenizer in (before, after))
     for text, old, new in zip(held_out, *encoded, strict=True):
         read += len(old)
-        otherwise += old.tokens != new.tokens
         known = {span for index, span in zip(old.ids, old.offsets, strict=True) if index == old_id}
+        now = {span for index, span in zip(new.ids, new.offsets, strict=True) if index == new_id}
+        otherwise += old.tokens != new.tokens or known != now
         unknown_before += old.ids.count(old_id) if old_id is not None else 0
         for index, (start, end) in zip(new.ids, new.offsets, strict=True):
             if index == new_id:
