@@ -109,6 +109,7 @@ def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
     assert not report_of(tmp_path / "out")["search"]["held"]  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_dynamic_int8_is_labelled_and_never_the_default(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     out = face.export(classifier, tmp_path / "out", task_data, int8="dynamic", **FAST)
     manifest = open_bundle(out).manifest
@@ -116,6 +117,7 @@ def test_dynamic_int8_is_labelled_and_never_the_default(classifier: Path, task_d
     assert "its answer to a text depends on the batch" in (out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_weight_only_int8_is_nearly_float32_alone_and_in_company(
     classifier: Path, task_data: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +127,7 @@ def test_weight_only_int8_is_nearly_float32_alone_and_in_company(
     assert parity["labels_changed_per_10k"] < 50  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_openvino_is_pinned_when_asked_for(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is not installed")
     out = face.export(classifier, tmp_path / "out", task_data, runtime="openvino", **FAST)
@@ -150,6 +153,7 @@ def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(classifier: Path, ta
     assert [each["score"] for each in kept] == pytest.approx([each["score"] for each in expected], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_kernels_are_joined_and_counted_when_asked_for(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     fuse = "attention,skip-layer-norm,bias-gelu,embedding"
     out = face.export(classifier, tmp_path / "out", task_data, precision="fp32", fuse=fuse, **FAST)
