@@ -7,6 +7,7 @@ float32 on validation. The metric of a few hundred texts is too coarse to tell t
 distributions is not.
 """
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,8 +20,9 @@ from compress.scores import Prediction, Score, gold_of, score
 from compress.tasks import Encoded, batches_by_length, predictions
 from export.calibrate import TensorRange, channel_ranges, tensor_ranges
 from export.nodes import Wiring
-from export.quantise import Quantised, WeightBits, quantise_static
+from export.quantise import NO_SATURATION, Quantised, WeightBits, quantise_static
 from export.smooth import smoothed
+from serve.cpu import cpu_features, suits
 from serve.session import Runtime, Session
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 # Validation texts that a product's own cost is measured on: a divergence needs fewer than a metric.
 SWEEP_TEXTS = 256
+
+UNREPAIRED = "unrepaired.onnx"
 
 # With more products in float32 than this share the file would hardly be an int8 one.
 MOST_KEPT = 0.5
@@ -106,17 +110,25 @@ class Search:
 class Judge:
     """Labelled validation texts, and what float32 says of them."""
 
-    def __init__(self, examples: Sequence[Example], encoded: Encoded, fp32: Path, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        encoded: Encoded,
+        fp32: Path,
+        max_length: int,
+        threads: int | None = None,
+    ) -> None:
         self.encoded = encoded
+        self.max_length = max_length
         self.gold: list[Prediction] = [gold_of(example, encoded.task) for example in examples]
         self.threads = threads
         self.expected = session_logits(Session(fp32, threads), encoded)
         self.said = predictions(encoded, self.expected)
         self.fp32: Score = score(self.gold, self.said)
 
-    def verdict(self, onnx_file: Path, runtime: Runtime = "onnxruntime", max_length: int | None = None) -> Verdict:
-        """What `onnx_file` reaches on all texts; `max_length` is the most tokens that its texts can have."""
-        actual = session_logits(Session(onnx_file, self.threads, runtime, max_length), self.encoded)
+    def verdict(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> Verdict:
+        """What `onnx_file` reaches on all texts."""
+        actual = session_logits(Session(onnx_file, self.threads, runtime, self.max_length), self.encoded)
         said = predictions(self.encoded, actual)
         reached = score(self.gold, said)
         divergence, changed = self._distance(self.expected, actual)
@@ -135,10 +147,10 @@ class Judge:
             ),
         )
 
-    def cost(self, onnx_file: Path) -> tuple[float, float]:
+    def cost(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> tuple[float, float]:
         """The divergence, and the share of float32's metric, on the first `SWEEP_TEXTS` texts."""
         part, expected = self.encoded[:SWEEP_TEXTS], self.expected[:SWEEP_TEXTS]
-        actual = session_logits(Session(onnx_file, self.threads), part)
+        actual = session_logits(Session(onnx_file, self.threads, runtime, self.max_length), part)
         gold = self.gold[:SWEEP_TEXTS]
         ours, theirs = (score(gold, predictions(part, logits)).value for logits in (actual, expected))
         return self._distance(expected, actual)[0], ours / max(theirs, 1e-12)
@@ -207,20 +219,27 @@ class Prepared:
 
 
 def find_int8(
-    prepared: Prepared, judge: Judge, out: Path, gate: float, progress: Progress = lambda _: None
+    prepared: Prepared,
+    judge: Judge,
+    out: Path,
+    gate: float,
+    progress: Progress = lambda _: None,
+    *,
+    runtime: Runtime = "onnxruntime",
 ) -> tuple[Quantised, Search]:
-    """Write the int8 file `out`: the first of those in the module's text that keeps `gate` of float32's metric.
+    """Write the int8 file `out`: the first of those in the module's text that keeps `gate` of float32's metric in `runtime`.
 
-    When none does, `Search.held` is False and `out` is the last one tried.
+    When none does, `Search.held` is False and `out` is the last one tried. What was before a repair is left beside it as
+    `unrepaired.onnx`. 8 bits are not tried on a processor that would compute them otherwise than those they are for.
     """
     search = Search(needed=gate)
 
     def attempt(bits: WeightBits, clipped: bool, kept: Sequence[str] = ()) -> tuple[Quantised, Verdict]:
         made = quantise_static(prepared.model, out, prepared.ranges, weight_bits=bits, clipped=clipped, kept=kept)
-        return made, judge.verdict(out)
+        return made, judge.verdict(out, runtime)
 
-    bits: WeightBits
-    for bits in (7, 8):
+    every: tuple[WeightBits, ...] = (7, 8) if suits(NO_SATURATION, cpu_features()) else (7,)
+    for bits in every:
         both = [Attempt(bits, clipped, attempt(bits, clipped)[1]) for clipped in (False, True)]
         search.tried += both
         holding = [each for each in both if each.verdict.share >= gate]
@@ -233,9 +252,10 @@ def find_int8(
     search.clipped = min(search.tried[:2], key=lambda each: each.verdict.divergence).clipped
     assert search.reached is not None
     progress(f"int8 keeps {search.reached.share:.4f} of fp32, needed {gate:g}: looking for the products that cost it")
-    search.costs = _costs(prepared, judge, out, clipped=search.clipped, progress=progress)
+    search.costs = _costs(prepared, judge, out, runtime, clipped=search.clipped, progress=progress)
     kept: list[str] = []
     quantised, search.reached = attempt(7, search.clipped)
+    shutil.copyfile(out, out.with_name(UNREPAIRED))
     for cost in search.costs[: int(len(prepared.products) * MOST_KEPT)]:
         kept.append(cost.product)
         quantised, search.reached = attempt(7, search.clipped, kept)
@@ -247,13 +267,15 @@ def find_int8(
     return quantised, search
 
 
-def _costs(prepared: Prepared, judge: Judge, out: Path, *, clipped: bool, progress: Progress) -> list[Cost]:
+def _costs(
+    prepared: Prepared, judge: Judge, out: Path, runtime: Runtime, *, clipped: bool, progress: Progress
+) -> list[Cost]:
     """What each product costs alone, the costliest first. `out` is written over."""
     found = []
     for number, name in enumerate(prepared.products, 1):
         others = [product for product in prepared.products if product != name]
         quantise_static(prepared.model, out, prepared.ranges, clipped=clipped, kept=others)
-        divergence, share = judge.cost(out)
+        divergence, share = judge.cost(out, runtime)
         found.append(Cost(name, divergence, share))
         if number % 6 == 0:
             progress(f"{number} of {len(prepared.products)} products weighed")

@@ -16,7 +16,7 @@ from export.half import write_half
 from export.pack import ONNX_NAMES
 from export.parity import Parity, Precision, Text, graph_parity, variant_parity
 from export.quantise import Quantised, Scheme, quantise_dynamic, quantise_weight_only
-from serve.errors import BadInput
+from serve.errors import BadInput, StillroomError
 from serve.session import Runtime, has_openvino
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class Variants:
     folder: Path
     wanted: Wanted
     graph: GraphInfo
+    max_length: int
+    """Longest text in tokens."""
     schemes: dict[str, str] = field(default_factory=dict)
     int8: Quantised | None = None
     fp16_kept: tuple[str, ...] = ()
@@ -85,6 +87,8 @@ class Variants:
     search: Search | None = None
     faults: list[str] = field(default_factory=list)
     """Why these graphs may not ship, in words; the metric apart, for which see `missed`."""
+    notes: list[str] = field(default_factory=list)
+    """What was left out, and why."""
 
     @property
     def made(self) -> tuple[Precision, ...]:
@@ -111,8 +115,27 @@ class Variants:
         return [
             f"{name} keeps {verdict.share:.4f} of fp32's metric on validation, needed {self.wanted.gate:g}"
             for name, precision, runtime in self.runs
-            if runtime == self.wanted.runs_in(precision) and (verdict := self.validation[name]).share < self.wanted.gate
+            if precision != "fp32"
+            and runtime == self.wanted.runs_in(precision)
+            and (verdict := self.validation[name]).share < self.wanted.gate
         ]
+
+    @property
+    def limits(self) -> list[str]:
+        """Sentences for a card: what the int8 graph asks for, and what was left in float32."""
+        said = []
+        if self.int8 and self.int8.scheme == "dynamic":
+            said.append("The int8 graph is dynamically quantised: its answer to a text depends on the batch.")
+        if needs := self.needs.get("int8"):
+            said.append(
+                f"The int8 graph's 8-bit weights need a processor with one of {', '.join(needs)}; elsewhere its sums would "
+                "saturate, and stillroom answers from fp32 where the bundle has it."
+            )
+        if self.int8 and self.int8.kept:
+            said.append(f"For accuracy these products are left in float32: {', '.join(self.int8.kept)}.")
+        if self.fp16_kept:
+            said.append(f"In the fp16 graph these values are left in float32: {', '.join(self.fp16_kept)}.")
+        return said
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types: what the manifest and the report say of the graphs."""
@@ -128,6 +151,8 @@ class Variants:
             "validation": {name: asdict(found) for name, found in self.validation.items()},
             "search": self.search.as_dict() if self.search else None,
             "faults": list(self.faults),
+            "limits": self.limits,
+            "notes": list(self.notes),
         }
         plain: dict[str, Any] = json.loads(json.dumps(document))  # tuples become lists, as they will on disk
         return plain
@@ -155,7 +180,7 @@ def make_variants(
     import onnx
 
     plain = folder / "plain.onnx"
-    found = Variants(folder, wanted, export_graph(checkpoint, plain, max_length))
+    found = Variants(folder, wanted, export_graph(checkpoint, plain, max_length), max_length)
     model = onnx.load(plain)
     graph, promised = joined(model, wanted.fuse, heads_of(checkpoint)) if wanted.fuse else (model, {})
     write_model(graph, found.file("fp32"))
@@ -170,7 +195,7 @@ def make_variants(
         progress("fp16: converting, loading, running")
         found.fp16_kept = write_half(model, found.file("fp16"), chosen, joined=graph, threads=threads).kept
         found.schemes["fp16"] = "fp16"
-    judge = Judge(examples, encoded, plain, threads)
+    judge = Judge(examples, encoded, plain, max_length, threads)
     if "int8" in wanted.precisions:
         progress(f"int8, {wanted.int8}")
         found.int8 = _int8(found, model, plain, chosen, judge, threads, progress)
@@ -210,7 +235,8 @@ def _int8(
         return quantise_dynamic(model, file)
     if wanted.int8 == "weight-only":
         return quantise_weight_only(model, file)
-    quantised, found.search = find_int8(Prepared.of(plain, calibration, threads), judge, file, wanted.gate, progress)
+    prepared = Prepared.of(plain, calibration, threads)
+    quantised, found.search = find_int8(prepared, judge, file, wanted.gate, progress, runtime=wanted.runtime)
     return quantised
 
 
@@ -237,16 +263,23 @@ def _compare(
             runtimes.append("openvino")
         for runtime in runtimes:
             name = variant if runtime == "onnxruntime" else f"{variant} {runtime}"
-            file = found.file(variant)
-            if variant == "fp32":
-                parity = graph_parity(checkpoint, file, texts, max_length, runtime=runtime, threads=threads)
-            else:
-                parity = variant_parity(
-                    variant, checkpoint, plain, file, texts, max_length, runtime=runtime, threads=threads
+            file, pinned = found.file(variant), runtime == found.wanted.runs_in(variant)
+            how: dict[str, Any] = {"runtime": runtime, "threads": threads}
+            try:
+                parity = (
+                    graph_parity(checkpoint, file, texts, max_length, **how)
+                    if variant == "fp32"
+                    else variant_parity(variant, checkpoint, plain, file, texts, max_length, **how)
                 )
-            found.parity[name] = parity
-            found.validation[name] = judge.verdict(file, runtime, max_length)
-            if runtime == found.wanted.runs_in(variant):
+                verdict = judge.verdict(file, runtime)
+            except StillroomError as error:
+                if pinned:
+                    raise
+                # Nobody asked for this runtime: what it cannot run is told, and stops nothing.
+                found.notes.append(f"{name} was left out: {error.message}")
+                continue
+            found.parity[name], found.validation[name] = parity, verdict
+            if pinned:
                 found.faults += faults_of(name, parity, found.wanted)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from export.graph import load_classifier, quiet
-from serve.errors import BadInput, InternalError
+from serve.errors import BadInput
 
 # Families whose positions are numbered from the padding's id on.
 POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
@@ -76,8 +76,9 @@ def trim_vocabulary(checkpoint: Path, texts: Sequence[str], held_out: Sequence[s
         a.tokens != b.tokens
         for a, b in zip(before.encode_batch(list(texts)), after.encode_batch(list(texts)), strict=True)
     ):
-        raise InternalError(
-            f"{file}: the trimmed vocabulary splits some of the texts in another way; it was not written"
+        raise BadInput(
+            f"{file}: trimmed, it would split some of the texts in another way (added tokens inside words can do that); "
+            "leave the vocabulary whole."
         )
     removed = _trim_model(checkpoint, new_ids)
     file.write_text(json.dumps(trimmed, ensure_ascii=False, indent=2), encoding="utf-8")
@@ -100,11 +101,12 @@ def _pieces(model: dict[str, Any]) -> list[tuple[str, int]]:
 
 def _spelling(model: dict[str, Any]) -> set[int]:
     """The tokens that any text can be spelled with, and the one for what cannot."""
-    prefix = model.get("continuing_subword_prefix") or ""
+    prefix, suffix = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
     spelled = {
         index
         for token, index in _pieces(model)
-        if len(token.removeprefix(prefix).removeprefix("▁")) <= 1 or (token.startswith("<0x") and len(token) == 6)
+        if len(token.removeprefix(prefix).removesuffix(suffix).removeprefix("▁")) <= 1
+        or (token.startswith("<0x") and len(token) == 6)
     }
     unknown = model.get("unk_id") if model["type"] == "Unigram" else model["vocab"].get(model.get("unk_token"))
     return spelled if unknown is None else spelled | {unknown}

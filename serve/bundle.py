@@ -25,12 +25,12 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 MAX_FILE_BYTES = 8 * 2**30
 MAX_FILES = 1_000
 
-# What `torch.save`, `joblib` and `numpy.save` write, all of which a reader may unpickle.
-PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz", ".msgpack"})
+# What bundles hold. Other kinds may be pickles under one of their many names, which run code when they are read.
+SUFFIXES = frozenset({".json", ".onnx", ".safetensors", ".md", ".html", ".toml", ".txt"})
 PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 
-# The Hub adds this file to every repository.
-HUB_FILES = frozenset({".gitattributes"})
+# What downloads from the Hub leave beside the files that were asked for; nothing reads it.
+HUB_FILES = (".gitattributes", ".cache/huggingface/")
 
 Task = Literal["token-classification", "text-classification"]
 
@@ -176,7 +176,7 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         manifest = msgspec.convert(raw, Manifest)
         expected = digest(raw)
-    except (msgspec.ValidationError, ValueError) as error:
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise BundleError(f"{path}: {error}; export the bundle anew") from error
     if manifest.digest != expected:
         raise BundleError(
@@ -219,30 +219,39 @@ def _listing_faults(name: str, file: BundleFile) -> Iterator[str]:
     if not 0 <= file.bytes <= MAX_FILE_BYTES:
         yield f"{name!r} is said to have {file.bytes:,} bytes, at most {MAX_FILE_BYTES:,} are read"
     pure = PurePosixPath(name)
-    if pure.suffix.lower() in PICKLE_SUFFIXES:
-        yield f"{name!r} is a kind of file that may hold a pickle, which runs code when it is read"
+    if pure.suffix not in SUFFIXES:
+        yield f"{name!r} is of no kind that bundles hold ({', '.join(sorted(SUFFIXES))}), and may be a pickle"
     if name == MANIFEST or pure.is_absolute() or ".." in pure.parts or "\\" in name or pure.as_posix() != name:
         yield f"file name {name!r} is not a plain path inside the bundle"
 
 
 def _file_faults(folder: Path, listed: dict[str, BundleFile]) -> Iterator[str]:
     for name in sorted(listed):
-        file, expected = folder / name, listed[name]
-        if fault := _link_fault(file, folder):
+        try:
+            fault = _fault_of(folder / name, folder, listed[name])
+        except OSError as error:  # unreadable, a name too long for the file system
+            fault = f"cannot be read ({error.strerror})"
+        if fault:
             yield f"{name} {fault}"
-        elif not os.path.lexists(file):
-            yield f"{name} is missing"
-        elif not file.is_file():
-            yield f"{name} is no plain file"
-        elif (size_bytes := file.stat().st_size) != expected.bytes:
-            yield f"{name} has {size_bytes:,} bytes instead of {expected.bytes:,}"
-        elif sha256_file(file) != expected.sha256:
-            yield f"{name} was changed (its SHA-256 is another)"
-        elif _starts_as_pickle(file):
-            yield f"{name} begins as a pickle does, which runs code when it is read"
-    allowed = set(listed) | {MANIFEST} | (HUB_FILES if _hub_blobs(folder) else set())
-    for name in sorted(set(_names_in(folder)) - allowed):
-        yield f"{name} is not in the manifest"
+    for name in sorted(set(_names_in(folder)) - set(listed) - {MANIFEST}):
+        if not name.startswith(HUB_FILES):
+            yield f"{name} is not in the manifest"
+
+
+def _fault_of(file: Path, folder: Path, expected: BundleFile) -> str | None:
+    """What is wrong with one listed file."""
+    fault = _link_fault(file, folder)
+    if fault is None and not os.path.lexists(file):
+        fault = "is missing"
+    elif fault is None and not file.is_file():
+        fault = "is no plain file"
+    elif fault is None and (size_bytes := file.stat().st_size) != expected.bytes:
+        fault = f"has {size_bytes:,} bytes instead of {expected.bytes:,}"
+    elif fault is None and sha256_file(file) != expected.sha256:
+        fault = "was changed (its SHA-256 is another)"
+    elif fault is None and _starts_as_pickle(file):
+        fault = "begins as a pickle does, which runs code when it is read"
+    return fault
 
 
 def _link_fault(file: Path, folder: Path) -> str | None:
@@ -251,8 +260,9 @@ def _link_fault(file: Path, folder: Path) -> str | None:
     way = file
     while way != folder:
         # In the Hub's cache each file of a snapshot is a link to a blob, and only files are.
-        if way.is_symlink() and not (way == file and blobs and way.resolve().parent == blobs):
-            inside = way.resolve().is_relative_to(folder.resolve())
+        target = Path(os.path.realpath(way))  # unlike resolve, it does not mind a link to itself
+        if way.is_symlink() and not (way == file and blobs and target.parent == blobs):
+            inside = target.is_relative_to(os.path.realpath(folder))
             return "is a link, and a bundle holds its files" if inside else "is a link that leaves the bundle"
         way = way.parent
     return None
@@ -262,9 +272,10 @@ def _hub_blobs(folder: Path) -> Path | None:
     """Where the files of `folder` really lie when it is a snapshot in the Hub's cache: `models--x--y/snapshots/REVISION`."""
     folder = folder.absolute()
     repository = folder.parent.parent
-    if folder.parent.name != "snapshots" or not repository.name.startswith("models--"):
+    blobs = repository / "blobs"
+    if folder.parent.name != "snapshots" or not repository.name.startswith("models--") or blobs.is_symlink():
         return None
-    return (repository / "blobs").resolve()
+    return Path(os.path.realpath(blobs))
 
 
 def _starts_as_pickle(file: Path) -> bool:

@@ -30,11 +30,6 @@ def choose(
     refused there (BundleError). Without OpenVINO onnxruntime reads the same file. A note says each such thing.
     """
     name, variant = bundle.variant(asked)
-    if variant.runtime not in get_args(Runtime):
-        raise BundleError(
-            f"variant {name!r} of {bundle.manifest.name!r} runs on {variant.runtime!r}; this program runs "
-            f"{' and '.join(get_args(Runtime))}: name another variant"
-        )
     notes: list[str] = []
     if not suits(variant.cpu, cpu_features() if features is None else features):
         lacking = (
@@ -45,6 +40,11 @@ def choose(
             raise BundleError(f"{lacking}: name another variant, or export with 7-bit weights")
         notes.append(f"{lacking}: fp32 answers instead, slower")
         name, variant = bundle.variant("fp32")
+    if variant.runtime not in get_args(Runtime):
+        raise BundleError(
+            f"variant {name!r} of {bundle.manifest.name!r} runs on {variant.runtime!r}; this program runs "
+            f"{' and '.join(get_args(Runtime))}: name another variant"
+        )
     runtime = cast(Runtime, variant.runtime)
     if runtime == "openvino" and not (has_openvino() if openvino is None else openvino):
         runtime = "onnxruntime"

@@ -1,5 +1,7 @@
 """`stillroom export`: a checkpoint with a head becomes a bundle, whoever trained it."""
 
+import math
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -14,10 +16,10 @@ from compress.tasks import Encoded, encode
 from compress.teacher import HEADS, Opened, open_model, save_tokenizer, with_markers
 from export.card import HUB_METRICS, CardFacts, Figure, model_card
 from export.fusions import check_fusions
-from export.gate import Judge, Prepared
+from export.gate import UNREPAIRED, Judge
 from export.pack import pack, refuse_foreign
 from export.parity import Precision
-from export.quantise import Scheme, quantise_static
+from export.quantise import Scheme
 from export.variants import Variants, Wanted, make_variants
 from export.vocabulary import Trimmed, trim_vocabulary
 from latency.candidates import Candidate
@@ -26,7 +28,7 @@ from latency.report import Report, write_report
 from serve.bundle import canonical_json
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput, GateMissed
-from serve.session import Runtime
+from serve.session import WHOLE_VECTOR, Runtime
 from serve.threads import available_cores
 from stillroom.ground import usable_length
 from stillroom.lineage import LINEAGE, read_lineage
@@ -72,9 +74,11 @@ class Exporting:
 
 def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> Path:
     """See `stillroom.verbs.export`."""
-    wanted = settings.wanted
-    if settings.latency_seconds < 0:
+    wanted, out = settings.wanted, Path(os.path.abspath(out))
+    if not 0 <= settings.latency_seconds < math.inf:
         raise BadInput(f"--latency-seconds is {settings.latency_seconds:g}; a number of 0 or more is needed.")
+    if settings.threads < 0:
+        raise BadInput(f"--threads is {settings.threads}; give 0 for all cores, or a number of them.")
     refuse_foreign(out)
     if out.is_dir() and any(out.iterdir()):
         raise BadInput(
@@ -93,6 +97,8 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> Path:
     metric = metric_name(task, multi_label=splits.multi_label)
     threads = settings.threads or available_cores()
     out.parent.mkdir(parents=True, exist_ok=True)
+    for ending in ("html", "json"):  # of an earlier call: whatever this one ends in, they would tell of another
+        out.with_name(f"{out.name}.report.{ending}").unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
         folder = Path(scratch)
         ready = folder / "checkpoint"
@@ -135,7 +141,7 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> Path:
             lineage=lineage,
             multi_label=splits.multi_label,
             relations=splits.relations,
-            limits=limits_of(variants),
+            limits=variants.limits,
         )
         latency = _time(folder, variants, ready, splits.test, settings.latency_seconds, threads, length, encoded)
         _write_report(out, _report_of(facts.name, task, metric, variants, trimmed, test, latency))
@@ -170,23 +176,8 @@ def default_variant(variants: Variants) -> Precision:
 
 def scores_on_test(variants: Variants, examples: Sequence[Example], encoded: Encoded, threads: int) -> dict[str, Any]:
     """What every variant reaches on test in every runtime, by the names of `Variants.parity`; test is read this once."""
-    judge = Judge(examples, encoded, variants.file("fp32"), threads)
+    judge = Judge(examples, encoded, variants.file("fp32"), variants.max_length, threads)
     return {name: judge.verdict(variants.file(precision), runtime) for name, precision, runtime in variants.runs}
-
-
-def limits_of(variants: Variants) -> list[str]:
-    """Sentences for the card: what its int8 graph asks for."""
-    said = []
-    if variants.int8 and variants.int8.scheme == "dynamic":
-        said.append("The int8 graph is dynamically quantised: its answer to a text depends on the batch.")
-    if variants.needs.get("int8"):
-        said.append(
-            f"The int8 graph's 8-bit weights need a processor with one of {', '.join(variants.needs['int8'])}; elsewhere its "
-            "sums would saturate, and stillroom serves fp32 instead."
-        )
-    if variants.int8 and variants.int8.kept:
-        said.append(f"For accuracy these products are left in float32: {', '.join(variants.int8.kept)}.")
-    return said
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -239,12 +230,12 @@ def _time(
         return None
     served = default_variant(variants)
     first = (served, variants.wanted.runs_in(served))
-    runs = sorted(variants.runs, key=lambda run: (run[1], run[2]) != first)
+    # A model of fewer positions than a vector has floats cannot be padded to one.
+    runs = [run for run in variants.runs if run[2] != "openvino" or max_length >= WHOLE_VECTOR]
+    runs.sort(key=lambda run: (run[1], run[2]) != first)
     candidates = [Candidate(name, runtime, kind, variants.file(kind), threads) for name, kind, runtime in runs]
     if variants.search and variants.search.repaired:
-        unrepaired = folder / "unrepaired.onnx"
-        prepared = Prepared.of(variants.file("fp32"), encoded["train"].encodings[:8], threads)
-        quantise_static(prepared.model, unrepaired, prepared.ranges, clipped=variants.search.clipped)
+        unrepaired = variants.file("int8").with_name(UNREPAIRED)
         candidates.append(Candidate("int8 before repair", "onnxruntime", "int8", unrepaired, threads))
     lengths = [length for length in LENGTHS if length <= max_length] or [max_length]
     with bar("latency") as shown:
@@ -296,7 +287,7 @@ def _report_of(
             for run, precision, _ in variants.runs
             if precision != "fp32"
         ],
-        "warnings": [*variants.faults, *variants.missed, *limits_of(variants)],
+        "warnings": [*variants.faults, *variants.missed, *variants.limits, *variants.notes],
         "agreement": {run: dict(vars(verdict)) for run, verdict in verdicts.items()},
         "search": document["search"],
         "fusions": document["fusions"],

@@ -5,25 +5,28 @@ from typing import Any
 from serve.bundle import Bundle
 from serve.choice import choose
 from serve.cpu import cpu_features, suits
-from serve.session import has_openvino
+from serve.errors import BundleError
 from stillroom.show import say, table
 
 
 def explain(bundle: Bundle) -> None:
     """Say what the bundle is, what would answer here, what was measured of it, and list its files."""
     manifest = bundle.manifest
-    choice = choose(bundle)
     say(
         f"{manifest.name}: {manifest.task}, {len(manifest.labels)} labels, up to {manifest.max_length} tokens; "
         "every file verified"
     )
-    say(f"Here {choice.variant} answers, in {choice.runtime}.")
-    for note in choice.notes:
-        say(f"Note: {note}")
+    try:
+        choice = choose(bundle)
+        say(f"Here {choice.variant} answers, in {choice.runtime}.")
+        for note in choice.notes:
+            say(f"Note: {note}")
+    except BundleError as fault:
+        say(f"Here nothing answers: {fault.message}.")
     features, rows = cpu_features(), []
     for name, variant in manifest.variants.items():
         needs = " or ".join(variant.cpu) or "any processor"
-        there = suits(variant.cpu, features) and (variant.runtime != "openvino" or has_openvino())
+        there = suits(variant.cpu, features)
         size = f"{manifest.files[variant.file].bytes / 1e6:.1f}"
         served = f"{name} (default)" if name == manifest.default_variant else name
         rows.append([served, variant.scheme, variant.runtime, needs, "yes" if there else "no", size])
@@ -46,7 +49,7 @@ def _scores(metrics: dict[str, Any]) -> list[list[str]]:
     return [
         [name, f"{row['value']:.4f}", f"{row['low']:.4f} .. {row['high']:.4f}"]
         for name, row in (test.items() if isinstance(test, dict) else [])
-        if isinstance(row, dict) and {"value", "low", "high"} <= row.keys()
+        if isinstance(row, dict) and _numbers(row, {"value", "low", "high"})
     ]
 
 
@@ -61,5 +64,10 @@ def _parity(parity: dict[str, Any]) -> list[list[str]]:
             f"{row['company_differences']} of {row['company_texts']}",
         ]
         for name, row in parity.items()
-        if isinstance(row, dict) and needed <= row.keys()
+        if isinstance(row, dict) and _numbers(row, needed)
     ]
+
+
+def _numbers(row: dict[str, Any], keys: set[str]) -> bool:
+    """Whether `row` has a number for each of `keys`."""
+    return all(isinstance(row.get(key), int | float) for key in keys)

@@ -330,7 +330,7 @@ def write_bundle(
         metrics=metrics,
         parity=exported["parity"],
         extra_files={
-            "README.md": card_of(ground, report, lineage).encode(),
+            "README.md": card_of(ground, report, lineage, exported["limits"]).encode(),
             "report.html": report_file.read_bytes(),
             "report.json": canonical_json({**report, "minutes": minutes}),
             "recipe.toml": write_recipe(ground.recipe).encode(),
@@ -338,7 +338,7 @@ def write_bundle(
     )
 
 
-def card_of(ground: Ground, report: Report, lineage: dict[str, Any]) -> str:
+def card_of(ground: Ground, report: Report, lineage: dict[str, Any], limits: Sequence[str]) -> str:
     """The bundle's README, from what the report says."""
     metric = HUB_METRICS[ground.metric]
     figures = [
@@ -358,6 +358,7 @@ def card_of(ground: Ground, report: Report, lineage: dict[str, Any]) -> str:
             shipped=SHOWN_AS["int8"],
             dataset=None if Path(ground.recipe.data).exists() else ground.recipe.data,
             report=True,
+            limits=limits,
             base_model=None if Path(teacher).exists() else teacher,
             lineage=lineage,
         )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -86,5 +87,5 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for i, column in enumerate(columns):
         drawn.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
-        drawn.add_row(*row)
+        drawn.add_row(*map(escape, row))  # names are whatever somebody called a model
     console.print(drawn)

@@ -193,8 +193,8 @@ def profile(
     from latency.candidates import Candidate
     from latency.profile import profile as time_candidates
     from serve.bundle import open_bundle
-    from serve.choice import choose
     from serve.encoding import load_tokenizer
+    from serve.session import Runtime, has_openvino
     from serve.threads import available_cores
     from stillroom.show import bar
 
@@ -204,7 +204,8 @@ def profile(
         if (model / MANIFEST).is_file():
             bundle = open_bundle(model)
             for variant in bundle.manifest.variants:
-                runtime = choose(bundle, variant).runtime
+                pinned = bundle.manifest.variants[variant].runtime
+                runtime: Runtime = "openvino" if pinned == "openvino" and has_openvino() else "onnxruntime"
                 label = f"{model.name} {'OpenVINO' if runtime == 'openvino' else 'ORT'} {variant}"
                 candidates.append(Candidate(label, runtime, variant, bundle.onnx_file(variant), cores))
         elif (model / "config.json").is_file():

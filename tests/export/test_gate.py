@@ -94,7 +94,7 @@ def with_loud_units(bert: Exported, layer: int, out: Path) -> Path:
 @pytest.mark.parametrize("layer", [0, 1])
 def test_the_product_that_breaks_int8_is_found_and_put_back(bert: Exported, tmp_path: Path, layer: int) -> None:
     fp32 = with_loud_units(bert, layer, tmp_path / "fp32.onnx")
-    judge = Judge(*labelled_by(fp32, bert), fp32, threads=1)
+    judge = Judge(*labelled_by(fp32, bert), fp32, MAX_LENGTH, threads=1)
     assert judge.fp32.value == 1.0
     prepared = Prepared.of(fp32, judge.encoded.encodings[:20], threads=1)
     said: list[str] = []
@@ -123,7 +123,7 @@ def test_the_product_that_breaks_int8_is_found_and_put_back(bert: Exported, tmp_
 
 
 def test_a_gate_that_nothing_keeps_is_not_held(bert: Exported, tmp_path: Path) -> None:
-    judge = Judge(*labelled_by(bert.onnx_file, bert), bert.onnx_file, threads=1)
+    judge = Judge(*labelled_by(bert.onnx_file, bert), bert.onnx_file, MAX_LENGTH, threads=1)
     prepared = Prepared.of(bert.onnx_file, judge.encoded.encodings[:20], threads=1)
     quantised, search = find_int8(prepared, judge, tmp_path / "int8.onnx", 2.0)
     assert not search.held
@@ -136,7 +136,7 @@ def test_a_gate_that_nothing_keeps_is_not_held(bert: Exported, tmp_path: Path) -
 def test_seven_bits_are_enough_where_they_keep_the_gate_and_the_nearer_range_is_taken(
     bert: Exported, tmp_path: Path
 ) -> None:
-    judge = Judge(*labelled_by(bert.onnx_file, bert), bert.onnx_file, threads=1)
+    judge = Judge(*labelled_by(bert.onnx_file, bert), bert.onnx_file, MAX_LENGTH, threads=1)
     prepared = Prepared.of(bert.onnx_file, judge.encoded.encodings, threads=1)
     quantised, search = find_int8(prepared, judge, tmp_path / "int8.onnx", 0.5)
     whole, clipped = search.tried
@@ -147,7 +147,7 @@ def test_seven_bits_are_enough_where_they_keep_the_gate_and_the_nearer_range_is_
 
 
 def test_a_verdict_counts_what_changed(bert: Exported, bert_int8: Path) -> None:
-    judge = Judge(*labelled_by(bert.onnx_file, bert), bert.onnx_file, threads=1)
+    judge = Judge(*labelled_by(bert.onnx_file, bert), bert.onnx_file, MAX_LENGTH, threads=1)
     same = judge.verdict(bert.onnx_file)
     assert (same.value, same.share, same.divergence) == (1.0, 1.0, 0.0)
     assert (same.labels_changed_per_10k, same.answers_changed, same.spans_changed) == (0.0, 0, 0)

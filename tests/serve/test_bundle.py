@@ -83,7 +83,9 @@ def test_a_changed_manifest_does_not_match_its_digest(entities_bundle: Path, cop
         pytest.param({"files": {"../a": {"sha256": "", "bytes": 0}}}, "'../a' is not a plain path", id="path-up"),
         pytest.param({"files": {"a": {"sha256": "", "bytes": 2**60}}}, "said to have 1,152,921", id="huge-file"),
         pytest.param({"files": {"a": {"sha256": "", "bytes": -1}}}, "said to have -1 bytes", id="less-than-nothing"),
-        pytest.param({"files": {"a.bin": {"sha256": "", "bytes": 0}}}, "'a.bin' is a kind of file that", id="pickle"),
+        pytest.param(
+            {"files": {"a.bin": {"sha256": "", "bytes": 0}}}, "'a.bin' is of no kind that bundles hold", id="pickle"
+        ),
         pytest.param(
             {"files": {f"f{i}": {"sha256": "", "bytes": 0} for i in range(1_001)}}, "lists 1,001 files", id="many-files"
         ),
@@ -185,6 +187,35 @@ def test_links_of_the_hubs_cache_are_followed_to_its_blobs_and_nowhere_else(
     (snapshot / "tokenizer.json").symlink_to(secret)
     with pytest.raises(BundleError, match=r"tokenizer\.json is a link that leaves the bundle"):
         open_bundle(snapshot)
+
+
+def test_a_folder_of_blobs_that_is_itself_a_link_is_not_the_hubs(entities_bundle: Path, tmp_path: Path) -> None:
+    snapshot = in_a_hub_cache(entities_bundle, tmp_path / "hub")
+    blobs = tmp_path / "hub" / "models--some--cities" / "blobs"
+    blobs.rename(tmp_path / "elsewhere")
+    blobs.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    with pytest.raises(BundleError, match="is a link that leaves the bundle"):
+        open_bundle(snapshot)
+
+
+def test_what_a_download_from_the_hub_leaves_beside_the_files_is_let_be(entities_bundle: Path, copied: Copy) -> None:
+    folder = copied(entities_bundle)
+    (folder / ".gitattributes").write_text("*.onnx filter=lfs\n")
+    (folder / ".cache" / "huggingface" / "download").mkdir(parents=True)
+    (folder / ".cache" / "huggingface" / "download" / "config.json.metadata").write_text("0123\n")
+    assert open_bundle(folder).manifest.name == "cities"
+
+
+def test_a_link_to_itself_and_a_name_too_long_are_faults_like_others(
+    entities_bundle: Path, copied: Copy, manifest_writer: Writer
+) -> None:
+    folder = copied(entities_bundle)
+    listed = json.loads((folder / "manifest.json").read_text())["files"]
+    manifest_writer(folder, files={**listed, "a" * 300 + ".json": {"sha256": "", "bytes": 0}})
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("tokenizer.json")
+    with pytest.raises(BundleError, match=r"aaa\.json cannot be read.*tokenizer\.json is a link"):
+        open_bundle(folder)
 
 
 def test_what_could_be_a_pickle_is_refused_whatever_it_is_called(
