@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from serve.errors import BadInput
+from serve.errors import BadInput, BundleError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,7 +64,10 @@ def _load_onnx(candidate: Candidate, runtime: Literal["onnxruntime", "openvino"]
 
     if not candidate.path.is_file():
         raise BadInput(f"candidate {candidate.name!r}: no file at {candidate.path}; give the path of a .onnx file")
-    graph = open_graph(candidate.path, candidate.threads, runtime)
+    try:
+        graph = open_graph(candidate.path, candidate.threads, runtime)
+    except BundleError as error:
+        raise BadInput(f"candidate {candidate.name!r}: {error.message}") from error
 
     def call(inputs: Mapping[str, Int64s]) -> npt.NDArray[np.float32]:
         tokens = inputs["input_ids"].shape[1]

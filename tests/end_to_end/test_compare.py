@@ -68,6 +68,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
     assert (out / "table.md").read_text(encoding="utf-8").count("\n") == 5
 
 
+@pytest.mark.slow
 def test_assistants_and_another_task_come_before_the_task(
     tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path
 ) -> None:

@@ -247,6 +247,7 @@ def test_inspect_verifies_and_names_a_changed_byte(
         assert "onnx/model.onnx" in refused.stderr
 
 
+@pytest.mark.slow
 def test_classes_with_the_relation_stage_and_unlabelled_text(
     tiny_teacher: Path, task_data: Path, tmp_path: Path
 ) -> None:
@@ -275,7 +276,8 @@ def test_classes_with_the_relation_stage_and_unlabelled_text(
     assert Pipeline(tmp_path / "intents")("please refund the chair 5", top_k=1)["labels"][0]["label"] == "refund"
 
 
-@pytest.mark.parametrize("stage", [pytest.param("teacher", marks=pytest.mark.slow), "student"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["teacher", "student"])
 def test_its_recipe_killed_and_resumed_ends_with_the_same_weights(
     made: tuple[Path, dict[str, float], list[str]], tmp_path: Path, stage: str
 ) -> None:
