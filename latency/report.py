@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from latency.document import CandidateRow, ProfileDocument, RatioRow
 from latency.drawings import Bar, Interval, bars, curve, intervals
 from latency.markup import Cell, Markup, details, element, escaped, facts, interval, joined, number, score, size, table
 from latency.page_style import STYLE
-from latency.profile import CandidateRow, ProfileDocument, RatioRow
 
 LONG_TABLE = 25  # rows from which a table is folded away until a reader asks for it
 

@@ -678,47 +678,95 @@ def export(
 
 @app.command()
 def profile(
-    models: Annotated[list[Path], typer.Argument(help="Bundles and checkpoint folders; the first is compared with.")],
-    data: Annotated[Path, typer.Option(help="A file of text to time on.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for report.html, report.json and table.md.")] = None,
-    batches: Annotated[str, typer.Option(help="Texts a call.")] = "1,8",
-    lengths: Annotated[str, typer.Option(help="Tokens a text.")] = "16,128",
-    seconds: Annotated[float, typer.Option(help="Timed, in all.")] = 60.0,
-    threads: Annotated[int | None, typer.Option(help="Cores for one model.")] = None,
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Bundles, checkpoint folders and .onnx files; the first is compared with.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        str,
+        typer.Option(help="Texts to time on, labelled ones for a metric; or a folder of splits, whose test it takes."),
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for report.html, report.json and table.md; graphs stay in OUT.work.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or cpu,cuda.")] = "cpu",
+    runtimes: Annotated[
+        str,
+        typer.Option(
+            help="Of torch, torch-compile, torch-cuda-graphs, onnxruntime, onnxruntime-tensorrt, openvino.",
+            show_default="what each model pins; torch and onnxruntime for checkpoints",
+        ),
+    ] = "",
+    precisions: Annotated[str, typer.Option(help="Of torch: fp32, bf16, fp16.")] = "fp32",
+    batches: Annotated[str, typer.Option(help="Texts a call, of the grid.")] = "1,8",
+    lengths: Annotated[str, typer.Option(help="Tokens a text, of the grid.")] = "16,128",
+    seconds: Annotated[float, typer.Option(help="Of timing; what is known closely sooner ends sooner.")] = 120.0,
+    tight: Annotated[float, typer.Option(help="How closely speed-ups are to be known, relative.")] = 0.02,
+    threads: Annotated[int, typer.Option(help="Of one call.", show_default="what fits this container")] = 0,
+    budget_ms: Annotated[
+        float | None, typer.Option(help="What one text may take; the best that meets it is named.")
+    ] = None,
+    percentile: Annotated[int, typer.Option(help="At which the budget holds: 50, 90, 95 or 99.")] = 99,
+    bound_ms: Annotated[
+        float | None, typer.Option(help="Finds the highest rate of arrivals whose p99 stays within this.")
+    ] = None,
+    price_per_core_hour: Annotated[float | None, typer.Option(help="For the price of a million texts.")] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Try every split of the cores into threads and processes.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="A report.json of before: its models run again beside these; slower ends with 3."),
+    ] = None,
+    paper: Annotated[
+        bool,
+        typer.Option("--paper", help="Time the papers' teacher and students (random weights) beside their figures."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Time models on real text, taking turns, each in a process of its own.
+    """Which model, at which precision, in which runtime, meets a budget here, and what it costs in accuracy.
 
-    [bold]Example[/]
+    Candidates take turns, each in a process of its own, until their ratios are known closely or the time is up.
 
-      stillroom profile my_teacher ner.bundle --data my_data/test.jsonl --out timings
+    [bold]Examples[/]
+
+      stillroom profile my_teacher ner.bundle --data my_data/test.jsonl --out timings --budget-ms 5
+
+      stillroom profile ner.bundle --against timings/report.json --out again
+
+      stillroom profile --paper
     """
-    from latency.report import markdown_table, write_report
-    from stillroom.verbs import profile as time_models
+    from latency.profile_page import answer_lines, profile_markdown, write_profile
+
+    from stillroom.profiling import Profiling, profile_models
 
     if out and out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= PROFILE_FILES):
         raise BadInput(
             f"--out {out} is there already and holds other things; nothing was written. Give another folder."
         )
-    document: Any = time_models(
-        models, data, batches=_numbers(batches), lengths=_numbers(lengths), seconds=seconds, threads=threads
-    )
+    settings = Profiling(
+        data=data, device=device, runtimes=runtimes, precisions=precisions, batches=_numbers(batches),
+        lengths=_numbers(lengths), seconds=seconds, tight=tight, threads=threads, budget_ms=budget_ms,
+        percentile=percentile, bound_ms=bound_ms, price_per_core_hour=price_per_core_hour, sweep=sweep,
+    )  # fmt: skip
+    document: Any = profile_models(models or [], settings, work=out and out.with_name(f"{out.name}.work"))
     if out:
-        out.mkdir(parents=True, exist_ok=True)  # that it is free was seen before the timing
-        write_report(out / "report.html", {"title": "latency", "latency": document})
-        (out / "report.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-        (out / "table.md").write_text(markdown_table(document), encoding="utf-8")
+        write_profile(out, document)
     if as_json:
         _print_json(document)
     else:
-        say(markdown_table(document))
+        say(profile_markdown(document))
+        for line in answer_lines(document):
+            say(line)
 
 
-def _numbers(listed: str) -> list[int]:
+def _numbers(listed: str) -> tuple[int, ...]:
     parts = listed.split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise BadInput(f"{listed!r} is not a list of whole numbers from 1, such as 1,8.")
-    return [int(part) for part in parts]
+    return tuple(int(part) for part in parts)
 
 
 @app.command()

@@ -23,12 +23,13 @@ from export.quantise import Scheme
 from export.variants import Variants, Wanted, make_variants
 from export.vocabulary import Trimmed, trim_vocabulary
 from latency.candidates import Candidate
-from latency.profile import ProfileDocument, profile
+from latency.document import ProfileDocument
+from latency.profile import Plan, time_grid
 from latency.report import Report, write_report
 from serve.bundle import canonical_json
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput, GateMissed
-from serve.session import WHOLE_VECTOR, Runtime
+from serve.session import Runtime
 from serve.threads import available_cores
 from stillroom.ground import usable_length
 from stillroom.lineage import LINEAGE, read_lineage
@@ -230,23 +231,21 @@ def _time(
         return None
     served = default_variant(variants)
     first = (served, variants.wanted.runs_in(served))
-    # A model of fewer positions than a vector has floats cannot be padded to one.
-    runs = [run for run in variants.runs if run[2] != "openvino" or max_length >= WHOLE_VECTOR]
-    runs.sort(key=lambda run: (run[1], run[2]) != first)
-    candidates = [Candidate(name, runtime, kind, variants.file(kind), threads) for name, kind, runtime in runs]
+    runs = sorted(variants.runs, key=lambda run: (run[1], run[2]) != first)
+    candidates = [
+        Candidate(name, runtime, kind, variants.file(kind), threads, max_length=max_length)
+        for name, kind, runtime in runs
+    ]
     if variants.search and variants.search.repaired:
         unrepaired = variants.file("int8").with_name(UNREPAIRED)
         candidates.append(Candidate("int8 before repair", "onnxruntime", "int8", unrepaired, threads))
     lengths = [length for length in LENGTHS if length <= max_length] or [max_length]
     with bar("latency") as shown:
-        return profile(
+        return time_grid(
             candidates,
             [example.text_read for example in examples],
             load_tokenizer(checkpoint, max_length),
-            batches=(1,),
-            lengths=lengths,
-            seconds=seconds / (len(candidates) * len(lengths)),
-            turns=5,
+            Plan((1,), tuple(lengths), seconds),
             progress=shown,
         )
 

@@ -14,7 +14,8 @@ from export.graph import export_graph
 from export.pack import ONNX_NAMES, pack
 from export.variants import Wanted, make_variants
 from latency.candidates import Candidate
-from latency.profile import ProfileDocument, RatioRow, profile
+from latency.document import ProfileDocument, RatioRow
+from latency.profile import Plan, time_grid
 from latency.report import Report, write_report
 from serve.bundle import canonical_json
 from serve.session import Session
@@ -180,15 +181,12 @@ def make_latency(folder: Path, ground: Ground, folders: dict[str, Path], scores:
         for c, key in zip(candidates, ("teacher", "teacher", "student", "fp32", "int8"), strict=True)
     }
     lengths = [length for length in LENGTHS if length <= ground.max_length] or [ground.max_length]
-    seconds = ground.recipe.latency_seconds / (len(candidates) * len(BATCHES) * len(lengths))
     with bar("latency") as shown:
-        document = profile(
+        document = time_grid(
             candidates,
             [example.text_read for example in ground.splits.test],
             ground.tokenizer,
-            batches=BATCHES,
-            lengths=lengths,
-            seconds=seconds,
+            Plan(BATCHES, tuple(lengths), ground.recipe.latency_seconds),
             metrics=metrics,
             seed=ground.recipe.seed,
             progress=shown,

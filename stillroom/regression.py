@@ -1,0 +1,135 @@
+"""Is it slower than before? The models of an earlier report run again, beside those of now; old times are not compared."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latency.candidates import Candidate
+from latency.document import CandidateRow, GivenModel, ModelRow, ProfileDocument, RegressionRow
+from latency.measurement import paired_ratio
+from serve.bundle import MANIFEST, sha256_file
+from serve.errors import BadInput
+
+BEFORE = " (before)"
+# An interval wholly above this is slower: one beyond equality alone would accuse one equal pair in forty.
+SLOWER = 1.02
+
+
+def given_models(models: Sequence[Path]) -> list[GivenModel]:
+    """What `models` are, so that a later call can run the very same again."""
+    return [GivenModel(model=str(model), mark=_mark(model)) for model in models]
+
+
+def models_of(report: Path) -> list[Path]:
+    """The models that the earlier `report.json` was measured on.
+
+    Raises BadInput when it is no such report, and when a model has gone or is another now.
+    """
+    try:
+        given: Any = json.loads(report.read_text(encoding="utf-8"))["given"]
+        listed = [(Path(each["model"]), str(each["mark"])) for each in given]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"--against {report} is no report.json of `stillroom profile` ({type(error).__name__}); give the one that it "
+            "wrote into --out."
+        ) from None
+    for model, mark in listed:
+        if not model.exists():
+            raise BadInput(
+                f"--against {report}: {model} is not there any more. Keep what you compare with, it runs again."
+            )
+        if _mark(model) != mark:
+            raise BadInput(
+                f"--against {report}: {model} holds something else now. Keep the model of before in a place of its own, and "
+                "give the new one on the command line."
+            )
+    return [model for model, _ in listed]
+
+
+def _mark(model: Path) -> str:
+    if (model / MANIFEST).is_file():
+        return sha256_file(model / MANIFEST)  # which names every other file with its own
+    if model.is_file():
+        return sha256_file(model)
+    from stillroom.ground import folder_mark
+
+    return hashlib.sha256(folder_mark(model).encode()).hexdigest()
+
+
+def named_before(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates of before, under names of their own."""
+    return [replace(candidate, name=candidate.name + BEFORE) for candidate in candidates]
+
+
+def regressions(document: ProfileDocument) -> list[RegressionRow]:
+    """Each candidate of now against the one of before in the same runtime, precision and device, in the order given.
+
+    Candidates without a counterpart are left out. Raises BadInput when none has one.
+    """
+    models = document["models"]
+    found = []
+    before = [model for model in models if model["name"].endswith(BEFORE)]
+    for model in models:
+        if model in before:
+            continue
+        match = next((old for old in before if _kind(old) == _kind(model)), None)
+        if match:
+            before.remove(match)
+            found += _compared(document, match, model)
+    if not found:
+        raise BadInput(
+            "None of the models runs in the same runtime and precision as one of --against, so there is nothing to compare. "
+            "Give models of the same kind, or --runtimes."
+        )
+    return found
+
+
+def _kind(model: ModelRow) -> tuple[str, str, str]:
+    return model["runtime"], model["precision"], model["device"]
+
+
+def _compared(document: ProfileDocument, old: ModelRow, new: ModelRow) -> list[RegressionRow]:
+    rows = {(row["name"], row["batch"], row["tokens"]): row for row in document["candidates"]}
+    found = []
+    for (name, batch, tokens), row in rows.items():
+        if name == new["name"]:
+            was = rows[old["name"], batch, tokens]
+            found.append(_row(old, new, f"batch {batch} x {tokens} tokens", _turns(row), _turns(was)))
+    if "single_stream" in old and "single_stream" in new:
+        now, was_stream = new["single_stream"], old["single_stream"]
+        sizes = [each["turn_sizes"] for each in (now, was_stream)]
+        times = [np.array([sum(sample[1:]) for sample in each["samples"]]) for each in (now, was_stream)]
+        turns = [np.split(each, np.cumsum(size)[:-1]) for each, size in zip(times, sizes, strict=True)]
+        found.append(_row(old, new, "single stream", *turns))
+    return found
+
+
+def _turns(row: CandidateRow) -> list[Any]:
+    return list(np.split(np.array(row["samples_ms"]), np.cumsum(row["turn_sizes"])[:-1]))
+
+
+def _row(old: ModelRow, new: ModelRow, where: str, now: Sequence[Any], was: Sequence[Any]) -> RegressionRow:
+    ratio, low, high = paired_ratio(now, was)
+    return RegressionRow(
+        name=new["name"],
+        before=old["name"],
+        where=where,
+        ratio=round(ratio, 4),
+        low=round(low, 4),
+        high=round(high, 4),
+        slower=low > SLOWER,
+    )
+
+
+def regression_lines(rows: Sequence[RegressionRow]) -> list[str]:
+    """A sentence for each comparison."""
+    return [
+        f"{row['name']}, {row['where']}: {row['ratio']:.3f} times as long as before [{row['low']:.3f}, {row['high']:.3f}]"
+        + (", slower" if row["slower"] else "")
+        for row in rows
+    ]
