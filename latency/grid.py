@@ -36,12 +36,9 @@ def grid_charts(document: ProfileDocument) -> Markup:
     return joined([element("p", reading, class_="quiet"), element("div", joined(charts), class_="charts")])
 
 
-def grid_tables(document: ProfileDocument) -> list[Markup]:
-    """A table with its heading for each batch and length."""
-    return [
-        joined([element("h3", caption), table(*grid_table(document, rows, with_shape=False))])
-        for caption, rows in _by_shape(document)
-    ]
+def grid_tables(document: ProfileDocument) -> list[tuple[str, Markup]]:
+    """A caption and a table for each batch and length."""
+    return [(caption, table(*grid_table(document, rows, with_shape=False))) for caption, rows in _by_shape(document)]
 
 
 def grid_table(

@@ -123,12 +123,8 @@ def number_or_none(value: float | None) -> str | None:
 
 
 def percent(share: float | None) -> str | None:
-    """A share of one in percent, or None: no decimals from ten on, one below.
-
-    >>> percent(0.624), percent(0.0312)
-    ('62 %', '3.1 %')
-    """
-    return None if share is None else f"{100 * share:.{0 if abs(share) >= 0.0995 else 1}f} %"
+    """A share of one in percent, or None: no decimals from ten on, one below; a line never breaks before the sign."""
+    return None if share is None else f"{100 * share:.{0 if abs(share) >= 0.0995 else 1}f}\N{NO-BREAK SPACE}%"
 
 
 def score(value: float | None) -> str | None:

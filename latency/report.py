@@ -217,8 +217,9 @@ def _gates(report: Report) -> Markup:
 
 def _latency(report: Report) -> Markup:
     document = report["latency"]
-    parts = [grid_charts(document), doubts_in_short(document), *grid_tables(document)]
-    return joined([*parts, details("The machine", facts(document["machine"]))])
+    tables = [joined([element("h3", caption), listed]) for caption, listed in grid_tables(document)]
+    machine = details("The machine", facts(document["machine"]))
+    return joined([grid_charts(document), doubts_in_short(document), *tables, machine])
 
 
 def _labels(report: Report) -> Markup:
