@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from compress import processes
-from serve.errors import BadInput, StillroomError
+from serve.errors import BadInput, GateMissed, StillroomError
 from stillroom.recipe import Recipe
 from stillroom.show import console, say
 
@@ -738,28 +739,41 @@ def profile(
 
       stillroom profile --paper
     """
-    from latency.profile_page import answer_lines, profile_markdown, write_profile
-
-    from stillroom.profiling import Profiling, profile_models
+    from latency.profile_page import answer_lines, profile_markdown
+    from stillroom.paper import paper_markdown
+    from stillroom.profiling import Profiling, profile_models, profile_paper, write_profile
+    from stillroom.regression import regression_lines
 
     if out and out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= PROFILE_FILES):
         raise BadInput(
             f"--out {out} is there already and holds other things; nothing was written. Give another folder."
         )
+    if paper and (models or against):
+        raise BadInput("--paper makes its own models; leave MODEL and --against out.")
     settings = Profiling(
         data=data, device=device, runtimes=runtimes, precisions=precisions, batches=_numbers(batches),
         lengths=_numbers(lengths), seconds=seconds, tight=tight, threads=threads, budget_ms=budget_ms,
         percentile=percentile, bound_ms=bound_ms, price_per_core_hour=price_per_core_hour, sweep=sweep,
     )  # fmt: skip
-    document: Any = profile_models(models or [], settings, work=out and out.with_name(f"{out.name}.work"))
+    work = out and out.with_name(f"{out.name}.work")
+    document = profile_paper(settings) if paper else profile_models(models or [], settings, work=work, against=against)
+    document["command"] = " ".join(["stillroom", *map(shlex.quote, sys.argv[1:])])
     if out:
         write_profile(out, document)
     if as_json:
         _print_json(document)
     else:
-        say(profile_markdown(document))
-        for line in answer_lines(document):
+        sys.stdout.write(paper_markdown(document["paper"]) if paper else profile_markdown(document))
+        for line in [] if paper else answer_lines(document):
             say(line)
+    if out:
+        say(f"Report  {out / 'report.html'}")
+    lines = regression_lines(document.get("regression", []))
+    for line in lines:
+        say(line)
+    slower = [row for row in document.get("regression", []) if row["slower"]]
+    if slower:
+        raise GateMissed(f"{len(slower)} of {len(lines)} comparisons are slower than before, beyond their intervals.")
 
 
 def _numbers(listed: str) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """`stillroom profile`: which model, at which precision, in which runtime, meets a budget here, and what it costs."""
 
+import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from latency.front import Point, pareto_front, within_budget
 from latency.machine import machine_facts
 from latency.measurement import PERCENTILES
 from latency.profile import Plan, grid, time_all, time_grid, work_of
+from latency.profile_page import profile_markdown, profile_page
+from latency.report import write_page
 from latency.roofline import measured_peaks
 from latency.turns import Progress, Worker, at_work
 from serve.encoding import load_tokenizer
@@ -331,3 +334,11 @@ def _point(document: ProfileDocument, model: ModelRow, percentile: int) -> Point
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def write_profile(out: Path, document: ProfileDocument) -> None:
+    """Writes report.html, report.json with every raw sample, and table.md into the folder `out`, each in one step."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_page(out / "report.html", profile_page(document))
+    write_page(out / "report.json", json.dumps(document, indent=1))
+    write_page(out / "table.md", profile_markdown(document))
