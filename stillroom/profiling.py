@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 TIMED_TEXTS = 1_000  # of those given; all are scored
 SAMPLE_TEXTS = 400  # of the built-in sample
+PEAKS_S = 6.0  # for the peaks of the machine, or a tenth of the time that is given where that is less
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def _profiled(
             timed = min(TIMED_TEXTS, len(given.texts))
             rows, ratios, models = time_all(workers, workloads, timed, plan, seed=settings.seed, progress=shown)
     work = work_of(given.plain[:TIMED_TEXTS], tokenizer, given.source)
-    peaks = measured_peaks(settings.ways.threads)
+    peaks = measured_peaks(settings.ways.threads, min(PEAKS_S, settings.seconds / 10))
     add_costs(models, candidates, work, peaks, settings.price_per_core_hour)
     for name, row in models.items():
         row["model"] = origins[name]
