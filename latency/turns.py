@@ -84,6 +84,16 @@ def visiting_orders(names: Sequence[str], turns: int, seed: int) -> list[list[st
     return [shuffler.sample(list(names), len(names)) for _ in range(turns)]
 
 
+def timing_environment() -> dict[str, str]:
+    """The environment of a process that times: it finds these packages, and its OpenMP threads do not spin.
+
+    Threads that spin while they wait take the core from the others, and so does whoever called us.
+    """
+    root = str(Path(__file__).resolve().parent.parent)
+    search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": search_path, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+
+
 class Worker:
     """A `latency.worker` process for one candidate; a context manager that always ends its process."""
 
@@ -92,8 +102,6 @@ class Worker:
 
     def __enter__(self) -> "Worker":
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # closed in __exit__
-        root = str(Path(__file__).resolve().parent.parent)
-        search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "latency.worker"],
             stdin=subprocess.PIPE,
@@ -101,8 +109,7 @@ class Worker:
             stderr=self._stderr,
             text=True,
             encoding="utf-8",
-            # OpenMP threads that spin while they wait take the core from the others, and so does whoever called us.
-            env={**os.environ, "PYTHONPATH": search_path, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"},
+            env=timing_environment(),
         )
         return self
 
