@@ -192,16 +192,6 @@ def timing_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": search_path, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 
-def timing_environment() -> dict[str, str]:
-    """The environment of a process that times: it finds these packages, and its OpenMP threads do not spin.
-
-    Threads that spin while they wait take the core from the others, and so does whoever called us.
-    """
-    root = str(Path(__file__).resolve().parent.parent)
-    search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": search_path, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
-
-
 class Worker:
     """A `latency.worker` process for one candidate; a context manager that always ends its process."""
 
@@ -212,6 +202,7 @@ class Worker:
 
     def __enter__(self) -> "Worker":
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # closed in __exit__
+        self._spawned_s = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "latency.worker"],
             stdin=subprocess.PIPE,
