@@ -10,6 +10,7 @@ import stillroom as face
 from serve.bundle import open_bundle
 from serve.choice import choose
 from serve.errors import BadInput, GateMissed
+from serve.threads import read_cores, why
 
 FAST = {"latency_seconds": 0.0, "threads": 1}
 
@@ -61,7 +62,7 @@ def test_every_precision_is_made_checked_and_served(classifier: Path, task_data:
         [sys.executable, "-m", "stillroom", "inspect", str(out)], capture_output=True, text=True, check=False
     )
     assert shown.returncode == 0
-    assert "Here int8 answers, in onnxruntime." in shown.stderr
+    assert f"Here int8 answers, in onnxruntime. A call gets {why(read_cores())}." in shown.stderr
 
 
 def test_two_exports_are_the_same_bytes(classifier: Path, task_data: Path, tmp_path: Path) -> None:
