@@ -1,7 +1,7 @@
 """From a checkpoint to the graphs of a bundle, each proven: fp32, fp16 and int8, in every runtime that is installed."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from compress.examples import Example
 from compress.tasks import Encoded
 from export.calibrate import with_long_texts
 from export.fusions import Fusion, fused, joined, missing, operators_of, session_operators
-from export.gate import Judge, Prepared, Search, Verdict, find_int8
+from export.gate import Judge, Prepared, Progress, Search, Verdict, find_int8
 from export.graph import GraphInfo, export_graph, write_model
 from export.half import write_half
 from export.pack import ONNX_NAMES
@@ -28,8 +28,6 @@ SCHEMES: tuple[Scheme, ...] = ("static", "weight-only", "dynamic")
 
 CALIBRATION_TEXTS = 256
 PARITY_TEXTS = 200
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ def make_variants(
     chosen = with_long_texts(calibration[::step][:CALIBRATION_TEXTS], max_length)
     if "fp16" in wanted.precisions:
         progress("fp16: converting, loading, running")
-        found.fp16_kept = write_half(model, found.file("fp16"), chosen, joined=graph, threads=threads).kept
+        found.fp16_kept = write_half(model, found.file("fp16"), chosen, joined=graph, threads=threads)
         found.schemes["fp16"] = "fp16"
     judge = Judge(examples, encoded, plain, max_length, threads)
     if "int8" in wanted.precisions:

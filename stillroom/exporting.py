@@ -16,7 +16,7 @@ from compress.tasks import Encoded, encode
 from compress.teacher import HEADS, Opened, open_model, save_tokenizer, with_markers
 from export.card import HUB_METRICS, CardFacts, Figure, model_card
 from export.fusions import check_fusions
-from export.gate import UNREPAIRED, Judge
+from export.gate import UNREPAIRED, Judge, Verdict, with_intervals
 from export.pack import pack, refuse_foreign
 from export.parity import Precision
 from export.quantise import Scheme
@@ -129,7 +129,7 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> Path:
             page = _write_report(out, report)
             raise GateMissed(f"No bundle was written: {'; '.join(wrong)}. The report is {page}.")
         test = scores_on_test(variants, splits.test, encoded["test"], threads)
-        metrics = {"metric": metric, "validation": _plain(variants.validation), "test": _plain(test)}
+        metrics = {"metric": metric, "validation": with_intervals(variants.validation), "test": with_intervals(test)}
         lineage = _lineage(opened) | ({"vocabulary": trimmed.as_dict()} if trimmed else {})
         facts = CardFacts(
             settings.name or out.name,
@@ -174,7 +174,9 @@ def default_variant(variants: Variants) -> Precision:
     return next(precision for precision in order if precision in wanted.precisions)
 
 
-def scores_on_test(variants: Variants, examples: Sequence[Example], encoded: Encoded, threads: int) -> dict[str, Any]:
+def scores_on_test(
+    variants: Variants, examples: Sequence[Example], encoded: Encoded, threads: int
+) -> dict[str, Verdict]:
     """What every variant reaches on test in every runtime, by the names of `Variants.parity`; test is read this once."""
     judge = Judge(examples, encoded, variants.file("fp32"), variants.max_length, threads)
     return {name: judge.verdict(variants.file(precision), runtime) for name, precision, runtime in variants.runs}
@@ -197,11 +199,7 @@ def _trim(checkpoint: Path, settings: Exporting, held_out: Sequence[str]) -> Tri
     return trimmed
 
 
-def _plain(verdicts: dict[str, Any]) -> dict[str, dict[str, float]]:
-    return {name: {"value": v.value, "low": v.low, "high": v.high} for name, v in verdicts.items()}
-
-
-def _figures(metric: str, test: dict[str, Any], variants: Variants) -> list[Figure]:
+def _figures(metric: str, test: dict[str, Verdict], variants: Variants) -> list[Figure]:
     kind = HUB_METRICS[metric]
     return [
         Figure(name, kind, test[name].value, test[name].low, test[name].high, variants.file(precision).stat().st_size)
@@ -257,7 +255,7 @@ def _report_of(
     metric: str,
     variants: Variants,
     trimmed: Trimmed | None,
-    test: dict[str, Any],
+    test: dict[str, Verdict],
     latency: ProfileDocument | None,
 ) -> Report:
     document = variants.as_dict()

@@ -9,7 +9,7 @@ from compress.examples import Example, check_task
 from compress.scores import Prediction, Score, difference, gold_of, per_label, score
 from compress.tasks import Encoded, predictions, row_logits
 from export.card import HUB_METRICS, CardFacts, Figure, model_card
-from export.gate import session_logits
+from export.gate import session_logits, with_intervals
 from export.graph import export_graph
 from export.pack import ONNX_NAMES, pack
 from export.variants import Wanted, make_variants
@@ -72,13 +72,13 @@ def make_scores(folder: Path, ground: Ground, folders: dict[str, Path]) -> None:
     task = check_task(ground.recipe.task)
     validation = _scores(ground.splits.validation, say_all(ground, folders, ground.validation), task)
     gates = _gates(ground, validation)
-    document: dict[str, Any] = {"metric": ground.metric, "validation": _plain(validation), "gates": gates}
+    document: dict[str, Any] = {"metric": ground.metric, "validation": with_intervals(validation), "gates": gates}
     faults = read_json(folders["export"] / "export.json")["faults"]
     if all(gate["passed"] for gate in gates) and not faults:
         said = say_all(ground, folders, ground.test)
         gold = [gold_of(example, task) for example in ground.splits.test]
         document |= {
-            "test": _plain(_scores(ground.splits.test, said, task)),
+            "test": with_intervals(_scores(ground.splits.test, said, task)),
             "differences": _differences(gold, said),
             "per_label": _per_label(gold, said),
             "disagreements": _disagreements(ground.splits.test, gold, said),
@@ -89,10 +89,6 @@ def make_scores(folder: Path, ground: Ground, folders: dict[str, Path]) -> None:
 def _scores(examples: Sequence[Example], said: dict[str, list[Prediction]], task: Any) -> dict[str, Score]:
     gold = [gold_of(example, task) for example in examples]
     return {name: score(gold, answers) for name, answers in said.items()}
-
-
-def _plain(scores: dict[str, Score]) -> dict[str, dict[str, float]]:
-    return {name: {"value": s.value, "low": s.low, "high": s.high} for name, s in scores.items()}
 
 
 def _gates(ground: Ground, validation: dict[str, Score]) -> list[dict[str, Any]]:
