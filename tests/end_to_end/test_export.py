@@ -10,6 +10,8 @@ import stillroom as face
 from serve.bundle import open_bundle
 from serve.choice import choose
 from serve.errors import BadInput, GateMissed
+from stillroom.exporting import scores_on_test
+from stillroom.stages import Work
 
 FAST = {"latency_seconds": 0.0, "threads": 1}
 
@@ -107,6 +109,42 @@ def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
         face.export(broken, tmp_path / "out", task_data, gate=0.99, **FAST)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "out.report.html", "out.report.json"]
     assert not report_of(tmp_path / "out")["search"]["held"]  # type: ignore[index]
+
+
+def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kill_left_is_cleared(
+    classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def somebody_comes_first(*args: object) -> dict[str, object]:
+        out.mkdir()
+        (out / "diary").touch()
+        return scores_on_test(*args)  # type: ignore[arg-type, return-value]
+
+    # What a killed export and its packing leave, and a report of an earlier one.
+    for left in ("out.export-work/scratch/checkpoint", ".out.4711.partial/onnx"):
+        (tmp_path / left).mkdir(parents=True)
+    (tmp_path / "out.export-work" / "made-by-stillroom").touch()
+    (tmp_path / "out.report.json").write_text("{}")
+    monkeypatch.setattr("stillroom.exporting.scores_on_test", somebody_comes_first)
+    with pytest.raises(BadInput, match="out exists and is not a bundle"):
+        face.export(classifier, out, task_data, precision="fp32", **FAST)
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/diary"]
+
+
+def test_a_second_export_to_the_same_place_is_refused_and_harms_nothing(
+    classifier: Path, task_data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "out.report.json").write_text("{}")
+    with Work(tmp_path / "out.export-work").scratch() as folder:  # as the first one works
+        (folder / "half a graph").touch()
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(
+            BadInput, match=r"Another run is at work in .*out\.export-work\. Wait for it, or give another"
+        ):
+            face.export(classifier, out, task_data, **FAST)
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.slow
