@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from compress.examples import SPLITS, Example, Splits, Task, check_task, read_splits, read_texts
-from compress.preflight import labels_for
+from compress.preflight import labels_for, warnings_of
 from compress.scores import metric_name
 from compress.tasks import Encoded, encode
 from compress.teacher import HEADS, Opened, open_model, save_tokenizer, with_markers
@@ -100,6 +100,8 @@ class _Ready:
     checkpoint: Path
     trimmed: Trimmed | None
     encoded: dict[str, Encoded]
+    warnings: list[str]
+    """What a person should know of the data, as `stillroom run` tells it."""
 
 
 def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> Path:
@@ -148,6 +150,8 @@ def _refuse_taken(out: Path) -> None:
 def _export(folder: Path, out: Path, given: _Given, latency_seconds: float) -> Path:
     """The bundle `out`, and its report, put together in `folder`. GateMissed when the report is all that there is."""
     ready = _ready(folder / "checkpoint", given)
+    for warning in ready.warnings:
+        say(f"warning: {warning}")
     say(f"export: {', '.join(given.wanted.precisions)}, checked against torch")
     variants = make_variants(
         folder,
@@ -197,7 +201,8 @@ def _ready(folder: Path, given: _Given) -> _Ready:
         )
         for split in SPLITS
     }
-    return _Ready(folder, trimmed, encoded)
+    warnings = warnings_of(given.splits, tokenizer, given.task, given.max_length)
+    return _Ready(folder, trimmed, encoded, warnings)
 
 
 def _pack(out: Path, given: _Given, ready: _Ready, variants: Variants, test: dict[str, Verdict]) -> None:
@@ -349,7 +354,7 @@ def _report_of(
             for run, precision, _ in variants.runs
             if precision != "fp32"
         ],
-        "warnings": [*variants.faults, *variants.missed, *variants.limits, *variants.notes],
+        "warnings": [*ready.warnings, *variants.faults, *variants.missed, *variants.limits, *variants.notes],
         "agreement": {run: dict(vars(verdict)) for run, verdict in verdicts.items()},
         "search": document["search"],
         "fusions": document["fusions"],

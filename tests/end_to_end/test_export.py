@@ -1,7 +1,10 @@
 import filecmp
 import json
+import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,20 @@ def with_cancelling_units(checkpoint: Path, folder: Path, size: float) -> Path:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def trimmed(tmp_path_factory: pytest.TempPathFactory, classifier: Path, task_data: Path) -> tuple[Path, str]:
+    """A bundle of few words, of data without a validation file that has a text of train in test; and what was said."""
+    folder = tmp_path_factory.mktemp("trimmed")
+    shutil.copyfile(task_data / "train.jsonl", folder / "train.jsonl")
+    first, *_ = (task_data / "train.jsonl").read_text().splitlines(keepends=True)
+    (folder / "test.jsonl").write_text(first + (task_data / "test.jsonl").read_text())
+    words = folder / "words.txt"
+    words.write_text("please refund the kettle 17\nthank you team the lamp is great\n", encoding="utf-8")
+    with redirect_stderr(StringIO()) as said:
+        out = face.export(classifier, folder / "few", folder, precision="fp32", keep_words_of=(words,), **FAST)
+    return out, said.getvalue()
 
 
 def report_of(bundle: Path) -> dict[str, object]:
@@ -111,6 +128,18 @@ def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
     assert not report_of(tmp_path / "out")["search"]["held"]  # type: ignore[index]
 
 
+def test_what_is_doubtful_about_the_data_is_told_as_a_run_tells_it(trimmed: tuple[Path, str]) -> None:
+    out, said = trimmed
+    expected = [
+        "There is no validation file: 24 texts of train were held out for it.",
+        "1 text stands in both test and train: scores there flatter every model.",
+    ]
+    assert report_of(out)["warnings"][:2] == expected  # type: ignore[index]
+    assert [line for line in said.splitlines() if line.startswith("warning")] == [
+        f"warning: {each}" for each in expected
+    ]
+
+
 def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kill_left_is_cleared(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,12 +204,10 @@ def test_openvino_is_pinned_when_asked_for(classifier: Path, task_data: Path, tm
     assert manifest.parity["int8 openvino"]["company_differences"] == 0  # type: ignore[index]
 
 
-def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(trimmed: tuple[Path, str], classifier: Path) -> None:
     from transformers import pipeline
 
-    words = tmp_path / "words.txt"
-    words.write_text("please refund the kettle 17\nthank you team the lamp is great\n", encoding="utf-8")
-    out = face.export(classifier, tmp_path / "few", task_data, precision="fp32", keep_words_of=(words,), **FAST)
+    out, _ = trimmed
     told = report_of(out)["vocabulary"]
     assert told["kept"] < told["tokens"]  # type: ignore[index, operator]
     assert told["texts_split_otherwise"] > 0  # type: ignore[index, operator]
