@@ -71,7 +71,7 @@ def write_half(
         Session(out, threads).run(list(calibration[:8]))
     except Exception as error:  # whatever fails here fails for a user
         out.unlink(missing_ok=True)
-        raise GateMissed(f"the fp16 graph does not run: {error}. Leave fp16 out of --precision.") from error
+        raise GateMissed(f"the fp16 graph does not run: {error}; leave fp16 out of --precision") from error
     return tuple(sorted(overflowing))
 
 

@@ -16,7 +16,7 @@ from export.half import write_half
 from export.pack import ONNX_NAMES
 from export.parity import Parity, Precision, Text, graph_parity, variant_parity
 from export.quantise import Quantised, Scheme, quantise_dynamic, quantise_weight_only
-from serve.errors import BadInput, StillroomError
+from serve.errors import BadInput, GateMissed, StillroomError
 from serve.session import Runtime, has_openvino
 
 if TYPE_CHECKING:
@@ -172,8 +172,8 @@ def make_variants(
 
     `calibration` are texts of the training split, of which a few hundred are used; `examples` and `encoded` are the
     validation split. fp32 is always made: it is what the others are held against. What forbids to ship is collected in
-    `faults`. BadInput when the checkpoint cannot be exported or a fusion finds nothing to join; GateMissed when a graph
-    does not run.
+    `faults`, and a fp16 graph that does not run is not among what was made. BadInput when the checkpoint cannot be exported,
+    a fusion finds nothing to join, or fp32 has no metric of which the others could keep a share.
     """
     import onnx
 
@@ -189,11 +189,15 @@ def make_variants(
     }
     step = max(1, len(calibration) // CALIBRATION_TEXTS)
     chosen = with_long_texts(calibration[::step][:CALIBRATION_TEXTS], max_length)
+    judge = Judge(examples, encoded, plain, max_length, threads)
+    refuse_nothing_to_keep(judge, wanted)
     if "fp16" in wanted.precisions:
         progress("fp16: converting, loading, running")
-        found.fp16_kept = write_half(model, found.file("fp16"), chosen, joined=graph, threads=threads)
-        found.schemes["fp16"] = "fp16"
-    judge = Judge(examples, encoded, plain, max_length, threads)
+        try:
+            found.fp16_kept = write_half(model, found.file("fp16"), chosen, joined=graph, threads=threads)
+            found.schemes["fp16"] = "fp16"
+        except GateMissed as missed:
+            found.faults.append(missed.message)
     if "int8" in wanted.precisions:
         progress(f"int8, {wanted.int8}")
         found.int8 = _int8(found, model, plain, chosen, judge, threads, progress)
@@ -217,6 +221,17 @@ def heads_of(checkpoint: Path) -> int:
     from transformers import AutoConfig
 
     return int(AutoConfig.from_pretrained(checkpoint, local_files_only=True).num_attention_heads)
+
+
+def refuse_nothing_to_keep(judge: Judge, wanted: Wanted) -> None:
+    """Nothing, when fp32 has a metric on validation or nothing is held against it. BadInput when what is has none to keep."""
+    gated = [precision for precision in wanted.precisions if precision != "fp32"]
+    if gated and wanted.gate and not judge.fp32.value:
+        raise BadInput(
+            f"The checkpoint scores 0 on validation in fp32: of {len(judge.gold)} texts it finds nothing that their labels say, so there "
+            f"is no metric of which {' and '.join(gated)} could keep {wanted.gate:g}. It was not trained for these labels, or too "
+            "little. Train it longer or give data of its own task; --precision fp32 or --gate 0 exports it as it is."
+        )
 
 
 def _int8(
