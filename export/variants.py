@@ -216,6 +216,11 @@ def make_variants(
     return found
 
 
+def run_name(variant: Precision, runtime: Runtime) -> str:
+    """What `variant` in `runtime` is called in reports: onnxruntime goes without saying."""
+    return variant if runtime == "onnxruntime" else f"{variant} {runtime}"
+
+
 def heads_of(checkpoint: Path) -> int:
     """How many attention heads the model in folder `checkpoint` has."""
     from transformers import AutoConfig
@@ -275,7 +280,7 @@ def _compare(
         if has_openvino() and not (variant == "int8" and found.wanted.int8 == "weight-only"):
             runtimes.append("openvino")
         for runtime in runtimes:
-            name = variant if runtime == "onnxruntime" else f"{variant} {runtime}"
+            name = run_name(variant, runtime)
             file, pinned = found.file(variant), runtime == found.wanted.runs_in(variant)
             how: dict[str, Any] = {"runtime": runtime, "threads": threads}
             try:

@@ -19,7 +19,7 @@ from export.gate import UNREPAIRED, Judge, Verdict, with_intervals
 from export.pack import clear_leftovers, pack, refuse_foreign
 from export.parity import Precision
 from export.quantise import Scheme
-from export.variants import Variants, Wanted, make_variants
+from export.variants import Variants, Wanted, make_variants, run_name
 from export.vocabulary import Trimmed, trim_vocabulary
 from latency.candidates import Candidate
 from latency.profile import ProfileDocument, profile
@@ -207,7 +207,7 @@ def _ready(folder: Path, given: _Given) -> _Ready:
 
 def _pack(out: Path, given: _Given, ready: _Ready, variants: Variants, test: dict[str, Verdict]) -> None:
     """Card and manifest around the graphs, renamed into place in one step."""
-    wanted, splits = variants.wanted, given.splits
+    wanted, splits, served = given.wanted, given.splits, default_variant(variants)
     lineage = _lineage(given.opened) | ({"vocabulary": ready.trimmed.as_dict()} if ready.trimmed else {})
     validation = with_intervals(variants.validation)
     facts = CardFacts(
@@ -216,7 +216,7 @@ def _pack(out: Path, given: _Given, ready: _Ready, variants: Variants, test: dic
         given.labels,
         given.max_length,
         figures=_figures(given.metric, test, variants),
-        shipped=default_variant(variants),
+        shipped=run_name(served, wanted.runs_in(served)),
         lineage=lineage,
         multi_label=splits.multi_label,
         relations=splits.relations,
@@ -236,7 +236,7 @@ def _pack(out: Path, given: _Given, ready: _Ready, variants: Variants, test: dic
         relations=splits.relations,
         max_length=given.max_length,
         inputs=variants.graph.inputs,
-        default_variant=default_variant(variants),
+        default_variant=served,
         lineage=lineage,
         metrics={"metric": given.metric, "validation": validation, "test": with_intervals(test)},
         parity=variants.as_dict()["parity"],
@@ -275,10 +275,12 @@ def _trim(checkpoint: Path, given: _Given) -> Trimmed:
 
 
 def _figures(metric: str, test: dict[str, Verdict], variants: Variants) -> list[Figure]:
+    """Of everything in the bundle: a card that tells of what is not there would send a reader looking."""
     kind = HUB_METRICS[metric]
     return [
         Figure(name, kind, test[name].value, test[name].low, test[name].high, variants.file(precision).stat().st_size)
         for name, precision, _ in variants.runs
+        if precision in variants.wanted.precisions
     ]
 
 

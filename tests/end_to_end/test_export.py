@@ -94,12 +94,16 @@ def test_two_exports_are_the_same_bytes(classifier: Path, task_data: Path, tmp_p
 
 def test_what_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     broken = with_cancelling_units(classifier, tmp_path / "broken", size=50)
-    out = face.export(broken, tmp_path / "mended", task_data, gate=0.99, **FAST)
+    out = face.export(broken, tmp_path / "mended", task_data, gate=0.99, precision="int8", **FAST)
     search = report_of(out)["search"]
     assert max(attempt["verdict"]["share"] for attempt in search["tried"]) < 0.6  # type: ignore[index]
     assert [step["product"] for step in search["repaired"]] == ["bert.encoder.layer.1.output.dense"]  # type: ignore[index]
     assert search["held"]  # type: ignore[index]
-    assert "left in float32: bert.encoder.layer.1.output.dense" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "left in float32: bert.encoder.layer.1.output.dense" in card
+    # Nothing in the bundle is fp32, and nothing is known of a teacher.
+    assert "| **int8** | accuracy |" in card
+    assert not any(word in card for word in ("| fp32", "istilled", "teacher"))
     assert open_bundle(out).manifest.variants["int8"].cpu == []
     assert face.Pipeline(out)("please refund the lamp")["labels"][0]["label"] == "refund"
 
@@ -202,6 +206,7 @@ def test_openvino_is_pinned_when_asked_for(classifier: Path, task_data: Path, tm
     assert (manifest.variants["int8"].runtime, manifest.variants["fp32"].runtime) == ("openvino", "onnxruntime")
     assert face.Pipeline(out).session.runtime == "openvino"
     assert manifest.parity["int8 openvino"]["company_differences"] == 0  # type: ignore[index]
+    assert "| **int8 openvino** | accuracy |" in (out / "README.md").read_text()
 
 
 def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(trimmed: tuple[Path, str], classifier: Path) -> None:
