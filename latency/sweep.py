@@ -120,7 +120,7 @@ def together_ms(visits: Sequence[Visited]) -> list[Floats]:
 
 def _visit(worker: Worker, workload: Workload, seconds: float) -> Visited:
     # Of two calls each, one may begin before all are under way.
-    calls_ms = np.array(worker.run(workload, seconds=seconds, least=2, most=NO_LIMIT, untimed=1)["samples_ms"])
+    calls_ms = np.array(worker.run(workload, seconds=seconds, least=2, most=NO_LIMIT)["samples_ms"])
     ended_s = time.perf_counter()
     # Timed calls are the last of a visit and follow one another, so that the end tells all beginnings.
     return Visited(ended_s - np.cumsum(calls_ms[::-1])[::-1] / 1000.0, calls_ms, ended_s)
