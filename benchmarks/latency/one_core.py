@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -52,6 +53,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=45.0, help="of calls, all in all")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # would otherwise leave the group behind
     bundle = open_bundle(given.bundle)
     tokenizer = load_tokenizer(bundle.path, bundle.manifest.max_length)
     onnx_file = bundle.onnx_file(given.variant or bundle.manifest.default_variant)
