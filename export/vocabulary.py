@@ -15,11 +15,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from export.graph import load_classifier, quiet
+from export.graph import POSITIONS_FROM_PADDING, load_classifier, quiet
 from serve.errors import BadInput
-
-# Families whose positions are numbered from the padding's id on.
-POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
 
 SHOWN = 20
 

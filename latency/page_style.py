@@ -83,5 +83,5 @@ svg .halo { paint-order: stroke; stroke: var(--paper); stroke-width: 3.5px; stro
 .over { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 1rem; margin: .6rem 0 .2rem; max-width: none;
   font-size: .9rem; line-height: 1.35; overflow-wrap: anywhere; }
 .words { min-width: 13rem; white-space: pre-wrap; font-weight: 400; }
-@media print { nav { display: none; } details > * { display: block; } }
+@media print { nav { display: none; } details > * { display: block; } ::details-content { content-visibility: visible; } }
 """

@@ -136,7 +136,7 @@ class _Clock:
 
         def shown(done: int, total: int, name: str) -> None:
             if self._progress:
-                share = (begun_s + seconds * done / max(1, total)) / self._whole_s
+                share = (begun_s + seconds * done / max(1, total)) / max(self._whole_s, 0.001)
                 self._progress(min(99, int(100 * share)), 100, f"{what}: {name}")
 
         return shown

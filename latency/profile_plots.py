@@ -208,7 +208,7 @@ def roofline(document: ProfileDocument) -> Markup:
             parts.append(whisker(plane, (intensity, one), (intensity, rate), kind_of(i)))
             parts.append(dot(plane, (intensity, one), kind_of(i), hollow=True, radius_px=4))
         parts.append(dot(plane, (intensity, rate), kind_of(i)))
-    parts.append(labels(plane, [((x, rate), str(i + 1)) for i, _, x, rate in shown]))
+    parts += [beside(plane, (x, rate), str(i + 1), up_px=9) for i, _, x, rate in shown]
     named = legend(((i, row["name"], _reached(row)) for i, row, _, _ in shown), lines=False)
     return joined([plot(plane, parts, "roofline: rate of computing against arithmetic intensity"), named])
 
@@ -318,7 +318,7 @@ def _side_by_side(axis: Axis, shown: Sequence[tuple[int, ModelRow, float, float]
     for i, intensity in enumerate(intensities):
         near = [j for j, other in enumerate(intensities) if abs(other / intensity - 1) < 0.1]
         places = near.index(i) - (len(near) - 1) / 2
-        drawn.append(intensity * (axis.high / axis.low) ** (0.025 * places))
+        drawn.append(intensity * (axis.high / axis.low) ** (0.035 * places))
     return drawn
 
 

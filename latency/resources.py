@@ -38,7 +38,7 @@ def free_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup_root: Path =
     if "MemAvailable" not in fields:
         return None
     limits = [_number(cgroup_root / name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
-    return min(_kib(fields["MemAvailable"]), *(limit for limit in limits if limit is not None), sys.maxsize)
+    return min([_kib(fields["MemAvailable"]), *(limit for limit in limits if limit is not None)])
 
 
 def last_level_cache_bytes(cpus: Path = CPUS) -> int | None:

@@ -95,7 +95,7 @@ def flops_per_text(config: Mapping[str, object], tokens: int, *, labels: int) ->
     if kind == "electra" and (narrow := _size(config, "embedding_size")) != width:
         weights += narrow * width  # from the embeddings to the layers
     flops = 2 * tokens * weights + layers * 4 * tokens * tokens * width
-    architecture = " ".join(map(str, config.get("architectures") or []))  # type: ignore[call-overload]
+    architecture = str(config.get("architectures"))
     if "ForTokenClassification" in architecture:
         flops += 2 * tokens * width * (labels + (width if kind == "modernbert" else 0))
     elif "ForSequenceClassification" in architecture:

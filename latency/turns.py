@@ -148,7 +148,7 @@ def take_turns(
     for turn in range(MOST_TURNS):
         for name in shuffler.sample(list(workers), len(workers)):
             if progress:
-                progress(min(99, int(100 * (time.monotonic() - began_s) / patience.seconds)), 100, name)
+                progress(min(99, int(100 * (time.monotonic() - began_s) / max(patience.seconds, 0.001))), 100, name)
             _visit(workers[name], turn, visit, samples_ms, logs[name])
         if turn + 1 < patience.least_turns:
             continue

@@ -13,7 +13,7 @@ from compress.examples import Example, read_examples, read_texts
 from compress.scores import gold_of, metric_name, prediction_of, score
 from latency.candidates import Candidate, Device, Runtime
 from latency.costs import add_costs
-from latency.document import Metric, ModelRow, ProfileDocument
+from latency.document import Metric, ModelRow, ProfileDocument, SweepRow
 from latency.front import Point, pareto_front, within_budget
 from latency.machine import machine_facts
 from latency.measurement import PERCENTILES
@@ -21,7 +21,9 @@ from latency.profile import Plan, grid, time_all, time_grid, work_of
 from latency.profile_page import profile_markdown, profile_page
 from latency.report import write_page
 from latency.roofline import measured_peaks
+from latency.sweep import sweep
 from latency.turns import Progress, Worker, at_work
+from latency.workloads import Workload
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.threads import available_cores
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 TIMED_TEXTS = 1_000  # of those given; all are scored
 SAMPLE_TEXTS = 400  # of the built-in sample
 PEAKS_S = 6.0  # for the peaks of the machine, or a tenth of the time that is given where that is less
+SWEEP_SECONDS = 3.0  # of each way to spend the cores, of each candidate
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,7 @@ def _profiled(
         with bar("timing") as shown:
             timed = min(TIMED_TEXTS, len(given.texts))
             rows, ratios, models = time_all(workers, workloads, timed, plan, seed=settings.seed, progress=shown)
+    swept = _sweep(candidates, workloads[0], settings) if settings.sweep else []
     work = work_of(given.plain[:TIMED_TEXTS], tokenizer, given.source)
     peaks = measured_peaks(settings.ways.threads, min(PEAKS_S, settings.seconds / 10))
     add_costs(models, candidates, work, peaks, settings.price_per_core_hour)
@@ -209,8 +213,21 @@ def _profiled(
         peaks=peaks,
         warnings=[*given.notes, *notes],
     )
+    if swept:
+        document["sweep"] = swept
     _choose(document, settings)
     return document
+
+
+def _sweep(candidates: Sequence[Candidate], workload: Workload, settings: Profiling) -> list[SweepRow]:
+    """Every way to spend the cores on each graph that a processor runs."""
+    rows: list[SweepRow] = []
+    for candidate in candidates:
+        if candidate.device == "cpu" and not candidate.runtime.startswith("torch"):
+            with bar(f"threads of {candidate.name}") as shown:
+                seconds, seed = SWEEP_SECONDS, settings.seed
+                rows += sweep(candidate, workload, cores=available_cores(), seconds=seconds, seed=seed, progress=shown)
+    return rows
 
 
 def given_texts(data: str, task: str | None) -> Given:

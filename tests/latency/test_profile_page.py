@@ -10,6 +10,7 @@ from read_page import HOSTILE, Page
 from synthetic_profile import synthetic_profile
 
 from latency.document import ProfileDocument
+from latency.drawings import Bar, bars
 from latency.plots import BOTTOM_PX, MOST_TICKS, Plane, labels, linear_axis, log_axis, spread_px, ticks
 from latency.profile_page import answer_lines, profile_markdown, profile_page
 from latency.profile_plots import distribution, length_bins, lengths, pareto, roofline, server
@@ -140,6 +141,11 @@ def test_what_is_no_number_is_not_drawn(wrong: float) -> None:
     assert not re.findall(r".{30}\b(?:nan|inf).{20}", told)
 
 
+def test_a_bar_of_no_number_has_no_length() -> None:
+    drawn = bars([Bar("a", math.nan, math.nan, "nan ms", reference=False), Bar("b", 2.0, 4.0, "2 ms", False)], "times")
+    assert re.findall(r'<rect [^>]*width="([^"]+)"', drawn) == ["0.00%", "50.00%"]
+
+
 def test_every_plot_has_one_mark_for_each_model() -> None:
     document = synthetic_profile(models=8)
     assert len(re.findall(r'<circle class="(?:fill|hollow) c\d d\d" cx="[\d.]+%"', pareto(document))) == 8
@@ -147,6 +153,7 @@ def test_every_plot_has_one_mark_for_each_model() -> None:
         drawn = draw(document)
         assert len(re.findall(r'<polyline class="series c\d d\d"', drawn)) == 8
         assert len(set(re.findall(r'<polyline class="series (c\d d\d)"', drawn))) == 8
+        assert len(set(re.findall(r'<polyline class="series c\d (d\d)"', drawn))) == 5  # told apart without colours too
     filled = re.findall(r'<circle class="fill c\d d\d" cx="[\d.]+%"', roofline(document))
     assert len(filled) == 8
     for draw in (pareto, distribution, lengths, roofline, server):
@@ -234,6 +241,7 @@ def test_a_curve_ends_at_the_slowest_text() -> None:
     assert found
     points = [tuple(map(float, point.split(","))) for point in found[1].split()]
     assert points == sorted(points, key=lambda point: (point[0], -point[1]))
+    assert points[-1][1] == pytest.approx(BOTTOM_PX - 270 / 1.03, abs=0.1)  # all of them
     middle = next(x for x, y in points if y <= BOTTOM_PX - 0.5 / 1.03 * 270)
     assert middle == pytest.approx(
         100 * math.log(50.5 * 1.2) / math.log(100 * 1.44), abs=1.5
