@@ -67,20 +67,24 @@ def named_before(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def regressions(document: ProfileDocument) -> list[RegressionRow]:
-    """Each candidate of now against the one of before in the same runtime, precision and device, in the order given.
+    """Each candidate of now against the one of before that has its name, else the same runtime, precision and device.
 
-    Candidates without a counterpart are left out. Raises BadInput when none has one.
+    Of several of a kind the order given decides. Candidates without a counterpart are left out. Raises BadInput when none
+    has one.
     """
     models = document["models"]
-    found = []
     before = [model for model in models if model["name"].endswith(BEFORE)]
-    for model in models:
-        if model in before:
-            continue
-        match = next((old for old in before if _kind(old) == _kind(model)), None)
-        if match:
-            before.remove(match)
-            found += _compared(document, match, model)
+    now = [model for model in models if model not in before]
+    matches: dict[str, ModelRow] = {}
+    for alike in (_named_alike, _of_a_kind):
+        for model in now:
+            match = next((old for old in before if alike(old, model)), None)
+            if match and model["name"] not in matches:
+                before.remove(match)
+                matches[model["name"]] = match
+    found = [
+        row for model in now if model["name"] in matches for row in _compared(document, matches[model["name"]], model)
+    ]
     if not found:
         raise BadInput(
             "None of the models runs in the same runtime and precision as one of --against, so there is nothing to compare. "
@@ -89,8 +93,12 @@ def regressions(document: ProfileDocument) -> list[RegressionRow]:
     return found
 
 
-def _kind(model: ModelRow) -> tuple[str, str, str]:
-    return model["runtime"], model["precision"], model["device"]
+def _named_alike(old: ModelRow, new: ModelRow) -> bool:
+    return old["name"] == new["name"] + BEFORE
+
+
+def _of_a_kind(old: ModelRow, new: ModelRow) -> bool:
+    return all(old[key] == new[key] for key in ("runtime", "precision", "device"))
 
 
 def _compared(document: ProfileDocument, old: ModelRow, new: ModelRow) -> list[RegressionRow]:
