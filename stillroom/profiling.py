@@ -29,7 +29,7 @@ from serve.errors import BadInput
 from serve.threads import available_cores
 from stillroom.paper import make_models, paper_rows, random_texts, runtimes
 from stillroom.profiled_models import Ways, candidates_of, task_of
-from stillroom.regression import given_models, models_of, named_before, regressions
+from stillroom.regression import given_models, models_of, named_before, refuse_strangers, regressions
 from stillroom.show import bar, say
 
 if TYPE_CHECKING:
@@ -139,17 +139,20 @@ def profile_models(
     with ExitStack() as stack:
         place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
         given = given_texts(settings.data, _task_of([*models, *earlier]))
-        candidates: list[Candidate] = []
+        now: list[Candidate] = []
+        before: list[Candidate] = []
         origins: dict[str, str] = {}
         for model in models:
             found = candidates_of(model, ways, place, given.calibration, say)
-            candidates += found
+            now += found
             origins |= {candidate.name: str(model) for candidate in found}
         for model in earlier:
             found = named_before(candidates_of(model, ways, place, given.calibration, say))
-            candidates += found
+            before += found
             origins |= {candidate.name: str(model) for candidate in found}
-        document = _profiled(candidates, origins, given, settings)
+        if against:
+            refuse_strangers(now, before)
+        document = _profiled([*now, *before], origins, given, settings)
     document["given"] = given_models(models)
     if against:
         document["regression"] = regressions(document)

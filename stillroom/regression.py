@@ -66,11 +66,20 @@ def named_before(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [replace(candidate, name=candidate.name + BEFORE) for candidate in candidates]
 
 
+def refuse_strangers(now: Sequence[Candidate], before: Sequence[Candidate]) -> None:
+    """Nothing, when at least one candidate can be compared. Raises BadInput when none can."""
+    kinds = {(candidate.runtime, candidate.precision, candidate.device) for candidate in before}
+    if not any((candidate.runtime, candidate.precision, candidate.device) in kinds for candidate in now):
+        raise BadInput(
+            "None of the models runs in the same runtime and precision as one of --against, so there is nothing to compare. "
+            "Give models of the same kind, or --runtimes."
+        )
+
+
 def regressions(document: ProfileDocument) -> list[RegressionRow]:
     """Each candidate of now against the one of before that has its name, else the same runtime, precision and device.
 
-    Of several of a kind the order given decides. Candidates without a counterpart are left out. Raises BadInput when none
-    has one.
+    Of several of a kind the order given decides. Candidates without a counterpart are left out.
     """
     models = document["models"]
     before = [model for model in models if model["name"].endswith(BEFORE)]
@@ -82,15 +91,9 @@ def regressions(document: ProfileDocument) -> list[RegressionRow]:
             if match and model["name"] not in matches:
                 before.remove(match)
                 matches[model["name"]] = match
-    found = [
+    return [
         row for model in now if model["name"] in matches for row in _compared(document, matches[model["name"]], model)
     ]
-    if not found:
-        raise BadInput(
-            "None of the models runs in the same runtime and precision as one of --against, so there is nothing to compare. "
-            "Give models of the same kind, or --runtimes."
-        )
-    return found
 
 
 def _named_alike(old: ModelRow, new: ModelRow) -> bool:
