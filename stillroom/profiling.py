@@ -144,6 +144,11 @@ def profile_models(
         origins: dict[str, str] = {}
         for model in models:
             found = candidates_of(model, ways, place, given.calibration, say)
+            if not found:
+                raise BadInput(
+                    f"{model} cannot be run with --device {settings.device!r}, --runtimes {settings.runtimes!r} and "
+                    f"--precisions {settings.precisions!r}. Give others, or leave it out."
+                )
             now += found
             origins |= {candidate.name: str(model) for candidate in found}
         for model in earlier:
