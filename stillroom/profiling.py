@@ -28,7 +28,7 @@ from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.threads import available_cores
 from stillroom.paper import make_models, paper_rows, random_texts, runtimes
-from stillroom.profiled_models import Ways, candidates_of, task_of
+from stillroom.profiled_models import LONGEST, Ways, candidates_of, task_of
 from stillroom.regression import given_models, models_of, named_before, refuse_strangers, regressions
 from stillroom.show import bar, say
 
@@ -177,7 +177,7 @@ def profile_paper(settings: Profiling) -> ProfileDocument:
             for model in models
             for candidate in candidates_of(model, ways, Path(folder), texts, say)
         ]
-        tokenizer = load_tokenizer(models[0], 512)
+        tokenizer = load_tokenizer(models[0], LONGEST)
         plan = replace(settings.plan, batches=(1,))
         with bar("timing") as shown:
             document = time_grid(candidates, texts, tokenizer, plan, seed=settings.seed, progress=shown)
@@ -202,7 +202,7 @@ def _profiled(
             timed = min(TIMED_TEXTS, len(given.texts))
             rows, ratios, models = time_all(workers, workloads, timed, plan, seed=settings.seed, progress=shown)
     swept = _sweep(candidates, workloads[0], settings) if settings.sweep else []
-    work = work_of(given.plain[:TIMED_TEXTS], tokenizer, given.source)
+    work = work_of(given.texts[:TIMED_TEXTS], tokenizer, given.source)
     peaks = measured_peaks(settings.ways.threads, min(PEAKS_S, settings.seconds / 10))
     add_costs(models, candidates, work, peaks, settings.price_per_core_hour)
     for name, row in models.items():
@@ -305,12 +305,12 @@ def _check_lengths(candidates: Sequence[Candidate], lengths: Sequence[int]) -> N
 
 def _tokenizer_for_all(candidates: Sequence[Candidate]) -> "tuple[Tokenizer, list[str]]":
     """The tokenizer that makes the grid's rows: of several that of the fewest tokens, whose ids all models know."""
-    folders = dict.fromkeys(candidate.reads.folder for candidate in candidates if candidate.reads)
+    folders = {candidate.reads.folder: candidate.max_length for candidate in candidates if candidate.reads}
     if not folders:
         raise BadInput(
             "None of the models has both a tokenizer.json and a head with labels beside it, so no text can be given to them."
         )
-    tokenizers = [load_tokenizer(folder, 512) for folder in folders]
+    tokenizers = [load_tokenizer(folder, length or LONGEST) for folder, length in folders.items()]
     smallest = min(tokenizers, key=lambda each: each.get_vocab_size())
     several = len({each.get_vocab_size() for each in tokenizers}) > 1
     note = (
