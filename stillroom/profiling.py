@@ -259,7 +259,9 @@ def given_texts(data: str, task: str | None) -> Given:
         [example.text_or_pair for example in examples] if examples else list(read_texts(file))
     )
     if folder:
-        calibration = read_texts(_split(folder, "train"))
+        to_calibrate = _split(folder, "train")
+        labelled, _ = _labelled(to_calibrate, task)
+        calibration = [example.text_read for example in labelled] if labelled else read_texts(to_calibrate)
     else:
         calibration = [text if isinstance(text, str) else text[0] for text in texts_or_pairs]
         notes = [*notes, "int8 graphs of checkpoints were calibrated on the texts that they were scored on."]
