@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from compress.examples import Example, read_examples, read_texts
+from compress.examples import Example, check_kind, read_examples, read_texts
 from compress.scores import gold_of, metric_name, prediction_of, score
 from latency.candidates import Candidate, Device, Runtime
 from latency.costs import add_costs
@@ -26,6 +26,7 @@ from latency.turns import Progress, Worker, at_work
 from latency.workloads import Workload
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
+from serve.markers import knows_markers
 from serve.threads import available_cores
 from stillroom.paper import make_models, paper_rows, random_texts, runtimes
 from stillroom.profiled_models import LONGEST, Ways, candidates_of, task_of
@@ -197,7 +198,7 @@ def _profiled(
         with bar("loading") as shown:
             workers = stack.enter_context(at_work(candidates, workloads, given.texts, shown))
         with bar("scoring") as shown:
-            metrics = _metrics(workers, given, shown)
+            metrics, refused = _metrics(workers, given, shown)
         with bar("timing") as shown:
             timed = min(TIMED_TEXTS, len(given.texts))
             rows, ratios, models = time_all(workers, workloads, timed, plan, seed=settings.seed, progress=shown)
@@ -209,6 +210,8 @@ def _profiled(
         row["model"] = origins[name]
         if name in metrics:
             row["metric"] = metrics[name]
+        if name in refused:
+            row["notes"].append(refused[name])
     for each in rows:
         if each["name"] in metrics:
             each["metric"] = metrics[each["name"]]["value"]
@@ -321,16 +324,29 @@ def _tokenizer_for_all(candidates: Sequence[Candidate]) -> "tuple[Tokenizer, lis
     return smallest, [note] if several else []
 
 
-def _metrics(workers: Mapping[str, Worker], given: Given, progress: Progress) -> dict[str, Metric]:
-    """The task metric of every candidate that reads text, answered by the processes that are timed."""
+def _metrics(
+    workers: Mapping[str, Worker], given: Given, progress: Progress
+) -> tuple[dict[str, Metric], dict[str, str]]:
+    """The task metric of every candidate that reads text, answered by the processes that are timed.
+
+    And by name why there is none, where a candidate answers in another kind of labels.
+    """
+    found: dict[str, Metric] = {}
+    refused: dict[str, str] = {}
     if given.examples is None:
-        return {}
-    found = {}
+        return found, refused
     for i, (name, worker) in enumerate(workers.items()):
         progress(i, len(workers), name)
         reads = worker.candidate.reads
         if reads is None:
             continue
+        if reads.task == "text-classification":
+            markers = knows_markers(load_tokenizer(reads.folder, LONGEST))
+            try:
+                check_kind(given.examples, name, multi_label=reads.multi_label, markers=markers)
+            except BadInput as error:
+                refused[name] = f"No metric: {error.message}"
+                continue
         gold = [gold_of(example, reads.task) for example in given.examples]
         said = [prediction_of(answer, multi_label=reads.multi_label) for answer in worker.answers()]
         reached = score(gold, said)
@@ -338,7 +354,7 @@ def _metrics(workers: Mapping[str, Worker], given: Given, progress: Progress) ->
         found[name] = Metric(
             name=kind, value=reached.value, low=reached.low, high=reached.high, examples=len(given.examples)
         )
-    return found
+    return found, refused
 
 
 def _choose(document: ProfileDocument, settings: Profiling) -> None:
