@@ -110,7 +110,7 @@ def _compared(document: ProfileDocument, old: ModelRow, new: ModelRow) -> list[R
     for (name, batch, tokens), row in rows.items():
         if name == new["name"]:
             was = rows[old["name"], batch, tokens]
-            found.append(_row(old, new, f"batch {batch} x {tokens} tokens", _turns(row), _turns(was)))
+            found.append(_row(old, new, f"batch {batch} x {tokens} tokens", turns_of(row), turns_of(was)))
     if "single_stream" in old and "single_stream" in new:
         now, was_stream = new["single_stream"], old["single_stream"]
         sizes = [each["turn_sizes"] for each in (now, was_stream)]
@@ -120,7 +120,8 @@ def _compared(document: ProfileDocument, old: ModelRow, new: ModelRow) -> list[R
     return found
 
 
-def _turns(row: CandidateRow) -> list[Any]:
+def turns_of(row: CandidateRow) -> list[Any]:
+    """The samples of each turn, in ms."""
     return list(np.split(np.array(row["samples_ms"]), np.cumsum(row["turn_sizes"])[:-1]))
 
 
