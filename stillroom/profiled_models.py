@@ -163,7 +163,10 @@ def _name(model: Path, runtime: Runtime, precision: str, device: Device) -> str:
 
 def _reads(folder: Path) -> tuple[Reads | None, int]:
     """How the model in `folder` reads text and what its labels are, None without a head; and its longest text in tokens."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{folder}: its config.json cannot be read ({error}). Save the model again.") from None
     limit = position_limit(SimpleNamespace(**{"model_type": "", "pad_token_id": 0, **config}))
     length = min(LONGEST, limit or LONGEST)
     heads = " ".join(config.get("architectures") or [])
