@@ -115,9 +115,12 @@ class Given:
     texts: list[str | tuple[str, str]]
     source: str
     calibration: list[str]
+    """What a checkpoint's int8 graph is calibrated on."""
     examples: list[Example] | None
     """With labels, one for each text; None: without."""
     notes: list[str]
+    calibrated_apart: bool
+    """Whether `calibration` is a split of its own."""
 
     @property
     def plain(self) -> list[str]:
@@ -158,6 +161,9 @@ def profile_models(
             origins |= {candidate.name: str(model) for candidate in found}
         if against:
             refuse_strangers(now, before)
+        exported = any(candidate.path.is_relative_to(place) for candidate in [*now, *before])
+        if exported and given.examples and not given.calibrated_apart:
+            given.notes.append("int8 graphs of checkpoints were calibrated on the texts that they were scored on.")
         document = _profiled([*now, *before], origins, given, settings)
     document["given"] = given_models(models)
     if against:
@@ -254,7 +260,7 @@ def given_texts(data: str, task: str | None) -> Given:
         texts = [message["text"] for message in support_messages("test", SAMPLE_TEXTS, 0, seen)]
         train = [message["text"] for message in support_messages("train", SAMPLE_TEXTS, 0, seen)]
         note = "No --data was given: the texts are generated messages to a shop's support, so there is no metric."
-        return Given(list(texts), "generated support messages", train, None, [note])
+        return Given(list(texts), "generated support messages", train, None, [note], calibrated_apart=True)
     path = Path(data)
     folder, file = (path, _split(path, "test")) if path.is_dir() else (None, path)
     examples, notes = _labelled(file, task)
@@ -267,8 +273,7 @@ def given_texts(data: str, task: str | None) -> Given:
         calibration = [example.text_read for example in labelled] if labelled else read_texts(to_calibrate)
     else:
         calibration = [text if isinstance(text, str) else text[0] for text in texts_or_pairs]
-        notes = [*notes, "int8 graphs of checkpoints were calibrated on the texts that they were scored on."]
-    return Given(texts_or_pairs, file.name, calibration, examples, notes)
+    return Given(texts_or_pairs, file.name, calibration, examples, notes, calibrated_apart=folder is not None)
 
 
 def _split(folder: Path, name: str) -> Path:
