@@ -17,17 +17,16 @@ from stillroom.cli import app, guarded
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("models")
-    fast, slow = (
-        write_bundle(folder / name, intent_table(), layers=layers, task=TASK, labels=INTENTS)
-        for name, layers in (("fast", 1), ("slow", 48))
-    )
+    given = {"task": TASK, "labels": INTENTS}
+    fast = write_bundle(folder / "fast", intent_table(), layers=1, **given)
+    slow = write_bundle(folder / "slow", intent_table(), layers=48, **given)
+    several = write_bundle(folder / "several", intent_table() - 1, layers=1, multi_label=True, **given)
     copied = shutil.copytree(fast, folder / "elsewhere" / "fast")
     alone = folder / "alone"
     alone.mkdir()
     shutil.copy(fast / "onnx" / "model.onnx", alone)
     write_tokenizer(alone)
     (alone / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    several = write_bundle(folder / "several", intent_table() - 1, task=TASK, labels=INTENTS, multi_label=True)
     return Models(fast, copied, slow, several, write_checkpoint(folder / "checkpoint"), alone / "model.onnx")
 
 

@@ -1,7 +1,6 @@
 """`stillroom profile` as its user types it: what it writes, what it says of the models, and what it refuses."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from serve.errors import BadInput
 from serve.pipeline import Pipeline
 from stillroom.profiled_models import Ways, candidates_of, task_of
 from stillroom.profiling import given_texts
+from stillroom.regression import models_of, regression_lines
 
 Refused = Callable[..., str]
 TOGETHER = [
@@ -125,6 +125,32 @@ def test_the_budget_names_a_candidate_of_the_best_metric(together: Profiled) -> 
     assert set(together.document["front"]) <= set(TOGETHER)
 
 
+def test_the_same_bundle_in_another_place_runs_beside_the_one_of_before(together: Profiled) -> None:
+    found = together.document["regression"]
+    assert [(row["name"], row["before"], row["where"]) for row in found] == [
+        ("fast ORT fp32", "fast ORT fp32 (before)", "batch 1 x 8 tokens"),
+        ("fast ORT fp32", "fast ORT fp32 (before)", "single stream"),
+    ]
+    for row, line in zip(found, regression_lines(found), strict=True):
+        assert row["low"] <= row["ratio"] <= row["high"]
+        assert line in together.said
+    # Equal models come out equal but for what a busy machine does to one of them.
+    assert together.code == (3 if any(row["slower"] for row in found) else 0)
+
+
+def test_a_slower_model_ends_with_3_when_its_report_is_written(slower: Profiled) -> None:
+    assert slower.code == 3
+    found = slower.document["regression"]
+    assert [(row["name"], row["before"]) for row in found] == [("slow ORT fp32", "fast ORT fp32 (before)")] * 2
+    assert all(row["slower"] and row["low"] > 1.02 for row in found)
+    assert "2 of 2 comparisons are slower than before" in slower.said
+    assert {path.name for path in slower.out.iterdir()} == {"report.html", "report.json", "table.md"}
+
+
+def test_a_report_names_the_models_that_can_run_again(together: Profiled, models: Models) -> None:
+    assert models_of(together.out / "report.json") == [models.copied, models.checkpoint, models.file]
+
+
 def test_without_data_the_texts_are_generated_and_there_is_no_metric(earlier: Profiled) -> None:
     (row,) = earlier.document["models"]
     assert "metric" not in row
@@ -217,20 +243,26 @@ def test_models_of_two_tasks_are_timed_on_the_texts_alone(models: Models, splits
     assert given.notes == ["The models have no head for one task, so there is no metric."]
 
 
-def test_two_bundles_are_compared_without_torch(models: Models, tmp_path: Path) -> None:
-    """Nothing that the verb imports for bundles is what only the `build` extra brings."""
+def test_two_classes_that_nobody_named_are_read_as_transformers_calls_them(models: Models, tmp_path: Path) -> None:
+    config = json.loads((models.checkpoint / "config.json").read_text(encoding="utf-8"))
+    del config["id2label"], config["label2id"]
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shutil.copy(models.checkpoint / "tokenizer.json", tmp_path)
+    (found,) = candidates_of(tmp_path, Ways(runtimes=("torch",)), tmp_path, [])
+    assert found.reads is not None
+    assert found.reads.labels == ("LABEL_0", "LABEL_1")
+    assert task_of(tmp_path) == TASK
+
+
+def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> None:
     code = (
         "import sys; from pathlib import Path; import stillroom.profiling as profiling\n"
-        f"found = profiling.candidates_of(Path({str(models.fast)!r}), profiling.Ways(), Path('.'), [])\n"
-        f"profiling.given_models([Path({str(models.fast)!r})])\n"
+        f"bundle = Path({str(models.fast)!r})\n"
+        "found = profiling.candidates_of(bundle, profiling.Ways(), Path('.'), [])\n"
+        "profiling.given_models([bundle]), profiling.given_texts('', 'text-classification')\n"
         "sys.exit(len(found) != 1 or bool({'torch', 'transformers'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=_finds_us(), check=False).returncode == 0
-
-
-def _finds_us() -> dict[str, str]:
-    root = str(Path(face.__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": root}
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

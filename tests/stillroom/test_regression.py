@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_profiles import QUICK, Models, Profiled
+from small_profiles import QUICK, Models
 
 from latency.candidates import Candidate
 from latency.document import ProfileDocument
@@ -98,32 +98,9 @@ def test_each_comparison_is_told_in_a_line() -> None:
     assert line == "new, batch 1 x 8 tokens: 1.000 times as long as before [1.000, 1.000]"
 
 
-def test_the_same_bundle_in_another_place_runs_beside_the_one_of_before(together: Profiled) -> None:
-    found = together.document["regression"]
-    assert [(row["name"], row["before"], row["where"]) for row in found] == [
-        ("fast ORT fp32", "fast ORT fp32 (before)", "batch 1 x 8 tokens"),
-        ("fast ORT fp32", "fast ORT fp32 (before)", "single stream"),
-    ]
-    for row, line in zip(found, regression_lines(found), strict=True):
-        assert row["low"] <= row["ratio"] <= row["high"]
-        assert line in together.said
-    # Equal models come out equal but for what a busy machine does to one of them.
-    assert together.code == (3 if any(row["slower"] for row in found) else 0)
-
-
-def test_a_slower_model_ends_with_3_when_its_report_is_written(slower: Profiled) -> None:
-    assert slower.code == 3
-    found = slower.document["regression"]
-    assert [(row["name"], row["before"]) for row in found] == [("slow ORT fp32", "fast ORT fp32 (before)")] * 2
-    assert all(row["slower"] and row["low"] > 1.02 for row in found)
-    assert "2 of 2 comparisons are slower than before" in slower.said
-    assert {path.name for path in slower.out.iterdir()} == {"report.html", "report.json", "table.md"}
-
-
-def test_a_report_names_the_models_that_can_run_again(together: Profiled, models: Models) -> None:
-    assert models_of(together.out / "report.json") == [models.copied, models.checkpoint, models.file]
+def test_a_model_is_known_again_by_what_it_holds_wherever_it_lies(models: Models) -> None:
     one, same = given_models([models.fast, models.copied])
-    assert one["mark"] == same["mark"]
+    assert (one["mark"], one["model"]) == (same["mark"], str(models.fast))
     assert len({each["mark"] for each in given_models([models.fast, models.slow, models.checkpoint, models.file])}) == 4
 
 
