@@ -135,7 +135,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
     length = usable_length(settings.max_length, opened)
     splits = read_splits(settings.data, task)
     labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
-    kept_texts = [text for file in settings.keep_words_of for text in read_texts(file)]
+    kept_texts = [text for file in settings.keep_words_of for text in read_texts(file, pairs=True)]
     threads = settings.threads or available_cores()
     return _Given(wanted, opened, task, splits, labels, length, threads, settings.name or out.name, kept_texts)
 
@@ -265,7 +265,8 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _trim(checkpoint: Path, given: _Given) -> Trimmed:
-    held_out = [example.text_read for example in given.splits.validation]
+    pairs = [(example.text_read, example.text_pair) for example in given.splits.validation]
+    held_out = [text for pair in pairs for text in pair if text]
     trimmed = trim_vocabulary(checkpoint, given.kept_texts, held_out)
     say(
         f"vocabulary: {trimmed.kept:,} of {trimmed.tokens:,} tokens kept; of the validation texts' tokens "
