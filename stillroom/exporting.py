@@ -169,16 +169,7 @@ def _export(folder: Path, out: Path, given: _Given, latency_seconds: float) -> P
         page = _write_report(folder, out, _report_of(given, ready, variants, {}, None))
         raise GateMissed(f"No bundle was written: {'; '.join(wrong)}. The report is {page}.")
     test = scores_on_test(variants, given.splits.test, ready.encoded["test"], given.threads)
-    latency = _time(
-        folder,
-        variants,
-        ready.checkpoint,
-        given.splits.test,
-        latency_seconds,
-        given.threads,
-        given.max_length,
-        ready.encoded,
-    )
+    latency = _time(variants, ready.checkpoint, given.splits.test, latency_seconds, given.threads, given.max_length)
     _pack(out, given, ready, variants, test)
     _write_report(folder, out, _report_of(given, ready, variants, test, latency))
     return out
@@ -293,14 +284,12 @@ def _lineage(opened: Opened) -> dict[str, Any]:
 
 
 def _time(
-    folder: Path,
     variants: Variants,
     checkpoint: Path,
     examples: Sequence[Example],
     seconds: float,
     threads: int,
     max_length: int,
-    encoded: dict[str, Encoded],
 ) -> ProfileDocument | None:
     """Every variant in every runtime on real text, taking turns; the one that is served comes first."""
     if not seconds:
