@@ -56,10 +56,11 @@ def _add_size(cost: Cost, candidate: Candidate, tokens: int, notes: list[str]) -
     read_bytes = weights_read_bytes(candidate.path, tokens)
     if read_bytes is not None:
         cost["bytes_per_text"] = float(read_bytes)
-    if candidate.reads is None:
+    reads = candidate.reads
+    if reads is None or not (reads.folder / "config.json").is_file():  # a bundle answers without one
         return
-    config = json.loads((candidate.reads.folder / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((reads.folder / "config.json").read_text(encoding="utf-8"))
     try:
-        cost["flops_per_text"] = flops_per_text(config, tokens, labels=len(candidate.reads.labels))
+        cost["flops_per_text"] = flops_per_text(config, tokens, labels=len(reads.labels))
     except BadInput as error:
         notes.append(f"Its operations were not counted: {error.message}.")

@@ -207,7 +207,7 @@ class PaperTiming(TypedDict):
 
     name: str
     p50_ms: float
-    speedup: list[float]  # [ratio, low, high] over the teacher in torch fp32 on the same device
+    speedup: list[float]  # [ratio, low, high] over the teacher in torch fp32 on the same device; empty where not timed
 
 
 class PaperRow(TypedDict):

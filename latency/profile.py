@@ -8,6 +8,7 @@ import numpy as np
 
 from latency.candidates import Candidate, size_bytes
 from latency.document import CandidateRow, ModelRow, ProfileDocument, RatioRow, Work
+from latency.end_to_end import Text
 from latency.machine import machine_facts
 from latency.measurement import Measurement, ratio
 from latency.scenarios import offline, server, single_stream
@@ -150,8 +151,8 @@ def _add_memory(row: ModelRow, worker: Worker) -> None:
         row["cost"]["memory_peak_bytes"] = memory["peak_bytes"]
 
 
-def work_of(texts: Sequence[str], tokenizer: "Tokenizer", source: str) -> Work:
-    """How long the texts are that were timed."""
+def work_of(texts: Sequence[Text], tokenizer: "Tokenizer", source: str) -> Work:
+    """How long the texts are that were timed, each with its pair."""
     lengths = [len(encoding) for encoding in tokenizer.encode_batch(list(texts))]
     percentiles = {f"p{percent}": float(np.percentile(lengths, percent)) for percent in (50, 90, 99)}
     return Work(

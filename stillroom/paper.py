@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compress.students import STUDENTS, Shape
-from latency.document import PaperRow, ProfileDocument, RatioRow
+from latency.document import CandidateRow, PaperRow, ProfileDocument
+from latency.measurement import paired_ratio
 from serve.session import has_openvino
+from stillroom.regression import turns_of
 
 
 class Published(NamedTuple):
@@ -84,13 +86,14 @@ def random_texts(seed: int) -> list[str]:
 def paper_rows(document: ProfileDocument) -> list[PaperRow]:
     """Ours beside theirs: each model on each device at each length, the fastest of its runtimes by kind.
 
-    Speed-ups are over the teacher in torch fp32 on the same device.
+    Speed-ups are over the teacher in torch fp32 on the same device, and absent where that was not timed.
     """
     rows = []
     shapes = list(dict.fromkeys((row["device"], row["tokens"]) for row in document["candidates"]))
     for device, tokens in shapes:
         timed = [row for row in document["candidates"] if (row["device"], row["tokens"]) == (device, tokens)]
         kinds = list(dict.fromkeys(_kind(row["runtime"], row["precision"]) for row in timed))
+        teacher = next((row for row in timed if _is_teacher(row)), None)
         for name in SHAPES:
             published = PUBLISHED[name]
             theirs_ms = published.cpu_ms if device == "cpu" else published.gpu_ms
@@ -114,7 +117,7 @@ def paper_rows(document: ProfileDocument) -> list[PaperRow]:
                     row["ours"][kind] = {
                         "name": best["name"],
                         "p50_ms": best["p50_ms"],
-                        "speedup": _speedup(document["ratios"], best["name"], tokens),
+                        "speedup": _speedup(teacher, best) if teacher else [],
                     }
             rows.append(row)
     return rows
@@ -125,10 +128,13 @@ def _kind(runtime: str, precision: str) -> str:
     return "int8" if precision == "int8" else f"{runtime} {precision}"
 
 
-def _speedup(ratios: Sequence[RatioRow], name: str, tokens: int) -> list[float]:
-    """Ratio, low, high to the first candidate, the teacher in torch; ones for itself."""
-    found = next((row for row in ratios if row["b"] == name and row["tokens"] == tokens), None)
-    return [found["ratio"], found["low"], found["high"]] if found else [1.0, 1.0, 1.0]
+def _is_teacher(row: CandidateRow) -> bool:
+    return row["name"].split()[0] == TEACHER and (row["runtime"], row["precision"]) == ("torch", "fp32")
+
+
+def _speedup(teacher: CandidateRow, row: CandidateRow) -> list[float]:
+    """The teacher's median over that of `row`, with its interval; ones for itself."""
+    return [round(x, 4) for x in paired_ratio(turns_of(teacher), turns_of(row))]
 
 
 def paper_markdown(rows: Sequence[PaperRow]) -> str:
@@ -143,10 +149,12 @@ def paper_markdown(rows: Sequence[PaperRow]) -> str:
             cells = [row["model"], f"{row['theirs_ms']:.2f}", f"{row['theirs_speedup']:.1f}"]
             for kind in kinds:
                 ours = row["ours"].get(kind)
-                cells += (
-                    [f"{ours['p50_ms']:.2f}", "{:.1f} [{:.1f}, {:.1f}]".format(*ours["speedup"])] if ours else ["", ""]
-                )
+                cells += [f"{ours['p50_ms']:.2f}", _spelled(ours["speedup"])] if ours else ["", ""]
             lines.append(cells)
         table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
         parts.append(f"Batch 1, {tokens} tokens, {device}; speed-ups over 12x768 in torch fp32\n\n{table}")
     return "\n".join(parts)
+
+
+def _spelled(speedup: Sequence[float]) -> str:
+    return "{:.1f} [{:.1f}, {:.1f}]".format(*speedup) if speedup else ""

@@ -163,7 +163,10 @@ def _name(model: Path, runtime: Runtime, precision: str, device: Device) -> str:
 
 def _reads(folder: Path) -> tuple[Reads | None, int]:
     """How the model in `folder` reads text and what its labels are, None without a head; and its longest text in tokens."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{folder}: its config.json cannot be read ({error}). Save the model again.") from None
     limit = position_limit(SimpleNamespace(**{"model_type": "", "pad_token_id": 0, **config}))
     length = min(LONGEST, limit or LONGEST)
     heads = " ".join(config.get("architectures") or [])
@@ -187,16 +190,18 @@ def _exported(
     from export.gate import Prepared
     from export.graph import export_graph
     from export.quantise import quantise_static
-    from stillroom.ground import folder_mark
+    from stillroom.ground import folder_mark, texts_mark
 
-    place = work / GRAPHS / hashlib.sha256(folder_mark(folder).encode()).hexdigest()[:16]
+    chosen = calibration[:CALIBRATION_TEXTS]
+    mark = f"{folder_mark(folder)}:{texts_mark(chosen)}"
+    place = work / GRAPHS / hashlib.sha256(mark.encode()).hexdigest()[:16]
     fp32, int8 = place / "model.onnx", place / "model_quantized.onnx"
     if not (place / "done").is_file():
         place.mkdir(parents=True, exist_ok=True)
         say(f"exporting {folder.name} to ONNX, fp32 and int8, to time it")
         export_graph(folder, fp32, length)
         tokenizer = load_tokenizer(folder, length)
-        encodings = with_long_texts(tokenizer.encode_batch(list(calibration[:CALIBRATION_TEXTS])), length)
+        encodings = with_long_texts(tokenizer.encode_batch(list(chosen)), length)
         prepared = Prepared.of(fp32, encodings, threads)
         quantise_static(prepared.model, int8, prepared.ranges, clipped=True)
         (place / "done").touch()  # last: a killed export is made again

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from compress.examples import Example, read_examples, read_texts
+from compress.examples import Example, check_kind, read_examples, read_texts
 from compress.scores import gold_of, metric_name, prediction_of, score
 from latency.candidates import Candidate, Device, Runtime
 from latency.costs import add_costs
@@ -26,10 +26,11 @@ from latency.turns import Progress, Worker, at_work
 from latency.workloads import Workload
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
+from serve.markers import knows_markers
 from serve.threads import available_cores
 from stillroom.paper import make_models, paper_rows, random_texts, runtimes
-from stillroom.profiled_models import Ways, candidates_of, task_of
-from stillroom.regression import given_models, models_of, named_before, regressions
+from stillroom.profiled_models import LONGEST, Ways, candidates_of, task_of
+from stillroom.regression import given_models, models_of, named_before, refuse_strangers, regressions
 from stillroom.show import bar, say
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 TIMED_TEXTS = 1_000  # of those given; all are scored
 SAMPLE_TEXTS = 400  # of the built-in sample
+PEAKS_S = 6.0  # for the peaks of the machine, or a tenth of the time that is given where that is less
 SWEEP_SECONDS = 3.0  # of each way to spend the cores, of each candidate
 
 
@@ -113,9 +115,12 @@ class Given:
     texts: list[str | tuple[str, str]]
     source: str
     calibration: list[str]
+    """What a checkpoint's int8 graph is calibrated on."""
     examples: list[Example] | None
     """With labels, one for each text; None: without."""
     notes: list[str]
+    calibrated_apart: bool
+    """Whether `calibration` is a split of its own."""
 
     @property
     def plain(self) -> list[str]:
@@ -138,17 +143,28 @@ def profile_models(
     with ExitStack() as stack:
         place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
         given = given_texts(settings.data, _task_of([*models, *earlier]))
-        candidates: list[Candidate] = []
+        now: list[Candidate] = []
+        before: list[Candidate] = []
         origins: dict[str, str] = {}
         for model in models:
             found = candidates_of(model, ways, place, given.calibration, say)
-            candidates += found
+            if not found:
+                raise BadInput(
+                    f"{model} cannot be run with --device {settings.device!r}, --runtimes {settings.runtimes!r} and "
+                    f"--precisions {settings.precisions!r}. Give others, or leave it out."
+                )
+            now += found
             origins |= {candidate.name: str(model) for candidate in found}
         for model in earlier:
             found = named_before(candidates_of(model, ways, place, given.calibration, say))
-            candidates += found
+            before += found
             origins |= {candidate.name: str(model) for candidate in found}
-        document = _profiled(candidates, origins, given, settings)
+        if against:
+            refuse_strangers(now, before)
+        exported = any(candidate.path.is_relative_to(place) for candidate in [*now, *before])
+        if exported and given.examples and not given.calibrated_apart:
+            given.notes.append("int8 graphs of checkpoints were calibrated on the texts that they were scored on.")
+        document = _profiled([*now, *before], origins, given, settings)
     document["given"] = given_models(models)
     if against:
         document["regression"] = regressions(document)
@@ -168,7 +184,7 @@ def profile_paper(settings: Profiling) -> ProfileDocument:
             for model in models
             for candidate in candidates_of(model, ways, Path(folder), texts, say)
         ]
-        tokenizer = load_tokenizer(models[0], 512)
+        tokenizer = load_tokenizer(models[0], LONGEST)
         plan = replace(settings.plan, batches=(1,))
         with bar("timing") as shown:
             document = time_grid(candidates, texts, tokenizer, plan, seed=settings.seed, progress=shown)
@@ -188,18 +204,20 @@ def _profiled(
         with bar("loading") as shown:
             workers = stack.enter_context(at_work(candidates, workloads, given.texts, shown))
         with bar("scoring") as shown:
-            metrics = _metrics(workers, given, shown)
+            metrics, refused = _metrics(workers, given, shown)
         with bar("timing") as shown:
             timed = min(TIMED_TEXTS, len(given.texts))
             rows, ratios, models = time_all(workers, workloads, timed, plan, seed=settings.seed, progress=shown)
     swept = _sweep(candidates, workloads[0], settings) if settings.sweep else []
-    work = work_of(given.plain[:TIMED_TEXTS], tokenizer, given.source)
-    peaks = measured_peaks(settings.ways.threads)
+    work = work_of(given.texts[:TIMED_TEXTS], tokenizer, given.source)
+    peaks = measured_peaks(settings.ways.threads, min(PEAKS_S, settings.seconds / 10))
     add_costs(models, candidates, work, peaks, settings.price_per_core_hour)
     for name, row in models.items():
         row["model"] = origins[name]
         if name in metrics:
             row["metric"] = metrics[name]
+        if name in refused:
+            row["notes"].append(refused[name])
     for each in rows:
         if each["name"] in metrics:
             each["metric"] = metrics[each["name"]]["value"]
@@ -242,7 +260,7 @@ def given_texts(data: str, task: str | None) -> Given:
         texts = [message["text"] for message in support_messages("test", SAMPLE_TEXTS, 0, seen)]
         train = [message["text"] for message in support_messages("train", SAMPLE_TEXTS, 0, seen)]
         note = "No --data was given: the texts are generated messages to a shop's support, so there is no metric."
-        return Given(list(texts), "generated support messages", train, None, [note])
+        return Given(list(texts), "generated support messages", train, None, [note], calibrated_apart=True)
     path = Path(data)
     folder, file = (path, _split(path, "test")) if path.is_dir() else (None, path)
     examples, notes = _labelled(file, task)
@@ -250,11 +268,12 @@ def given_texts(data: str, task: str | None) -> Given:
         [example.text_or_pair for example in examples] if examples else list(read_texts(file))
     )
     if folder:
-        calibration = read_texts(_split(folder, "train"))
+        to_calibrate = _split(folder, "train")
+        labelled, _ = _labelled(to_calibrate, task)
+        calibration = [example.text_read for example in labelled] if labelled else read_texts(to_calibrate)
     else:
         calibration = [text if isinstance(text, str) else text[0] for text in texts_or_pairs]
-        notes = [*notes, "int8 graphs of checkpoints were calibrated on the texts that they were scored on."]
-    return Given(texts_or_pairs, file.name, calibration, examples, notes)
+    return Given(texts_or_pairs, file.name, calibration, examples, notes, calibrated_apart=folder is not None)
 
 
 def _split(folder: Path, name: str) -> Path:
@@ -296,12 +315,12 @@ def _check_lengths(candidates: Sequence[Candidate], lengths: Sequence[int]) -> N
 
 def _tokenizer_for_all(candidates: Sequence[Candidate]) -> "tuple[Tokenizer, list[str]]":
     """The tokenizer that makes the grid's rows: of several that of the fewest tokens, whose ids all models know."""
-    folders = dict.fromkeys(candidate.reads.folder for candidate in candidates if candidate.reads)
+    folders = {candidate.reads.folder: candidate.max_length for candidate in candidates if candidate.reads}
     if not folders:
         raise BadInput(
             "None of the models has both a tokenizer.json and a head with labels beside it, so no text can be given to them."
         )
-    tokenizers = [load_tokenizer(folder, 512) for folder in folders]
+    tokenizers = [load_tokenizer(folder, length or LONGEST) for folder, length in folders.items()]
     smallest = min(tokenizers, key=lambda each: each.get_vocab_size())
     several = len({each.get_vocab_size() for each in tokenizers}) > 1
     note = (
@@ -310,16 +329,29 @@ def _tokenizer_for_all(candidates: Sequence[Candidate]) -> "tuple[Tokenizer, lis
     return smallest, [note] if several else []
 
 
-def _metrics(workers: Mapping[str, Worker], given: Given, progress: Progress) -> dict[str, Metric]:
-    """The task metric of every candidate that reads text, answered by the processes that are timed."""
+def _metrics(
+    workers: Mapping[str, Worker], given: Given, progress: Progress
+) -> tuple[dict[str, Metric], dict[str, str]]:
+    """The task metric of every candidate that reads text, answered by the processes that are timed.
+
+    And by name why there is none, where a candidate answers in another kind of labels.
+    """
+    found: dict[str, Metric] = {}
+    refused: dict[str, str] = {}
     if given.examples is None:
-        return {}
-    found = {}
+        return found, refused
     for i, (name, worker) in enumerate(workers.items()):
         progress(i, len(workers), name)
         reads = worker.candidate.reads
         if reads is None:
             continue
+        if reads.task == "text-classification":
+            markers = knows_markers(load_tokenizer(reads.folder, LONGEST))
+            try:
+                check_kind(given.examples, name, multi_label=reads.multi_label, markers=markers)
+            except BadInput as error:
+                refused[name] = f"No metric: {error.message}"
+                continue
         gold = [gold_of(example, reads.task) for example in given.examples]
         said = [prediction_of(answer, multi_label=reads.multi_label) for answer in worker.answers()]
         reached = score(gold, said)
@@ -327,7 +359,7 @@ def _metrics(workers: Mapping[str, Worker], given: Given, progress: Progress) ->
         found[name] = Metric(
             name=kind, value=reached.value, low=reached.low, high=reached.high, examples=len(given.examples)
         )
-    return found
+    return found, refused
 
 
 def _choose(document: ProfileDocument, settings: Profiling) -> None:

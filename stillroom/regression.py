@@ -66,31 +66,42 @@ def named_before(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [replace(candidate, name=candidate.name + BEFORE) for candidate in candidates]
 
 
-def regressions(document: ProfileDocument) -> list[RegressionRow]:
-    """Each candidate of now against the one of before in the same runtime, precision and device, in the order given.
-
-    Candidates without a counterpart are left out. Raises BadInput when none has one.
-    """
-    models = document["models"]
-    found = []
-    before = [model for model in models if model["name"].endswith(BEFORE)]
-    for model in models:
-        if model in before:
-            continue
-        match = next((old for old in before if _kind(old) == _kind(model)), None)
-        if match:
-            before.remove(match)
-            found += _compared(document, match, model)
-    if not found:
+def refuse_strangers(now: Sequence[Candidate], before: Sequence[Candidate]) -> None:
+    """Nothing, when at least one candidate can be compared. Raises BadInput when none can."""
+    kinds = {(candidate.runtime, candidate.precision, candidate.device) for candidate in before}
+    if not any((candidate.runtime, candidate.precision, candidate.device) in kinds for candidate in now):
         raise BadInput(
             "None of the models runs in the same runtime and precision as one of --against, so there is nothing to compare. "
             "Give models of the same kind, or --runtimes."
         )
-    return found
 
 
-def _kind(model: ModelRow) -> tuple[str, str, str]:
-    return model["runtime"], model["precision"], model["device"]
+def regressions(document: ProfileDocument) -> list[RegressionRow]:
+    """Each candidate of now against the one of before that has its name, else the same runtime, precision and device.
+
+    Of several of a kind the order given decides. Candidates without a counterpart are left out.
+    """
+    models = document["models"]
+    before = [model for model in models if model["name"].endswith(BEFORE)]
+    now = [model for model in models if model not in before]
+    matches: dict[str, ModelRow] = {}
+    for alike in (_named_alike, _of_a_kind):
+        for model in now:
+            match = next((old for old in before if alike(old, model)), None)
+            if match and model["name"] not in matches:
+                before.remove(match)
+                matches[model["name"]] = match
+    return [
+        row for model in now if model["name"] in matches for row in _compared(document, matches[model["name"]], model)
+    ]
+
+
+def _named_alike(old: ModelRow, new: ModelRow) -> bool:
+    return old["name"] == new["name"] + BEFORE
+
+
+def _of_a_kind(old: ModelRow, new: ModelRow) -> bool:
+    return all(old[key] == new[key] for key in ("runtime", "precision", "device"))
 
 
 def _compared(document: ProfileDocument, old: ModelRow, new: ModelRow) -> list[RegressionRow]:
@@ -99,7 +110,7 @@ def _compared(document: ProfileDocument, old: ModelRow, new: ModelRow) -> list[R
     for (name, batch, tokens), row in rows.items():
         if name == new["name"]:
             was = rows[old["name"], batch, tokens]
-            found.append(_row(old, new, f"batch {batch} x {tokens} tokens", _turns(row), _turns(was)))
+            found.append(_row(old, new, f"batch {batch} x {tokens} tokens", turns_of(row), turns_of(was)))
     if "single_stream" in old and "single_stream" in new:
         now, was_stream = new["single_stream"], old["single_stream"]
         sizes = [each["turn_sizes"] for each in (now, was_stream)]
@@ -109,7 +120,8 @@ def _compared(document: ProfileDocument, old: ModelRow, new: ModelRow) -> list[R
     return found
 
 
-def _turns(row: CandidateRow) -> list[Any]:
+def turns_of(row: CandidateRow) -> list[Any]:
+    """The samples of each turn, in ms."""
     return list(np.split(np.array(row["samples_ms"]), np.cumsum(row["turn_sizes"])[:-1]))
 
 
