@@ -29,6 +29,7 @@ ON_CPU_ALONE = ("openvino",)
 LONGEST = 512  # tokens; what `run` and `export` cut texts at
 GRAPHS = "graphs"  # under the work folder: what was exported only to be timed
 CALIBRATION_TEXTS = 128
+UNNAMED = {"0": "LABEL_0", "1": "LABEL_1"}  # what transformers calls two classes that nobody named
 
 Progress = Callable[[str], None]
 
@@ -170,8 +171,8 @@ def _reads(folder: Path) -> tuple[Reads | None, int]:
     limit = position_limit(SimpleNamespace(**{"model_type": "", "pad_token_id": 0, **config}))
     length = min(LONGEST, limit or LONGEST)
     heads = " ".join(config.get("architectures") or [])
-    labels = config.get("id2label") or {}
-    if not (folder / "tokenizer.json").is_file() or not labels:
+    labels = config.get("id2label") or UNNAMED  # transformers leaves these out when it saves
+    if not (folder / "tokenizer.json").is_file():
         return None, length
     names = tuple(labels[key] for key in sorted(labels, key=int))
     multi_label = config.get("problem_type") == MULTI_LABEL
