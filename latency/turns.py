@@ -36,7 +36,7 @@ REPLY_TIMEOUT_S = 600.0  # a turn takes seconds; after this long the worker hang
 # Pools that spin for a moment after a call (libgomp about a millisecond) are asleep after this.
 PAUSE_S = 0.005
 SETTLED = 0.05  # two medians in a row this close: warm
-WARMUP_CHUNKS = 10  # bound of the warm-up, of a fifth of a second each (or one call, if that is longer)
+WARMUP_CHUNKS = 10  # bound of the warm-up, of a tenth of a second each (or one call, if that is longer)
 MOST_PER_TURN = 250  # keeps the raw samples of a fast model to a few kilobytes a turn
 LEAST_TURNS = 6  # fewer pairs have no 95 % interval
 MOST_TURNS = 400
@@ -310,7 +310,7 @@ def _warm_up(worker: Worker, workload: Workload) -> None:
     """Runs `workload` until two chunks in a row agree on the median, or to the bound."""
     last_ms = math.inf
     for _ in range(WARMUP_CHUNKS):
-        median_ms = float(np.median(worker.run(workload, seconds=0.2, least=1, most=10_000)["samples_ms"]))
+        median_ms = float(np.median(worker.run(workload, seconds=0.1, least=1, most=10_000)["samples_ms"]))
         if abs(median_ms - last_ms) <= SETTLED * median_ms:
             return
         last_ms = median_ms

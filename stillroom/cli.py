@@ -49,6 +49,7 @@ ACCUMULATE = "Parts that a step's batch is cut into, for memory; dropout apart t
 TRACKER = "Where metrics go beside metrics.jsonl: tensorboard, wandb or mlflow; may be given again."
 SCHEDULE = "Of a paper, by name (docs/methods.md); flags override it."
 PROFILE_FILES = {"report.html", "report.json", "table.md"}  # what `profile --out` writes, and may replace
+LOAD_FILES = {"load.json", "table.md"}  # the same of `load --out`
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 
@@ -744,10 +745,7 @@ def profile(
     from stillroom.profiling import Profiling, profile_models, profile_paper, write_profile
     from stillroom.regression import regression_lines
 
-    if out and out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= PROFILE_FILES):
-        raise BadInput(
-            f"--out {out} is there already and holds other things; nothing was written. Give another folder."
-        )
+    _refuse_unless_ours(out, PROFILE_FILES)
     if paper and (models or against):
         raise BadInput("--paper makes its own models; leave MODEL and --against out.")
     settings = Profiling(
@@ -774,6 +772,65 @@ def profile(
     slower = [row for row in document.get("regression", []) if row["slower"]]
     if slower:
         raise GateMissed(f"{len(slower)} of {len(lines)} comparisons are slower than before, beyond their intervals.")
+
+
+@app.command()
+def load(
+    url: Annotated[str, typer.Argument(help="Where the server takes a text by POST, http or https.")],
+    data: Annotated[Path, typer.Option(help="A file of text, as real queries are.")],
+    rate: Annotated[
+        float | None, typer.Option(help="Queries a second; without it the highest is searched for.")
+    ] = None,
+    bound_ms: Annotated[float | None, typer.Option(help="What p99 is to stay under.", show_default="50")] = None,
+    queries: Annotated[int | None, typer.Option(help="Of each trial, in place of --seconds.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Of arrivals, each trial.", show_default="10")] = None,
+    template: Annotated[
+        str, typer.Option(help="JSON of a request, in which the string TEXT stands for a text.")
+    ] = '{"text": "TEXT"}',
+    headers: Annotated[list[str] | None, typer.Option("--header", help='"Name: value"; may be given again.')] = None,
+    connections: Annotated[int, typer.Option(help="Open at once at most; queries beyond wait, which counts.")] = 256,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a query is given up.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Fixes the moments of arrival and the order of the texts.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for load.json, with all raw samples, and table.md.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Load a running server, ours or another's, as many users do: queries come whether or not earlier ones are answered.
+
+    Latency counts from the moment at which a query was meant to leave. Without --rate it searches for the highest rate whose p99
+    stays under --bound-ms while nothing is refused, fails or times out.
+
+    [bold]Examples[/]
+
+      stillroom load http://127.0.0.1:8000/v1/entities --data my_data/test.jsonl --rate 200
+
+      stillroom load http://127.0.0.1:8000/v1/entities --data my_data/test.jsonl --bound-ms 50 --out loaded
+
+      stillroom load https://example.com/classify --data texts.txt --template '{"input": \\["TEXT"]}' --header "X-Api-Key: K"
+    """
+    from stillroom import loading
+    from stillroom.show import table
+
+    _refuse_unless_ours(out, LOAD_FILES)
+    document = loading.load(
+        url, data, rate=rate, bound_ms=bound_ms, queries=queries, seconds=seconds, template=template,
+        headers=tuple(headers or ()), connections=connections, timeout=timeout, seed=seed,
+    )  # fmt: skip
+    if out:
+        loading.write(out, document)
+    if as_json:
+        _print_json(document)
+        return
+    table(url, loading.COLUMNS, loading.rows(document["trials"]))
+    for line in (loading.sentence(document), *document["doubts"]):
+        say(line)
+
+
+def _refuse_unless_ours(out: Path | None, files: set[str]) -> None:
+    """BadInput when something else than `files` is at `out`."""
+    if out and out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= files):
+        raise BadInput(
+            f"--out {out} is there already and holds other things; nothing was written. Give another folder."
+        )
 
 
 def _numbers(listed: str) -> tuple[int, ...]:

@@ -135,7 +135,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
     length = usable_length(settings.max_length, opened)
     splits = read_splits(settings.data, task)
     labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
-    kept_texts = [text for file in settings.keep_words_of for text in read_texts(file)]
+    kept_texts = [text for file in settings.keep_words_of for text in read_texts(file, pairs=True)]
     threads = settings.threads or available_cores()
     return _Given(wanted, opened, task, splits, labels, length, threads, settings.name or out.name, kept_texts)
 
@@ -169,16 +169,7 @@ def _export(folder: Path, out: Path, given: _Given, latency_seconds: float) -> P
         page = _write_report(folder, out, _report_of(given, ready, variants, {}, None))
         raise GateMissed(f"No bundle was written: {'; '.join(wrong)}. The report is {page}.")
     test = scores_on_test(variants, given.splits.test, ready.encoded["test"], given.threads)
-    latency = _time(
-        folder,
-        variants,
-        ready.checkpoint,
-        given.splits.test,
-        latency_seconds,
-        given.threads,
-        given.max_length,
-        ready.encoded,
-    )
+    latency = _time(variants, ready.checkpoint, given.splits.test, latency_seconds, given.threads, given.max_length)
     _pack(out, given, ready, variants, test)
     _write_report(folder, out, _report_of(given, ready, variants, test, latency))
     return out
@@ -265,7 +256,8 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _trim(checkpoint: Path, given: _Given) -> Trimmed:
-    held_out = [example.text_read for example in given.splits.validation]
+    pairs = [(example.text_read, example.text_pair) for example in given.splits.validation]
+    held_out = [text for pair in pairs for text in pair if text]
     trimmed = trim_vocabulary(checkpoint, given.kept_texts, held_out)
     say(
         f"vocabulary: {trimmed.kept:,} of {trimmed.tokens:,} tokens kept; of the validation texts' tokens "
@@ -292,14 +284,12 @@ def _lineage(opened: Opened) -> dict[str, Any]:
 
 
 def _time(
-    folder: Path,
     variants: Variants,
     checkpoint: Path,
     examples: Sequence[Example],
     seconds: float,
     threads: int,
     max_length: int,
-    encoded: dict[str, Encoded],
 ) -> ProfileDocument | None:
     """Every variant in every runtime on real text, taking turns; the one that is served comes first."""
     if not seconds:

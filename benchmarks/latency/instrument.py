@@ -28,7 +28,7 @@ from latency.turns import Patience, at_work, measure
 from latency.workloads import Workload
 
 LAYERS = 20
-WIDTH = 128
+WIDTH = 64
 TOKENS = 16
 
 

@@ -1,6 +1,5 @@
 import filecmp
 import json
-import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr
@@ -8,10 +7,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from small_task import write_rows
 
 import stillroom as face
 from serve.bundle import open_bundle
 from serve.choice import choose
+from serve.encoding import load_tokenizer
 from serve.errors import BadInput, GateMissed
 from serve.threads import read_cores, why
 from stillroom.exporting import scores_on_test
@@ -49,13 +50,16 @@ def with_cancelling_units(checkpoint: Path, folder: Path, size: float) -> Path:
 
 @pytest.fixture(scope="module")
 def trimmed(tmp_path_factory: pytest.TempPathFactory, classifier: Path, task_data: Path) -> tuple[Path, str]:
-    """A bundle of few words, of data without a validation file that has a text of train in test; and what was said."""
+    """A bundle of few words, of pairs of texts without a validation file, one of train in test; and what was said."""
     folder = tmp_path_factory.mktemp("trimmed")
-    shutil.copyfile(task_data / "train.jsonl", folder / "train.jsonl")
-    first, *_ = (task_data / "train.jsonl").read_text().splitlines(keepends=True)
-    (folder / "test.jsonl").write_text(first + (task_data / "test.jsonl").read_text())
-    words = folder / "words.txt"
-    words.write_text("please refund the kettle 17\nthank you team the lamp is great\n", encoding="utf-8")
+    train, test = (
+        [{**json.loads(line), "text_pair": "hello"} for line in (task_data / f"{split}.jsonl").read_text().splitlines()]
+        for split in ("train", "test")
+    )
+    write_rows(folder / "train.jsonl", train)
+    write_rows(folder / "test.jsonl", [train[0], *test])
+    pair = {"text": "please refund the kettle 17", "text_pair": "thank you team the lamp is great"}
+    words = write_rows(folder / "words.jsonl", [pair])
     with redirect_stderr(StringIO()) as said:
         out = face.export(classifier, folder / "few", folder, precision="fp32", keep_words_of=(words,), **FAST)
     return out, said.getvalue()
@@ -216,6 +220,9 @@ def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(trimmed: tuple[Path,
     out, _ = trimmed
     told = report_of(out)["vocabulary"]
     assert told["kept"] < told["tokens"]  # type: ignore[index, operator]
+    # Both texts of each of the 24 pairs that were held out; of those whose words were kept, "lamp" is in the second.
+    assert told["texts"] == 48  # type: ignore[index]
+    assert load_tokenizer(out, 64).encode("refund lamp", add_special_tokens=False).tokens == ["refund", "lamp"]
     assert told["texts_split_otherwise"] > 0  # type: ignore[index, operator]
     assert told["unknown"] == told["unknown_before"] == 0  # type: ignore[index]
     kept = face.Pipeline(out)("please refund the kettle 17")["labels"]
