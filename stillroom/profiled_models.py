@@ -40,7 +40,7 @@ class Ways:
 
     devices: tuple[Device, ...] = ("cpu",)
     runtimes: tuple[Runtime, ...] = ()
-    """None given: torch and onnxruntime for checkpoints, for bundles what they pin."""
+    """None given: torch and onnxruntime for checkpoints, for bundles what they pin; on a GPU every way that torch has."""
     precisions: tuple[str, ...] = ("fp32",)
     """Of torch; graphs have those of their files."""
     threads: int = 1
@@ -52,9 +52,28 @@ class Ways:
         if "openvino" in self.runtimes and not has_openvino():
             raise BadInput("--runtimes openvino: OpenVINO is not installed; pip install 'stillroom[openvino]'.")
 
-    def of_checkpoint(self) -> tuple[Runtime, ...]:
-        """The runtimes that a checkpoint is timed in."""
-        return self.runtimes or ("torch", "onnxruntime")
+    def in_torch(self) -> list[tuple[Device, Runtime]]:
+        """Where and how torch runs a checkpoint."""
+        every: dict[Device, tuple[Runtime, ...]] = {
+            "cpu": ("torch",),
+            "cuda": ("torch", "torch-compile", "torch-cuda-graphs"),
+        }
+        return [
+            (device, runtime)
+            for device in self.devices
+            for runtime in self.runtimes or every[device]
+            if runtime.startswith("torch") and (device == "cuda" or runtime not in ON_CUDA_ALONE)
+        ]
+
+    def of_graph(self, runtimes: Sequence[Runtime]) -> list[tuple[Device, Runtime]]:
+        """Where a graph runs that is timed in `runtimes`; onnxruntime without CUDA is left out there unless asked for."""
+        return [
+            (device, runtime)
+            for device in self.devices
+            for runtime in runtimes
+            if (device == "cuda" or runtime not in ON_CUDA_ALONE)
+            and (device == "cpu" or (runtime not in ON_CPU_ALONE and (bool(self.runtimes) or _has_cuda_kernels())))
+        ]
 
 
 def candidates_of(
@@ -72,6 +91,12 @@ def candidates_of(
     if (model / "config.json").is_file():
         return _of_checkpoint(model, ways, work, calibration, say)
     raise BadInput(f"{model} is neither a bundle, nor a checkpoint's folder, nor an .onnx file.")
+
+
+def _has_cuda_kernels() -> bool:
+    import onnxruntime
+
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
 def task_of(model: Path) -> str | None:
@@ -118,8 +143,8 @@ def _of_file(file: Path, ways: Ways) -> list[Candidate]:
 def _of_checkpoint(folder: Path, ways: Ways, work: Path, calibration: Sequence[str], say: Progress) -> list[Candidate]:
     reads, length = _reads(folder)
     found = _in_torch(folder, reads, length, ways)
-    runtimes = [each for each in ways.of_checkpoint() if not each.startswith("torch")]
-    if runtimes and reads:
+    runtimes = [each for each in ways.runtimes or ("onnxruntime",) if not each.startswith("torch")]
+    if ways.of_graph(runtimes) and reads:
         files = _exported(folder, length, work, calibration, ways.threads, say)
         for precision, file in files.items():
             found += _graph(folder, precision, file, runtimes, reads, length, ways)
@@ -131,9 +156,7 @@ def _in_torch(folder: Path, reads: Reads | None, length: int | None, ways: Ways)
         Candidate(
             _name(folder, runtime, precision, device), runtime, precision, folder, ways.threads, device, length, reads
         )
-        for device in ways.devices
-        for runtime in ways.of_checkpoint()
-        if runtime.startswith("torch") and (device == "cuda" or runtime not in ON_CUDA_ALONE)
+        for device, runtime in ways.in_torch()
         for precision in ways.precisions
     ]
 
@@ -151,9 +174,7 @@ def _graph(
         Candidate(
             _name(model, runtime, precision, device), runtime, precision, file, ways.threads, device, length, reads
         )
-        for device in ways.devices
-        for runtime in runtimes
-        if (device == "cuda" or runtime not in ON_CUDA_ALONE) and (device == "cpu" or runtime not in ON_CPU_ALONE)
+        for device, runtime in ways.of_graph(runtimes)
     ]
 
 
