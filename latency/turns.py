@@ -36,7 +36,8 @@ REPLY_TIMEOUT_S = 600.0  # a turn takes seconds; after this long the worker hang
 # Pools that spin for a moment after a call (libgomp about a millisecond) are asleep after this.
 PAUSE_S = 0.005
 SETTLED = 0.05  # two medians in a row this close: warm
-WARMUP_CHUNKS = 10  # bound of the warm-up, of a tenth of a second each (or one call, if that is longer)
+WARMUP_CHUNKS = 10  # bound of the warm-up
+WARMUP_CHUNK_S = 0.1  # of timed calls, or one call, if that is longer
 MOST_PER_TURN = 250  # keeps the raw samples of a fast model to a few kilobytes a turn
 LEAST_TURNS = 6  # fewer pairs have no 95 % interval
 MOST_TURNS = 400
@@ -63,10 +64,12 @@ def at_work(
     workloads: Sequence[Workload],
     texts: Sequence[Text] = (),
     progress: Progress | None = None,
+    *,
+    cold_starts: bool = False,
 ) -> "Iterator[dict[str, Worker]]":
     """A loaded worker for each candidate, by its name; each has answered every workload once. None outlives the block.
 
-    They load one after another, so that none slows the other's start. Raises BadInput for candidates that cannot be
+    They load all at once; for `cold_starts` that are worth telling one after another, so that none slows the other's. Raises BadInput for candidates that cannot be
     compared, loaded or run, InternalError for a worker that dies.
     """
     names = [candidate.name for candidate in candidates]
@@ -82,8 +85,12 @@ def at_work(
                 progress(i, len(candidates), f"loading {candidate.name}")
             worker = stack.enter_context(Worker(candidate))
             worker.send_load(workloads, texts if candidate.reads else ())
-            worker.loaded = cast(Loaded, worker.receive())
+            if cold_starts:
+                worker.loaded = cast(Loaded, worker.receive())
             workers[candidate.name] = worker
+        if not cold_starts:
+            for worker in workers.values():
+                worker.loaded = cast(Loaded, worker.receive())
         yield workers
 
 
@@ -102,7 +109,7 @@ def measure(
     the conditions of each measurement say which.
     """
     for worker in workers.values():
-        _warm_up(worker, workload)
+        _warm_up(worker, workload, min(WARMUP_CHUNK_S, patience.seconds / WARMUP_CHUNKS))
 
     def visit(worker: Worker, _turn: int) -> Visit:
         return worker.run(workload, seconds=patience.turn_seconds, least=1, most=MOST_PER_TURN)
@@ -306,11 +313,11 @@ class Worker:
             self.process.stdin.flush()
 
 
-def _warm_up(worker: Worker, workload: Workload) -> None:
+def _warm_up(worker: Worker, workload: Workload, chunk_s: float) -> None:
     """Runs `workload` until two chunks in a row agree on the median, or to the bound."""
     last_ms = math.inf
     for _ in range(WARMUP_CHUNKS):
-        median_ms = float(np.median(worker.run(workload, seconds=0.1, least=1, most=10_000)["samples_ms"]))
+        median_ms = float(np.median(worker.run(workload, seconds=chunk_s, least=1, most=10_000)["samples_ms"]))
         if abs(median_ms - last_ms) <= SETTLED * median_ms:
             return
         last_ms = median_ms

@@ -202,7 +202,7 @@ def _profiled(
     workloads = grid(given.plain, tokenizer, plan)
     with ExitStack() as stack:
         with bar("loading") as shown:
-            workers = stack.enter_context(at_work(candidates, workloads, given.texts, shown))
+            workers = stack.enter_context(at_work(candidates, workloads, given.texts, shown, cold_starts=True))
         with bar("scoring") as shown:
             metrics, refused = _metrics(workers, given, shown)
         with bar("timing") as shown:
