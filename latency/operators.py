@@ -77,6 +77,8 @@ def operators(onnx_file: Path, feeds: Mapping[str, npt.NDArray[np.int64]], threa
 def summary(nodes: list[Node], layers: Mapping[str, str], tokens: int) -> Operators:
     """`nodes` grouped by layer, which `layers` holds by node name, and by kind."""
     total_ms = sum(node.ms for node in nodes)
+    if not total_ms:  # no node takes longer than the profiler itself
+        return Operators(tokens=tokens, top=[], by_kind={}, by_layer={}, matrix_share=0.0)
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     by_kind: dict[str, float] = defaultdict(float)
     by_layer: dict[str, float] = defaultdict(float)

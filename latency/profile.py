@@ -120,7 +120,9 @@ def time_all(
     for name, worker in workers.items():
         _add_memory(rows[name], worker)
         if plan.operators and worker.candidate.runtime == "onnxruntime" and worker.candidate.device == "cpu":
-            rows[name]["operators"] = worker.operators(workloads[0].input_ids[:1].tolist())
+            found = worker.operators(workloads[0].input_ids[:1].tolist())
+            if found["top"]:
+                rows[name]["operators"] = found
     return candidates, ratios, rows
 
 

@@ -69,8 +69,8 @@ def at_work(
 ) -> "Iterator[dict[str, Worker]]":
     """A loaded worker for each candidate, by its name; each has answered every workload once. None outlives the block.
 
-    They load all at once; for `cold_starts` that are worth telling one after another, so that none slows the other's. Raises BadInput for candidates that cannot be
-    compared, loaded or run, InternalError for a worker that dies.
+    They load all at once; for `cold_starts` that are worth telling one after another, so that none slows the other's.
+    Raises BadInput for candidates that cannot be compared, loaded or run, InternalError for a worker that dies.
     """
     names = [candidate.name for candidate in candidates]
     if not names:

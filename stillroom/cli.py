@@ -835,7 +835,7 @@ def _refuse_unless_ours(out: Path | None, files: set[str]) -> None:
 
 def _numbers(listed: str) -> tuple[int, ...]:
     parts = listed.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if not all(part.strip().isascii() and part.strip().isdigit() and int(part) > 0 for part in parts):
         raise BadInput(f"{listed!r} is not a list of whole numbers from 1, such as 1,8.")
     return tuple(int(part) for part in parts)
 

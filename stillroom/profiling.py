@@ -30,7 +30,7 @@ from serve.markers import knows_markers
 from serve.threads import available_cores
 from stillroom.paper import make_models, paper_rows, random_texts, runtimes
 from stillroom.profiled_models import LONGEST, Ways, candidates_of, task_of
-from stillroom.regression import given_models, models_of, named_before, refuse_strangers, regressions
+from stillroom.regression import BEFORE, given_models, models_of, named_before, refuse_strangers, regressions
 from stillroom.show import bar, say
 
 if TYPE_CHECKING:
@@ -363,8 +363,8 @@ def _metrics(
 
 
 def _choose(document: ProfileDocument, settings: Profiling) -> None:
-    """Adds the Pareto front, and the answer to the budget."""
-    models = document["models"]
+    """Adds the Pareto front, and the answer to the budget; models of before are there to be compared with, not to be taken."""
+    models = [model for model in document["models"] if not model["name"].endswith(BEFORE)]
     document["front"] = pareto_front([_point(document, model, 50) for model in models])
     if settings.budget_ms is not None:
         points = [_point(document, model, settings.percentile) for model in models]
