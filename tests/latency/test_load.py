@@ -229,6 +229,7 @@ def test_a_trial_that_has_missed_its_bound_sends_no_more() -> None:
     assert not loaded(at_once, bound_ms=10_000.0).cut_short
 
 
+@pytest.mark.slow  # its server must keep its time, which it cannot while other tests compute
 def test_the_ramp_finds_the_capacity_of_a_server() -> None:
     with serving(one_at_a_time(0.005)) as server:
         found = ramp(server.url, [b"{}"], bound_ms=200.0, seconds=0.4, tolerance=0.2)
