@@ -61,7 +61,7 @@ def single_stream(
             tokens=None,
             samples_ms=tuple(sample_ms for turn_ms in log.turns_ms for sample_ms in turn_ms),
             warmup=sum(visit["warmup"] for visit in log.visits),
-            conditions=conditions_of(workers[name].candidate, log, stopped),
+            conditions=conditions_of(workers[name], log, stopped),
             turn_sizes=tuple(map(len, log.turns_ms)),
         )
         for name, log in logs.items()

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import time
@@ -98,6 +99,24 @@ def test_the_seed_decides_the_order(onnx_candidate: Candidate, workload: Workloa
     with at_work(names, [workload]) as workers:
         assert order(4) == order(4)
         assert order(4) != order(5)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not bind processes to cores")
+def test_candidates_of_fewer_threads_than_cores_stay_on_the_same_ones(
+    onnx_candidate: Candidate, workload: Workload
+) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("there is one core")
+    names = [
+        replace(onnx_candidate, name=name, threads=threads) for name, threads in (("a", 1), ("b", 1), ("c", len(cores)))
+    ]
+    with at_work(names, [workload]) as workers:
+        for name, expected in (("a", cores[:1]), ("b", cores[:1]), ("c", cores)):
+            tasks = Path(f"/proc/{workers[name].process.pid}/task")
+            assert all(sorted(os.sched_getaffinity(int(task.name))) == expected for task in tasks.iterdir())
+        measured = measure(workers, workload, patience=QUICK)
+    assert [m.conditions["cores"] for m in measured] == [str(cores[0]), str(cores[0]), "all"]
 
 
 def test_measuring_goes_on_until_the_ratio_is_known_and_says_when_time_ran_out(
