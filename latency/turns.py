@@ -177,7 +177,7 @@ def _tight(logs: Mapping[str, Log[V]], tight: float) -> bool:
     return all(math.log(high / low) / 2 <= tight for _, low, high in (paired_ratio(first, each) for each in turns[1:]))
 
 
-def conditions_of(worker: Worker, log: Log[V], stopped: str) -> dict[str, Condition]:
+def conditions_of(worker: "Worker", log: Log[V], stopped: str) -> dict[str, Condition]:
     """What a reader must know beside the samples."""
     candidate = worker.candidate
     return {
