@@ -153,20 +153,37 @@ def _speed_lines(document: ProfileDocument) -> list[str]:
 
 def _compared(document: ProfileDocument, name: str) -> str:
     """How much faster than the first `name` is, as a sentence after another; empty for the first itself."""
-    ratio = _first_ratios(document).get(name)
-    if ratio is None:
+    speed_ups = _speed_ups(document)
+    if name not in speed_ups.ratios:
         return ""
-    value, low, high = speed_up(ratio)
-    return (
-        f" That is {value} times [{low}, {high}] the speed of {ratio['a']} "
-        f"(the model alone, batch {ratio['batch']}, {ratio['tokens']} tokens)."
-    )
+    value, low, high = speed_up(speed_ups.ratios[name])
+    return f" That is {value} times [{low}, {high}] the speed of {speed_ups.over} ({speed_ups.where})."
 
 
-def _first_ratios(document: ProfileDocument) -> dict[str, RatioRow]:
-    """The ratios at the smallest batch and its shortest length, by the candidate that is compared with the first."""
-    shape = min(((ratio["batch"], ratio["tokens"]) for ratio in document["ratios"]), default=None)
-    return {ratio["b"]: ratio for ratio in document["ratios"] if (ratio["batch"], ratio["tokens"]) == shape}
+class SpeedUps(NamedTuple):
+    """Ratios to the first model by the other's name, and on what."""
+
+    over: str
+    where: str
+    ratios: dict[str, RatioRow]
+
+
+def _speed_ups(document: ProfileDocument) -> SpeedUps:
+    """Those of whole answers where these were timed, else of the models alone at the smallest batch's shortest length."""
+    timed = [row for row in document.get("models", []) if "single_stream" in row]
+    found = {
+        row["name"]: RatioRow(
+            a=timed[0]["name"], b=row["name"], ratio=over[0], low=over[1], high=over[2], batch=1, tokens=0
+        )
+        for row in timed
+        if (over := row["single_stream"].get("over_first"))
+    }
+    if found:
+        return SpeedUps(timed[0]["name"], "from text to answer, on the same texts", found)
+    shape = min(((ratio["batch"], ratio["tokens"]) for ratio in document["ratios"]), default=(0, 0))
+    ratios = {row["b"]: row for row in document["ratios"] if (row["batch"], row["tokens"]) == shape}
+    reference = next((row["a"] for row in ratios.values()), "")
+    return SpeedUps(reference, f"the model alone, batch {shape[0]}, {shape[1]} tokens", ratios)
 
 
 def _about(document: ProfileDocument) -> str:
@@ -231,10 +248,8 @@ def _how_to_read(document: ProfileDocument) -> str:
     said = [
         "Latency is that of one real text at a time, from text to answer; the small print is 95 % intervals.",
     ]
-    if ratio := next(iter(_first_ratios(document).values()), None):
-        said.append(
-            f"Speed-ups are over {ratio['a']}, the models alone, at batch {ratio['batch']} and {ratio['tokens']} tokens."
-        )
+    if (speed_ups := _speed_ups(document)).ratios:
+        said.append(f"Speed-ups are over {speed_ups.over}: {speed_ups.where}.")
     if any("offline" in row for row in models):
         said.append("Offline is all texts at hand, in batches by length.")
     if any("server" in row for row in models):
@@ -247,7 +262,7 @@ def _how_to_read(document: ProfileDocument) -> str:
 def _model_columns(document: ProfileDocument, shown: Shown) -> list[tuple[str, Sequence[Cell]]]:
     """The main table without names, a cell for each model; `shown` writes a figure with its interval."""
     models = document["models"]
-    ratios = _first_ratios(document)
+    ratios = _speed_ups(document).ratios
     metric = next((row["metric"]["name"] for row in models if "metric" in row), "metric")
     bounds_ms = {row["server"]["bound_ms"] for row in models if "server" in row}
     bound = f" ({number(bounds_ms.pop())} ms)" if len(bounds_ms) == 1 else ""

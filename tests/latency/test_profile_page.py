@@ -94,6 +94,17 @@ def test_the_main_table_has_each_figure_with_its_interval() -> None:
     assert student[-2] == "17.8 MB"
 
 
+def test_whole_answers_decide_the_speed_up_where_they_were_timed() -> None:
+    def slower_alone(document: Any) -> None:
+        for row in document["models"][1:]:
+            row["single_stream"]["over_first"] = [3.25, 3.0, 3.5]
+
+    document = changed(synthetic_profile(), slower_alone)
+    table = rows(page_of(document))
+    assert all("3.25" in row[4] for row in table[1:])
+    assert any("3.25 times [3.00, 3.50]" in line and "from text to answer" in line for line in answer_lines(document))
+
+
 def test_no_column_is_without_a_value() -> None:
     document = changed(synthetic_profile(), without("price_per_million", "server", "metric", "peak_share"))
     header = page_of(document).tables[0][0]
