@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -66,13 +66,12 @@ class Ways:
         ]
 
     def of_graph(self, runtimes: Sequence[Runtime]) -> list[tuple[Device, Runtime]]:
-        """Where a graph runs that is timed in `runtimes`; onnxruntime without CUDA is left out there unless asked for."""
+        """Where a graph runs that is timed in `runtimes`."""
         return [
             (device, runtime)
             for device in self.devices
             for runtime in runtimes
-            if (device == "cuda" or runtime not in ON_CUDA_ALONE)
-            and (device == "cpu" or (runtime not in ON_CPU_ALONE and (bool(self.runtimes) or _has_cuda_kernels())))
+            if (device == "cuda" or runtime not in ON_CUDA_ALONE) and (device == "cpu" or runtime not in ON_CPU_ALONE)
         ]
 
 
@@ -144,6 +143,8 @@ def _of_checkpoint(folder: Path, ways: Ways, work: Path, calibration: Sequence[s
     reads, length = _reads(folder)
     found = _in_torch(folder, reads, length, ways)
     runtimes = [each for each in ways.runtimes or ("onnxruntime",) if not each.startswith("torch")]
+    if not ways.runtimes and not _has_cuda_kernels():  # torch has it on the GPU; this is no reason to stop
+        ways = replace(ways, devices=tuple(device for device in ways.devices if device == "cpu"))
     if ways.of_graph(runtimes) and reads:
         files = _exported(folder, length, work, calibration, ways.threads, say)
         for precision, file in files.items():
