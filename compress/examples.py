@@ -262,14 +262,16 @@ def read_examples(path: Path, task: Task) -> list[Example]:
     return reader.examples
 
 
-def read_texts(path: Path) -> list[str]:
+def read_texts(path: Path, *, pairs: bool = False) -> list[str]:
     """Unlabelled text: `.txt` with one document a line (empty lines skipped), or any example file's `text` fields.
+
+    With `pairs` the `text_pair` fields too, each as a text of its own.
 
     Raises:
         BadInput: no such file, a suffix that is not known, not UTF-8, or no text in it.
         BadRows: rows without a text, all of them.
     """
-    return list(stream_texts(path))
+    return list(stream_texts(path, pairs=pairs))
 
 
 @dataclass(frozen=True)
@@ -283,7 +285,7 @@ class TextFiles:
             yield from stream_texts(path)
 
 
-def stream_texts(path: Path) -> Iterator[str]:
+def stream_texts(path: Path, *, pairs: bool = False) -> Iterator[str]:
     """The texts of `read_texts` one by one. What is wrong with rows is told when all have been read.
 
     Raises:
@@ -297,7 +299,7 @@ def stream_texts(path: Path) -> Iterator[str]:
         raise BadInput(
             f"{path} ends in {path.suffix or 'nothing'}; text is read from .txt or one of {', '.join(SUFFIXES[:-1])}."
         )
-    return _some(path, (line.strip() for line in _lines(path)) if path.suffix == ".txt" else _row_texts(path))
+    return _some(path, (line.strip() for line in _lines(path)) if path.suffix == ".txt" else _row_texts(path, pairs))
 
 
 def _some(path: Path, texts: Iterable[str]) -> Iterator[str]:
@@ -311,13 +313,15 @@ def _some(path: Path, texts: Iterable[str]) -> Iterator[str]:
         raise BadInput(f"{path} holds no text: every line is empty. One document a line is needed.")
 
 
-def _row_texts(path: Path) -> Iterator[str]:
+def _row_texts(path: Path, pairs: bool) -> Iterator[str]:
     faults: list[Fault] = []
     for line, row in _rows(path, faults):
         try:
             if not isinstance(row, dict):
                 raise ValueError(f"is {type(row).__name__}, not an object with fields")
             yield _text(row, "text")
+            if pairs and (pair := _pair(row)):
+                yield pair
         except ValueError as reason:
             _note(faults, Fault(str(path), line, str(reason)))
     if faults:
@@ -344,15 +348,13 @@ def example_of(row: object, task: Task) -> Example:
     if task == "token-classification":
         return _token_example(row)
     text = _text(row, "text")
-    pair = row.get("text_pair")
-    if pair is not None and not isinstance(pair, str):
-        raise ValueError(f"`text_pair` is {type(pair).__name__}, not a string")
+    pair = _pair(row)
     if "label" not in row:
         raise ValueError(f"has no `label` (its fields: {', '.join(map(str, row)) or 'none'})")
     label = _label(row["label"])
     given = [row.get("head"), row.get("tail")]
     if None in given and not any(isinstance(place, dict) for place in given):
-        return Example(text, _unicode(pair, "text_pair") if pair else None, label=label)
+        return Example(text, pair, label=label)
     if pair:
         raise ValueError("has both `text_pair` and `head`; head and tail are parts of one text")
     head, tail = _head_and_tail(row, text)
@@ -408,6 +410,14 @@ def _text(row: dict[str, Any], name: str) -> str:
     if not text.strip():
         raise ValueError(f"`{name}` is empty")
     return _unicode(text, name)
+
+
+def _pair(row: dict[str, Any]) -> str | None:
+    """The second of two texts, where there is one."""
+    pair = row.get("text_pair")
+    if pair is not None and not isinstance(pair, str):
+        raise ValueError(f"`text_pair` is {type(pair).__name__}, not a string")
+    return _unicode(pair, "text_pair") if pair else None
 
 
 def _unicode(text: str, name: str) -> str:

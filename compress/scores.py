@@ -7,11 +7,12 @@ Classes: accuracy; where any number of labels may apply to a text, micro F1 over
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from compress.examples import Example, Task
+from serve.answers import Answer, EntitiesAnswer
 
 # What a model says of one text: its set of (start, end, label), its class, or the set of labels that apply.
 Prediction = frozenset[tuple[int, int, str]] | str | frozenset[str]
@@ -41,6 +42,15 @@ def gold_of(example: Example, task: Task) -> Prediction:
     if task == "text-classification":
         return frozenset(example.label) if isinstance(example.label, tuple) else example.label or ""
     return frozenset((entity.start, entity.end, entity.label) for entity in example.entities or ())
+
+
+def prediction_of(answer: Answer, *, multi_label: bool) -> Prediction:
+    """What a server's answer says of its text."""
+    if "entities" in answer:
+        found = cast(EntitiesAnswer, answer)["entities"]
+        return frozenset((each["start"], each["end"], each["label"]) for each in found)
+    labels = answer["labels"]
+    return frozenset(each["label"] for each in labels) if multi_label else labels[0]["label"]
 
 
 def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.ndarray:

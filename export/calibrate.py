@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from serve.errors import BadInput
+from serve.session import padded
 from serve.threads import available_cores
 
 if TYPE_CHECKING:
@@ -125,12 +126,7 @@ def _activations(
     for encoding in calibration:
         if not encoding.ids:
             continue
-        columns = {
-            "input_ids": encoding.ids,
-            "attention_mask": encoding.attention_mask,
-            "token_type_ids": encoding.type_ids,
-        }
-        feed = {name: np.asarray([columns[name]], dtype=np.int64) for name in inputs}  # (1, tokens)
+        feed = padded([encoding], inputs, len(encoding))  # (1, tokens)
         yield {
             name: value.reshape(-1, value.shape[-1])
             for name, value in zip(wanted, session.run(wanted, feed), strict=True)

@@ -11,6 +11,9 @@ from serve.markers import MARKERS
 # Names of our metrics on the Hub.
 HUB_METRICS = {"entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1"}
 
+# What a lineage calls training that no teacher took part in; None where it calls it nothing.
+UNTAUGHT = frozenset({None, "none", "labels", "mlm"})
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -39,7 +42,7 @@ class CardFacts:
     shipped: str | None = None
     """The `model` of the figure that is published as the model's result."""
     license: str | None = None
-    """The model's, which is its teacher's: a short name that the Hub knows, such as `apache-2.0`."""
+    """The model's, which is its teacher's where it has one: a short name that the Hub knows, such as `apache-2.0`."""
     data_license: str | None = None
     base_model: str | None = None
     """The teacher's name on the Hub; a folder on somebody's disk is no name."""
@@ -47,6 +50,7 @@ class CardFacts:
     language: str | None = None
     tags: Sequence[str] = ()
     lineage: Mapping[str, object] = field(default_factory=dict)
+    """Where the model comes from: its `teacher`, the `method` by which it learned or the last `stage` of one, and more."""
     report: bool = False
     """Whether `report.html` stands beside the card."""
     limits: Sequence[str] = ()
@@ -55,6 +59,12 @@ class CardFacts:
     """Whether any number of labels may apply to a text."""
     relations: bool = False
     """Whether labels say what one marked part of a text is to another."""
+
+    @property
+    def distilled(self) -> bool:
+        """Whether a teacher is known to have taught it."""
+        taught = "teacher" in self.lineage and self.lineage.get("method", self.lineage.get("stage")) not in UNTAUGHT
+        return self.base_model is not None or taught
 
 
 def model_card(facts: CardFacts) -> str:
@@ -83,7 +93,7 @@ def _front_matter(facts: CardFacts) -> list[str]:
         "base_model": facts.base_model,
         "datasets": [facts.dataset] if facts.dataset else None,
         "pipeline_tag": facts.task,
-        "tags": ["stillroom", "onnx", "distillation", *facts.tags],
+        "tags": ["stillroom", "onnx", *(["distillation"] if facts.distilled else []), *facts.tags],
         "metrics": list(dict.fromkeys(figure.metric for figure in facts.figures)),
     }
     shipped = [figure for figure in facts.figures if figure.model == facts.shipped]
@@ -110,11 +120,16 @@ def _summary(facts: CardFacts) -> str:
         opening, closing, second_opening, second_closing = MARKERS
         does += f" by two of its parts, `{opening} one {closing}` and `{second_opening} other {second_closing}`"
     teacher = f" from `{facts.base_model}`" if facts.base_model else ""
+    made = (
+        f"distilled{teacher} with stillroom and exported to ONNX"
+        if facts.distilled
+        else "exported to ONNX with stillroom"
+    )
     names = entity_labels(facts.labels) if facts.task == "token-classification" else tuple(facts.labels)
     shown = ", ".join(f"`{name}`" for name in names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
     return (
-        f"A small encoder that {does}, distilled{teacher} with stillroom and exported to ONNX. It reads up "
-        f"to {facts.max_length} tokens of a text; what is longer is cut off and the answer says so.\n\n"
+        f"A small encoder that {does}, {made}. It reads up to {facts.max_length} tokens of a text; what is longer is cut off "
+        "and the answer says so.\n\n"
         f"Labels ({len(names)}): {shown}."
     )
 
@@ -163,11 +178,12 @@ def _lineage(facts: CardFacts) -> list[str]:
 
 
 def _limits(facts: CardFacts) -> list[str]:
+    licensed = "teacher" if facts.distilled else "model"
     return [
         *facts.limits,
         "Its scores hold for text like the test split; on other text, measure before use.",
-        "It learned from its teacher, mistakes and biases included.",
-        f"Licence of the teacher: {facts.license or 'not stated'}; of the data: {facts.data_license or 'not stated'}.",
+        *(["It learned from its teacher, mistakes and biases included."] if facts.distilled else []),
+        f"Licence of the {licensed}: {facts.license or 'not stated'}; of the data: {facts.data_license or 'not stated'}.",
     ]
 
 

@@ -8,7 +8,7 @@ distributions is not.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,17 +61,8 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What one product costs when it alone is int8."""
-
-    product: str
-    divergence: float
-    share: float
-
-
-@dataclass(frozen=True)
-class Step:
-    """One product put back to float32, and what was reached with it and those before it."""
+class Weighed:
+    """One product, and how far from float32 a graph is that has it in int8 alone, or in float32 with those before it."""
 
     product: str
     divergence: float
@@ -94,9 +85,10 @@ class Search:
     needed: float
     """The gate: the least share of float32's metric."""
     tried: list[Attempt] = field(default_factory=list)
-    costs: list[Cost] = field(default_factory=list)
-    """Of each product, the costliest first; empty when nothing had to be repaired."""
-    repaired: list[Step] = field(default_factory=list)
+    costs: list[Weighed] = field(default_factory=list)
+    """Of each product when it alone is int8, the costliest first; empty when nothing had to be repaired."""
+    repaired: list[Weighed] = field(default_factory=list)
+    """The products put back to float32, in order, and what was reached with each and those before it."""
     reached: Verdict | None = None
     held: bool = False
     weight_bits: WeightBits = 7
@@ -188,6 +180,11 @@ def _log_both(logits: np.ndarray) -> np.ndarray:
     return np.stack([-np.logaddexp(0, -logits), -np.logaddexp(0, logits)], axis=-1)
 
 
+def with_intervals(scores: Mapping[str, Score | Verdict]) -> dict[str, dict[str, float]]:
+    """Plain JSON types: each metric with the ends of its interval, by the names that `scores` has."""
+    return {name: {"value": each.value, "low": each.low, "high": each.high} for name, each in scores.items()}
+
+
 def session_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
     """The logits of each text's rows, as `compress.tasks.row_logits` gives them, from a session as it serves."""
     out: list[np.ndarray] = [np.empty(0)] * len(encoded)
@@ -259,7 +256,7 @@ def find_int8(
     for cost in search.costs[: int(len(prepared.products) * MOST_KEPT)]:
         kept.append(cost.product)
         quantised, search.reached = attempt(7, search.clipped, kept)
-        search.repaired.append(Step(cost.product, search.reached.divergence, search.reached.share))
+        search.repaired.append(Weighed(cost.product, search.reached.divergence, search.reached.share))
         progress(f"{cost.product} back to fp32: {search.reached.share:.4f} of fp32")
         if search.reached.share >= gate:
             search.held = True
@@ -269,14 +266,14 @@ def find_int8(
 
 def _costs(
     prepared: Prepared, judge: Judge, out: Path, runtime: Runtime, *, clipped: bool, progress: Progress
-) -> list[Cost]:
+) -> list[Weighed]:
     """What each product costs alone, the costliest first. `out` is written over."""
     found = []
     for number, name in enumerate(prepared.products, 1):
         others = [product for product in prepared.products if product != name]
         quantise_static(prepared.model, out, prepared.ranges, clipped=clipped, kept=others)
         divergence, share = judge.cost(out, runtime)
-        found.append(Cost(name, divergence, share))
+        found.append(Weighed(name, divergence, share))
         if number % 6 == 0:
             progress(f"{number} of {len(prepared.products)} products weighed")
     return sorted(found, key=lambda cost: -cost.divergence)

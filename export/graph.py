@@ -18,11 +18,15 @@ from export.nodes import Wiring
 from serve.bundle import Task
 from serve.errors import BadInput
 from serve.labels import MULTI_LABEL
+from serve.session import OUTPUT
 
 if TYPE_CHECKING:
     import torch
     from onnx import GraphProto, ModelProto
     from transformers import PretrainedConfig, PreTrainedModel
+
+# Families that number positions from the padding's id plus one.
+POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
 
 # onnxruntime 1.20, the oldest that the server takes, runs opset 21 and below; LayerNormalization and Gelu stand in 20.
 OPSET = 20
@@ -74,7 +78,7 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
             _logits_of(model, inputs),
             tuple(example_inputs[name] for name in inputs),
             input_names=list(inputs),
-            output_names=["logits"],
+            output_names=[OUTPUT],
             opset_version=OPSET,
             dynamo=True,
             dynamic_shapes=((axes,) * len(inputs),),  # *args counts as one parameter that holds a tuple
@@ -252,10 +256,8 @@ def position_limit(config: "PretrainedConfig") -> int | None:
     table = getattr(config, "max_position_embeddings", None)
     if table is None:
         return None
-    # The RoBERTa family numbers positions from the padding id plus one, so as many rows are never used:
-    # the table of 514 serves 512 tokens.
-    roberta_like = config.model_type in {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"}
-    return int(table) - (config.pad_token_id + 1 if roberta_like else 0)
+    # As many rows are never used: RoBERTa's table of 514 serves 512 tokens.
+    return int(table) - (config.pad_token_id + 1 if config.model_type in POSITIONS_FROM_PADDING else 0)
 
 
 def _check_size(checkpoint: Path, model: "PreTrainedModel", max_length: int) -> None:

@@ -6,7 +6,6 @@ Cast stands wherever a node of the other kind reads it.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,9 @@ import numpy as np
 
 from export.calibrate import tensor_ranges
 from export.graph import write_model
-from export.nodes import OUTPUT, Wiring
+from export.nodes import Wiring
 from serve.errors import GateMissed
-from serve.session import Session
+from serve.session import OUTPUT, Session
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -32,15 +31,6 @@ LARGEST = FLOAT16_MAX / 8
 WATCHED = frozenset({"MatMul", "Add", "Mul", "Div", "Gelu", "LayerNormalization"})
 
 
-@dataclass(frozen=True)
-class Halved:
-    """What was kept in float32 beyond the usual, and the file's size."""
-
-    kept: tuple[str, ...]
-    """Nodes whose values come near the end of float16's range."""
-    size_bytes: int
-
-
 def write_half(
     plain: "ModelProto",
     out: Path,
@@ -48,13 +38,13 @@ def write_half(
     *,
     joined: "ModelProto | None" = None,
     threads: int | None = None,
-) -> Halved:
+) -> tuple[str, ...]:
     """Write `plain` to the file `out` with float16 weights and products; inputs and logits keep their types.
 
     `joined` is the same model with joined kernels (`export.fusions`) to write instead; types and ranges come from
     `plain`. LayerNormalization, Softmax and the classifying layer stay in float32, and every node whose values on the
-    `calibration` texts come within a factor of 8 of float16's largest number. The file is loaded and run before this
-    returns. GateMissed when it does not load or gives no finite numbers.
+    `calibration` texts come within a factor of 8 of float16's largest number: the names of these are returned. The file
+    is loaded and run before. GateMissed when it does not load or gives no finite numbers.
     """
     wiring = Wiring(plain)
     watched = [name for name, node in wiring.made_by.items() if node.op_type in WATCHED and name != OUTPUT]
@@ -81,8 +71,8 @@ def write_half(
         Session(out, threads).run(list(calibration[:8]))
     except Exception as error:  # whatever fails here fails for a user
         out.unlink(missing_ok=True)
-        raise GateMissed(f"the fp16 graph does not run: {error}. Leave fp16 out of --precision.") from error
-    return Halved(tuple(sorted(overflowing)), out.stat().st_size)
+        raise GateMissed(f"the fp16 graph does not run: {error}; leave fp16 out of --precision") from error
+    return tuple(sorted(overflowing))
 
 
 def _within(plain: Wiring, kernel: "NodeProto") -> set[str]:

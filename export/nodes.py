@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from serve.session import OUTPUT
+
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
-
-OUTPUT = "logits"
 
 
 class Product(NamedTuple):

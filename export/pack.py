@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -107,6 +108,14 @@ def pack(
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # gone already when all went well
     return out
+
+
+def clear_leftovers(out: Path) -> None:
+    """Remove what calls that were killed while packing left beside `out`. For who knows that no other one is packing it."""
+    ours = re.compile(rf"\.{re.escape(out.name)}\.\d+\.(partial|old)")
+    for left in out.parent.iterdir():
+        if ours.fullmatch(left.name):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def refuse_foreign(out: Path) -> None:

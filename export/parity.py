@@ -13,7 +13,7 @@ from export.graph import graph_inputs, is_multi_label, load_classifier
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.labels import applies
-from serve.session import Runtime, Session
+from serve.session import Runtime, Session, padded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -282,13 +282,10 @@ def _torch_logits(model: "PreTrainedModel", batch: Sequence[Encoding]) -> list[n
     import torch
 
     answers = []
+    inputs = graph_inputs(model)
     with torch.no_grad():
         for encoding in batch:
-            columns = {
-                "input_ids": encoding.ids,
-                "attention_mask": encoding.attention_mask,
-                "token_type_ids": encoding.type_ids,
-            }
-            tensors = {name: torch.tensor([columns[name]]) for name in graph_inputs(model)}  # (1, tokens)
+            feeds = padded([encoding], inputs, len(encoding))
+            tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}  # (1, tokens)
             answers.append(model(**tensors, return_dict=True).logits[0].numpy())
     return answers

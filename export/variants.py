@@ -1,7 +1,7 @@
 """From a checkpoint to the graphs of a bundle, each proven: fp32, fp16 and int8, in every runtime that is installed."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,13 @@ from compress.examples import Example
 from compress.tasks import Encoded
 from export.calibrate import with_long_texts
 from export.fusions import Fusion, fused, joined, missing, operators_of, session_operators
-from export.gate import Judge, Prepared, Search, Verdict, find_int8
+from export.gate import Judge, Prepared, Progress, Search, Verdict, find_int8
 from export.graph import GraphInfo, export_graph, write_model
 from export.half import write_half
 from export.pack import ONNX_NAMES
 from export.parity import Parity, Precision, Text, graph_parity, variant_parity
 from export.quantise import Quantised, Scheme, quantise_dynamic, quantise_weight_only
-from serve.errors import BadInput, StillroomError
+from serve.errors import BadInput, GateMissed, StillroomError
 from serve.session import Runtime, has_openvino
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ SCHEMES: tuple[Scheme, ...] = ("static", "weight-only", "dynamic")
 
 CALIBRATION_TEXTS = 256
 PARITY_TEXTS = 200
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -174,8 +172,8 @@ def make_variants(
 
     `calibration` are texts of the training split, of which a few hundred are used; `examples` and `encoded` are the
     validation split. fp32 is always made: it is what the others are held against. What forbids to ship is collected in
-    `faults`. BadInput when the checkpoint cannot be exported or a fusion finds nothing to join; GateMissed when a graph
-    does not run.
+    `faults`, and a fp16 graph that does not run is not among what was made. BadInput when the checkpoint cannot be exported,
+    a fusion finds nothing to join, or fp32 has no metric of which the others could keep a share.
     """
     import onnx
 
@@ -191,11 +189,15 @@ def make_variants(
     }
     step = max(1, len(calibration) // CALIBRATION_TEXTS)
     chosen = with_long_texts(calibration[::step][:CALIBRATION_TEXTS], max_length)
+    judge = Judge(examples, encoded, plain, max_length, threads)
+    refuse_nothing_to_keep(judge, wanted)
     if "fp16" in wanted.precisions:
         progress("fp16: converting, loading, running")
-        found.fp16_kept = write_half(model, found.file("fp16"), chosen, joined=graph, threads=threads).kept
-        found.schemes["fp16"] = "fp16"
-    judge = Judge(examples, encoded, plain, max_length, threads)
+        try:
+            found.fp16_kept = write_half(model, found.file("fp16"), chosen, joined=graph, threads=threads)
+            found.schemes["fp16"] = "fp16"
+        except GateMissed as missed:
+            found.faults.append(missed.message)
     if "int8" in wanted.precisions:
         progress(f"int8, {wanted.int8}")
         found.int8 = _int8(found, model, plain, chosen, judge, threads, progress)
@@ -214,11 +216,27 @@ def make_variants(
     return found
 
 
+def run_name(variant: Precision, runtime: Runtime) -> str:
+    """What `variant` in `runtime` is called in reports: onnxruntime goes without saying."""
+    return variant if runtime == "onnxruntime" else f"{variant} {runtime}"
+
+
 def heads_of(checkpoint: Path) -> int:
     """How many attention heads the model in folder `checkpoint` has."""
     from transformers import AutoConfig
 
     return int(AutoConfig.from_pretrained(checkpoint, local_files_only=True).num_attention_heads)
+
+
+def refuse_nothing_to_keep(judge: Judge, wanted: Wanted) -> None:
+    """Nothing, when fp32 has a metric on validation or nothing is held against it. BadInput when what is has none to keep."""
+    gated = [precision for precision in wanted.precisions if precision != "fp32"]
+    if gated and wanted.gate and not judge.fp32.value:
+        raise BadInput(
+            f"The checkpoint scores 0 on validation in fp32: of {len(judge.gold)} texts it finds nothing that their labels say, so there "
+            f"is no metric of which {' and '.join(gated)} could keep {wanted.gate:g}. It was not trained for these labels, or too "
+            "little. Train it longer or give data of its own task; --precision fp32 or --gate 0 exports it as it is."
+        )
 
 
 def _int8(
@@ -262,7 +280,7 @@ def _compare(
         if has_openvino() and not (variant == "int8" and found.wanted.int8 == "weight-only"):
             runtimes.append("openvino")
         for runtime in runtimes:
-            name = variant if runtime == "onnxruntime" else f"{variant} {runtime}"
+            name = run_name(variant, runtime)
             file, pinned = found.file(variant), runtime == found.wanted.runs_in(variant)
             how: dict[str, Any] = {"runtime": runtime, "threads": threads}
             try:

@@ -2,8 +2,8 @@
 
 Kept are the tokens that those texts are split into, the special ones, and all single characters and bytes, so that
 another text can still be spelled. The texts themselves are split exactly as before: WordPiece takes the longest piece
-that there is, Unigram the likeliest way, and neither gains a piece; of BPE the merges that lead to the kept tokens in
-those texts stay, in their order. That is checked on every text before anything is written.
+that there is, Unigram the likeliest way, and neither gains a piece; of BPE the merges that lead to the kept tokens stay, in
+their order. That is checked on every text before anything is written.
 """
 
 import json
@@ -15,11 +15,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from export.graph import load_classifier, quiet
+from export.graph import POSITIONS_FROM_PADDING, load_classifier, quiet
 from serve.errors import BadInput
-
-# Families whose positions are numbered from the padding's id on.
-POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
 
 SHOWN = 20
 
@@ -61,24 +58,25 @@ def trim_vocabulary(checkpoint: Path, texts: Sequence[str], held_out: Sequence[s
     if kind not in ("WordPiece", "BPE", "Unigram"):
         raise BadInput(f"{file} is a {kind} tokenizer; WordPiece, BPE and Unigram vocabularies can be trimmed.")
     before = _plain(Tokenizer.from_str(json.dumps(document)))
-    used = {index for encoding in before.encode_batch(list(texts)) for index in encoding.ids}
+    encodings = before.encode_batch(list(texts))
+    used = {index for encoding in encodings for index in encoding.ids}
     if not used:
         raise BadInput("the texts to keep the words of have no tokens; give texts like those that will be served.")
     keep = used | {token["id"] for token in document.get("added_tokens", [])} | _spelling(document["model"])
-    merges = _merges_used(document, texts) if kind == "BPE" else None
-    if merges is not None:
+    merges = None
+    if kind == "BPE":
+        merges = _merges_used(document["model"], {token for encoding in encodings for token in encoding.tokens})
         vocabulary = document["model"]["vocab"]
         keep |= {vocabulary[piece] for pair in merges for piece in (*pair, "".join(pair))}
     new_ids = {old: new for new, old in enumerate(sorted(keep))}
     trimmed = _trimmed_document(document, new_ids, merges)
     after = _plain(Tokenizer.from_str(json.dumps(trimmed)))
-    if any(
-        a.tokens != b.tokens
-        for a, b in zip(before.encode_batch(list(texts)), after.encode_batch(list(texts)), strict=True)
-    ):
+    now = after.encode_batch(list(texts))
+    moved = [text for text, a, b in zip(texts, encodings, now, strict=True) if a.tokens != b.tokens]
+    if moved:
         raise BadInput(
-            f"{file}: trimmed, it would split some of the texts in another way (added tokens inside words can do that); "
-            "leave the vocabulary whole."
+            f"Trimmed, the tokenizer would split {len(moved)} of the {len(texts)} texts to keep the words of in another way, the "
+            f"first of them {moved[0][:80]!r}; leave the vocabulary whole."
         )
     removed = _trim_model(checkpoint, new_ids)
     file.write_text(json.dumps(trimmed, ensure_ascii=False, indent=2), encoding="utf-8")
@@ -112,32 +110,31 @@ def _spelling(model: dict[str, Any]) -> set[int]:
     return spelled if unknown is None else spelled | {unknown}
 
 
-def _merges_used(document: dict[str, Any], texts: Iterable[str]) -> list[tuple[str, str]]:
-    """The merges that are made when `texts` are split, in the order in which they rank (Sennrich et al. 2016, 3.2)."""
-    pairs = [
-        tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in document["model"]["merges"]
-    ]
+def _merges_used(model: dict[str, Any], tokens: Iterable[str]) -> list[tuple[str, str]]:
+    """The merges that make `tokens`, in the order in which they rank (Sennrich et al. 2016, 3.2).
+
+    Wherever a token stands, the merges inside it are made in the order in which they are made of it alone: a pair of which
+    only a half is inside it was never merged.
+    """
+    pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     rank = {pair: order for order, pair in enumerate(pairs)}
-    suffix = document["model"].get("end_of_word_suffix") or ""
-    tokenizer = Tokenizer.from_str(json.dumps(document))
-    words: set[str] = set()
-    for text in texts:
-        normal = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
-        split = tokenizer.pre_tokenizer.pre_tokenize_str(normal) if tokenizer.pre_tokenizer else [(normal, None)]
-        words.update(word for word, _ in split)
+    suffix = model.get("end_of_word_suffix") or ""
     used: set[int] = set()
-    for word in words:
-        pieces = list(word)
-        if suffix and pieces:
+    for token in tokens:
+        pieces = list(token.removesuffix(suffix))
+        if pieces and token.endswith(suffix):
             pieces[-1] += suffix
+        made: set[int] = set()
         while True:
             ranks = [rank.get(pair, len(rank)) for pair in pairwise(pieces)]
             best = min(ranks, default=len(rank))
             if best == len(rank):
                 break
-            used.add(best)
+            made.add(best)
             at = ranks.index(best)
             pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
+        if pieces == [token]:  # others were not made by merging: added tokens, single bytes, the unknown
+            used |= made
     return [(pairs[order][0], pairs[order][1]) for order in sorted(used)]
 
 

@@ -1,22 +1,29 @@
-"""What can be timed: a model on disk, the runtime that runs it, and how many threads it gets."""
+"""What can be timed: a model on disk, the runtime and device that run it, and how many threads it gets."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from serve.errors import BadInput, BundleError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-Runtime = Literal["torch", "onnxruntime", "openvino"]
+Runtime = Literal["torch", "torch-compile", "torch-cuda-graphs", "onnxruntime", "onnxruntime-tensorrt", "openvino"]
+Device = Literal["cpu", "cuda"]
 Int64s = npt.NDArray[np.int64]
 Call = Callable[[Mapping[str, Int64s]], npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How a model reads text and how its logits are answered, so that it can be timed from text to answer."""
+
+    folder: Path  # holds tokenizer.json
+    task: Literal["token-classification", "text-classification"]
+    labels: tuple[str, ...]
+    multi_label: bool = False
 
 
 @dataclass(frozen=True)
@@ -25,45 +32,63 @@ class Candidate:
 
     name: str  # how tables and ratios call it; unique in a comparison
     runtime: Runtime
-    precision: str  # fp32, fp16, bf16 or int8; for onnxruntime it only describes the file
-    path: Path  # a transformers folder for torch, a .onnx file for onnxruntime
+    precision: str  # fp32, fp16, bf16 or int8; of ONNX files it only describes the file
+    path: Path  # a transformers folder for torch, a .onnx file for the others
     threads: int  # of one call
+    device: Device = "cpu"
+    max_length: int | None = None  # tokens that the model has positions for, where known: padding stops there
+    reads: Reads | None = None  # None: only rows of token ids can be timed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types; `from_dict` reads it back."""
+        reads = self.reads and {**vars(self.reads), "folder": str(self.reads.folder.absolute())}
+        return {**vars(self), "path": str(self.path.absolute()), "reads": reads}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Candidate":
+        """The candidate that `as_dict` described."""
+        told = document["reads"]
+        reads = told and Reads(**{**told, "folder": Path(told["folder"]), "labels": tuple(told["labels"])})
+        return cls(**{**document, "path": Path(document["path"]), "reads": reads})
 
 
 def load(candidate: Candidate) -> Call:
-    """A function from inputs `{name: (batch, tokens) int64}` to the model's first output, float32.
+    """A function from inputs `{name: (batch, tokens) int64}` to the model's first output, float32, on the host.
 
-    Inputs that the model does not take are left out. Raises BadInput for a path that its runtime cannot open.
+    Inputs that the model does not take are left out; an answer on the host means that the device has finished. Raises
+    BadInput for a path that its runtime cannot open, and for a runtime or device that is not here.
     """
     if candidate.threads < 1:
         raise BadInput(f"candidate {candidate.name!r} was given {candidate.threads} threads; give it 1 or more")
-    if candidate.runtime == "torch":
-        return _load_torch(candidate)
-    if candidate.runtime == "onnxruntime":
-        return _load_onnx(candidate, "onnxruntime")
-    if candidate.runtime == "openvino":
-        return _load_onnx(candidate, "openvino")
-    raise BadInput(
-        f"runtime {candidate.runtime!r} of candidate {candidate.name!r} is unknown; use torch, onnxruntime or openvino"
-    )
+    if candidate.runtime not in get_args(Runtime):
+        raise BadInput(
+            f"runtime {candidate.runtime!r} of candidate {candidate.name!r} is unknown; use {', '.join(get_args(Runtime))}"
+        )
+    if candidate.runtime.startswith("torch"):
+        from latency.in_torch import load_torch
+
+        return load_torch(candidate)
+    return _load_onnx(candidate)
 
 
 def size_bytes(candidate: Candidate) -> int:
     """Bytes of the weights on disk: the .onnx file with its external data, or a checkpoint's weight files."""
     path = candidate.path
-    if candidate.runtime != "torch":
+    if not candidate.runtime.startswith("torch"):
         # Exporters name external data after the graph: model.onnx.data, model.onnx_data.
         return sum(file.stat().st_size for file in path.parent.iterdir() if file.name.startswith(path.name))
-    weights = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
-    return sum(file.stat().st_size for file in weights)
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
-def _load_onnx(candidate: Candidate, runtime: Literal["onnxruntime", "openvino"]) -> Call:
-    """The graph as it is served: with the same options, and the same padding."""
+def _load_onnx(candidate: Candidate) -> Call:
+    """On a CPU the graph as it is served: with the same options, and the same padding."""
     from serve.session import open_graph, padded_length
 
     if not candidate.path.is_file():
         raise BadInput(f"candidate {candidate.name!r}: no file at {candidate.path}; give the path of a .onnx file")
+    runtime: Literal["onnxruntime", "openvino"] = "openvino" if candidate.runtime == "openvino" else "onnxruntime"
+    if candidate.device == "cuda" or candidate.runtime == "onnxruntime-tensorrt":
+        return _load_onnx_cuda(candidate)
     try:
         graph = open_graph(candidate.path, candidate.threads, runtime)
     except BundleError as error:
@@ -71,7 +96,7 @@ def _load_onnx(candidate: Candidate, runtime: Literal["onnxruntime", "openvino"]
 
     def call(inputs: Mapping[str, Int64s]) -> npt.NDArray[np.float32]:
         tokens = inputs["input_ids"].shape[1]
-        added = padded_length(tokens, runtime, None) - tokens
+        added = padded_length(tokens, runtime, candidate.max_length) - tokens
         feeds = {name: np.pad(inputs[name], ((0, 0), (0, added))) if added else inputs[name] for name in graph.inputs}
         first: npt.NDArray[np.float32] = graph.run(feeds, graph.outputs[0])
         return first
@@ -79,49 +104,25 @@ def _load_onnx(candidate: Candidate, runtime: Literal["onnxruntime", "openvino"]
     return call
 
 
-def _load_torch(candidate: Candidate) -> Call:
-    import inspect
+def _load_onnx_cuda(candidate: Candidate) -> Call:
+    import onnxruntime
 
-    import torch
-
-    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    if candidate.precision not in dtypes:
+    wanted = "TensorrtExecutionProvider" if candidate.runtime == "onnxruntime-tensorrt" else "CUDAExecutionProvider"
+    if wanted not in onnxruntime.get_available_providers():
         raise BadInput(
-            f"candidate {candidate.name!r}: torch runs {', '.join(dtypes)} here, not {candidate.precision!r}; "
-            "time that precision in onnxruntime"
+            f"candidate {candidate.name!r} needs onnxruntime's {wanted}, which is not here; "
+            "install onnxruntime-gpu on a machine with CUDA"
         )
-    torch.set_num_threads(candidate.threads)
-    torch.set_num_interop_threads(1)
-    # Said outright, since transformers 5 otherwise takes the precision that the checkpoint was saved in.
-    model = _opener(candidate)(
-        candidate.path, dtype=dtypes[candidate.precision], local_files_only=True, use_safetensors=True
-    )
-    model.eval()
-    parameters = inspect.signature(model.forward).parameters
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = candidate.threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(str(candidate.path), options, providers=[wanted, "CPUExecutionProvider"])
+    if wanted not in session.get_providers():  # it falls back to the CPU without an error
+        raise BadInput(f"candidate {candidate.name!r}: onnxruntime's {wanted} did not start; see its message above")
+    names, first = [node.name for node in session.get_inputs()], session.get_outputs()[0].name
 
     def call(inputs: Mapping[str, Int64s]) -> npt.NDArray[np.float32]:
-        with torch.inference_mode():
-            taken = {name: torch.from_numpy(array) for name, array in inputs.items() if name in parameters}
-            first: npt.NDArray[np.float32] = model(**taken)[0].float().numpy()
-            return first
+        found: npt.NDArray[np.float32] = session.run([first], {name: inputs[name] for name in names})[0]
+        return found
 
     return call
-
-
-def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel]":
-    """The `from_pretrained` that opens the checkpoint with the head that its config names."""
-    import transformers
-
-    config_file = candidate.path / "config.json"
-    if not config_file.is_file():
-        raise BadInput(
-            f"candidate {candidate.name!r}: no config.json in {candidate.path}; "
-            "give a local folder that transformers saved (a Hub model must be downloaded first)"
-        )
-    architectures = " ".join(json.loads(config_file.read_text(encoding="utf-8")).get("architectures") or [])
-    opener: Callable[..., PreTrainedModel] = transformers.AutoModel.from_pretrained
-    if "ForTokenClassification" in architectures:
-        opener = transformers.AutoModelForTokenClassification.from_pretrained
-    elif "ForSequenceClassification" in architectures:
-        opener = transformers.AutoModelForSequenceClassification.from_pretrained
-    return opener

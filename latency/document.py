@@ -53,6 +53,7 @@ class SingleStream(TypedDict):
     p99_ms: float
     intervals_ms: dict[str, Interval]
     texts_per_s: float  # one after another, by the mean
+    over_first: NotRequired[list[float]]  # [ratio, low, high]: the first candidate's p50 over this one's, same texts
     parts_ms: dict[str, float]  # medians of "tokenise", "run", "decode"
     doubts: list[str]
     conditions: dict[str, Condition]
@@ -63,11 +64,13 @@ class SingleStream(TypedDict):
 class Offline(TypedDict):
     """All texts at hand, sorted by length into batches of a token budget: the most that one process answers."""
 
+    texts: int  # of a pass
     texts_per_s: float
     interval: Interval
     tokens_per_s: float  # real ones
     padding_share: float  # of all tokens that were computed
     batch_tokens: int
+    joules_per_text: NotRequired[float]  # of all processor packages, the system's own share included
     passes_s: list[float]  # wall seconds of each pass over the texts
 
 
@@ -199,6 +202,44 @@ class SweepRow(TypedDict):
     texts_per_s: float  # of all processes together
 
 
+class PaperTiming(TypedDict):
+    """Our time for a model of the papers, in the fastest runtime of a kind."""
+
+    name: str
+    p50_ms: float
+    speedup: list[float]  # [ratio, low, high] over the teacher in torch fp32 on the same device; empty where not timed
+
+
+class PaperRow(TypedDict):
+    """A model of the papers: their time and speed-up, and ours by runtime and precision."""
+
+    model: str
+    device: str
+    tokens: int
+    theirs_ms: float
+    theirs_speedup: float
+    ours: dict[str, PaperTiming]
+
+
+class GivenModel(TypedDict):
+    """A model as it was given, so that it can be run again."""
+
+    model: str  # its path
+    mark: str  # SHA-256 of what it holds
+
+
+class RegressionRow(TypedDict):
+    """A model against the one of before, run side by side: how many times as long it takes."""
+
+    name: str
+    before: str
+    where: str  # "batch 1 x 16 tokens", "single stream"
+    ratio: float
+    low: float
+    high: float
+    slower: bool
+
+
 class ProfileDocument(TypedDict):
     """What `profile` returns, and what `report.json` keeps under "latency"."""
 
@@ -211,5 +252,8 @@ class ProfileDocument(TypedDict):
     front: NotRequired[list[str]]  # names on the Pareto front of metric against single-stream p50
     budget: NotRequired[Budget]
     sweep: NotRequired[list[SweepRow]]
+    paper: NotRequired[list[PaperRow]]
+    given: NotRequired[list[GivenModel]]
+    regression: NotRequired[list[RegressionRow]]
     command: NotRequired[str]  # how to take these figures again
     warnings: NotRequired[list[str]]

@@ -1,12 +1,13 @@
-"""Small charts as inline SVG, in percent of their width, so that text keeps its size on any screen."""
+"""Small charts as inline SVG, in percent of their width, so that they fit any screen and text keeps its size."""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from latency.markup import Markup, escaped, number
+from latency.markup import Markup, element, escaped, joined, number
 
-ROW_PX = 44  # a label above a bar
+ROW_PX = 44  # a label above a dot
+BAR_PX = 14
 CURVE_PX = 200
 POINTS_DRAWN = 400  # of a curve; more than a screen has columns for adds bytes and no shape
 
@@ -19,6 +20,14 @@ class Bar(NamedTuple):
     whisker: float  # where the thin line ends, at or above `value`
     note: str  # the numbers in words, at the right of the label
     reference: bool  # drawn muted: the one that the others are compared with
+
+
+class Stack(NamedTuple):
+    """One row of `stacks`."""
+
+    label: str
+    parts: Sequence[float]
+    note: str  # the numbers in words
 
 
 class Interval(NamedTuple):
@@ -34,17 +43,29 @@ class Interval(NamedTuple):
 def bars(rows: Sequence[Bar], title: str) -> Markup:
     """Horizontal bars from zero, each with a whisker, one below the other. `title` is for those who cannot see it."""
     full = max([row.whisker for row in rows if math.isfinite(row.whisker)], default=0.0) or 1.0
-    parts = []
-    for i, row in enumerate(rows):
-        top = i * ROW_PX
-        value, whisker = (min(100.0, 100 * x / full) for x in (row.value, row.whisker))
+    drawn = []
+    for row in rows:
+        value, whisker = (min(100.0, 100 * x / full) if math.isfinite(x) else 0.0 for x in (row.value, row.whisker))
         kind = "reference" if row.reference else "bar"
-        parts += [
-            _row_text(row.label, row.note, top),
-            f'<rect class="{kind}" x="0" y="{top + 22}" width="{value:.2f}%" height="14" rx="2"/>',
-            f'<line class="whisker" x1="{value:.2f}%" x2="{whisker:.2f}%" y1="{top + 29}" y2="{top + 29}"/>',
-        ]
-    return _svg(parts, len(rows) * ROW_PX, title)
+        parts = [f'<rect class="{kind}" x="0" y="0" width="{value:.2f}%" height="{BAR_PX}" rx="2"/>']
+        if whisker > value:
+            parts.append(f'<line class="whisker" x1="{value:.2f}%" x2="{whisker:.2f}%" y1="7" y2="7"/>')
+        drawn.append(_labelled(row.label, row.note, parts, title))
+    return joined(drawn)
+
+
+def stacks(rows: Sequence[Stack], title: str) -> Markup:
+    """A bar of full width per row, cut into the shares of its parts."""
+    drawn = []
+    for row in rows:
+        whole = sum(part for part in row.parts if math.isfinite(part)) or 1.0
+        start, cuts = 0.0, []
+        for i, part in enumerate(row.parts):
+            width = 100 * part / whole if math.isfinite(part) else 0.0
+            cuts.append(f'<rect class="fill c{7 - i}" x="{start:.2f}%" y="0" width="{width:.2f}%" height="{BAR_PX}"/>')
+            start += width
+        drawn.append(_labelled(row.label, row.note, cuts, title))
+    return joined(drawn)
 
 
 def intervals(rows: Sequence[Interval], title: str) -> Markup:
@@ -104,6 +125,12 @@ def curve(points: Sequence[Sequence[float]], title: str) -> Markup:
         f'<text x="100%" y="{top - 6}" text-anchor="end">last {number(finite[-1][1])}</text>',
     ]
     return _svg(parts, CURVE_PX, title)
+
+
+def _labelled(label: str, note: str, parts: Sequence[str], title: str) -> Markup:
+    """A bar under its label and note, which are HTML: a long name wraps on a narrow screen."""
+    words = joined([element("span", label), element("span", note, class_="quiet")])
+    return joined([element("p", words, class_="over"), _svg(parts, BAR_PX, f"{title}: {label}, {note}")])
 
 
 def _row_text(label: str, note: str, top: int) -> str:

@@ -4,6 +4,8 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
+LONG_TABLE = 25  # rows from which a table is folded away until a reader asks for it
+
 
 class Markup(str):
     """Text that is HTML already, and must not be escaped again."""
@@ -57,6 +59,33 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
     return element("div", Markup(inner), class_="scroll", tabindex="0")
 
 
+def columns_table(columns: Sequence[tuple[str, Sequence[Cell]]]) -> Markup:
+    """A `table` of `(header, cells)` columns, without those that hold nothing."""
+    return table(*filled(columns))
+
+
+def filled(columns: Sequence[tuple[str, Sequence[Cell]]]) -> tuple[list[str], list[list[Cell]]]:
+    """Header and rows of the columns that hold anything."""
+    kept = [(name, cells) for name, cells in columns if any(cell is not None for cell in cells)]
+    return [name for name, _ in kept], [list(row) for row in zip(*(cells for _, cells in kept), strict=True)]
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """A table in Markdown, the first column set left and the others right."""
+    lines: list[Sequence[Cell]] = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return "".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def figure(caption: str, drawing: Markup) -> Markup:
+    """A drawing under its caption."""
+    return element("figure", joined([element("figcaption", caption), drawing]))
+
+
+def folded_if_long(content: Markup, rows: int, what: str) -> Markup:
+    """`content`, folded away until a reader asks for it where it has more than LONG_TABLE rows."""
+    return details(f"All {rows} {what}", content) if rows > LONG_TABLE else content
+
+
 def facts(values: Mapping[str, object]) -> Markup:
     """A nested mapping as a list of names and values, sub-mappings indented under their name."""
     lines = []
@@ -88,6 +117,16 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
+def number_or_none(value: float | None) -> str | None:
+    """`number`, or None for what is not known."""
+    return None if value is None else number(value)
+
+
+def percent(share: float | None) -> str | None:
+    """A share of one in percent, or None: no decimals from ten on, one below; a line never breaks before the sign."""
+    return None if share is None else f"{100 * share:.{0 if abs(share) >= 0.0995 else 1}f}\N{NO-BREAK SPACE}%"
+
+
 def score(value: float | None) -> str | None:
     """A task metric, or None: four decimals, so that a column lines up."""
     return None if value is None else f"{value:.4f}"
@@ -110,6 +149,11 @@ def size(size_bytes: int | None) -> str | None:
         if size_bytes >= bytes_of_unit:
             return f"{number(size_bytes / bytes_of_unit)} {unit}"
     return f"{size_bytes} B"
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = "–" if cell is None else str(cell)
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
 def _plain(value: object) -> str:

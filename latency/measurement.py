@@ -1,5 +1,6 @@
 """What a timing is: raw samples with their conditions. Every summary is derived, and a measurement can doubt itself."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
@@ -15,6 +16,12 @@ Condition = str | int | float
 SAMPLES_FOR_P99 = 100
 # torch.utils.benchmark warns of a measurement from the same spread on.
 WIDE_SPREAD = 0.10
+# Turns drift when those of the last third are this far from those of the first.
+DRIFT = 0.10
+# Fewer pairs than this have no 95 % interval: the widest that their signs allow covers less.
+PAIRS_FOR_INTERVAL = 6
+PERCENTILES = (50, 90, 95, 99)
+RESAMPLES = 400
 # Cores' worth of work by others (or taken by the hypervisor) from which a timing is no longer the candidate's own.
 OTHER_LOAD_CORES = 0.10
 
@@ -24,7 +31,7 @@ class MeasurementDocument(TypedDict):
 
     candidate: str
     batch: int
-    tokens: int
+    tokens: int | None
     samples_ms: list[float]
     warmup: int
     conditions: dict[str, Condition]
@@ -40,7 +47,7 @@ class Measurement:
 
     candidate: str
     batch: int  # texts per call
-    tokens: int  # real tokens per text, special tokens included
+    tokens: int | None  # per text, special tokens included; None: real texts of all lengths
     samples_ms: tuple[float, ...]  # wall time of each timed call, in the order taken
     warmup: int  # calls that were made and not kept
     conditions: dict[str, Condition] = field(default_factory=dict)
@@ -66,9 +73,22 @@ class Measurement:
         return self._percentile_ms(90)
 
     @property
+    def p95_ms(self) -> float:
+        """Nineteen calls in twenty were at least as fast."""
+        return self._percentile_ms(95)
+
+    @property
     def p99_ms(self) -> float:
         """Ninety-nine calls in a hundred were at least as fast; see `doubts` for how far to trust it."""
         return self._percentile_ms(99)
+
+    def intervals_ms(self, seed: int = 0) -> dict[str, list[float]]:
+        """95 % intervals of p50, p90, p95 and p99 as `{"p50": [low, high], ...}`; empty for a single turn.
+
+        A percentile bootstrap over turns: calls of one turn share the machine's mood (clock, caches, neighbours), so the
+        turn, not the call, is what is drawn with replacement.
+        """
+        return percentile_intervals(self.turns_ms(), seed=seed)
 
     @property
     def texts_per_s(self) -> float:
@@ -91,16 +111,30 @@ class Measurement:
             found.append(
                 f"p99 rests on {count} samples: below {SAMPLES_FOR_P99} it says little more than the slowest call"
             )
+        if self.tokens is not None:  # otherwise calls and turns differ as their texts do
+            found += self._unsteadiness()
+        if self.conditions.get("stopped") == "time":
+            found.append("the time was up before its interval was as narrow as asked")
+        other_cores = self.conditions.get("other_load_cores", 0.0)
+        if isinstance(other_cores, int | float) and other_cores > OTHER_LOAD_CORES:
+            found.append(f"other load seen: something else used {other_cores:.2g} cores while this was timed")
+        return found
+
+    def _unsteadiness(self) -> list[str]:
+        found = []
         quarter_ms, three_quarters_ms = np.percentile(self.samples_ms, [25, 75])
         spread = float(three_quarters_ms - quarter_ms) / self.p50_ms
         if spread > WIDE_SPREAD:
             found.append(f"wide spread: the middle half of the calls spans {spread:.0%} of the median")
         medians_ms = [float(np.median(turn_ms)) for turn_ms in self.turns_ms()]
-        if max(medians_ms) > 1.25 * min(medians_ms):
-            found.append(f"turns disagree: their medians run from {min(medians_ms):.4g} to {max(medians_ms):.4g} ms")
-        other_cores = self.conditions.get("other_load_cores", 0.0)
-        if isinstance(other_cores, int | float) and other_cores > OTHER_LOAD_CORES:
-            found.append(f"other load seen: something else used {other_cores:.2g} cores while this was timed")
+        slow_ms, fast_ms = np.percentile(medians_ms, [90, 10])
+        if slow_ms > 1.25 * fast_ms:
+            found.append(f"turns disagree: the medians of eight in ten run from {fast_ms:.4g} to {slow_ms:.4g} ms")
+        third = len(medians_ms) // 3
+        if third >= 2:
+            drift = float(np.median(medians_ms[-third:]) / np.median(medians_ms[:third]))
+            if abs(drift - 1) > DRIFT:
+                found.append(f"drifted: calls of the last third took {drift:.2f} times those of the first")
         return found
 
     def to_json(self) -> MeasurementDocument:
@@ -141,13 +175,16 @@ class Ratio(NamedTuple):
     low: float
     high: float
 
+    @property
+    def differs(self) -> bool:
+        """Whether the interval leaves out equality."""
+        return not self.low <= 1.0 <= self.high
 
-def ratio(a: Measurement, b: Measurement, *, resamples: int = 2000, seed: int = 0) -> Ratio:
-    """`a.p50_ms / b.p50_ms` with a percentile bootstrap over turns.
 
-    Calls of one turn share the machine's mood (clock, caches, neighbours), so the turn, not the call, is what is drawn
-    with replacement. Equal numbers of turns are drawn in pairs: turn i of both was taken at nearly the same time.
-    Raises BadInput for different workloads, or fewer than two turns.
+def ratio(a: Measurement, b: Measurement) -> Ratio:
+    """`a`'s p50 over `b`'s, paired turn by turn, see `paired_ratio`.
+
+    Raises BadInput for different workloads, for different numbers of turns, and for fewer than two.
     """
     if (a.batch, a.tokens) != (b.batch, b.tokens):
         raise BadInput(
@@ -155,20 +192,63 @@ def ratio(a: Measurement, b: Measurement, *, resamples: int = 2000, seed: int = 
             f"batch {b.batch} x {b.tokens}; a ratio needs one workload for both"
         )
     turns_a, turns_b = a.turns_ms(), b.turns_ms()
-    if min(len(turns_a), len(turns_b)) < 2:
+    if len(turns_a) != len(turns_b) or len(turns_a) < 2:
         raise BadInput(
             f"{a.candidate!r} has {len(turns_a)} turns and {b.candidate!r} has {len(turns_b)}; "
-            "an interval needs at least 2 of each: measure with turns=2 or more"
+            "a ratio pairs turns that were taken together: measure both at once, with 2 turns or more"
         )
+    found, low, high = paired_ratio(turns_a, turns_b)
+    return Ratio(a.candidate, b.candidate, found, low, high)
+
+
+def paired_ratio(
+    turns_a: Sequence[npt.NDArray[np.float64]], turns_b: Sequence[npt.NDArray[np.float64]]
+) -> tuple[float, float, float]:
+    """The ratio of medians of turns that were taken together, and its 95 % interval.
+
+    Turn i of both was taken at nearly the same time, in an order that was drawn, so between equal candidates the logarithm
+    of the ratio of their medians is symmetric about zero, whatever the machine does: what Wilcoxon's signed-rank test asks
+    for. The estimate is that test's (Hodges and Lehmann 1963), the interval its inversion (Hollander, Wolfe and Chicken
+    2014, section 3.3). Of fewer than 6 pairs it is their whole range, which covers less than 95 %.
+    """
+    logs = np.array([math.log(np.median(x) / np.median(y)) for x, y in zip(turns_a, turns_b, strict=True)])
+    first, second = np.triu_indices(len(logs))
+    averages = np.sort((logs[first] + logs[second]) / 2)
+    outside = _outside(len(logs))
+    found, low, high = np.exp([np.median(averages), averages[outside], averages[-1 - outside]])
+    return float(found), float(low), float(high)
+
+
+def _outside(pairs: int) -> int:
+    """How many of the ordered averages of pairs lie below the interval of 95 %, and how many above it."""
+    if pairs < PAIRS_FOR_INTERVAL:
+        return 0
+    total = pairs * (pairs + 1) // 2
+    if pairs > 60:  # by then the normal approximation is off by one at most
+        deviation = math.sqrt(pairs * (pairs + 1) * (2 * pairs + 1) / 24)
+        return max(0, math.floor(total / 2 - 1.959964 * deviation))
+    # The exact distribution of the rank sum: each rank is added or not, with equal chance.
+    ways = np.zeros(total + 1)
+    ways[0] = 1.0
+    for rank in range(1, pairs + 1):
+        ways[rank:] += ways[:-rank].copy()
+    return int(np.searchsorted(np.cumsum(ways) / ways.sum(), 0.025, side="right")) - 1
+
+
+def percentile_intervals(turns_ms: Sequence[npt.NDArray[np.float64]], *, seed: int = 0) -> dict[str, list[float]]:
+    """See `Measurement.intervals_ms`."""
+    if len(turns_ms) < 2:
+        return {}
+    samples_ms = np.concatenate(list(turns_ms))
+    order = np.argsort(samples_ms)
+    turn_of = np.repeat(np.arange(len(turns_ms)), [len(turn) for turn in turns_ms])[order]
+    sorted_ms = samples_ms[order]
     rng = np.random.default_rng(seed)
-    drawn = np.empty(resamples)
-    for i in range(resamples):
-        picks_a = rng.integers(len(turns_a), size=len(turns_a))
-        picks_b = picks_a if len(turns_a) == len(turns_b) else rng.integers(len(turns_b), size=len(turns_b))
-        drawn[i] = _median_of(turns_a, picks_a) / _median_of(turns_b, picks_b)
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return Ratio(a.candidate, b.candidate, a.p50_ms / b.p50_ms, float(low), float(high))
-
-
-def _median_of(turns_ms: Sequence[npt.NDArray[np.float64]], picks: npt.NDArray[np.int64]) -> float:
-    return float(np.median(np.concatenate([turns_ms[i] for i in picks])))
+    found = {percent: np.empty(RESAMPLES) for percent in PERCENTILES}
+    for i in range(RESAMPLES):
+        drawn = np.bincount(rng.integers(len(turns_ms), size=len(turns_ms)), minlength=len(turns_ms))
+        so_far = np.cumsum(drawn[turn_of])
+        for percent, values in found.items():
+            at = np.searchsorted(so_far, percent / 100 * so_far[-1])
+            values[i] = sorted_ms[min(int(at), len(sorted_ms) - 1)]
+    return {f"p{percent}": [float(x) for x in np.percentile(values, [2.5, 97.5])] for percent, values in found.items()}

@@ -1,115 +1,225 @@
-"""Candidates side by side on batches and lengths: one JSON document of raw samples, conditions and ratios."""
+"""Candidates side by side: rows of tokens by batch and length, real texts from end to end, costs; one JSON document."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from latency.candidates import Candidate, size_bytes
-from latency.machine import MachineFacts, machine_facts
-from latency.measurement import Condition, Measurement, ratio
-from latency.turns import Progress, measure
-from latency.workloads import from_texts
+from latency.document import CandidateRow, ModelRow, ProfileDocument, RatioRow, Work
+from latency.end_to_end import Text
+from latency.machine import machine_facts
+from latency.measurement import Measurement, ratio
+from latency.scenarios import offline, server, single_stream
+from latency.turns import Patience, Progress, Worker, at_work, measure
+from latency.workloads import Workload, from_texts
 from serve.errors import BadInput
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-
-class CandidateRow(TypedDict):
-    """One candidate at one batch and length."""
-
-    name: str
-    runtime: str
-    precision: str
-    batch: int
-    tokens: int
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    texts_per_s: float
-    metric: NotRequired[float]  # the task metric at this precision
-    size_bytes: int  # of the weights on disk
-    doubts: list[str]
-    warmup: int  # calls made and not kept
-    conditions: dict[str, Condition]
-    samples_ms: list[float]
-    turn_sizes: list[int]  # samples of each turn
+# Of the seconds given, what goes where; without texts from end to end the grid has all.
+SHARES = (0.5, 0.35, 0.15)  # grid, single stream, offline
 
 
-class RatioRow(TypedDict):
-    """`a`'s p50 over `b`'s on one workload, with a 95 % interval."""
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, and for how long."""
 
-    a: str
-    b: str
-    ratio: float
-    low: float
-    high: float
-    batch: int
-    tokens: int
+    batches: tuple[int, ...] = (1, 8)
+    """Rows of a call."""
+    lengths: tuple[int, ...] = (16, 128)
+    """Tokens of a row."""
+    seconds: float = 60.0
+    """Of wall time for all measuring; what is known closely enough sooner ends sooner, six turns are always taken."""
+    tight: float = 0.02
+    """Half the width of the ratios' 95 % intervals, relative, at which there is no need to go on."""
+    bound_ms: float | None = None
+    """What p99 may be where texts arrive by chance; None leaves that scenario out."""
+    server_seconds: float = 15.0
+    """For that scenario, of each candidate, beside `seconds`."""
+    operators: bool = False
+    """Whether to look into the graphs that onnxruntime runs."""
 
 
-class ProfileDocument(TypedDict):
-    """What `profile` returns, and what `report.json` keeps under "latency"."""
-
-    machine: MachineFacts
-    candidates: list[CandidateRow]
-    ratios: list[RatioRow]
-
-
-def profile(
+def time_grid(
     candidates: Sequence[Candidate],
     texts: Sequence[str],
     tokenizer: "Tokenizer",
+    plan: Plan = Plan(),
     *,
-    batches: Sequence[int] = (1, 8),
-    lengths: Sequence[int] = (16, 128),
-    seconds: float = 2.8,
-    turns: int = 7,
-    min_samples: int = 21,
     metrics: Mapping[str, float] | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ProfileDocument:
     """Times `candidates` on every batch size and length in tokens, and compares each with the first, the reference.
 
-    `seconds` of timed calls go to each candidate and workload, spread over `turns`. `metrics` holds the task metric by
-    candidate name. Raises BadInput for a metric of an unknown candidate, and what `measure` and `from_texts` raise.
+    `metrics` holds the task metric by candidate name. Raises BadInput for a metric of an unknown candidate, and what
+    `at_work` and `from_texts` raise.
     """
     names = [candidate.name for candidate in candidates]
     unknown = sorted(set(metrics or {}) - set(names))
     if unknown:
         raise BadInput(f"metrics were given for {', '.join(unknown)}; the candidates are {', '.join(names)}")
-    if turns < 2:
-        raise BadInput(f"{turns} turns were asked for; a ratio's interval needs 2 or more")
     machine = machine_facts()  # before the measuring, which would be the load that it sees
-    workloads = [from_texts(texts, tokenizer, batch, tokens) for batch in batches for tokens in lengths]
-    measurements = measure(
-        candidates,
-        workloads,
-        turns=turns,
-        seconds_per_turn=seconds / turns,
-        min_samples=min_samples,
-        seed=seed,
-        progress=progress,
-    )
-    by_name = {candidate.name: candidate for candidate in candidates}
-    reference = {(m.batch, m.tokens): m for m in measurements if m.candidate == names[0]}
-    return ProfileDocument(
-        machine=machine,
-        candidates=[_row(by_name[m.candidate], m, metrics or {}) for m in measurements],
-        ratios=[_ratio_row(reference[m.batch, m.tokens], m, seed) for m in measurements if m.candidate != names[0]],
+    workloads = grid(texts, tokenizer, plan)
+    with at_work(candidates, workloads, progress=progress) as workers:
+        rows, ratios = _time_grid(workers, workloads, plan, plan.seconds, seed, _Clock(progress, plan.seconds))
+    for row in rows:
+        if metrics and row["name"] in metrics:
+            row["metric"] = metrics[row["name"]]
+    return ProfileDocument(machine=machine, candidates=rows, ratios=ratios)
+
+
+def grid(texts: Sequence[str], tokenizer: "Tokenizer", plan: Plan) -> list[Workload]:
+    """A workload of real tokens for every batch size and length of `plan`."""
+    return [from_texts(texts, tokenizer, batch, tokens) for batch in plan.batches for tokens in plan.lengths]
+
+
+def time_all(
+    workers: Mapping[str, Worker],
+    workloads: Sequence[Workload],
+    texts: int,
+    plan: Plan,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[list[CandidateRow], list[RatioRow], dict[str, ModelRow]]:
+    """The grid, and by name what each candidate does on the first `texts`: single stream, offline, by chance; its costs.
+
+    `workers` are those of `latency.turns.at_work`, which gave them the same `workloads` and the texts. Candidates that
+    cannot read text are left out of what is from end to end.
+    """
+    reading = {name: worker for name, worker in workers.items() if worker.candidate.reads and texts}
+    shares = SHARES if reading else (1.0, 0.0, 0.0)
+    grid_s, stream_s, offline_s = (share * plan.seconds for share in shares)
+    server_s = len(reading) * plan.server_seconds if plan.bound_ms is not None else 0.0
+    clock = _Clock(progress, plan.seconds + server_s)
+    candidates, ratios = _time_grid(workers, workloads, plan, grid_s, seed, clock)
+    rows = {name: _model_row(worker) for name, worker in workers.items()}
+    if reading:
+        how: dict[str, Any] = {"seed": seed}
+        streams = single_stream(
+            reading,
+            texts,
+            patience=Patience(stream_s, plan.tight),
+            progress=clock.part("single stream", stream_s),
+            **how,
+        )
+        slowest = min(stream["texts_per_s"] for stream in streams.values())
+        passes = offline(
+            reading, texts, slowest, patience=Patience(offline_s), progress=clock.part("offline", offline_s), **how
+        )
+        for name, worker in reading.items():
+            rows[name]["single_stream"], rows[name]["offline"] = streams[name], passes[name]
+            if plan.bound_ms is not None:
+                clock.part("server", plan.server_seconds)(0, 1, name)
+                rate = passes[name]["texts_per_s"]
+                rows[name]["server"] = server(worker, texts, rate, plan.bound_ms, seconds=plan.server_seconds, **how)
+    for name, worker in workers.items():
+        _add_memory(rows[name], worker)
+        if plan.operators and worker.candidate.runtime == "onnxruntime" and worker.candidate.device == "cpu":
+            found = worker.operators(workloads[0].input_ids[:1].tolist())
+            if found["top"]:
+                rows[name]["operators"] = found
+    return candidates, ratios, rows
+
+
+class _Clock:
+    """One progress of all parts: each has its seconds of the whole."""
+
+    def __init__(self, progress: Progress | None, seconds: float) -> None:
+        self._progress, self._whole_s, self._begun_s = progress, seconds, 0.0
+
+    def part(self, what: str, seconds: float) -> Progress:
+        """The progress of the next part, which takes about `seconds`."""
+        begun_s = self._begun_s
+        self._begun_s += seconds
+
+        def shown(done: int, total: int, name: str) -> None:
+            if self._progress:
+                share = (begun_s + seconds * done / max(1, total)) / max(self._whole_s, 0.001)
+                self._progress(min(99, int(100 * share)), 100, f"{what}: {name}")
+
+        return shown
+
+
+def _add_memory(row: ModelRow, worker: Worker) -> None:
+    memory = worker.memory()
+    if memory["steady_bytes"] is not None:
+        row["cost"]["memory_steady_bytes"] = memory["steady_bytes"]
+    if memory["peak_bytes"] is not None:
+        row["cost"]["memory_peak_bytes"] = memory["peak_bytes"]
+
+
+def work_of(texts: Sequence[Text], tokenizer: "Tokenizer", source: str) -> Work:
+    """How long the texts are that were timed, each with its pair."""
+    lengths = [len(encoding) for encoding in tokenizer.encode_batch(list(texts))]
+    percentiles = {f"p{percent}": float(np.percentile(lengths, percent)) for percent in (50, 90, 99)}
+    return Work(
+        source=source,
+        texts=len(texts),
+        tokens_mean=round(float(np.mean(lengths)), 2),
+        tokens_percentiles={**percentiles, "max": float(max(lengths))},
     )
 
 
-def _row(candidate: Candidate, measured: Measurement, metrics: Mapping[str, float]) -> CandidateRow:
-    row = CandidateRow(
+def _time_grid(
+    workers: Mapping[str, Worker],
+    workloads: Sequence[Workload],
+    plan: Plan,
+    seconds: float,
+    seed: int,
+    clock: _Clock,
+) -> tuple[list[CandidateRow], list[RatioRow]]:
+    rows: list[CandidateRow] = []
+    ratios: list[RatioRow] = []
+    each_s = seconds / len(workloads)
+    for workload in workloads:
+        patience = Patience(each_s, plan.tight)
+        measured = measure(workers, workload, patience=patience, seed=seed, progress=clock.part(workload.name, each_s))
+        rows += [_row(workers[each.candidate].candidate, each, seed) for each in measured]
+        ratios += [_ratio_row(measured[0], each, workload) for each in measured[1:]]
+    return rows, ratios
+
+
+def _model_row(worker: Worker) -> ModelRow:
+    candidate = worker.candidate
+    loaded = worker.loaded
+    return ModelRow(
+        name=candidate.name,
+        model=str(candidate.path),
+        runtime=candidate.runtime,
+        precision=candidate.precision,
+        device=candidate.device,
+        threads=candidate.threads,
+        cost={
+            "cold_start_ms": round(loaded["cold_start_ms"], 1),
+            "load_ms": round(loaded["load_ms"], 1),
+            "first_answer_ms": round(loaded["first_answer_ms"], 2),
+            "size_bytes": size_bytes(candidate),
+        },
+        notes=[],
+    )
+
+
+def _row(candidate: Candidate, measured: Measurement, seed: int) -> CandidateRow:
+    assert measured.tokens is not None
+    return CandidateRow(
         name=candidate.name,
         runtime=candidate.runtime,
         precision=candidate.precision,
+        device=candidate.device,
         batch=measured.batch,
         tokens=measured.tokens,
         p50_ms=round(measured.p50_ms, 4),
         p90_ms=round(measured.p90_ms, 4),
+        p95_ms=round(measured.p95_ms, 4),
         p99_ms=round(measured.p99_ms, 4),
+        intervals_ms={
+            name: [round(low, 4), round(high, 4)] for name, (low, high) in measured.intervals_ms(seed).items()
+        },
         texts_per_s=round(measured.texts_per_s, 1),
         size_bytes=size_bytes(candidate),
         doubts=measured.doubts(),
@@ -118,19 +228,16 @@ def _row(candidate: Candidate, measured: Measurement, metrics: Mapping[str, floa
         samples_ms=list(measured.samples_ms),
         turn_sizes=list(measured.turn_sizes),
     )
-    if candidate.name in metrics:
-        row["metric"] = metrics[candidate.name]
-    return row
 
 
-def _ratio_row(reference: Measurement, measured: Measurement, seed: int) -> RatioRow:
-    found = ratio(reference, measured, seed=seed)
+def _ratio_row(reference: Measurement, measured: Measurement, workload: Workload) -> RatioRow:
+    found = ratio(reference, measured)
     return RatioRow(
         a=found.a,
         b=found.b,
         ratio=round(found.ratio, 4),
         low=round(found.low, 4),
         high=round(found.high, 4),
-        batch=measured.batch,
-        tokens=measured.tokens,
+        batch=workload.batch,
+        tokens=workload.tokens,
     )

@@ -6,12 +6,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from latency.drawings import Bar, Interval, bars, curve, intervals
-from latency.markup import Cell, Markup, details, element, escaped, facts, interval, joined, number, score, size, table
+from latency.document import ProfileDocument
+from latency.drawings import Interval, curve, intervals
+from latency.grid import doubts_in_short, grid_charts, grid_table, grid_tables
+from latency.markup import (
+    Cell,
+    Markup,
+    columns_table,
+    details,
+    element,
+    escaped,
+    facts,
+    figure,
+    folded_if_long,
+    interval,
+    joined,
+    markdown,
+    number,
+    score,
+    size,
+    table,
+)
 from latency.page_style import STYLE
-from latency.profile import CandidateRow, ProfileDocument, RatioRow
-
-LONG_TABLE = 25  # rows from which a table is folded away until a reader asks for it
 
 
 class SummaryRow(TypedDict):
@@ -106,9 +122,7 @@ def write_page(path: Path, page: str) -> None:
 
 def markdown_table(profile_document: ProfileDocument) -> str:
     """The latency table in Markdown: a row per candidate and workload, with its speed relative to the reference."""
-    header, rows = _latency_table(profile_document, profile_document["candidates"], with_shape=True)
-    lines: list[Sequence[Cell]] = [header, ["---", *("---:" for _ in header[1:])], *rows]
-    return "".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |\n" for line in lines)
+    return markdown(*grid_table(profile_document, profile_document["candidates"], with_shape=True))
 
 
 def _page(report: Report) -> str:
@@ -179,7 +193,7 @@ def _results(report: Report) -> Markup:
             for row in rows
         ]
         chart = intervals(drawn, f"{metric_name} of each model with its 95 % interval")
-        parts.append(_figure(f"{metric_name}, with 95 % intervals", chart))
+        parts.append(figure(f"{metric_name}, with 95 % intervals", chart))
         columns: list[tuple[str, list[Cell]]] = [
             ("model", [row["name"] for row in rows]),
             (metric_name, [score(row["metric"]) for row in rows]),
@@ -187,7 +201,7 @@ def _results(report: Report) -> Markup:
             ("latency, ms", [row.get("latency_ms") for row in rows]),
             ("size", [size(row.get("size_bytes")) for row in rows]),
         ]
-        parts.append(_columns(columns))
+        parts.append(columns_table(columns))
     return joined(parts)
 
 
@@ -203,79 +217,9 @@ def _gates(report: Report) -> Markup:
 
 def _latency(report: Report) -> Markup:
     document = report["latency"]
-    shapes = list(dict.fromkeys((row["batch"], row["tokens"]) for row in document["candidates"]))
-    charts, tables = [], []
-    for batch, tokens in shapes:
-        rows = [row for row in document["candidates"] if (row["batch"], row["tokens"]) == (batch, tokens)]
-        caption = f"batch {batch}, {tokens} tokens"
-        drawn = [
-            Bar(row["name"], row["p50_ms"], row["p99_ms"], f"{number(row['p50_ms'])} ms", reference=i == 0)
-            for i, row in enumerate(rows)
-        ]
-        charts.append(_figure(caption, bars(drawn, f"median and p99 latency, {caption}")))
-        header, cells = _latency_table(document, rows, with_shape=False)
-        tables.append(joined([element("h3", caption), table(header, cells)]))
-    reading = (
-        "Bars are medians, whiskers reach to p99; the first candidate is the reference. "
-        "Each ran in a process of its own, taking turns with the others."
-    )
-    parts = [
-        element("p", reading, class_="quiet"),
-        element("div", joined(charts), class_="charts"),
-        _doubts(document["candidates"]),
-        *tables,
-        details("The machine", facts(document["machine"])),
-    ]
-    return joined(parts)
-
-
-def _doubts(rows: Sequence[CandidateRow]) -> Markup:
-    """What the measurements say against themselves: in short where nobody overlooks it, in full folded away."""
-    said: list[list[Cell]] = [
-        [f"{row['name']}, batch {row['batch']}, {row['tokens']} tokens", doubt]
-        for row in rows
-        for doubt in row["doubts"]
-    ]
-    if not said:
-        return Markup("")
-    doubted = sum(bool(row["doubts"]) for row in rows)
-    short = f"{doubted} of {len(rows)} measurements doubt themselves; read these before quoting a number."
-    full = details(f"All {len(said)} doubts", table(["measurement", "doubt"], said))
-    return element("aside", joined([element("strong", short), full]), class_="warnings")
-
-
-def _latency_table(
-    document: ProfileDocument, rows: Sequence[CandidateRow], *, with_shape: bool
-) -> tuple[list[str], list[list[Cell]]]:
-    """Header and cells, what matters most first, for narrow screens; columns without any value are left out."""
-    ratios = {(ratio["b"], ratio["batch"], ratio["tokens"]): ratio for ratio in document["ratios"]}
-    shape: list[tuple[str, list[Cell]]] = [
-        ("batch", [row["batch"] for row in rows]),
-        ("tokens", [row["tokens"] for row in rows]),
-    ]
-    columns: list[tuple[str, list[Cell]]] = [
-        ("candidate", [row["name"] for row in rows]),
-        *(shape if with_shape else []),
-        ("p50 ms", [number(row["p50_ms"]) for row in rows]),
-        ("p90 ms", [number(row["p90_ms"]) for row in rows]),
-        ("p99 ms", [number(row["p99_ms"]) for row in rows]),
-        ("texts/s", [number(row["texts_per_s"]) for row in rows]),
-        ("speed-up (95 %)", [_speed_up(ratios.get((row["name"], row["batch"], row["tokens"]))) for row in rows]),
-        ("metric", [score(row.get("metric")) for row in rows]),
-        ("size", [size(row.get("size_bytes")) for row in rows]),
-        ("doubts", [len(row["doubts"]) for row in rows]),
-        ("runtime", [row["runtime"] for row in rows]),
-        ("precision", [row["precision"] for row in rows]),
-    ]
-    return _filled(columns)
-
-
-def _speed_up(ratio: RatioRow | None) -> str | None:
-    """`8.10 (7.92 – 8.41)`, or with one decimal from ten on; None for the reference itself."""
-    if ratio is None:
-        return None
-    decimals = 1 if ratio["high"] >= 10 else 2
-    return f"{ratio['ratio']:.{decimals}f} ({interval(ratio['low'], ratio['high'], decimals=decimals)})"
+    tables = [joined([element("h3", caption), listed]) for caption, listed in grid_tables(document)]
+    machine = details("The machine", facts(document["machine"]))
+    return joined([grid_charts(document), doubts_in_short(document), *tables, machine])
 
 
 def _labels(report: Report) -> Markup:
@@ -283,7 +227,7 @@ def _labels(report: Report) -> Markup:
         [row["label"], row["support"], score(row["teacher"]), score(row["student"]), score(row["int8"])]
         for row in report["per_label"]
     ]
-    return _folded_if_long(table(["label", "support", "teacher", "student", "int8"], rows), len(rows), "labels")
+    return folded_if_long(table(["label", "support", "teacher", "student", "int8"], rows), len(rows), "labels")
 
 
 def _disagreements(report: Report) -> Markup:
@@ -291,14 +235,14 @@ def _disagreements(report: Report) -> Markup:
         [element("div", row["text"], class_="words"), row["teacher"], row["student"], row["gold"]]
         for row in report["disagreements"]
     ]
-    return _folded_if_long(table(["text", "teacher", "student", "gold"], rows), len(rows), "texts")
+    return folded_if_long(table(["text", "teacher", "student", "gold"], rows), len(rows), "texts")
 
 
 def _training(report: Report) -> Markup:
     parts = []
     for stage in report["training"]:
         charts = [
-            _figure(name, drawing)
+            figure(name, drawing)
             for name, drawing in (
                 ("loss", curve(stage["loss"], f"loss of stage {stage['stage']} by step")),
                 ("validation", curve(stage["validation"], f"validation of stage {stage['stage']} by step")),
@@ -321,7 +265,7 @@ def _agreement(report: Report) -> Markup:
         ("spans changed", [found["spans_changed"] for _, found in rows]),
         ("divergence, nats", [f"{found['divergence']:.2g}" for _, found in rows]),
     ]
-    return _columns(columns)
+    return columns_table(columns)
 
 
 def _search(report: Report) -> Markup:
@@ -346,7 +290,7 @@ def _search(report: Report) -> Markup:
         ]
         if rows:
             listed = table([first, "of fp32's metric", "divergence, nats"], rows)
-            parts += [element("h3", heading), _folded_if_long(listed, len(rows), "products")]
+            parts += [element("h3", heading), folded_if_long(listed, len(rows), "products")]
     return joined(parts)
 
 
@@ -373,26 +317,3 @@ def _recipe(report: Report) -> Markup:
 
 def _lineage(report: Report) -> Markup:
     return details("What this was made from", facts(report["lineage"]))
-
-
-def _figure(caption: str, drawing: Markup) -> Markup:
-    return element("figure", joined([element("figcaption", caption), drawing]))
-
-
-def _folded_if_long(content: Markup, rows: int, what: str) -> Markup:
-    return details(f"All {rows} {what}", content) if rows > LONG_TABLE else content
-
-
-def _columns(columns: Sequence[tuple[str, list[Cell]]]) -> Markup:
-    return table(*_filled(columns))
-
-
-def _filled(columns: Sequence[tuple[str, list[Cell]]]) -> tuple[list[str], list[list[Cell]]]:
-    """Header and rows of the columns that hold anything."""
-    kept = [(name, cells) for name, cells in columns if any(cell is not None for cell in cells)]
-    return [name for name, _ in kept], [list(row) for row in zip(*(cells for _, cells in kept), strict=True)]
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = "–" if cell is None else str(cell)
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

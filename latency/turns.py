@@ -9,91 +9,212 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, cast
+from typing import IO, Any, Generic, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from latency.candidates import Candidate
+from latency.document import Operators
+from latency.end_to_end import Text
 from latency.machine import busy_core_seconds
-from latency.measurement import Condition, Measurement
-from latency.worker import Visit
+from latency.measurement import Condition, Measurement, paired_ratio
+from latency.resources import energy_counters, joules_between
+from latency.worker import Loaded, OfflineVisit, ServerVisit, StreamVisit, Visit
 from latency.workloads import Workload
+from serve.answers import Answer
 from serve.errors import BadInput, InternalError
 
-Progress = Callable[[int, int, str], None]  # visits done, visits in all, what is being timed
+Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being timed
 
 REPLY_TIMEOUT_S = 600.0  # a turn takes seconds; after this long the worker hangs
 # Pools that spin for a moment after a call (libgomp about a millisecond) are asleep after this.
-PAUSE_S = 0.02
+PAUSE_S = 0.005
 SETTLED = 0.05  # two medians in a row this close: warm
-WARMUP_CHUNKS = 10  # bound of the warm-up, of a fifth of a second each (or one call, if that is longer)
+WARMUP_CHUNKS = 10  # bound of the warm-up
+WARMUP_CHUNK_S = 0.1  # of timed calls, or one call, if that is longer
 MOST_PER_TURN = 250  # keeps the raw samples of a fast model to a few kilobytes a turn
+LEAST_TURNS = 6  # fewer pairs have no 95 % interval
+MOST_TURNS = 400
+
+V = TypeVar("V", Visit, StreamVisit, OfflineVisit)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long candidates take turns on one workload."""
+
+    seconds: float = 10.0
+    """Wall time after which the turn under way is the last, once there are six."""
+    tight: float = 0.02
+    """Half the width of the ratios' intervals, relative, at which there is no need to go on."""
+    turn_seconds: float = 0.03
+    """Timed calls of one visit: short, so that the machine has no time to change its mood between two candidates."""
+    least_turns: int = LEAST_TURNS
+
+
+@contextmanager
+def at_work(
+    candidates: Sequence[Candidate],
+    workloads: Sequence[Workload],
+    texts: Sequence[Text] = (),
+    progress: Progress | None = None,
+    *,
+    cold_starts: bool = False,
+) -> "Iterator[dict[str, Worker]]":
+    """A loaded worker for each candidate, by its name; each has answered every workload once. None outlives the block.
+
+    They load all at once; for `cold_starts` that are worth telling one after another, so that none slows the other's.
+    Raises BadInput for candidates that cannot be compared, loaded or run, InternalError for a worker that dies.
+    """
+    names = [candidate.name for candidate in candidates]
+    if not names:
+        raise BadInput("no candidate was given; give at least one model to time")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BadInput(f"two candidates are named {', '.join(twice)}; give each a name of its own")
+    with ExitStack() as stack:
+        workers = {}
+        for i, candidate in enumerate(candidates):
+            if progress:
+                progress(i, len(candidates), f"loading {candidate.name}")
+            worker = stack.enter_context(Worker(candidate))
+            worker.send_load(workloads, texts if candidate.reads else ())
+            if cold_starts:
+                worker.loaded = cast(Loaded, worker.receive())
+            workers[candidate.name] = worker
+        if not cold_starts:
+            for worker in workers.values():
+                worker.loaded = cast(Loaded, worker.receive())
+        for worker in workers.values():
+            worker.bind()
+        yield workers
 
 
 def measure(
-    candidates: Sequence[Candidate],
-    workloads: Sequence[Workload],
+    workers: "Mapping[str, Worker]",
+    workload: Workload,
     *,
-    turns: int = 7,
-    seconds_per_turn: float = 0.4,
-    min_samples: int = 21,
+    patience: Patience = Patience(),
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Measurement]:
-    """Times every candidate on every workload; workload by workload, candidates in the order given.
+    """Times every candidate on `workload`, in the order of `workers`.
 
-    A turn visits each candidate once, in an order shuffled anew from `seed`, for `seconds_per_turn` of timed calls, or
-    as many more as `min_samples` in all needs. Raises BadInput for candidates that cannot be compared, loaded or run,
-    InternalError for a worker that dies; no worker outlives the call.
+    A turn visits each candidate once, in an order drawn anew from `seed`. They go on until every ratio to the first one's
+    median (of one candidate alone: the medians of its turns) is known as closely as `patience` asks, or the time is up;
+    the conditions of each measurement say which.
     """
-    _check(candidates, turns)
-    names = [candidate.name for candidate in candidates]
-    measured: list[Measurement] = []
-    done = 0
-    with ExitStack() as stack:
-        workers = {c.name: stack.enter_context(Worker(c)) for c in candidates}
-        for worker in workers.values():  # all load at once; the answers are collected after
-            worker.send_load(workloads)
-        for worker in workers.values():
-            worker.receive()
-        for workload in workloads:
-            logs = {name: _Log(calls_not_kept=1 + _warm_up(workers[name], workload)) for name in names}
-            for order in visiting_orders(names, turns, seed):
-                for name in order:
-                    if progress:
-                        progress(done, len(workloads) * turns * len(names), f"{name}, {workload.name}")
-                    least = math.ceil(min_samples / turns)
-                    logs[name].add(_visit(workers[name], workload, seconds_per_turn, least))
-                    done += 1
-            measured += [
-                _measurement(candidate, workload, logs[candidate.name], seconds_per_turn) for candidate in candidates
-            ]
-    if progress:
-        progress(done, done, "done")
-    return measured
+    for worker in workers.values():
+        _warm_up(worker, workload, min(WARMUP_CHUNK_S, patience.seconds / WARMUP_CHUNKS))
+
+    def visit(worker: Worker, _turn: int) -> Visit:
+        return worker.run(workload, seconds=patience.turn_seconds, least=1, most=MOST_PER_TURN)
+
+    logs, stopped = take_turns(workers, visit, lambda each: each["samples_ms"], patience, seed, progress)
+    return [
+        Measurement(
+            candidate=name,
+            batch=workload.batch,
+            tokens=workload.tokens,
+            samples_ms=tuple(sample_ms for turn_ms in log.turns_ms for sample_ms in turn_ms),
+            warmup=sum(visit["warmup"] for visit in log.visits),
+            conditions=conditions_of(workers[name], log, stopped),
+            turn_sizes=tuple(map(len, log.turns_ms)),
+        )
+        for name, log in logs.items()
+    ]
 
 
-def visiting_orders(names: Sequence[str], turns: int, seed: int) -> list[list[str]]:
-    """For each turn, every name once, in an order of its own; the same for the same seed."""
+@dataclass
+class Log(Generic[V]):
+    """What a candidate's visits on one workload have brought so far."""
+
+    visits: list[V] = field(default_factory=list)
+    turns_ms: list[list[float]] = field(default_factory=list)
+    other_core_seconds: float = 0.0
+    seconds: float = 0.0
+    joules: float | None = 0.0  # of all processor packages; None where the machine does not tell
+
+
+def take_turns(
+    workers: "Mapping[str, Worker]",
+    visit: "Callable[[Worker, int], V]",
+    samples_ms: Callable[[V], list[float]],
+    patience: Patience,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Log[V]], str]:
+    """Visits all `workers` turn after turn; returns what each brought, and why it ended: `tight` or `time`."""
+    logs: dict[str, Log[V]] = {name: Log() for name in workers}
     shuffler = random.Random(seed)
-    return [shuffler.sample(list(names), len(names)) for _ in range(turns)]
+    began_s = time.monotonic()
+    for turn in range(MOST_TURNS):
+        for name in shuffler.sample(list(workers), len(workers)):
+            if progress:
+                progress(min(99, int(100 * (time.monotonic() - began_s) / max(patience.seconds, 0.001))), 100, name)
+            _visit(workers[name], turn, visit, samples_ms, logs[name])
+        if turn + 1 < patience.least_turns:
+            continue
+        if turn % max(1, turn // 20) == 0 and _tight(logs, patience.tight):
+            return logs, "tight"
+        if time.monotonic() - began_s > patience.seconds:
+            return logs, "time"
+    return logs, "tight" if _tight(logs, patience.tight) else "time"
+
+
+def _tight(logs: Mapping[str, Log[V]], tight: float) -> bool:
+    turns = [[np.asarray(turn_ms) for turn_ms in log.turns_ms] for log in logs.values()]
+    if len(turns) == 1:  # nothing to be paired with: its own turns against their median
+        middle = np.median([float(np.median(turn_ms)) for turn_ms in turns[0]])
+        turns = [[np.array([middle])] * len(turns[0]), turns[0]]
+    first: list[npt.NDArray[np.float64]] = turns[0]
+    return all(math.log(high / low) / 2 <= tight for _, low, high in (paired_ratio(first, each) for each in turns[1:]))
+
+
+def conditions_of(worker: "Worker", log: Log[V], stopped: str) -> dict[str, Condition]:
+    """What a reader must know beside the samples."""
+    candidate = worker.candidate
+    return {
+        "runtime": candidate.runtime,
+        "precision": candidate.precision,
+        "device": candidate.device,
+        "threads": candidate.threads,
+        "process": "one per candidate, taking turns",
+        "cores": ",".join(map(str, worker.cores)) or "all",
+        "turns": len(log.turns_ms),
+        "stopped": stopped,
+        "other_load_cores": round(max(0.0, log.other_core_seconds / log.seconds), 2),
+    }
+
+
+def timing_environment() -> dict[str, str]:
+    """The environment of a process that times: it finds these packages, and its OpenMP threads do not spin.
+
+    Threads that spin while they wait take the core from the others, and so does whoever called us.
+    """
+    root = str(Path(__file__).resolve().parent.parent)
+    search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": search_path, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 
 class Worker:
     """A `latency.worker` process for one candidate; a context manager that always ends its process."""
 
+    loaded: Loaded
+
     def __init__(self, candidate: Candidate) -> None:
         self.candidate = candidate
+        self.cores: list[int] = []  # that it is bound to; none: it wanders
 
     def __enter__(self) -> "Worker":
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # closed in __exit__
-        root = str(Path(__file__).resolve().parent.parent)
-        search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        self._spawned_s = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "latency.worker"],
             stdin=subprocess.PIPE,
@@ -101,8 +222,7 @@ class Worker:
             stderr=self._stderr,
             text=True,
             encoding="utf-8",
-            # OpenMP threads that spin while they wait take the core from the others, and so does whoever called us.
-            env={**os.environ, "PYTHONPATH": search_path, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"},
+            env=timing_environment(),
         )
         return self
 
@@ -118,19 +238,66 @@ class Worker:
                     pipe.close()
         self._stderr.close()
 
-    def send_load(self, workloads: Sequence[Workload]) -> None:
-        """Asks the worker to load its candidate and to try each workload once; `receive` waits for it."""
-        described = {**vars(self.candidate), "path": str(self.candidate.path.absolute())}
+    def bind(self) -> None:
+        """Keeps a candidate of fewer threads than there are cores on the first of these, where the system can do that.
+
+        Cores of one machine differ while others use it, and processes that wander between them differ with them: the ratio of
+        two equal ones was known half as closely without (2 cores of a virtual machine: 1.1 to 2.4 % after 4 s, bound 0.7 to
+        1.3 %).
+        """
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        if not hasattr(os, "sched_setaffinity") or not tasks.is_dir():
+            return
+        cores = sorted(os.sched_getaffinity(0))
+        if self.candidate.threads >= len(cores) or self.candidate.device != "cpu":
+            return
+        self.cores = cores[: self.candidate.threads]
+        for task in tasks.iterdir():
+            with suppress(ProcessLookupError):  # a thread that has just ended
+                os.sched_setaffinity(int(task.name), self.cores)
+
+    def send_load(self, workloads: Sequence[Workload], texts: Sequence[Text] = ()) -> None:
+        """Asks the worker to load its candidate, and to try a text and each workload once; `receive` waits for it."""
         packed = {workload.name: workload.input_ids.tolist() for workload in workloads}
-        self._send({"command": "load", "candidate": described, "work": packed})
+        described = self.candidate.as_dict()
+        given = {"candidate": described, "work": packed, "texts": list(texts), "spawned_s": self._spawned_s}
+        self._send({"command": "load", **given})
 
-    def run(self, workload: Workload, *, seconds: float, least: int, most: int, untimed: int) -> Visit:
-        """One visit, see `latency.worker.timed_calls`."""
-        limits = {"seconds": seconds, "least": least, "most": most, "untimed": untimed}
-        self._send({"command": "run", "work": workload.name, **limits})
-        return cast(Visit, self.receive())
+    def run(self, workload: Workload, *, seconds: float, least: int, most: int) -> Visit:
+        """One visit on rows of token ids, see `latency.worker.timed_calls`."""
+        return cast(Visit, self.ask("run", work=workload.name, seconds=seconds, least=least, most=most))
 
-    def receive(self) -> dict[str, object]:
+    def answers(self) -> "list[Answer]":
+        """What the candidate answers to all texts."""
+        return cast("list[Answer]", self.ask("answers"))
+
+    def stream(self, chosen: Sequence[int], passes: int) -> StreamVisit:
+        """One visit on the chosen texts, one at a time."""
+        return cast(StreamVisit, self.ask("stream", chosen=list(chosen), passes=passes))
+
+    def offline(self, count: int, batch_tokens: int) -> OfflineVisit:
+        """One pass over the first `count` texts."""
+        return cast(OfflineVisit, self.ask("offline", count=count, batch_tokens=batch_tokens))
+
+    def serve(self, at_s: Sequence[float], chosen: Sequence[int], *, most: int, give_up_s: float) -> ServerVisit:
+        """The chosen texts, arriving at given moments."""
+        given = {"at_s": list(at_s), "chosen": list(chosen), "most": most, "give_up_s": give_up_s}
+        return cast(ServerVisit, self.ask("serve", **given))
+
+    def memory(self) -> dict[str, int | None]:
+        """Resident bytes of the worker's process now and at its peak, None where the system does not tell."""
+        return cast("dict[str, int | None]", self.ask("memory"))
+
+    def operators(self, input_ids: list[list[int]]) -> Operators:
+        """Where the graph's time goes on rows of token ids; for onnxruntime on a CPU."""
+        return cast(Operators, self.ask("operators", input_ids=input_ids))
+
+    def ask(self, command: str, **given: Any) -> object:
+        """The worker's answer to a command, see `latency.worker`."""
+        self._send({"command": command, **given})
+        return self.receive()
+
+    def receive(self) -> object:
         """The worker's next answer. Raises BadInput for one that reports an error, InternalError when there is none."""
         assert self.process.stdout
         hung = threading.Timer(REPLY_TIMEOUT_S, self.process.kill)  # ends the read below
@@ -145,8 +312,8 @@ class Worker:
                 f"the process that timed {self.candidate.name!r} ended with status {status} "
                 f"(or took over {REPLY_TIMEOUT_S:.0f} s and was ended). Its last words:\n{self.last_words()}"
             )
-        reply: dict[str, object] = json.loads(line)
-        if "error" in reply:
+        reply: object = json.loads(line)
+        if isinstance(reply, dict) and "error" in reply:
             self.process.wait()
             if reply["named"]:
                 raise BadInput(str(reply["error"]))
@@ -169,74 +336,29 @@ class Worker:
             self.process.stdin.flush()
 
 
-@dataclass
-class _Log:
-    """What a candidate's visits on one workload have brought so far."""
-
-    calls_not_kept: int
-    turns_ms: list[list[float]] = field(default_factory=list)
-    other_core_seconds: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, visited: tuple[Visit, float]) -> None:
-        visit, other_core_seconds = visited
-        self.calls_not_kept += 1
-        self.turns_ms.append(visit["samples_ms"])
-        self.other_core_seconds += other_core_seconds
-        self.seconds += visit["wall_s"]
-
-
-def _check(candidates: Sequence[Candidate], turns: int) -> None:
-    names = [candidate.name for candidate in candidates]
-    if not names:
-        raise BadInput("no candidate was given; give at least one model to time")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise BadInput(f"two candidates are named {', '.join(twice)}; give each a name of its own")
-    if turns < 1:
-        raise BadInput(f"{turns} turns were asked for; ask for 1 or more (2 or more for ratios)")
-
-
-def _warm_up(worker: Worker, workload: Workload) -> int:
-    """Runs `workload` until two chunks in a row agree on the median, or to the bound; returns the calls made."""
-    calls, last_ms = 0, math.inf
+def _warm_up(worker: Worker, workload: Workload, chunk_s: float) -> None:
+    """Runs `workload` until two chunks in a row agree on the median, or to the bound."""
+    last_ms = math.inf
     for _ in range(WARMUP_CHUNKS):
-        samples_ms = worker.run(workload, seconds=0.2, least=1, most=10_000, untimed=0)["samples_ms"]
-        calls += len(samples_ms)
-        median_ms = float(np.median(samples_ms))
+        median_ms = float(np.median(worker.run(workload, seconds=chunk_s, least=1, most=10_000)["samples_ms"]))
         if abs(median_ms - last_ms) <= SETTLED * median_ms:
-            break
+            return
         last_ms = median_ms
-    return calls
 
 
-def _visit(worker: Worker, workload: Workload, seconds: float, least: int) -> tuple[Visit, float]:
-    """One visit, and the core-seconds that others used meanwhile (0 where the system does not tell)."""
+def _visit(
+    worker: Worker, turn: int, visit: Callable[[Worker, int], V], samples_ms: Callable[[V], list[float]], log: Log[V]
+) -> None:
+    """One visit into `log`, with the core-seconds that others used meanwhile (0 where the system does not tell)."""
     time.sleep(PAUSE_S)
-    before_s = busy_core_seconds()
-    visit = worker.run(workload, seconds=seconds, least=least, most=MOST_PER_TURN, untimed=1)
+    energy = energy_counters()
+    began_s, before_s = time.perf_counter(), busy_core_seconds()
+    visited = visit(worker, turn)
     after_s = busy_core_seconds()
-    if before_s is None or after_s is None:
-        return visit, 0.0
-    return visit, after_s - before_s - visit["cpu_s"]
-
-
-def _measurement(candidate: Candidate, workload: Workload, log: _Log, seconds_per_turn: float) -> Measurement:
-    conditions: dict[str, Condition] = {
-        "runtime": candidate.runtime,
-        "precision": candidate.precision,
-        "threads": candidate.threads,
-        "process": "one per candidate, taking turns",
-        "turns": len(log.turns_ms),
-        "seconds_per_turn": seconds_per_turn,
-        "other_load_cores": round(max(0.0, log.other_core_seconds / log.seconds), 2),
-    }
-    return Measurement(
-        candidate=candidate.name,
-        batch=workload.batch,
-        tokens=workload.tokens,
-        samples_ms=tuple(sample_ms for turn_ms in log.turns_ms for sample_ms in turn_ms),
-        warmup=log.calls_not_kept,
-        conditions=conditions,
-        turn_sizes=tuple(map(len, log.turns_ms)),
-    )
+    spent = energy_counters()
+    log.joules = None if log.joules is None or not energy or not spent else log.joules + joules_between(energy, spent)
+    log.visits.append(visited)
+    log.turns_ms.append(samples_ms(visited))
+    log.seconds += time.perf_counter() - began_s
+    if before_s is not None and after_s is not None:
+        log.other_core_seconds += after_s - before_s - visited["cpu_s"]

@@ -1,9 +1,14 @@
 """One candidate in a process of its own: `python -m latency.worker`, JSON lines in, JSON lines out.
 
-    {"command": "load", "candidate": {...}, "work": {name: input_ids}}
-        -> {"loaded": true}
-    {"command": "run", "work": name, "seconds", "least", "most", "untimed"}
-        -> {"samples_ms": [...], "wall_s", "cpu_s"}
+    {"command": "load", "candidate": {...}, "work": {name: input_ids}, "texts": [...], "spawned_s"}
+        -> `Loaded`
+    {"command": "answers"}                                              all texts -> [answer of each, see `serve.answers`]
+    {"command": "run", "work": name, "seconds", "least", "most"}        rows of token ids -> `Visit`
+    {"command": "stream", "chosen": [index of text], "passes"}          one text at a time -> `StreamVisit`
+    {"command": "offline", "count", "batch_tokens"}             the first texts, short with short -> `OfflineVisit`
+    {"command": "serve", "at_s", "chosen", "most", "give_up_s"}         texts arrive at given moments -> `ServerVisit`
+    {"command": "operators", "input_ids"}                               -> `latency.document.Operators`
+    {"command": "memory"}                                               -> {"steady_bytes", "peak_bytes"}, or nulls
     {"command": "quit"}, or the end of the input, which means that the parent has died
         -> exit 0
     whatever fails
@@ -21,97 +26,295 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import IO, TypedDict
+from typing import IO, TYPE_CHECKING, Any, TypedDict
 
 from serve.errors import BadInput
 
-Work = dict[str, Callable[[], object]]  # by the workload's name, one call of the model on it
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    from latency.candidates import Call, Candidate
+    from latency.end_to_end import EndToEnd, Parts, Text
+    from serve.answers import Answer
+
+# The last is the tokenizer's: it would take every core for a batch of texts.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+
+STILL_FASTER = 0.97  # a call that takes less than this share of the fastest so far: the candidate still warms up
+SETTLED_AFTER = 3  # calls in a row that do not
+SETTLING_BOUND_S = 0.1
+SPIN_S = 0.0003  # a sleep ends about this much late; the rest of a wait is spun
+
+
+class Loaded(TypedDict):
+    """How long a candidate took to be of use."""
+
+    load_ms: float
+    first_answer_ms: float
+    cold_start_ms: float  # from the start of the process
 
 
 class Visit(TypedDict):
     """What one turn of one candidate brought."""
 
     samples_ms: list[float]
-    wall_s: float  # of the turn, untimed calls and the collection of garbage included
+    warmup: int  # calls made before, until they got no faster
+    wall_s: float  # of the turn, warm-up included
     cpu_s: float  # all threads of this process, over the same time
 
 
-def timed_calls(call: Callable[[], object], *, seconds: float, least: int, most: int, untimed: int) -> Visit:
-    """Calls `call` until `seconds` of timed calls have passed: `least` times whatever that takes, `most` at the most.
+class StreamVisit(Visit):
+    """The same on texts, each in its parts."""
 
-    The first `untimed` calls are not kept: caches belonged to another process until now. The collector of garbage runs
-    before and never during.
+    samples: list[list[float]]  # [tokens, tokenise_ms, run_ms, decode_ms], in whole passes over the texts
+
+
+class OfflineVisit(TypedDict):
+    """One pass over many texts."""
+
+    wall_s: float
+    tokens: int
+    padded_tokens: int
+    cpu_s: float
+
+
+class ServerVisit(TypedDict):
+    """Texts that arrived whether or not the ones before were answered."""
+
+    latencies_ms: list[float]  # from the intended moment, in the order of arrival
+    unanswered: int  # when the backlog was given up
+
+
+class Ready:
+    """A loaded candidate with what it is to be timed on."""
+
+    def __init__(self, candidate: "Candidate", call: "Call", texts: "Sequence[Text]") -> None:
+        self.candidate, self.call, self.texts = candidate, call, texts
+        self.rows: dict[str, Callable[[], object]] = {}
+        self.end_to_end: EndToEnd | None = None
+
+    def answers(self) -> "EndToEnd":
+        """The candidate from text to answer; only asked of one that was given texts."""
+        assert self.end_to_end is not None
+        return self.end_to_end
+
+
+def timed_calls(calls: Sequence[Callable[[], object]], *, seconds: float, least: int, most: int) -> Visit:
+    """Whole passes over `calls` until `seconds` of timed calls have passed: `least` times whatever that takes.
+
+    At most `most` are made. Before, the candidate settles: caches belonged to another process until now, and a core that
+    slept is slow for some milliseconds, so calls are made and not kept until they get no faster.
     """
-    # From before the collection, which is work of ours (0.2 s with torch loaded) and not another's.
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(untimed):
-            call()
+    with _undisturbed():
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        warmup = _settle(calls)
         samples_ns: list[int] = []
         spent_ns, budget_ns = 0, int(seconds * 1e9)
-        while len(samples_ns) < least or (spent_ns < budget_ns and len(samples_ns) < most):
-            start_ns = time.perf_counter_ns()
-            call()
-            samples_ns.append(time.perf_counter_ns() - start_ns)
-            spent_ns += samples_ns[-1]
+        while len(samples_ns) < least or (spent_ns < budget_ns and len(samples_ns) + len(calls) <= most):
+            for call in calls:
+                start_ns = time.perf_counter_ns()
+                call()
+                samples_ns.append(time.perf_counter_ns() - start_ns)
+                spent_ns += samples_ns[-1]
         return Visit(
             samples_ms=[round(sample_ns / 1e6, 4) for sample_ns in samples_ns],
+            warmup=warmup,
             wall_s=time.perf_counter() - began_s,
             cpu_s=time.process_time() - began_cpu_s,
         )
+
+
+def _settle(calls: Sequence[Callable[[], object]]) -> int:
+    """Makes whole passes over `calls` until they get no faster, or to the bound; returns the calls made."""
+    fastest_s, still, spent_s, made = float("inf"), 0, 0.0, 0
+    needed = max(1, SETTLED_AFTER // len(calls))
+    while still < needed and spent_s < SETTLING_BOUND_S:
+        start_s = time.perf_counter()
+        for call in calls:
+            call()
+        took_s = time.perf_counter() - start_s
+        made, spent_s = made + len(calls), spent_s + took_s
+        if took_s < STILL_FASTER * fastest_s:
+            fastest_s, still = took_s, 0
+        else:
+            still += 1
+    return made
+
+
+@contextmanager
+def _undisturbed() -> "Iterator[None]":
+    """Without Python's collector of garbage, which runs after instead."""
+    gc.disable()
+    try:
+        yield
     finally:
         gc.enable()
+        gc.collect(0)
 
 
-def _load(request: dict[str, object]) -> Work:
+def _load(request: Mapping[str, Any]) -> tuple[Ready, Loaded]:
     """Loads the candidate and answers every workload once, so that what cannot run fails before anything is timed."""
-    described = request["candidate"]
-    assert isinstance(described, dict)
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(described["threads"])))
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(request["candidate"]["threads"])))
     import numpy as np
 
     from latency.candidates import Candidate, load
 
-    candidate = Candidate(**{**described, "path": Path(described["path"])})
-    model = load(candidate)
-    work: Work = {}
-    packed = request["work"]
-    assert isinstance(packed, dict)
-    for name, rows in packed.items():
-        input_ids = np.array(rows, dtype=np.int64)
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": np.ones_like(input_ids),
-            "token_type_ids": np.zeros_like(input_ids),
-        }
-        answer = model(inputs)
-        if answer.shape[0] != len(input_ids) or not np.isfinite(answer).all():
+    candidate = Candidate.from_dict(request["candidate"])
+    start_s = time.perf_counter()
+    texts = [text if isinstance(text, str) else (text[0], text[1]) for text in request["texts"]]
+    ready = Ready(candidate, load(candidate), texts)
+    load_s = time.perf_counter() - start_s
+    first_answer_s = 0.0
+    if ready.texts:
+        from latency.end_to_end import EndToEnd
+
+        ready.end_to_end = EndToEnd(candidate, ready.call)
+        start_s = time.perf_counter()
+        ready.end_to_end.one(ready.texts[0])
+        first_answer_s = time.perf_counter() - start_s
+    answered_s = time.monotonic()
+    for name, rows in request["work"].items():
+        inputs = inputs_of(np.array(rows, dtype=np.int64))
+        start_s = time.perf_counter()
+        answer = ready.call(inputs)
+        if not first_answer_s:
+            first_answer_s, answered_s = time.perf_counter() - start_s, time.monotonic()
+        if answer.shape[0] != len(rows) or not np.isfinite(answer).all():
             raise ValueError(f"its answer to {name} is not one finite row per text: shape {answer.shape}")
-        work[name] = partial(model, inputs)
-    return work
+        ready.rows[name] = partial(ready.call, inputs)
+    gc.collect()
+    gc.freeze()  # what stays is not looked at again
+    return ready, Loaded(
+        load_ms=1e3 * load_s,
+        first_answer_ms=1e3 * first_answer_s,
+        cold_start_ms=1e3 * (answered_s - request["spawned_s"]),
+    )
+
+
+def inputs_of(input_ids: Any) -> dict[str, Any]:
+    """The inputs of a model for rows without padding."""
+    import numpy as np
+
+    return {
+        "input_ids": input_ids,
+        "attention_mask": np.ones_like(input_ids),
+        "token_type_ids": np.zeros_like(input_ids),
+    }
+
+
+def _stream(ready: Ready, request: Mapping[str, Any]) -> StreamVisit:
+    """The chosen texts one at a time, in whole passes: a time limit would take short texts more often than long ones."""
+    end_to_end = ready.answers()
+    parts: list[Parts] = []
+    calls = [partial(_answer_one, end_to_end, ready.texts[i], parts) for i in request["chosen"]]
+    count = request["passes"] * len(calls)
+    visit = timed_calls(calls, seconds=0.0, least=count, most=count)
+    kept = parts[visit["warmup"] :]
+    return StreamVisit(**visit, samples=[[each.tokens, *(round(ms, 4) for ms in each[1:])] for each in kept])
+
+
+def _answer_one(end_to_end: "EndToEnd", text: "Text", parts: "list[Parts]") -> None:
+    parts.append(end_to_end.one(text))
+
+
+def _answers(ready: Ready) -> "list[Answer]":
+    from serve.pipeline import BATCH_TOKENS
+
+    return ready.answers().many(ready.texts, BATCH_TOKENS).answers
+
+
+def _offline(ready: Ready, request: Mapping[str, Any]) -> OfflineVisit:
+    with _undisturbed():
+        began_cpu_s = time.process_time()
+        answered = ready.answers().many(ready.texts[: request["count"]], request["batch_tokens"])
+        cpu_s = time.process_time() - began_cpu_s
+    return OfflineVisit(
+        wall_s=answered.wall_s, tokens=answered.parts.tokens, padded_tokens=answered.padded_tokens, cpu_s=cpu_s
+    )
+
+
+def _serve(ready: Ready, request: Mapping[str, Any]) -> ServerVisit:
+    """Answers texts that arrive at given moments: whatever waits is taken together, up to `most` texts.
+
+    Latency counts from the intended moment of arrival, however late this process came to it.
+    """
+    at_s, chosen, most = request["at_s"], request["chosen"], request["most"]
+    end_to_end = ready.answers()
+    latencies_ms: list[float] = []
+    with _undisturbed():
+        start_s = time.perf_counter()
+        while len(latencies_ms) < len(at_s):
+            first = len(latencies_ms)
+            _wait_until(start_s + at_s[first])
+            now_s = time.perf_counter() - start_s
+            if now_s - at_s[first] > request["give_up_s"]:
+                break
+            due = first + 1
+            while due < min(len(at_s), first + most) and at_s[due] <= now_s:
+                due += 1
+            end_to_end.many([ready.texts[i] for i in chosen[first:due]], batch_tokens=sys.maxsize)
+            done_s = time.perf_counter() - start_s
+            latencies_ms += [round(1e3 * (done_s - at), 4) for at in at_s[first:due]]
+    return ServerVisit(latencies_ms=latencies_ms, unanswered=len(at_s) - len(latencies_ms))
+
+
+def _wait_until(moment_s: float) -> None:
+    left_s = moment_s - time.perf_counter()
+    if left_s > SPIN_S:
+        time.sleep(left_s - SPIN_S)
+    while time.perf_counter() < moment_s:
+        pass
+
+
+def _memory() -> dict[str, int | None]:
+    from latency.resources import resident_bytes
+
+    found = resident_bytes()
+    steady_bytes, peak_bytes = found or (None, None)
+    return {"steady_bytes": steady_bytes, "peak_bytes": peak_bytes}
+
+
+def _operators(ready: Ready, request: Mapping[str, Any]) -> object:
+    import numpy as np
+
+    from latency.operators import operators
+
+    inputs = inputs_of(np.array(request["input_ids"], dtype=np.int64))
+    return operators(ready.candidate.path, inputs, ready.candidate.threads)
+
+
+def _run(ready: Ready, request: Mapping[str, Any]) -> Visit:
+    limits = {key: request[key] for key in ("seconds", "least", "most")}
+    return timed_calls([ready.rows[request["work"]]], **limits)
+
+
+COMMANDS: dict[str, Callable[[Ready, Mapping[str, Any]], object]] = {
+    "answers": lambda ready, _: _answers(ready),
+    "run": _run,
+    "stream": _stream,
+    "offline": _offline,
+    "serve": _serve,
+    "operators": _operators,
+    "memory": lambda _ready, _request: _memory(),
+}
 
 
 def _answer_all(requests: IO[str], replies: IO[str]) -> None:
     """Answers each line of `requests` with one line, until `quit` or the end."""
-    work: Work = {}
+    ready: Ready | None = None
     for line in requests:
         request = json.loads(line)
+        if request["command"] == "quit":
+            return
         reply: object
         if request["command"] == "load":
-            work = _load(request)
-            reply = {"loaded": True}
-        elif request["command"] == "run":
-            limits = {key: request[key] for key in ("seconds", "least", "most", "untimed")}
-            reply = timed_calls(work[request["work"]], **limits)
+            ready, reply = _load(request)
         else:
-            return
+            assert ready is not None
+            reply = COMMANDS[request["command"]](ready, request)
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 

@@ -87,20 +87,30 @@ def open_graph(onnx_file: Path, threads: int, runtime: Runtime) -> Opened:
 
 
 def _in_onnxruntime(onnx_file: Path, threads: int) -> Opened:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Idle threads that spin take the core from the tokeniser, the web server and other sessions.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    try:
-        session = ort.InferenceSession(str(onnx_file), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors share no base class of their own
-        raise BundleError(f"{onnx_file} does not open in onnxruntime {ort.__version__}: {error}") from error
+    session = onnxruntime_session(onnx_file, onnxruntime_options(threads))
     return Opened(
         tuple(node.name for node in session.get_inputs()),
         tuple(node.name for node in session.get_outputs()),
         lambda feeds, output: session.run([output], feeds)[0],
     )
+
+
+def onnxruntime_options(threads: int) -> ort.SessionOptions:
+    """How onnxruntime is set where models are served: `threads` threads a call, and none that spins."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Idle threads that spin take the core from the tokeniser, the web server and other sessions.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def onnxruntime_session(onnx_file: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+    """The graph in `onnx_file` on the processor. BundleError when it does not open."""
+    try:
+        return ort.InferenceSession(str(onnx_file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors share no base class of their own
+        raise BundleError(f"{onnx_file} does not open in onnxruntime {ort.__version__}: {error}") from error
 
 
 def _in_openvino(onnx_file: Path, threads: int) -> Opened:

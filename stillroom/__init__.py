@@ -13,6 +13,7 @@ _HOME = {
     "export": "stillroom.verbs",
     "profile": "stillroom.verbs",
     "evaluate": "stillroom.verbs",
+    "load": "stillroom.loading",
     "Pipeline": "serve.pipeline",
 }
 __all__ = sorted(_HOME)  # noqa: PLE0605 - one list of names, not two

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from compress import processes
-from serve.errors import BadInput, StillroomError
+from serve.errors import BadInput, GateMissed, StillroomError
 from stillroom.recipe import Recipe
 from stillroom.show import console, say
 
@@ -48,6 +49,7 @@ ACCUMULATE = "Parts that a step's batch is cut into, for memory; dropout apart t
 TRACKER = "Where metrics go beside metrics.jsonl: tensorboard, wandb or mlflow; may be given again."
 SCHEDULE = "Of a paper, by name (docs/methods.md); flags override it."
 PROFILE_FILES = {"report.html", "report.json", "table.md"}  # what `profile --out` writes, and may replace
+LOAD_FILES = {"load.json", "table.md"}  # the same of `load --out`
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 
@@ -678,47 +680,164 @@ def export(
 
 @app.command()
 def profile(
-    models: Annotated[list[Path], typer.Argument(help="Bundles and checkpoint folders; the first is compared with.")],
-    data: Annotated[Path, typer.Option(help="A file of text to time on.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for report.html, report.json and table.md.")] = None,
-    batches: Annotated[str, typer.Option(help="Texts a call.")] = "1,8",
-    lengths: Annotated[str, typer.Option(help="Tokens a text.")] = "16,128",
-    seconds: Annotated[float, typer.Option(help="Timed, in all.")] = 60.0,
-    threads: Annotated[int | None, typer.Option(help="Cores for one model.")] = None,
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Bundles, checkpoint folders and .onnx files; the first is compared with.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        str,
+        typer.Option(help="Texts to time on, labelled ones for a metric; or a folder of splits, whose test it takes."),
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for report.html, report.json and table.md; graphs stay in OUT.work.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or cpu,cuda.")] = "cpu",
+    runtimes: Annotated[
+        str,
+        typer.Option(
+            help="Of torch, torch-compile, torch-cuda-graphs, onnxruntime, onnxruntime-tensorrt, openvino.",
+            show_default="what each model pins; torch and onnxruntime for checkpoints",
+        ),
+    ] = "",
+    precisions: Annotated[str, typer.Option(help="Of torch: fp32, bf16, fp16.")] = "fp32",
+    batches: Annotated[str, typer.Option(help="Texts a call, of the grid.")] = "1,8",
+    lengths: Annotated[str, typer.Option(help="Tokens a text, of the grid.")] = "16,128",
+    seconds: Annotated[float, typer.Option(help="Of timing; what is known closely sooner ends sooner.")] = 120.0,
+    tight: Annotated[float, typer.Option(help="How closely speed-ups are to be known, relative.")] = 0.02,
+    threads: Annotated[int, typer.Option(help="Of one call.", show_default="what fits this container")] = 0,
+    budget_ms: Annotated[
+        float | None, typer.Option(help="What one text may take; the best that meets it is named.")
+    ] = None,
+    percentile: Annotated[int, typer.Option(help="At which the budget holds: 50, 90, 95 or 99.")] = 99,
+    bound_ms: Annotated[
+        float | None, typer.Option(help="Finds the highest rate of arrivals whose p99 stays within this.")
+    ] = None,
+    price_per_core_hour: Annotated[float | None, typer.Option(help="For the price of a million texts.")] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Try every split of the cores into threads and processes.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="A report.json of before: its models run again beside these; slower ends with 3."),
+    ] = None,
+    paper: Annotated[
+        bool,
+        typer.Option("--paper", help="Time the papers' teacher and students (random weights) beside their figures."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Time models on real text, taking turns, each in a process of its own.
+    """Which model, at which precision, in which runtime, meets a budget here, and what it costs in accuracy.
 
-    [bold]Example[/]
+    Candidates take turns, each in a process of its own, until their ratios are known closely or the time is up.
 
-      stillroom profile my_teacher ner.bundle --data my_data/test.jsonl --out timings
+    [bold]Examples[/]
+
+      stillroom profile my_teacher ner.bundle --data my_data/test.jsonl --out timings --budget-ms 5
+
+      stillroom profile ner.bundle --against timings/report.json --out again
+
+      stillroom profile --paper
     """
-    from latency.report import markdown_table, write_report
-    from stillroom.verbs import profile as time_models
+    from latency.profile_page import answer_lines, profile_markdown
+    from stillroom.paper import paper_markdown
+    from stillroom.profiling import Profiling, profile_models, profile_paper, write_profile
+    from stillroom.regression import regression_lines
 
-    if out and out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= PROFILE_FILES):
-        raise BadInput(
-            f"--out {out} is there already and holds other things; nothing was written. Give another folder."
-        )
-    document: Any = time_models(
-        models, data, batches=_numbers(batches), lengths=_numbers(lengths), seconds=seconds, threads=threads
-    )
+    _refuse_unless_ours(out, PROFILE_FILES)
+    if paper and (models or against):
+        raise BadInput("--paper makes its own models; leave MODEL and --against out.")
+    settings = Profiling(
+        data=data, device=device, runtimes=runtimes, precisions=precisions, batches=_numbers(batches),
+        lengths=_numbers(lengths), seconds=seconds, tight=tight, threads=threads, budget_ms=budget_ms,
+        percentile=percentile, bound_ms=bound_ms, price_per_core_hour=price_per_core_hour, sweep=sweep,
+    )  # fmt: skip
+    work = out and out.with_name(f"{out.name}.work")
+    document = profile_paper(settings) if paper else profile_models(models or [], settings, work=work, against=against)
+    document["command"] = " ".join(["stillroom", *map(shlex.quote, sys.argv[1:])])
     if out:
-        out.mkdir(parents=True, exist_ok=True)  # that it is free was seen before the timing
-        write_report(out / "report.html", {"title": "latency", "latency": document})
-        (out / "report.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-        (out / "table.md").write_text(markdown_table(document), encoding="utf-8")
+        write_profile(out, document)
     if as_json:
         _print_json(document)
     else:
-        say(markdown_table(document))
+        sys.stdout.write(paper_markdown(document["paper"]) if paper else profile_markdown(document))
+        for line in [] if paper else answer_lines(document):
+            say(line)
+    if out:
+        say(f"Report  {out / 'report.html'}")
+    lines = regression_lines(document.get("regression", []))
+    for line in lines:
+        say(line)
+    slower = [row for row in document.get("regression", []) if row["slower"]]
+    if slower:
+        raise GateMissed(f"{len(slower)} of {len(lines)} comparisons are slower than before, beyond their intervals.")
 
 
-def _numbers(listed: str) -> list[int]:
+@app.command()
+def load(
+    url: Annotated[str, typer.Argument(help="Where the server takes a text by POST, http or https.")],
+    data: Annotated[Path, typer.Option(help="A file of text, as real queries are.")],
+    rate: Annotated[
+        float | None, typer.Option(help="Queries a second; without it the highest is searched for.")
+    ] = None,
+    bound_ms: Annotated[float | None, typer.Option(help="What p99 is to stay under.", show_default="50")] = None,
+    queries: Annotated[int | None, typer.Option(help="Of each trial, in place of --seconds.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Of arrivals, each trial.", show_default="10")] = None,
+    template: Annotated[
+        str, typer.Option(help="JSON of a request, in which the string TEXT stands for a text.")
+    ] = '{"text": "TEXT"}',
+    headers: Annotated[list[str] | None, typer.Option("--header", help='"Name: value"; may be given again.')] = None,
+    connections: Annotated[int, typer.Option(help="Open at once at most; queries beyond wait, which counts.")] = 256,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a query is given up.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Fixes the moments of arrival and the order of the texts.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for load.json, with all raw samples, and table.md.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Load a running server, ours or another's, as many users do: queries come whether or not earlier ones are answered.
+
+    Latency counts from the moment at which a query was meant to leave. Without --rate it searches for the highest rate whose p99
+    stays under --bound-ms while nothing is refused, fails or times out.
+
+    [bold]Examples[/]
+
+      stillroom load http://127.0.0.1:8000/v1/entities --data my_data/test.jsonl --rate 200
+
+      stillroom load http://127.0.0.1:8000/v1/entities --data my_data/test.jsonl --bound-ms 50 --out loaded
+
+      stillroom load https://example.com/classify --data texts.txt --template '{"input": \\["TEXT"]}' --header "X-Api-Key: K"
+    """
+    from stillroom import loading
+    from stillroom.show import table
+
+    _refuse_unless_ours(out, LOAD_FILES)
+    document = loading.load(
+        url, data, rate=rate, bound_ms=bound_ms, queries=queries, seconds=seconds, template=template,
+        headers=tuple(headers or ()), connections=connections, timeout=timeout, seed=seed,
+    )  # fmt: skip
+    if out:
+        loading.write(out, document)
+    if as_json:
+        _print_json(document)
+        return
+    table(url, loading.COLUMNS, loading.rows(document["trials"]))
+    for line in (loading.sentence(document), *document["doubts"]):
+        say(line)
+
+
+def _refuse_unless_ours(out: Path | None, files: set[str]) -> None:
+    """BadInput when something else than `files` is at `out`."""
+    if out and out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= files):
+        raise BadInput(
+            f"--out {out} is there already and holds other things; nothing was written. Give another folder."
+        )
+
+
+def _numbers(listed: str) -> tuple[int, ...]:
     parts = listed.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if not all(part.strip().isascii() and part.strip().isdigit() and int(part) > 0 for part in parts):
         raise BadInput(f"{listed!r} is not a list of whole numbers from 1, such as 1,8.")
-    return [int(part) for part in parts]
+    return tuple(int(part) for part in parts)
 
 
 @app.command()

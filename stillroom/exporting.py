@@ -3,36 +3,37 @@
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from compress.examples import Example, check_task, read_splits, read_texts
-from compress.preflight import labels_for
+from compress.examples import SPLITS, Example, Splits, Task, check_task, read_splits, read_texts
+from compress.preflight import labels_for, warnings_of
 from compress.scores import metric_name
 from compress.tasks import Encoded, encode
 from compress.teacher import HEADS, Opened, open_model, save_tokenizer, with_markers
 from export.card import HUB_METRICS, CardFacts, Figure, model_card
 from export.fusions import check_fusions
-from export.gate import UNREPAIRED, Judge
-from export.pack import pack, refuse_foreign
+from export.gate import UNREPAIRED, Judge, Verdict, with_intervals
+from export.pack import clear_leftovers, pack, refuse_foreign
 from export.parity import Precision
 from export.quantise import Scheme
-from export.variants import Variants, Wanted, make_variants
+from export.variants import Variants, Wanted, make_variants, run_name
 from export.vocabulary import Trimmed, trim_vocabulary
 from latency.candidates import Candidate
-from latency.profile import ProfileDocument, profile
+from latency.document import ProfileDocument
+from latency.profile import Plan, time_grid
 from latency.report import Report, write_report
 from serve.bundle import canonical_json
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput, GateMissed
-from serve.session import WHOLE_VECTOR, Runtime
+from serve.session import Runtime
 from serve.threads import available_cores
 from stillroom.ground import usable_length
 from stillroom.lineage import LINEAGE, read_lineage
 from stillroom.show import bar, say
+from stillroom.stages import Work
 
 LENGTHS = (16, 64, 128)  # tokens: a short message, a sentence or two, a paragraph
 
@@ -72,18 +73,58 @@ class Exporting:
         return Wanted(precisions, cast(Scheme, self.int8), fuse, self.gate, cast(Runtime, self.runtime))
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What was asked for and opened, all of it checked."""
+
+    wanted: Wanted
+    opened: Opened
+    task: Task
+    splits: Splits
+    labels: tuple[str, ...]
+    max_length: int
+    """In tokens."""
+    threads: int
+    name: str
+    kept_texts: list[str]
+    """What the vocabulary is trimmed to; none leaves it whole."""
+
+    @property
+    def metric(self) -> str:
+        return metric_name(self.task, multi_label=self.splits.multi_label)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """The checkpoint as the bundle will hold it, and the splits as its tokenizer reads them."""
+
+    checkpoint: Path
+    trimmed: Trimmed | None
+    encoded: dict[str, Encoded]
+    warnings: list[str]
+    """What a person should know of the data, as `stillroom run` tells it."""
+
+
 def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> Path:
     """See `stillroom.verbs.export`."""
-    wanted, out = settings.wanted, Path(os.path.abspath(out))
+    out = Path(os.path.abspath(out))
+    given = _checked(checkpoint, out, settings)
+    with Work(out.with_name(f"{out.name}.export-work")).scratch() as folder:
+        _refuse_taken(out)  # by an export that has ended since
+        clear_leftovers(out)
+        for ending in ("html", "json"):  # of an earlier call: whatever this one ends in, they would tell of another
+            out.with_name(f"{out.name}.report.{ending}").unlink(missing_ok=True)
+        return _export(folder, out, given, settings.latency_seconds)
+
+
+def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
+    """The inputs, opened; nothing is written. BadInput for what cannot be exported."""
+    wanted = settings.wanted
     if not 0 <= settings.latency_seconds < math.inf:
         raise BadInput(f"--latency-seconds is {settings.latency_seconds:g}; a number of 0 or more is needed.")
     if settings.threads < 0:
         raise BadInput(f"--threads is {settings.threads}; give 0 for all cores, or a number of them.")
-    refuse_foreign(out)
-    if out.is_dir() and any(out.iterdir()):
-        raise BadInput(
-            f"--out {out} is a bundle already; nothing in it was touched. Remove it, or give another folder."
-        )
+    _refuse_taken(out)
     opened = open_model(checkpoint, role="CKPT")
     if not (opened.folder / "model.safetensors").is_file():
         raise BadInput(f"CKPT {checkpoint} keeps its weights in several files; save it with all of them in one.")
@@ -94,77 +135,105 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> Path:
     length = usable_length(settings.max_length, opened)
     splits = read_splits(settings.data, task)
     labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
-    metric = metric_name(task, multi_label=splits.multi_label)
+    kept_texts = [text for file in settings.keep_words_of for text in read_texts(file, pairs=True)]
     threads = settings.threads or available_cores()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for ending in ("html", "json"):  # of an earlier call: whatever this one ends in, they would tell of another
-        out.with_name(f"{out.name}.report.{ending}").unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-        folder = Path(scratch)
-        ready = folder / "checkpoint"
-        save_tokenizer(opened, ready)
-        for file in opened.folder.iterdir():
-            if file.name in ("config.json", "model.safetensors", LINEAGE):
-                shutil.copyfile(file, ready / file.name)
-        trimmed = _trim(ready, settings, [example.text_read for example in splits.validation])
-        tokenizer = load_tokenizer(ready, length)
-        encoded = {
-            split: encode(getattr(splits, split), tokenizer, task, labels, multi_label=splits.multi_label)
-            for split in ("train", "validation", "test")
-        }
-        say(f"export: {', '.join(wanted.precisions)}, checked against torch")
-        variants = make_variants(
-            folder,
-            ready,
-            wanted,
-            encoded["train"].encodings,
-            splits.validation,
-            encoded["validation"],
-            length,
-            threads=threads,
-            progress=lambda line: say(f"  {line}"),
+    return _Given(wanted, opened, task, splits, labels, length, threads, settings.name or out.name, kept_texts)
+
+
+def _refuse_taken(out: Path) -> None:
+    refuse_foreign(out)
+    if out.is_dir() and any(out.iterdir()):
+        raise BadInput(
+            f"--out {out} is a bundle already; nothing in it was touched. Remove it, or give another folder."
         )
-        report = _report_of(settings.name or out.name, task, metric, variants, trimmed, {}, None)
-        if wrong := [*variants.faults, *variants.missed]:
-            page = _write_report(out, report)
-            raise GateMissed(f"No bundle was written: {'; '.join(wrong)}. The report is {page}.")
-        test = scores_on_test(variants, splits.test, encoded["test"], threads)
-        metrics = {"metric": metric, "validation": _plain(variants.validation), "test": _plain(test)}
-        lineage = _lineage(opened) | ({"vocabulary": trimmed.as_dict()} if trimmed else {})
-        facts = CardFacts(
-            settings.name or out.name,
-            task,
-            labels,
-            length,
-            figures=_figures(metric, test, variants),
-            shipped=default_variant(variants),
-            lineage=lineage,
-            multi_label=splits.multi_label,
-            relations=splits.relations,
-            limits=variants.limits,
+
+
+def _export(folder: Path, out: Path, given: _Given, latency_seconds: float) -> Path:
+    """The bundle `out`, and its report, put together in `folder`. GateMissed when the report is all that there is."""
+    ready = _ready(folder / "checkpoint", given)
+    for warning in ready.warnings:
+        say(f"warning: {warning}")
+    say(f"export: {', '.join(given.wanted.precisions)}, checked against torch")
+    variants = make_variants(
+        folder,
+        ready.checkpoint,
+        given.wanted,
+        ready.encoded["train"].encodings,
+        given.splits.validation,
+        ready.encoded["validation"],
+        given.max_length,
+        threads=given.threads,
+        progress=lambda line: say(f"  {line}"),
+    )
+    if wrong := [*variants.faults, *variants.missed]:
+        page = _write_report(folder, out, _report_of(given, ready, variants, {}, None))
+        raise GateMissed(f"No bundle was written: {'; '.join(wrong)}. The report is {page}.")
+    test = scores_on_test(variants, given.splits.test, ready.encoded["test"], given.threads)
+    latency = _time(variants, ready.checkpoint, given.splits.test, latency_seconds, given.threads, given.max_length)
+    _pack(out, given, ready, variants, test)
+    _write_report(folder, out, _report_of(given, ready, variants, test, latency))
+    return out
+
+
+def _ready(folder: Path, given: _Given) -> _Ready:
+    """A copy of the checkpoint in `folder`, trimmed if that was asked for, and the splits read with its tokenizer."""
+    save_tokenizer(given.opened, folder)
+    for file in given.opened.folder.iterdir():
+        if file.name in ("config.json", "model.safetensors", LINEAGE):
+            shutil.copyfile(file, folder / file.name)
+    trimmed = _trim(folder, given) if given.kept_texts else None
+    tokenizer = load_tokenizer(folder, given.max_length)
+    encoded = {
+        split: encode(
+            getattr(given.splits, split),
+            tokenizer,
+            given.task,
+            given.labels,
+            multi_label=given.splits.multi_label,
         )
-        latency = _time(folder, variants, ready, splits.test, settings.latency_seconds, threads, length, encoded)
-        _write_report(out, _report_of(facts.name, task, metric, variants, trimmed, test, latency))
-        return pack(
-            out,
-            checkpoint=ready,
-            onnx_files={precision: variants.file(precision) for precision in wanted.precisions},
-            schemes=dict(variants.schemes),
-            needs=variants.needs,
-            runtimes={precision: wanted.runs_in(precision) for precision in wanted.precisions},
-            name=facts.name,
-            task=task,
-            labels=labels,
-            multi_label=splits.multi_label,
-            relations=splits.relations,
-            max_length=length,
-            inputs=variants.graph.inputs,
-            default_variant=default_variant(variants),
-            lineage=lineage,
-            metrics=metrics,
-            parity=variants.as_dict()["parity"],
-            extra_files={"README.md": model_card(facts).encode()},
-        )
+        for split in SPLITS
+    }
+    warnings = warnings_of(given.splits, tokenizer, given.task, given.max_length)
+    return _Ready(folder, trimmed, encoded, warnings)
+
+
+def _pack(out: Path, given: _Given, ready: _Ready, variants: Variants, test: dict[str, Verdict]) -> None:
+    """Card and manifest around the graphs, renamed into place in one step."""
+    wanted, splits, served = given.wanted, given.splits, default_variant(variants)
+    lineage = _lineage(given.opened) | ({"vocabulary": ready.trimmed.as_dict()} if ready.trimmed else {})
+    validation = with_intervals(variants.validation)
+    facts = CardFacts(
+        given.name,
+        given.task,
+        given.labels,
+        given.max_length,
+        figures=_figures(given.metric, test, variants),
+        shipped=run_name(served, wanted.runs_in(served)),
+        lineage=lineage,
+        multi_label=splits.multi_label,
+        relations=splits.relations,
+        limits=variants.limits,
+    )
+    pack(
+        out,
+        checkpoint=ready.checkpoint,
+        onnx_files={precision: variants.file(precision) for precision in wanted.precisions},
+        schemes=dict(variants.schemes),
+        needs=variants.needs,
+        runtimes={precision: wanted.runs_in(precision) for precision in wanted.precisions},
+        name=given.name,
+        task=given.task,
+        labels=given.labels,
+        multi_label=splits.multi_label,
+        relations=splits.relations,
+        max_length=given.max_length,
+        inputs=variants.graph.inputs,
+        default_variant=served,
+        lineage=lineage,
+        metrics={"metric": given.metric, "validation": validation, "test": with_intervals(test)},
+        parity=variants.as_dict()["parity"],
+        extra_files={"README.md": model_card(facts).encode()},
+    )
 
 
 def default_variant(variants: Variants) -> Precision:
@@ -174,7 +243,9 @@ def default_variant(variants: Variants) -> Precision:
     return next(precision for precision in order if precision in wanted.precisions)
 
 
-def scores_on_test(variants: Variants, examples: Sequence[Example], encoded: Encoded, threads: int) -> dict[str, Any]:
+def scores_on_test(
+    variants: Variants, examples: Sequence[Example], encoded: Encoded, threads: int
+) -> dict[str, Verdict]:
     """What every variant reaches on test in every runtime, by the names of `Variants.parity`; test is read this once."""
     judge = Judge(examples, encoded, variants.file("fp32"), variants.max_length, threads)
     return {name: judge.verdict(variants.file(precision), runtime) for name, precision, runtime in variants.runs}
@@ -184,11 +255,10 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _trim(checkpoint: Path, settings: Exporting, held_out: Sequence[str]) -> Trimmed | None:
-    if not settings.keep_words_of:
-        return None
-    texts = [text for file in settings.keep_words_of for text in read_texts(file)]
-    trimmed = trim_vocabulary(checkpoint, texts, held_out)
+def _trim(checkpoint: Path, given: _Given) -> Trimmed:
+    pairs = [(example.text_read, example.text_pair) for example in given.splits.validation]
+    held_out = [text for pair in pairs for text in pair if text]
+    trimmed = trim_vocabulary(checkpoint, given.kept_texts, held_out)
     say(
         f"vocabulary: {trimmed.kept:,} of {trimmed.tokens:,} tokens kept; of the validation texts' tokens "
         f"{trimmed.unknown_before:,} were unknown before and {trimmed.unknown:,} are now, {trimmed.texts_split_otherwise:,} of "
@@ -197,15 +267,13 @@ def _trim(checkpoint: Path, settings: Exporting, held_out: Sequence[str]) -> Tri
     return trimmed
 
 
-def _plain(verdicts: dict[str, Any]) -> dict[str, dict[str, float]]:
-    return {name: {"value": v.value, "low": v.low, "high": v.high} for name, v in verdicts.items()}
-
-
-def _figures(metric: str, test: dict[str, Any], variants: Variants) -> list[Figure]:
+def _figures(metric: str, test: dict[str, Verdict], variants: Variants) -> list[Figure]:
+    """Of everything in the bundle: a card that tells of what is not there would send a reader looking."""
     kind = HUB_METRICS[metric]
     return [
         Figure(name, kind, test[name].value, test[name].low, test[name].high, variants.file(precision).stat().st_size)
         for name, precision, _ in variants.runs
+        if precision in variants.wanted.precisions
     ]
 
 
@@ -216,56 +284,46 @@ def _lineage(opened: Opened) -> dict[str, Any]:
 
 
 def _time(
-    folder: Path,
     variants: Variants,
     checkpoint: Path,
     examples: Sequence[Example],
     seconds: float,
     threads: int,
     max_length: int,
-    encoded: dict[str, Encoded],
 ) -> ProfileDocument | None:
     """Every variant in every runtime on real text, taking turns; the one that is served comes first."""
     if not seconds:
         return None
     served = default_variant(variants)
     first = (served, variants.wanted.runs_in(served))
-    # A model of fewer positions than a vector has floats cannot be padded to one.
-    runs = [run for run in variants.runs if run[2] != "openvino" or max_length >= WHOLE_VECTOR]
-    runs.sort(key=lambda run: (run[1], run[2]) != first)
-    candidates = [Candidate(name, runtime, kind, variants.file(kind), threads) for name, kind, runtime in runs]
+    runs = sorted(variants.runs, key=lambda run: (run[1], run[2]) != first)
+    candidates = [
+        Candidate(name, runtime, kind, variants.file(kind), threads, max_length=max_length)
+        for name, kind, runtime in runs
+    ]
     if variants.search and variants.search.repaired:
         unrepaired = variants.file("int8").with_name(UNREPAIRED)
         candidates.append(Candidate("int8 before repair", "onnxruntime", "int8", unrepaired, threads))
     lengths = [length for length in LENGTHS if length <= max_length] or [max_length]
     with bar("latency") as shown:
-        return profile(
+        return time_grid(
             candidates,
             [example.text_read for example in examples],
             load_tokenizer(checkpoint, max_length),
-            batches=(1,),
-            lengths=lengths,
-            seconds=seconds / (len(candidates) * len(lengths)),
-            turns=5,
+            Plan((1,), tuple(lengths), seconds),
             progress=shown,
         )
 
 
 def _report_of(
-    name: str,
-    task: str,
-    metric: str,
-    variants: Variants,
-    trimmed: Trimmed | None,
-    test: dict[str, Any],
-    latency: ProfileDocument | None,
+    given: _Given, ready: _Ready, variants: Variants, test: dict[str, Verdict], latency: ProfileDocument | None
 ) -> Report:
     document = variants.as_dict()
     split, verdicts = ("test", test) if test else ("validation", variants.validation)
     report: dict[str, Any] = {
-        "title": name,
-        "task": task,
-        "metric_name": f"{metric}, {split}",
+        "title": given.name,
+        "task": given.task,
+        "metric_name": f"{given.metric}, {split}",
         "summary": [
             {
                 "name": run,
@@ -287,14 +345,14 @@ def _report_of(
             for run, precision, _ in variants.runs
             if precision != "fp32"
         ],
-        "warnings": [*variants.faults, *variants.missed, *variants.limits, *variants.notes],
+        "warnings": [*ready.warnings, *variants.faults, *variants.missed, *variants.limits, *variants.notes],
         "agreement": {run: dict(vars(verdict)) for run, verdict in verdicts.items()},
         "search": document["search"],
         "fusions": document["fusions"],
         "parity": document["parity"],
     }
-    if trimmed:
-        report["vocabulary"] = trimmed.as_dict()
+    if ready.trimmed:
+        report["vocabulary"] = ready.trimmed.as_dict()
     if latency:
         report["latency"] = latency
     return cast(Report, report)
@@ -312,9 +370,13 @@ def claims_of(latency: ProfileDocument | None) -> list[str]:
     ]
 
 
-def _write_report(out: Path, report: Report) -> Path:
-    """Beside the bundle, not in it: timings differ from run to run, and a bundle's bytes do not."""
-    page = out.with_name(f"{out.name}.report.html")
-    write_report(page, report)
-    out.with_name(f"{out.name}.report.json").write_bytes(canonical_json(report))
-    return page
+def _write_report(folder: Path, out: Path, report: Report) -> Path:
+    """Beside the bundle, not in it: timings differ from run to run, and a bundle's bytes do not.
+
+    Each file is whole in `folder` before it is renamed into place.
+    """
+    write_report(folder / "report.html", report)
+    (folder / "report.json").write_bytes(canonical_json(report))
+    for ending in ("json", "html"):
+        os.replace(folder / f"report.{ending}", out.with_name(f"{out.name}.report.{ending}"))
+    return out.with_name(f"{out.name}.report.html")

@@ -6,6 +6,7 @@ from serve.bundle import Bundle
 from serve.choice import choose
 from serve.cpu import cpu_features, suits
 from serve.errors import BundleError
+from serve.threads import read_cores, why
 from stillroom.show import say, table
 
 
@@ -18,7 +19,7 @@ def explain(bundle: Bundle) -> None:
     )
     try:
         choice = choose(bundle)
-        say(f"Here {choice.variant} answers, in {choice.runtime}.")
+        say(f"Here {choice.variant} answers, in {choice.runtime}. A call gets {why(read_cores())}.")
         for note in choice.notes:
             say(f"Note: {note}")
     except BundleError as fault:

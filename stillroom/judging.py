@@ -9,12 +9,13 @@ from compress.examples import Example, check_task
 from compress.scores import Prediction, Score, difference, gold_of, per_label, score
 from compress.tasks import Encoded, predictions, row_logits
 from export.card import HUB_METRICS, CardFacts, Figure, model_card
-from export.gate import session_logits
+from export.gate import session_logits, with_intervals
 from export.graph import export_graph
 from export.pack import ONNX_NAMES, pack
 from export.variants import Wanted, make_variants
 from latency.candidates import Candidate
-from latency.profile import ProfileDocument, RatioRow, profile
+from latency.document import ProfileDocument, RatioRow
+from latency.profile import Plan, time_grid
 from latency.report import Report, write_report
 from serve.bundle import canonical_json
 from serve.session import Session
@@ -41,10 +42,12 @@ SHOWN_AS = {
 def make_export(folder: Path, ground: Ground, student: Path, teacher: Path) -> None:
     """The graphs of the student, each held against torch and fp32, and the teacher's graph for timing."""
     export_graph(teacher, folder / "teacher.onnx", ground.max_length)
+    # Of a student that finds nothing there is no share to keep: that it misses every gate is said with the scores.
+    finds_nothing = max(value for _, value in read_lineage(student)["validation"]) == 0
     variants = make_variants(
         folder,
         student,
-        Wanted(gate=ground.recipe.gate),
+        Wanted(gate=0 if finds_nothing else ground.recipe.gate),
         ground.train.encodings,
         ground.splits.validation,
         ground.validation,
@@ -72,13 +75,13 @@ def make_scores(folder: Path, ground: Ground, folders: dict[str, Path]) -> None:
     task = check_task(ground.recipe.task)
     validation = _scores(ground.splits.validation, say_all(ground, folders, ground.validation), task)
     gates = _gates(ground, validation)
-    document: dict[str, Any] = {"metric": ground.metric, "validation": _plain(validation), "gates": gates}
+    document: dict[str, Any] = {"metric": ground.metric, "validation": with_intervals(validation), "gates": gates}
     faults = read_json(folders["export"] / "export.json")["faults"]
     if all(gate["passed"] for gate in gates) and not faults:
         said = say_all(ground, folders, ground.test)
         gold = [gold_of(example, task) for example in ground.splits.test]
         document |= {
-            "test": _plain(_scores(ground.splits.test, said, task)),
+            "test": with_intervals(_scores(ground.splits.test, said, task)),
             "differences": _differences(gold, said),
             "per_label": _per_label(gold, said),
             "disagreements": _disagreements(ground.splits.test, gold, said),
@@ -89,10 +92,6 @@ def make_scores(folder: Path, ground: Ground, folders: dict[str, Path]) -> None:
 def _scores(examples: Sequence[Example], said: dict[str, list[Prediction]], task: Any) -> dict[str, Score]:
     gold = [gold_of(example, task) for example in examples]
     return {name: score(gold, answers) for name, answers in said.items()}
-
-
-def _plain(scores: dict[str, Score]) -> dict[str, dict[str, float]]:
-    return {name: {"value": s.value, "low": s.low, "high": s.high} for name, s in scores.items()}
 
 
 def _gates(ground: Ground, validation: dict[str, Score]) -> list[dict[str, Any]]:
@@ -180,15 +179,12 @@ def make_latency(folder: Path, ground: Ground, folders: dict[str, Path], scores:
         for c, key in zip(candidates, ("teacher", "teacher", "student", "fp32", "int8"), strict=True)
     }
     lengths = [length for length in LENGTHS if length <= ground.max_length] or [ground.max_length]
-    seconds = ground.recipe.latency_seconds / (len(candidates) * len(BATCHES) * len(lengths))
     with bar("latency") as shown:
-        document = profile(
+        document = time_grid(
             candidates,
             [example.text_read for example in ground.splits.test],
             ground.tokenizer,
-            batches=BATCHES,
-            lengths=lengths,
-            seconds=seconds,
+            Plan(BATCHES, tuple(lengths), ground.recipe.latency_seconds),
             metrics=metrics,
             seed=ground.recipe.seed,
             progress=shown,

@@ -6,13 +6,12 @@ input redoes exactly what depends on it.
 
 import dataclasses
 import os
-import re
-import shutil
 import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from export.pack import clear_leftovers
 from latency.report import write_report
 from serve.bundle import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError, GateMissed
@@ -51,19 +50,11 @@ def run(recipe: Recipe) -> dict[str, Any]:
             lambda f: judging.make_latency(f, ground, folders, scores),
             "timing teacher and student, taking turns",
         )
-        _clear_leftovers(out)
+        clear_leftovers(out)
         latency = judging.read_json(folders["latency"] / "latency.json")
         minutes = _minutes(ground, started)
         judging.write_bundle(out, ground, folders, scores, latency, marks["bundle"], minutes)  # type: ignore[arg-type]
     return _result(out)
-
-
-def _clear_leftovers(out: Path) -> None:
-    """Remove what kills in the middle of packing left beside `out`; the run that calls this holds the lock."""
-    ours = re.compile(rf"\.{re.escape(out.name)}\.\d+\.(partial|old)")
-    for left in out.parent.iterdir():
-        if ours.fullmatch(left.name):
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def plan_of(recipe: Recipe) -> Plan:

@@ -18,8 +18,8 @@ if not console.is_terminal:
 class Bar:
     """A progress bar that appears once the work has taken two seconds. Without a terminal it prints a line now and then."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, what: str, draws_per_s: float = 10) -> None:
+        self.what, self.draws_per_s = what, draws_per_s
         self.started = self.printed = time.monotonic()
         self.first = 0
         self.progress: Progress | None = None
@@ -42,8 +42,9 @@ class Bar:
                     TextColumn("{task.fields[note]}"),
                 )
                 self.progress = Progress(
-                    *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True
-                )
+                    *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True,
+                    refresh_per_second=self.draws_per_s,
+                )  # fmt: skip
                 self.progress.start()
                 self.progress.add_task(self.what, total=total, note="")
             self.progress.update(self.progress.task_ids[0], completed=done, total=total, note=f"{note}  {rate:.1f}/s")
@@ -67,9 +68,9 @@ class Bar:
 
 
 @contextmanager
-def bar(what: str) -> Iterator[Bar]:
-    """A bar for the work done within it."""
-    shown = Bar(what)
+def bar(what: str, draws_per_s: float = 10) -> Iterator[Bar]:
+    """A bar for the work done within it; drawing it takes the interpreter over a millisecond."""
+    shown = Bar(what, draws_per_s)
     try:
         yield shown
     finally:

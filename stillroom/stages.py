@@ -28,6 +28,8 @@ METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 TRAINING = "training"  # checkpoints of a stage under way
 OURS = "made-by-stillroom"  # an empty file that says whose folder this is
+LOCK = "lock"
+SCRATCH = "scratch"
 # Raised when a change of code makes stages of an older version unfit to be taken over.
 STAGE_FORMAT = 3
 
@@ -111,7 +113,36 @@ class Work:
         """Put what the last stage made at `target`, in one step, and remove the others."""
         folder.replace(target)
         (target / MARK).unlink()
-        shutil.rmtree(self.root, ignore_errors=True)
+        self._remove()
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """An empty folder that goes, and all of the work with it, when it is left; only the main process comes in.
+
+        What a killed call left in it is removed first.
+
+        Raises:
+            BadInput: another run is at work here.
+        """
+        with self.locked():
+            self.alone()
+            folder = self.root / SCRATCH
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            try:
+                yield folder
+            finally:
+                self._remove()
+
+    def _remove(self) -> None:
+        """Remove the folder, whose lock this call holds. The lock goes last: what comes after it is the next run's."""
+        for path in sorted(self.root.iterdir(), key=lambda path: (path.name == LOCK, path.name == OURS)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # the next run is there already
+            self.root.rmdir()
 
     def clear(self, *, but: str) -> None:
         """Remove every stage, finished or not, other than `but`."""
@@ -139,7 +170,8 @@ class Work:
             BadInput: something else stands there, which a stage might remove.
         """
         if not self.root.exists() or (
-            self.root.is_dir() and ((self.root / OURS).exists() or not any(self.root.iterdir()))
+            self.root.is_dir()
+            and ((self.root / OURS).exists() or {path.name for path in self.root.iterdir()} <= {LOCK})
         ):
             return
         raise BadInput(f"{self.root}, where stages would live, is there already and is not ours. Give another --out.")
@@ -171,12 +203,17 @@ class Work:
     def _lock(self) -> Iterator[None]:
         self.refuse_foreign()
         self.root.mkdir(parents=True, exist_ok=True)
-        (self.root / OURS).touch()
-        with (self.root / "lock").open("w") as file:
+        with ExitStack() as stack:
             try:
+                file = stack.enter_context((self.root / LOCK).open("w"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise BadInput(f"Another run is at work in {self.root}. Wait for it, or give another --out.") from None
+                # The run that held it may have removed it since it was opened.
+                held = os.path.samestat(os.fstat(file.fileno()), (self.root / LOCK).stat())
+            except (BlockingIOError, FileNotFoundError):
+                held = False
+            if not held:
+                raise BadInput(f"Another run is at work in {self.root}. Wait for it, or give another --out.")
+            (self.root / OURS).touch()
             yield
 
 

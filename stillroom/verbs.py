@@ -33,7 +33,7 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         BadInput: the model or the file cannot be used.
     """
     from compress.examples import check_kind, check_task, labels_in, read_examples
-    from compress.scores import Prediction, gold_of, metric_name, score
+    from compress.scores import Prediction, gold_of, metric_name, prediction_of, score
     from serve.markers import knows_markers
 
     folder = Path(model)
@@ -58,7 +58,7 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
                 pipeline([examples[i].text_read for i in chosen], text_pair=pairs) if chosen else [],
                 strict=True,
             ):
-                said[i] = _prediction(answer, multi_label)
+                said[i] = prediction_of(answer, multi_label=multi_label)
         used, names = pipeline.variant, pipeline.manifest.labels
     else:
         if variant:
@@ -95,25 +95,6 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         "examples": len(examples),
         "unknown_labels": [name for name in there if name not in known],
     }
-
-
-def _longest(folder: Path) -> int:
-    """Tokens that a model can be given at once."""
-    if (folder / MANIFEST).is_file():
-        from serve.bundle import open_bundle
-
-        return open_bundle(folder).manifest.max_length
-    from compress.teacher import open_model
-
-    return open_model(str(folder), role="MODEL").max_length
-
-
-def _prediction(answer: Any, multi_label: bool) -> Any:
-    if "entities" in answer:
-        return frozenset((e["start"], e["end"], e["label"]) for e in answer["entities"])
-    if multi_label:
-        return frozenset(each["label"] for each in answer["labels"])
-    return answer["labels"][0]["label"]
 
 
 def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **settings: Any) -> Path:
@@ -171,74 +152,16 @@ def export(checkpoint: Path | str, out: Path | str, data: Path | str, **settings
     return export_checkpoint(str(checkpoint), Path(out), Exporting(str(data), **settings))
 
 
-def profile(
-    models: Sequence[Path | str],
-    data: Path | str,
-    *,
-    batches: Sequence[int] = (1, 8),
-    lengths: Sequence[int] = (16, 128),
-    seconds: float = 60.0,
-    threads: int | None = None,
-) -> dict[str, Any]:
-    """Time bundles and checkpoints on real text, taking turns, each in a process of its own.
+def profile(models: Sequence[Path | str], **settings: Any) -> dict[str, Any]:
+    """Time bundles, checkpoints and ONNX files side by side on real text, with their metric and what they cost.
 
-    The first model is what the others are compared with. `data` is a file of text. Returns the document that
-    `stillroom profile --json` prints.
+    The first model is what the others are compared with. Settings are the fields of `stillroom.profiling.Profiling`: data,
+    device, seconds, budget_ms, and so on. Returns the document that `stillroom profile --json` prints.
 
     Raises:
-        BadInput: a model or the file cannot be used.
+        BadInput: a model, the file or a setting cannot be used.
     """
-    from compress.examples import read_texts
-    from export.pack import plain_tokenizer
-    from latency.candidates import Candidate
-    from latency.profile import profile as time_candidates
-    from serve.bundle import open_bundle
-    from serve.encoding import load_tokenizer
-    from serve.session import Runtime, has_openvino
-    from serve.threads import available_cores
-    from stillroom.show import bar
+    from stillroom.profiling import Profiling, profile_models
 
-    cores = threads or available_cores()
-    candidates: list[Candidate] = []
-    for model in map(Path, models):
-        if (model / MANIFEST).is_file():
-            bundle = open_bundle(model)
-            for variant in bundle.manifest.variants:
-                pinned = bundle.manifest.variants[variant].runtime
-                runtime: Runtime = "openvino" if pinned == "openvino" and has_openvino() else "onnxruntime"
-                label = f"{model.name} {'OpenVINO' if runtime == 'openvino' else 'ORT'} {variant}"
-                candidates.append(Candidate(label, runtime, variant, bundle.onnx_file(variant), cores))
-        elif (model / "config.json").is_file():
-            candidates.append(Candidate(f"{model.name} torch fp32", "torch", "fp32", model, cores))
-        else:
-            raise BadInput(f"{model} is neither a bundle nor a checkpoint folder.")
-    if not candidates:
-        raise BadInput("No model was given to profile.")
-    folders = [Path(model) for model in models]
-    tokenizers = {
-        plain_tokenizer(folder / "tokenizer.json") for folder in folders if (folder / "tokenizer.json").is_file()
-    }
-    for folder in folders:
-        limit = _longest(folder)
-        if max(lengths) > limit:
-            raise BadInput(
-                f"--lengths asks for {max(lengths)} tokens, and {folder} takes {limit} at most. Give lengths up to that."
-            )
-    if not seconds > 0:
-        raise BadInput(f"--seconds is {seconds:g}; a number above 0 is needed.")
-    if len(tokenizers) != 1:
-        raise BadInput(
-            "The models do not share one tokenizer.json, so no text is of equal length for all. Profile them apart."
-        )
-    tokenizer = load_tokenizer(next(folder for folder in folders if (folder / "tokenizer.json").is_file()), 512)
-    with bar("latency") as shown:
-        document = time_candidates(
-            candidates,
-            read_texts(Path(data)),
-            tokenizer,
-            batches=batches,
-            lengths=lengths,
-            seconds=seconds / (len(candidates) * len(batches) * len(lengths)),
-            progress=shown,
-        )
-    return dict(document)
+    _refuse_unknown("profile", settings, Profiling)
+    return dict(profile_models([Path(model) for model in models], Profiling(**settings)))

@@ -15,7 +15,7 @@ from onnxruntime.quantization import quantize_dynamic
 
 from compress.examples import read_texts
 from latency.candidates import Candidate
-from latency.profile import profile
+from latency.profile import Plan, time_grid
 from serve.bundle import open_bundle
 from serve.encoding import load_tokenizer
 from serve.session import has_openvino
@@ -44,14 +44,11 @@ def main() -> None:
             for variant in bundle.manifest.variants
             for runtime in runtimes
         ]
-        document = profile(
+        document = time_grid(
             candidates,
             read_texts(given.texts),
             load_tokenizer(bundle.path, bundle.manifest.max_length),
-            batches=batches,
-            lengths=lengths,
-            seconds=given.seconds / (len(candidates) * len(batches) * len(lengths)),
-            turns=11,
+            Plan(tuple(batches), tuple(lengths), given.seconds),
         )
         ratios = {(row["b"], row["batch"], row["tokens"]): row for row in document["ratios"]}
         for row in document["candidates"]:

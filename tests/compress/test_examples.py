@@ -298,6 +298,20 @@ def test_plain_text_is_one_document_a_line(tmp_path: Path) -> None:
         read_texts(written(tmp_path, "b.txt", "\n \n"))
 
 
+def test_second_texts_of_pairs_are_read_when_asked_for(tmp_path: Path) -> None:
+    rows = [{"text": "one", "text_pair": "two"}, {"text": "three"}, {"text": "four", "text_pair": None}]
+    path = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
+    assert read_texts(path) == ["one", "three", "four"]
+    assert read_texts(path, pairs=True) == ["one", "two", "three", "four"]
+    assert read_texts(written(tmp_path, "a.tsv", "text\ttext_pair\none\t\ntwo\tthree\n"), pairs=True) == [
+        "one",
+        "two",
+        "three",
+    ]
+    with pytest.raises(BadRows, match=r"a.jsonl, line 1: `text_pair` is int, not a string"):
+        read_texts(written(tmp_path, "a.jsonl", '{"text": "one", "text_pair": 2}'), pairs=True)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.txt"])
 def test_a_file_of_texts_gives_the_first_before_it_has_read_the_last(tmp_path: Path, name: str) -> None:
     import pyarrow

@@ -2,14 +2,21 @@ import filecmp
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from small_task import write_rows
 
 import stillroom as face
 from serve.bundle import open_bundle
 from serve.choice import choose
+from serve.encoding import load_tokenizer
 from serve.errors import BadInput, GateMissed
+from serve.threads import read_cores, why
+from stillroom.exporting import scores_on_test
+from stillroom.stages import Work
 
 FAST = {"latency_seconds": 0.0, "threads": 1}
 
@@ -41,6 +48,23 @@ def with_cancelling_units(checkpoint: Path, folder: Path, size: float) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def trimmed(tmp_path_factory: pytest.TempPathFactory, classifier: Path, task_data: Path) -> tuple[Path, str]:
+    """A bundle of few words, of pairs of texts without a validation file, one of train in test; and what was said."""
+    folder = tmp_path_factory.mktemp("trimmed")
+    train, test = (
+        [{**json.loads(line), "text_pair": "hello"} for line in (task_data / f"{split}.jsonl").read_text().splitlines()]
+        for split in ("train", "test")
+    )
+    write_rows(folder / "train.jsonl", train)
+    write_rows(folder / "test.jsonl", [train[0], *test])
+    pair = {"text": "please refund the kettle 17", "text_pair": "thank you team the lamp is great"}
+    words = write_rows(folder / "words.jsonl", [pair])
+    with redirect_stderr(StringIO()) as said:
+        out = face.export(classifier, folder / "few", folder, precision="fp32", keep_words_of=(words,), **FAST)
+    return out, said.getvalue()
+
+
 def report_of(bundle: Path) -> dict[str, object]:
     document: dict[str, object] = json.loads(bundle.with_name(f"{bundle.name}.report.json").read_text())
     return document
@@ -61,7 +85,7 @@ def test_every_precision_is_made_checked_and_served(classifier: Path, task_data:
         [sys.executable, "-m", "stillroom", "inspect", str(out)], capture_output=True, text=True, check=False
     )
     assert shown.returncode == 0
-    assert "Here int8 answers, in onnxruntime." in shown.stderr
+    assert f"Here int8 answers, in onnxruntime. A call gets {why(read_cores())}." in shown.stderr
 
 
 def test_two_exports_are_the_same_bytes(classifier: Path, task_data: Path, tmp_path: Path) -> None:
@@ -75,12 +99,16 @@ def test_two_exports_are_the_same_bytes(classifier: Path, task_data: Path, tmp_p
 
 def test_what_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     broken = with_cancelling_units(classifier, tmp_path / "broken", size=50)
-    out = face.export(broken, tmp_path / "mended", task_data, gate=0.99, **FAST)
+    out = face.export(broken, tmp_path / "mended", task_data, gate=0.99, precision="int8", **FAST)
     search = report_of(out)["search"]
     assert max(attempt["verdict"]["share"] for attempt in search["tried"]) < 0.6  # type: ignore[index]
     assert [step["product"] for step in search["repaired"]] == ["bert.encoder.layer.1.output.dense"]  # type: ignore[index]
     assert search["held"]  # type: ignore[index]
-    assert "left in float32: bert.encoder.layer.1.output.dense" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "left in float32: bert.encoder.layer.1.output.dense" in card
+    # Nothing in the bundle is fp32, and nothing is known of a teacher.
+    assert "| **int8** | accuracy |" in card
+    assert not any(word in card for word in ("| fp32", "istilled", "teacher"))
     assert open_bundle(out).manifest.variants["int8"].cpu == []
     assert face.Pipeline(out)("please refund the lamp")["labels"][0]["label"] == "refund"
 
@@ -109,6 +137,54 @@ def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
     assert not report_of(tmp_path / "out")["search"]["held"]  # type: ignore[index]
 
 
+def test_what_is_doubtful_about_the_data_is_told_as_a_run_tells_it(trimmed: tuple[Path, str]) -> None:
+    out, said = trimmed
+    expected = [
+        "There is no validation file: 24 texts of train were held out for it.",
+        "1 text stands in both test and train: scores there flatter every model.",
+    ]
+    assert report_of(out)["warnings"][:2] == expected  # type: ignore[index]
+    assert [line for line in said.splitlines() if line.startswith("warning")] == [
+        f"warning: {each}" for each in expected
+    ]
+
+
+def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kill_left_is_cleared(
+    classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def somebody_comes_first(*args: object) -> dict[str, object]:
+        out.mkdir()
+        (out / "diary").touch()
+        return scores_on_test(*args)  # type: ignore[arg-type, return-value]
+
+    # What a killed export and its packing leave, and a report of an earlier one.
+    for left in ("out.export-work/scratch/checkpoint", ".out.4711.partial/onnx"):
+        (tmp_path / left).mkdir(parents=True)
+    (tmp_path / "out.export-work" / "made-by-stillroom").touch()
+    (tmp_path / "out.report.json").write_text("{}")
+    monkeypatch.setattr("stillroom.exporting.scores_on_test", somebody_comes_first)
+    with pytest.raises(BadInput, match="out exists and is not a bundle"):
+        face.export(classifier, out, task_data, precision="fp32", **FAST)
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/diary"]
+
+
+def test_a_second_export_to_the_same_place_is_refused_and_harms_nothing(
+    classifier: Path, task_data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "out.report.json").write_text("{}")
+    with Work(tmp_path / "out.export-work").scratch() as folder:  # as the first one works
+        (folder / "half a graph").touch()
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(
+            BadInput, match=r"Another run is at work in .*out\.export-work\. Wait for it, or give another"
+        ):
+            face.export(classifier, out, task_data, **FAST)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.slow
 def test_dynamic_int8_is_labelled_and_never_the_default(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     out = face.export(classifier, tmp_path / "out", task_data, int8="dynamic", **FAST)
@@ -135,16 +211,18 @@ def test_openvino_is_pinned_when_asked_for(classifier: Path, task_data: Path, tm
     assert (manifest.variants["int8"].runtime, manifest.variants["fp32"].runtime) == ("openvino", "onnxruntime")
     assert face.Pipeline(out).session.runtime == "openvino"
     assert manifest.parity["int8 openvino"]["company_differences"] == 0  # type: ignore[index]
+    assert "| **int8 openvino** | accuracy |" in (out / "README.md").read_text()
 
 
-def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(trimmed: tuple[Path, str], classifier: Path) -> None:
     from transformers import pipeline
 
-    words = tmp_path / "words.txt"
-    words.write_text("please refund the kettle 17\nthank you team the lamp is great\n", encoding="utf-8")
-    out = face.export(classifier, tmp_path / "few", task_data, precision="fp32", keep_words_of=(words,), **FAST)
+    out, _ = trimmed
     told = report_of(out)["vocabulary"]
     assert told["kept"] < told["tokens"]  # type: ignore[index, operator]
+    # Both texts of each of the 24 pairs that were held out; of those whose words were kept, "lamp" is in the second.
+    assert told["texts"] == 48  # type: ignore[index]
+    assert load_tokenizer(out, 64).encode("refund lamp", add_special_tokens=False).tokens == ["refund", "lamp"]
     assert told["texts_split_otherwise"] > 0  # type: ignore[index, operator]
     assert told["unknown"] == told["unknown_before"] == 0  # type: ignore[index]
     kept = face.Pipeline(out)("please refund the kettle 17")["labels"]

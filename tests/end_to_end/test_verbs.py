@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_road import stillroom
 
 import compress.teacher_cache
 import stillroom as face
@@ -304,28 +303,9 @@ def test_finetune_refuses_before_it_writes(
     assert [path.name for path in tmp_path.iterdir()] == ["cased"]
 
 
-def test_export_makes_a_bundle_of_any_classifier_and_profile_times_it(
-    classifier: Path, task_data: Path, tmp_path: Path
-) -> None:
+def test_export_makes_a_bundle_of_any_classifier(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     made = face.export(classifier, tmp_path / "bundle", str(task_data), gate=0.0)
     assert set(face.Pipeline(made)("thank you")["labels"][0]) == {"label", "score"}
-    arguments = ["profile", classifier, made, "--data", task_data / "test.jsonl", "--out", tmp_path / "timings"]
-    done = stillroom(*arguments, "--batches", "1", "--lengths", "8", "--seconds", "1", "--threads", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    assert [row["name"] for row in document["candidates"]] == [
-        "classifier torch fp32",
-        "bundle ORT fp32",
-        "bundle ORT int8",
-    ]
-    assert len(document["ratios"]) == 2
-    assert {path.name for path in (tmp_path / "timings").iterdir()} == {"report.html", "report.json", "table.md"}
-    (tmp_path / "timings" / "mine.txt").touch()
-    again = stillroom(*arguments, "--seconds", "1")
-    assert again.returncode == 2
-    assert "is there already and holds other things" in " ".join(again.stderr.split())
-    with pytest.raises(BadInput, match=r"asks for 9999 tokens, and .*classifier takes 64 at most"):
-        face.profile([classifier, made], task_data / "test.jsonl", lengths=[9999])
     with pytest.raises(BadInput, match="is a bundle already; nothing in it was touched"):
         face.export(classifier, made, str(task_data), gate=0.0)
     unheard = tmp_path / "unheard.jsonl"
@@ -345,6 +325,12 @@ def test_a_tokenizer_that_was_saved_to_pad_is_the_same_tokenizer(
     tokenizer.enable_truncation(16)
     tokenizer.save(str(padded / "tokenizer.json"), pretty=False)
     document = face.profile(
-        [classifier, padded], task_data / "test.jsonl", batches=[1], lengths=[8], seconds=0.5, threads=1
+        [classifier, padded],
+        data=str(task_data / "test.jsonl"),
+        runtimes="torch",
+        batches=(1,),
+        lengths=(8,),
+        seconds=0.5,
+        threads=1,
     )
     assert [row["name"] for row in document["candidates"]] == ["classifier torch fp32", "padded torch fp32"]

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import yaml
 
@@ -70,6 +72,26 @@ def test_what_is_not_known_is_left_out(license_name: str | None) -> None:
     assert "Scores" not in card
     assert "Labels (2): `yes`, `no`." in card
     assert "/v1/classify" in card
+
+
+@pytest.mark.parametrize(
+    ("known", "distilled"),
+    [
+        ({"base_model": "someone/teacher"}, True),
+        ({"lineage": {"teacher": "large", "method": "minilmv2 + soft labels"}}, True),
+        ({"lineage": {"teacher": "large", "stage": "soft labels", "role": "student"}}, True),
+        ({"lineage": {"checkpoint": "found-somewhere"}}, False),
+        ({"lineage": {"teacher": "itself", "method": "labels"}}, False),
+        ({"lineage": {"teacher": "large", "method": "none"}}, False),
+        ({}, False),
+    ],
+)
+def test_a_teacher_is_spoken_of_where_one_is_known(known: dict[str, Any], distilled: bool) -> None:
+    card = model_card(CardFacts("intents", "text-classification", ("yes", "no"), 64, **known))
+    told = card.split("## Lineage")[0] + card.split("## Limits")[1]
+    assert ("distil" in told, "teacher" in told) == (distilled, distilled)
+    assert f"Licence of the {'teacher' if distilled else 'model'}: not stated" in told
+    assert front_matter(card)["tags"] == ["stillroom", "onnx", *(["distillation"] if distilled else [])]
 
 
 def test_a_name_cannot_break_the_front_matter() -> None:

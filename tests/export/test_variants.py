@@ -1,16 +1,21 @@
 import json
+import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from small_checkpoints import MAX_LENGTH, TAGS, Exported, needs_openvino
 
 from compress.examples import Entity, Example
 from compress.tasks import Encoded, encode, predictions
 from export.fusions import Fusion
-from export.gate import session_logits
+from export.gate import Judge, session_logits
 from export.graph import load_classifier
 from export.pack import ONNX_NAMES
-from export.variants import Variants, Wanted, faults_of, heads_of, make_variants
+from export.variants import Variants, Wanted, faults_of, heads_of, make_variants, refuse_nothing_to_keep
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.session import Session, has_openvino
@@ -134,6 +139,51 @@ def test_a_graph_that_answers_otherwise_may_not_ship(made: Variants) -> None:
     assert faults_of("fp32", made.parity["fp32"], made.wanted) == []
     # Dynamic int8 depends on company by nature, and its card says so.
     assert faults_of("int8", found["int8"], Wanted(int8="dynamic")) == []
+
+
+def test_a_float16_graph_that_does_not_run_is_a_fault_and_the_rest_is_made(
+    bert: Exported, validation: tuple[list[Example], Encoded], tmp_path: Path
+) -> None:
+    # A word that training texts have and validation lacks: float32 answers, and float16 is tried on training texts.
+    broken = Path(shutil.copytree(bert.checkpoint, tmp_path / "broken"))
+    tokenizer = load_tokenizer(broken, MAX_LENGTH)
+    weights = load_file(broken / "model.safetensors")
+    weights["bert.embeddings.word_embeddings.weight"][tokenizer.token_to_id("cancel")] = np.nan
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    known = [i for i, example in enumerate(validation[0]) if "cancel" not in example.text]
+    found = make_variants(
+        tmp_path,
+        broken,
+        Wanted(("fp32", "fp16"), gate=0.8),
+        tokenizer.encode_batch(["cancel my order", "book a table"]),
+        [validation[0][i] for i in known],
+        encode([validation[0][i] for i in known], tokenizer, "token-classification", TAGS),
+        MAX_LENGTH,
+        threads=1,
+    )
+    (fault,) = found.faults
+    assert re.fullmatch(r"the fp16 graph does not run: .*not finite numbers; leave fp16 out of --precision", fault)
+    assert found.made == ("fp32",)
+    assert {precision for _, precision, _ in found.runs} == {"fp32"}
+    assert not found.file("fp16").exists()
+
+
+def test_where_float32_finds_nothing_no_share_of_it_is_asked_for(
+    bert: Exported, validation: tuple[list[Example], Encoded], tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(bert.checkpoint, MAX_LENGTH)
+    # Inside a word, where no model finds anything.
+    examples = [Example(example.text, entities=(Entity(0, 1, "city"),)) for example in validation[0]]
+    encoded = encode(examples, tokenizer, "token-classification", TAGS)
+    given = (bert.checkpoint, Wanted(("fp32", "fp16"), gate=0.9), encoded.encodings, examples, encoded, MAX_LENGTH)
+    with pytest.raises(
+        BadInput, match=r"scores 0 on validation in fp32: of 40 texts .* fp16 could keep 0\.9\. .*--gate 0"
+    ):
+        make_variants(tmp_path, *given, threads=1)
+    assert not (tmp_path / ONNX_NAMES["fp16"]).exists()
+    judge = Judge(examples, encoded, bert.onnx_file, MAX_LENGTH, threads=1)
+    for wanted in (Wanted(("fp32",), gate=0.9), Wanted(("fp32", "int8"), gate=0)):
+        refuse_nothing_to_keep(judge, wanted)
 
 
 def test_the_checkpoint_says_how_many_heads_there_are(bert: Exported) -> None:

@@ -225,6 +225,41 @@ def test_a_padding_whose_id_would_move_is_refused_where_positions_are_numbered_f
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_words_that_an_added_token_cuts_in_two_are_split_as_before(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    small = Path(shutil.copytree(checkpoints["BPE"], tmp_path / "small"))
+    before = tokenizer_of(small)
+    before.add_tokens(["o"])  # a piece that it has already, now cut out of every word
+    before.save(str(small / "tokenizer.json"))
+    assert "o" in before.encode("tomorrow").tokens
+    whole = shutil.copytree(small, tmp_path / "whole")
+    report = trim_vocabulary(small, CORPUS, CORPUS)
+    after = tokenizer_of(small)
+    assert report.kept < report.tokens
+    assert report.texts_split_otherwise == 0
+    for text in CORPUS:
+        assert after.encode(text).tokens == before.encode(text).tokens
+    assert float((logits_of(small, CORPUS) - logits_of(whole, CORPUS)).abs().max()) < 1e-6
+
+
+def test_texts_that_would_be_split_in_another_way_are_counted_and_the_first_is_shown(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    # What Unigram takes for an unknown letter depends on its least likely piece, which trimming takes away.
+    odd = Path(shutil.copytree(checkpoints["Unigram"], tmp_path / "odd"))
+    document = json.loads((odd / "tokenizer.json").read_text(encoding="utf-8"))
+    likely = {"▁railway": ("ψb", -500.0), "▁history": ("bc", -1.0), "▁weather": ("nowhere", -1000.0), "c": ("c", -20.0)}
+    document["model"]["vocab"] = [likely.get(piece, (piece, score)) for piece, score in document["model"]["vocab"]]
+    (odd / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in odd.iterdir()}
+    with pytest.raises(
+        BadInput, match=r"would split 1 of the 3 texts to keep the words of in another way, .* 'a ψbc'; leave"
+    ):
+        trim_vocabulary(odd, ["book a table", "a ψbc", "bc"], [])
+    assert {path.name: path.read_bytes() for path in odd.iterdir()} == before
+
+
 def test_texts_without_tokens_and_strange_tokenizers_are_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     small = Path(shutil.copytree(checkpoints["WordPiece"], tmp_path / "small"))
     with pytest.raises(BadInput, match="the texts to keep the words of have no tokens"):

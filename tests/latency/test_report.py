@@ -1,18 +1,16 @@
 import json
 import re
 import stat
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import cast
 
 import pytest
+from read_page import HOSTILE, Page
 
+from latency.document import ProfileDocument
 from latency.drawings import curve
 from latency.markup import element, facts, number, size, table
-from latency.profile import ProfileDocument
 from latency.report import Report, markdown_table, write_report
-
-HOSTILE = """<script>alert("x")</script>"><img src=x onerror=alert('x')>&amp;"""
 
 
 def profile_document(names: tuple[str, ...] = ("teacher", "int8"), text: str = "Some CPU") -> ProfileDocument:
@@ -72,35 +70,6 @@ def full_report(text: str = "plain") -> Report:
         "lineage": {text: [text], "teacher": {"name": text}},
     }
     return cast(Report, document)
-
-
-class Page(HTMLParser):
-    """Tags, ids and texts of a page, with a check that every tag that opens also closes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.texts: list[str] = []
-        self.feed(page)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in {"meta", "br"}:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data.strip())
-
-    def sections(self) -> list[str | None]:
-        return [attributes["id"] for tag, attributes in self.tags if tag == "section"]
 
 
 def written(path: Path, report: Report) -> Page:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import time
@@ -7,29 +8,50 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from product_chains import product_chain
 
 from latency.candidates import Candidate
-from latency.turns import Worker, measure, visiting_orders
+from latency.turns import Patience, Worker, at_work, measure
 from latency.worker import timed_calls
 from latency.workloads import Workload
 from serve.errors import BadInput, InternalError
 
-
-def test_each_turn_visits_everyone_once_in_an_order_that_the_seed_decides() -> None:
-    orders = visiting_orders(["a", "b", "c"], turns=12, seed=4)
-    assert [sorted(order) for order in orders] == [["a", "b", "c"]] * 12
-    assert len({tuple(order) for order in orders}) > 1
-    assert orders == visiting_orders(["a", "b", "c"], turns=12, seed=4)
-    assert orders != visiting_orders(["a", "b", "c"], turns=12, seed=5)
+QUICK = Patience(seconds=0.0, turn_seconds=0.0)
 
 
 def test_a_visit_keeps_at_least_and_at_most_as_many_calls_as_asked() -> None:
     calls: list[None] = []
-    visit = timed_calls(lambda: calls.append(None), seconds=0.0, least=3, most=50, untimed=2)
-    assert (len(visit["samples_ms"]), len(calls)) == (3, 5)
-    visit = timed_calls(lambda: None, seconds=60.0, least=1, most=7, untimed=0)
+    visit = timed_calls([lambda: calls.append(None)], seconds=0.0, least=3, most=50)
+    assert len(visit["samples_ms"]) == 3
+    assert len(calls) == 3 + visit["warmup"]
+    visit = timed_calls([lambda: None], seconds=60.0, least=1, most=7)
     assert len(visit["samples_ms"]) == 7
     assert all(sample_ms >= 0 for sample_ms in visit["samples_ms"])
+
+
+def test_several_calls_are_made_in_whole_passes() -> None:
+    made: list[int] = []
+    visit = timed_calls([lambda: made.append(0), lambda: made.append(1)], seconds=0.0, least=3, most=50)
+    assert made == [0, 1] * (len(made) // 2)
+    assert len(visit["samples_ms"]) == 4
+    assert visit["warmup"] % 2 == 0
+
+
+def test_calls_that_still_get_faster_are_not_kept() -> None:
+    left_s = [0.02, 0.012, 0.007, 0.004]  # a core that wakes
+
+    def call() -> None:
+        time.sleep(left_s.pop(0) if left_s else 0.001)
+
+    visit = timed_calls([call], seconds=0.0, least=5, most=5)
+    assert visit["warmup"] >= 4 + 1
+    assert not left_s
+
+
+def test_warming_up_ends_for_calls_that_never_settle() -> None:
+    left_s = [0.05 * 0.9**i for i in range(60)]
+    visit = timed_calls([lambda: time.sleep(left_s.pop(0))], seconds=0.0, least=1, most=1)
+    assert visit["warmup"] <= 4
 
 
 def test_the_garbage_collector_rests_during_a_visit_and_works_again_after_one_that_fails() -> None:
@@ -43,7 +65,7 @@ def test_the_garbage_collector_rests_during_a_visit_and_works_again_after_one_th
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        timed_calls(fail_second, seconds=0.0, least=5, most=5, untimed=0)
+        timed_calls([fail_second], seconds=0.0, least=5, most=5)
     assert running == [False, False]
     assert gc.isenabled()
 
@@ -51,26 +73,76 @@ def test_the_garbage_collector_rests_during_a_visit_and_works_again_after_one_th
 def test_torch_and_onnxruntime_take_turns_and_every_sample_is_kept(
     torch_candidate: Candidate, onnx_candidate: Candidate, workload: Workload
 ) -> None:
-    seen: list[tuple[int, int, str]] = []
-    measurements = measure(
-        [torch_candidate, onnx_candidate],
-        [workload],
-        turns=3,
-        seconds_per_turn=0.0,
-        min_samples=7,
-        progress=lambda done, total, what: seen.append((done, total, what)),
-    )
+    seen: list[str] = []
+    with at_work([torch_candidate, onnx_candidate], [workload]) as workers:
+        measurements = measure(workers, workload, patience=QUICK, progress=lambda _d, _t, what: seen.append(what))
     assert [m.candidate for m in measurements] == ["teacher", "student"]
     for measurement in measurements:
         assert (measurement.batch, measurement.tokens) == (2, 6)
-        assert measurement.turn_sizes == (3, 3, 3)  # 7 samples over 3 turns, rounded up
+        assert measurement.turn_sizes == (1,) * 6  # no interval from fewer
         assert all(sample_ms > 0 for sample_ms in measurement.samples_ms)
-        assert measurement.warmup >= 1 + 2 + 3  # the try at loading, two chunks or more, one call a turn
+        assert measurement.warmup >= 6
         assert measurement.conditions["threads"] == 1
-        assert measurement.conditions["turns"] == 3
-    expected_order = [name for order in visiting_orders(["teacher", "student"], 3, seed=0) for name in order]
-    assert [what.split(",")[0] for _, _, what in seen[:-1]] == expected_order
-    assert seen[-1] == (6, 6, "done")
+        assert measurement.conditions["turns"] == 6
+    turns = [seen[i : i + 2] for i in range(0, len(seen), 2)]
+    assert all(sorted(turn) == ["student", "teacher"] for turn in turns)
+    assert len({tuple(turn) for turn in turns}) == 2  # not always the same first
+
+
+def test_the_seed_decides_the_order(onnx_candidate: Candidate, workload: Workload) -> None:
+    def order(seed: int) -> list[str]:
+        seen: list[str] = []
+        measure(workers, workload, patience=QUICK, seed=seed, progress=lambda _d, _t, what: seen.append(what))
+        return seen
+
+    names = [replace(onnx_candidate, name=name) for name in "abc"]
+    with at_work(names, [workload]) as workers:
+        assert order(4) == order(4)
+        assert order(4) != order(5)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not bind processes to cores")
+def test_candidates_of_fewer_threads_than_cores_stay_on_the_same_ones(
+    onnx_candidate: Candidate, workload: Workload
+) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("there is one core")
+    names = [
+        replace(onnx_candidate, name=name, threads=threads) for name, threads in (("a", 1), ("b", 1), ("c", len(cores)))
+    ]
+    with at_work(names, [workload]) as workers:
+        for name, expected in (("a", cores[:1]), ("b", cores[:1]), ("c", cores)):
+            tasks = Path(f"/proc/{workers[name].process.pid}/task")
+            assert all(sorted(os.sched_getaffinity(int(task.name))) == expected for task in tasks.iterdir())
+        measured = measure(workers, workload, patience=QUICK)
+    assert [m.conditions["cores"] for m in measured] == [str(cores[0]), str(cores[0]), "all"]
+
+
+def test_measuring_goes_on_until_the_ratio_is_known_and_says_when_time_ran_out(
+    onnx_candidate: Candidate, workload: Workload
+) -> None:
+    names = [replace(onnx_candidate, name=name) for name in "ab"]
+    with at_work(names, [workload]) as workers:
+        loose = measure(workers, workload, patience=Patience(seconds=60.0, tight=2.0, turn_seconds=0.001))
+        assert {m.conditions["stopped"] for m in loose} == {"tight"}
+        assert loose[0].conditions["turns"] == 6
+        strict = measure(workers, workload, patience=Patience(seconds=0.3, tight=1e-9, turn_seconds=0.001))
+        assert {m.conditions["stopped"] for m in strict} == {"time"}
+        assert any("the time was up" in doubt for doubt in strict[0].doubts())
+
+
+def test_taking_turns_gives_what_running_alone_gives(tmp_path: Path) -> None:
+    """Work of a known ratio, 3 to 1: the same ratio whether the two take turns or each has the machine to itself."""
+    small, large = (product_chain(tmp_path / f"{links}.onnx", links) for links in (20, 60))
+    rows = Workload("batch 1 x 16 tokens", 1, 16, np.arange(1, 17)[None])
+    patience = Patience(seconds=1.5, tight=0.01)
+    candidates = [Candidate(file.stem, "onnxruntime", "fp32", file, 1) for file in (small, large)]
+    with at_work(candidates, [rows]) as workers:
+        together = [m.p50_ms for m in measure(workers, rows, patience=patience)]
+        alone = [measure({name: worker}, rows, patience=patience)[0].p50_ms for name, worker in workers.items()]
+    # Wide, since the machine may change between the two; an instrument that lets threads spin was wrong threefold.
+    assert together[1] / together[0] == pytest.approx(alone[1] / alone[0], rel=0.4)
 
 
 def test_a_worker_keeps_its_channel_clean_when_a_library_prints_to_stdout(
@@ -86,8 +158,10 @@ def test_a_worker_keeps_its_channel_clean_when_a_library_prints_to_stdout(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with Worker(onnx_candidate) as worker:
         worker.send_load([workload])
-        assert worker.receive() == {"loaded": True}
-        assert len(worker.run(workload, seconds=0.0, least=2, most=2, untimed=0)["samples_ms"]) == 2
+        loaded = worker.receive()
+        assert isinstance(loaded, dict)
+        assert 0 < loaded["load_ms"] + loaded["first_answer_ms"] < loaded["cold_start_ms"]
+        assert len(worker.run(workload, seconds=0.0, least=2, most=2)["samples_ms"]) == 2
         assert {"native noise", "python noise"} <= set(worker.last_words().splitlines())
 
 
@@ -98,23 +172,21 @@ def test_a_model_that_cannot_be_opened_is_named_with_what_the_runtime_says(
     with pytest.raises(
         BadInput, match=r"(?s)candidate 'student': .*model\.onnx does not open in onnxruntime .*INVALID_PROTOBUF"
     ):
-        measure([replace(onnx_candidate, path=tmp_path / "model.onnx")], [workload])
+        load_all([replace(onnx_candidate, path=tmp_path / "model.onnx")], workload)
 
 
 def test_our_own_message_arrives_without_a_traceback(
     tmp_path: Path, onnx_candidate: Candidate, workload: Workload
 ) -> None:
     with pytest.raises(BadInput, match=r"no file at .*gone\.onnx; give the path of a \.onnx file$") as raised:
-        measure([replace(onnx_candidate, path=tmp_path / "gone.onnx")], [workload])
+        load_all([replace(onnx_candidate, path=tmp_path / "gone.onnx")], workload)
     assert "last words" not in raised.value.message
 
 
 def test_a_model_that_answers_with_infinities_fails_before_anything_is_timed(onnx_candidate: Candidate) -> None:
-    seen: list[str] = []
     zeros = Workload("batch 1 x 4 tokens", 1, 4, np.zeros((1, 4), dtype=np.int64))  # the logarithm of 0
     with pytest.raises(BadInput, match="its answer to batch 1 x 4 tokens is not one finite row per text"):
-        measure([onnx_candidate], [zeros], progress=lambda done, total, what: seen.append(what))
-    assert seen == []
+        load_all([onnx_candidate], zeros)
 
 
 def test_a_worker_that_is_killed_is_reported_and_no_process_is_left(
@@ -125,7 +197,7 @@ def test_a_worker_that_is_killed_is_reported_and_no_process_is_left(
         worker.receive()
         worker.process.kill()
         with pytest.raises(InternalError, match="'student' ended with status -9"):
-            worker.run(workload, seconds=0.0, least=1, most=1, untimed=0)
+            worker.run(workload, seconds=0.0, least=1, most=1)
     assert worker.process.poll() is not None
     assert other.process.poll() is not None
 
@@ -136,8 +208,11 @@ def test_ctrl_c_in_the_middle_leaves_no_worker_behind(onnx_candidate: Candidate,
         raise KeyboardInterrupt
 
     children: list[int] = []
-    with pytest.raises(KeyboardInterrupt):
-        measure([onnx_candidate, replace(onnx_candidate, name="other")], [workload], progress=interrupt)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        at_work([onnx_candidate, replace(onnx_candidate, name="other")], [workload]) as workers,
+    ):
+        measure(workers, workload, progress=interrupt)
     assert len(children) == 2
     assert not set(children) & set(_children())
 
@@ -172,8 +247,11 @@ def test_candidates_that_cannot_be_told_apart_or_are_none_are_refused(
     onnx_candidate: Candidate, workload: Workload
 ) -> None:
     with pytest.raises(BadInput, match="two candidates are named student"):
-        measure([onnx_candidate, onnx_candidate], [workload])
+        load_all([onnx_candidate, onnx_candidate], workload)
     with pytest.raises(BadInput, match="no candidate was given"):
-        measure([], [workload])
-    with pytest.raises(BadInput, match="0 turns were asked for"):
-        measure([onnx_candidate], [workload], turns=0)
+        load_all([], workload)
+
+
+def load_all(candidates: list[Candidate], workload: Workload) -> None:
+    with at_work(candidates, [workload]):
+        raise AssertionError("they loaded")

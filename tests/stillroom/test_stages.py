@@ -1,5 +1,8 @@
+import fcntl
 import json
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -58,6 +61,65 @@ def test_two_runs_do_not_share_a_work_folder(tmp_path: Path) -> None:
         pass
     with Work(tmp_path).locked():
         pass
+
+
+def test_a_lock_whose_holder_has_removed_it_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = fcntl.flock
+
+    def after_the_other_has_ended(file: IO[str], how: int) -> None:
+        (tmp_path / "lock").unlink()
+        flock(file, how)
+
+    with monkeypatch.context() as late:
+        late.setattr(fcntl, "flock", after_the_other_has_ended)
+        with pytest.raises(BadInput, match="Another run is at work"), Work(tmp_path).locked():
+            pass
+    with Work(tmp_path).locked():
+        pass
+
+
+def test_a_scratch_folder_is_empty_at_first_and_gone_with_its_work_afterwards(tmp_path: Path) -> None:
+    work = Work(tmp_path / "out.export-work")
+    with suppress(KeyboardInterrupt), work.scratch() as folder:
+        (folder / "half a graph").touch()
+        with pytest.raises(BadInput, match="Another run is at work"), Work(work.root).scratch():
+            pass
+        assert (folder / "half a graph").exists()
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    # What a kill leaves.
+    (folder / "deep").mkdir(parents=True)
+    (work.root / "made-by-stillroom").touch()
+    with work.scratch() as folder:
+        assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_run_comes_in_while_the_last_one_goes_and_nothing_of_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, unlink = tmp_path / "work", Path.unlink
+    with ExitStack() as next_run:
+
+        def unlink_and_wait(path: Path, *, missing_ok: bool = False) -> None:
+            unlink(path, missing_ok=missing_ok)
+            if path.name == "lock":
+                (next_run.enter_context(Work(root).scratch()) / "its own").touch()
+
+        with monkeypatch.context() as slow:
+            slow.setattr(Path, "unlink", unlink_and_wait)
+            with Work(root).scratch():
+                pass
+        assert sorted(path.name for path in root.rglob("*")) == ["its own", "lock", "made-by-stillroom", "scratch"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_another_kind_is_never_cleared(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / "diary").touch()
+    with pytest.raises(BadInput, match="is there already and is not ours"), Work(tmp_path).scratch():
+        pass
+    assert (tmp_path / "scratch" / "diary").exists()
 
 
 def test_a_recipe_comes_back_as_it_was_written(tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def write_graph(file: Path, table: np.ndarray, *, per_text: bool) -> None:
+def write_graph(file: Path, table: np.ndarray, *, per_text: bool, layers: int = 0) -> None:
     """logits = table[input_ids] + 0 * mask and types; with `per_text`, the mean over the tokens that are not padding.
 
-    `table` has shape (vocabulary, labels).
+    `table` has shape (vocabulary, labels). `layers` products of matrices change no logit and take their time.
     """
     nodes = [
         helper.make_node("Gather", ["table", "input_ids"], ["looked_up"]),
@@ -46,6 +46,14 @@ def write_graph(file: Path, table: np.ndarray, *, per_text: bool) -> None:
         helper.make_node("Unsqueeze", ["shift", "last"], ["shift_3d"]),
         helper.make_node("Add", ["looked_up", "shift_3d"], ["shifted" if per_text else "logits"]),
     ]
+    if layers:
+        nodes[0].output[0] = "looked_up_alone"
+        nodes[1:1] = [
+            helper.make_node("Gather", ["idle", "input_ids"], ["idle_0"]),
+            *(helper.make_node("MatMul", [f"idle_{i}", "weight"], [f"idle_{i + 1}"]) for i in range(layers)),
+            helper.make_node("ReduceMean", [f"idle_{layers}", "last"], ["nothing"], keepdims=1),
+            helper.make_node("Add", ["looked_up_alone", "nothing"], ["looked_up"]),
+        ]
     if per_text:
         nodes += [
             helper.make_node("Unsqueeze", ["mask", "last"], ["mask_3d"]),
@@ -66,12 +74,31 @@ def write_graph(file: Path, table: np.ndarray, *, per_text: bool) -> None:
             numpy_helper.from_array(np.array([0.25], dtype=np.float32), "type_weight"),
             numpy_helper.from_array(np.array([-1], dtype=np.int64), "last"),
             *([numpy_helper.from_array(np.array([1], dtype=np.int64), "one")] if per_text else []),
+            *(_idle_weights() if layers else []),
         ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     onnx.checker.check_model(model)
     file.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(model, file)
+
+
+def _idle_weights() -> list[onnx.TensorProto]:
+    """What the layers that change nothing multiply: zeros, 256 wide."""
+    return [
+        numpy_helper.from_array(np.zeros((rows, 256), dtype=np.float32), name)
+        for name, rows in (("idle", len(VOCABULARY)), ("weight", 256))
+    ]
+
+
+def write_bundle(folder: Path, table: np.ndarray, *, layers: int = 0, **changes: object) -> Path:
+    """A whole bundle with one graph of `table`; `changes` are its manifest's, whose task says what logits are of."""
+    folder.mkdir(parents=True)
+    write_tokenizer(folder)
+    per_text = changes.get("task") == "text-classification"
+    write_graph(folder / "onnx" / "model.onnx", table, per_text=per_text, layers=layers)
+    write_manifest(folder, **changes)
+    return folder
 
 
 def write_manifest(folder: Path, **changes: object) -> None:

@@ -1,0 +1,112 @@
+"""Does the instrument see what is there, and only that? Comparisons of an encoder with itself, and with one of 5 % more work.
+
+    python benchmarks/latency/instrument.py --equal 400 --more 100
+    python benchmarks/latency/instrument.py --equal 400 --more 100 --loaded
+
+Two encoders of random weights, of 20 and of 21 layers, as ONNX files in onnxruntime. Every comparison starts processes of its
+own, as `stillroom profile` does, and goes on until the ratio is known to within 2 %, or for `--seconds`. Counted is how often
+the 95 % interval leaves out equality: between an encoder and itself that is a false claim, between the two it is the truth
+(in the right direction). `--loaded` keeps one core busy with another process all the while.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from export.graph import export_graph
+from latency.candidates import Candidate
+from latency.machine import machine_facts
+from latency.measurement import Ratio, ratio
+from latency.turns import Patience, at_work, measure
+from latency.workloads import Workload
+
+LAYERS = 20
+WIDTH = 64
+TOKENS = 16
+
+
+def encoder(folder: Path, layers: int) -> Path:
+    """An ONNX file of a BERT of `layers` layers."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=1000,
+        hidden_size=WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        intermediate_size=4 * WIDTH,
+        num_labels=2,
+    )
+    checkpoint = folder / f"layers-{layers}"
+    BertForSequenceClassification(config).save_pretrained(checkpoint)
+    export_graph(checkpoint, folder / f"{layers}.onnx", 64)
+    return folder / f"{layers}.onnx"
+
+
+def compared(a: Path, b: Path, patience: Patience, seed: int) -> tuple[Ratio, dict[str, object]]:
+    """The ratio of `a`'s time to `b`'s, in processes of their own."""
+    input_ids = np.random.default_rng(seed).integers(5, 1000, size=(1, TOKENS))
+    workload = Workload(f"batch 1 x {TOKENS} tokens", 1, TOKENS, input_ids)
+    candidates = [Candidate("a", "onnxruntime", "fp32", a, 1), Candidate("b", "onnxruntime", "fp32", b, 1)]
+    with at_work(candidates, [workload]) as workers:
+        first, second = measure(workers, workload, patience=patience, seed=seed)
+    return ratio(first, second), dict(first.conditions)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--equal", type=int, default=400)
+    parser.add_argument("--more", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--loaded", action="store_true")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    patience = Patience(seconds=given.seconds, tight=0.02)
+    rows = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        equal, more = encoder(folder, LAYERS), encoder(folder, LAYERS + 1)
+        if given.loaded:
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(busy.kill)
+        machine = machine_facts()
+        # Mixed, so that a mood of the machine falls on both kinds.
+        kinds = np.random.default_rng(0).permutation(["equal"] * given.equal + ["more"] * given.more)
+        began_s = time.monotonic()
+        for i, kind in enumerate(kinds):
+            found, conditions = compared(more if kind == "more" else equal, equal, patience, seed=i)
+            rows.append({"kind": str(kind), **found._asdict(), **conditions})
+            if (i + 1) % 10 == 0 or i + 1 == len(kinds):
+                say(rows, time.monotonic() - began_s)
+    if given.json:
+        given.json.write_text(json.dumps({"machine": machine, "loaded": given.loaded, "comparisons": rows}, indent=1))
+
+
+def say(rows: list[dict[str, object]], seconds: float) -> None:
+    """What was found so far, on one line."""
+    parts = []
+    for kind in ("equal", "more"):
+        own = [row for row in rows if row["kind"] == kind]
+        if not own:
+            continue
+        claimed = sum(row["low"] > 1 if kind == "more" else not row["low"] <= 1 <= row["high"] for row in own)  # type: ignore[operator]
+        halves = [(row["high"] - row["low"]) / 2 / row["ratio"] for row in own]  # type: ignore[operator]
+        middle = np.median([float(str(row["ratio"])) for row in own])
+        parts.append(
+            f"{kind}: {claimed} of {len(own)} claimed ({claimed / len(own):.1%}), median ratio {middle:.4f}, "
+            f"half-width {np.median(halves):.2%}"
+        )
+    print(f"{seconds:6.0f} s  {'; '.join(parts)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Queries that come whether or not earlier ones are answered, and the search for the highest rate that is borne."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from serve.errors import BadInput
+
+
+def poisson_s(rate_per_s: float, queries: int, seed: int) -> npt.NDArray[np.float64]:
+    """When each of `queries` is meant to arrive, (queries,) seconds from 0 and rising, at `rate_per_s` on average.
+
+    The gaps are drawn from an exponential distribution, as those of many users who know nothing of each other are: the
+    server scenario of MLPerf Inference (Reddi et al. 2020). A seed gives the same pattern at every rate, only faster.
+    Raises BadInput for a rate that is not a finite number above 0, or fewer than one query.
+    """
+    if not (math.isfinite(rate_per_s) and rate_per_s > 0 and queries > 0):
+        raise BadInput(
+            f"{queries} queries at {rate_per_s:g}/s were asked for; both are needed above 0, and the rate finite"
+        )
+    return np.cumsum(np.random.default_rng(seed).exponential(size=queries)) / rate_per_s
+
+
+def highest_rate(try_rate: Callable[[float], bool], low: float, high: float, tolerance: float = 0.05) -> float:
+    """The highest rate from `low` to `high` at which `try_rate` said that it held; 0.0 when `low` did not.
+
+    The rate is doubled from `low` until it does not hold, and the gap is then halved (by its ratio) until the rate that did not
+    hold is at most `1 + tolerance` times the one that did.
+
+    A trial is noisy: a neighbour's burst fails a rate that the server bears more often than luck carries one that it does
+    not. So a rate is given up only when it failed twice, one trial after the other, and what is returned has itself held; it is
+    never a point between. A rate that held by luck moves the search up, where every other has to hold for itself.
+
+    At most `2 * (2 + log2(high / low) + log2(log(2) / log(1 + tolerance)))` trials are made, whatever they say. Raises
+    BadInput when `low` is not above 0, `high` is less than that or not finite, or `tolerance` is not above 0.
+    """
+    if not (0 < low <= high < math.inf and tolerance > 0):
+        raise BadInput(
+            f"rates from {low:g} to {high:g} to within {tolerance:g} were asked for; "
+            "0 < lowest <= highest < infinity and a tolerance above 0 are needed"
+        )
+
+    def holds(rate: float) -> bool:
+        return try_rate(rate) or try_rate(rate)
+
+    if not holds(low):
+        return 0.0
+    held, failed = low, math.inf
+    while held < high and failed == math.inf:
+        rate = min(2 * held, high)
+        if holds(rate):
+            held = rate
+        else:
+            failed = rate
+    while held * (1 + tolerance) < failed < math.inf:
+        rate = math.sqrt(held * failed)
+        if holds(rate):
+            held = rate
+        else:
+            failed = rate
+    return held

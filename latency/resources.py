@@ -1,0 +1,122 @@
+"""What this process and its machine use while a model runs: memory, energy, clock. What the system does not tell is None."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+POWERCAP = Path("/sys/class/powercap")
+CPUS = Path("/sys/devices/system/cpu")
+
+
+class Resident(NamedTuple):
+    """Memory of this process that stands in RAM, shared libraries and mapped files included."""
+
+    steady_bytes: int | None  # now; macOS tells only the peak
+    peak_bytes: int  # the most since the process started
+
+
+def resident_bytes(status: Path = Path("/proc/self/status")) -> Resident | None:
+    """What this process holds and held in RAM; None on a system that does not tell (Windows)."""
+    fields = _fields(status)
+    if "VmRSS" in fields and "VmHWM" in fields:
+        return Resident(_kib(fields["VmRSS"]), _kib(fields["VmHWM"]))
+    if sys.platform == "darwin":
+        import resource
+
+        return Resident(None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # bytes here, KiB on Linux
+    return None
+
+
+def free_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Memory that could be taken without swapping: the system's, or the control group's limit where that is less.
+
+    The limit is read at the root, which is what a container sees of its own; what it already uses is not subtracted.
+    """
+    fields = _fields(meminfo)
+    if "MemAvailable" not in fields:
+        return None
+    limits = [_number(cgroup_root / name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
+    return min([_kib(fields["MemAvailable"]), *(limit for limit in limits if limit is not None)])
+
+
+def last_level_cache_bytes(cpus: Path = CPUS) -> int | None:
+    """Size of the largest cache of the first core; a virtual machine may name all of a host's that it shares."""
+    sizes_kib = [_text(file).strip().removesuffix("K") for file in cpus.glob("cpu0/cache/index*/size")]
+    return max((int(size_kib) * 1024 for size_kib in sizes_kib if size_kib.isdigit()), default=None)
+
+
+class EnergyCounter(NamedTuple):
+    """The counter of one processor package; it starts again from 0 after `range_uj`."""
+
+    energy_uj: int
+    range_uj: int
+
+
+def energy_counters(powercap: Path = POWERCAP) -> dict[str, EnergyCounter] | None:
+    """The energy counter of every processor package by its domain, such as `intel-rapl:0`; AMD's have that name too.
+
+    None where there is none, as in most virtual machines, or where one may not be read: Linux lets only root read them
+    since CVE-2020-8694. A package holds its cores and caches; memory and all else of the machine are left out, and
+    everybody's work is counted.
+    """
+    counters = {}
+    for domain in sorted(powercap.glob("intel-rapl:*")):
+        # `psys` is the whole board, with the packages in it; `core` and `dram` are parts or neighbours of a package.
+        if not _text(domain / "name").startswith("package"):
+            continue
+        energy_uj, range_uj = _number(domain / "energy_uj"), _number(domain / "max_energy_range_uj")
+        if energy_uj is None or range_uj is None:
+            return None  # the others alone would be too little
+        counters[domain.name] = EnergyCounter(energy_uj, range_uj)
+    return counters or None
+
+
+def joules_between(before: Mapping[str, EnergyCounter], after: Mapping[str, EnergyCounter]) -> float:
+    """Energy that all packages took between two readings of `energy_counters`.
+
+    One return to 0 is allowed for; a counter takes minutes or more to come round, so read at least every minute.
+    """
+    microjoules = 0
+    for domain, end in after.items():
+        spent_uj = end.energy_uj - before[domain].energy_uj
+        microjoules += spent_uj if spent_uj >= 0 else spent_uj + end.range_uj
+    return microjoules / 1e6
+
+
+def clock_mhz(cpus: Path = CPUS, cpuinfo: Path = Path("/proc/cpuinfo")) -> float | None:
+    """Present clock, the mean over the cores that this process may use (over all, where only /proc/cpuinfo tells).
+
+    A virtual machine often tells its nominal clock whatever the real one is.
+    """
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    told_khz = [_number(cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq") for core in cores]
+    clocks_mhz = [khz / 1000 for khz in told_khz if khz is not None]
+    if not clocks_mhz:
+        lines = (line.partition(":") for line in _text(cpuinfo).splitlines())
+        clocks_mhz = [float(value) for key, _, value in lines if key.strip() == "cpu MHz"]
+    return sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None
+
+
+def _fields(file: Path) -> dict[str, str]:
+    """The `name: value` lines of a file of /proc."""
+    lines = (line.partition(":") for line in _text(file).splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}
+
+
+def _kib(value: str) -> int:
+    """Bytes of a value such as `1234 kB`, by which Linux means KiB."""
+    return int(value.removesuffix("kB")) * 1024
+
+
+def _number(file: Path) -> int | None:
+    text = _text(file).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # no such file on this system, or not for this user
+        return ""

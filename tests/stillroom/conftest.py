@@ -1,0 +1,89 @@
+"""Profiles of small models, each made once."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lookup_bundles import INTENTS, intent_table, write_bundle, write_tokenizer
+from small_profiles import CONFIG, TASK, Models, Profiled, intents, profiled, write_checkpoint
+from small_task import write_rows
+
+from stillroom.cli import app, guarded
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("models")
+    given = {"task": TASK, "labels": INTENTS}
+    fast = write_bundle(folder / "fast", intent_table(), layers=1, **given)
+    slow = write_bundle(folder / "slow", intent_table(), layers=48, **given)
+    several = write_bundle(folder / "several", intent_table() - 1, layers=1, multi_label=True, **given)
+    copied = shutil.copytree(fast, folder / "elsewhere" / "fast")
+    alone = folder / "alone"
+    alone.mkdir()
+    shutil.copy(fast / "onnx" / "model.onnx", alone)
+    write_tokenizer(alone)
+    (alone / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return Models(fast, copied, slow, several, write_checkpoint(folder / "checkpoint"), alone / "model.onnx")
+
+
+@pytest.fixture(scope="session")
+def splits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 60 labelled texts to train on, and 50 to test."""
+    folder = tmp_path_factory.mktemp("splits")
+    write_rows(folder / "train.jsonl", intents(60, seed=0))
+    write_rows(folder / "test.jsonl", intents(50, seed=1))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 40 labelled pairs of texts; in half of them the second one tells the intent."""
+    rows = intents(40, seed=2)
+    given = [
+        {**row, "text": "i please it", "text_pair": row["text"]} if number % 2 else {**row, "text_pair": "it"}
+        for number, row in enumerate(rows)
+    ]
+    return write_rows(tmp_path_factory.mktemp("pairs") / "pairs.jsonl", given)
+
+
+@pytest.fixture(scope="session")
+def earlier(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    """The fast bundle alone, without data."""
+    return profiled(tmp_path_factory.mktemp("earlier") / "timings", models.fast)
+
+
+@pytest.fixture(scope="session")
+def together(models: Models, splits: Path, earlier: Profiled, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    """A copy of that bundle, the checkpoint and the file on a folder of splits, against the bundle of before."""
+    given = (models.copied, models.checkpoint, models.file, "--data", splits)
+    asked = ("--budget-ms", "60000", "--percentile", "90", "--price-per-core-hour", "0.05", "--json")
+    out = tmp_path_factory.mktemp("together") / "timings"
+    return profiled(out, *given, *asked, "--against", earlier.out / "report.json")
+
+
+@pytest.fixture(scope="session")
+def slower(models: Models, pairs: Path, earlier: Profiled, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    """The slow bundle, and one of another kind of labels, on pairs of texts, against the fast one of before."""
+    out = tmp_path_factory.mktemp("slower") / "timings"
+    return profiled(out, models.slow, models.several, "--data", pairs, "--against", earlier.out / "report.json")
+
+
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
+    """`refused(ARGUMENTS)`: the message of a `stillroom profile` that exits with 2 and writes nothing."""
+
+    def call(*arguments: str | Path) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        monkeypatch.setattr(sys, "argv", ["stillroom", "profile", *map(str, arguments)])
+        code = guarded(app)
+        captured = capfd.readouterr()
+        assert (code, captured.out) == (2, ""), captured.err
+        assert "Traceback" not in captured.err
+        assert sorted(tmp_path.rglob("*")) == before, "something was written"
+        return " ".join(captured.err.split())
+
+    return call
