@@ -109,7 +109,12 @@ def time_all(
         )
         slowest = min(stream["texts_per_s"] for stream in streams.values())
         passes = offline(
-            reading, texts, slowest, patience=Patience(offline_s), progress=clock.part("offline", offline_s), **how
+            reading,
+            texts,
+            slowest,
+            patience=Patience(offline_s, plan.tight),
+            progress=clock.part("offline", offline_s),
+            **how,
         )
         for name, worker in reading.items():
             rows[name]["single_stream"], rows[name]["offline"] = streams[name], passes[name]

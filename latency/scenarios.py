@@ -121,13 +121,12 @@ def offline(
 def _offline_row(log: Log[OfflineVisit], texts: int, batch_tokens: int) -> Offline:
     passes_s = np.array([visit["wall_s"] for visit in log.visits])
     tokens, padded = log.visits[0]["tokens"], log.visits[0]["padded_tokens"]
-    _, low, high = paired_ratio([np.array([texts])] * len(passes_s), [np.array([x]) for x in passes_s])
-    middle_s = float(np.median(passes_s))
+    rate, low, high = paired_ratio([np.array([texts])] * len(passes_s), [np.array([x]) for x in passes_s])
     row = Offline(
         texts=texts,
-        texts_per_s=round(texts / middle_s, 1),
+        texts_per_s=round(rate, 1),
         interval=[round(low, 1), round(high, 1)],
-        tokens_per_s=round(tokens / middle_s, 1),
+        tokens_per_s=round(tokens * rate / texts, 1),
         padding_share=round(1 - tokens / padded, 4),
         batch_tokens=batch_tokens,
         passes_s=[round(float(x), 5) for x in passes_s],

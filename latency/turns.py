@@ -29,6 +29,7 @@ from latency.worker import Loaded, OfflineVisit, ServerVisit, StreamVisit, Visit
 from latency.workloads import Workload
 from serve.answers import Answer
 from serve.errors import BadInput, InternalError
+from serve.threads import one_cpu_a_core, read_cores
 
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being timed
 
@@ -39,6 +40,7 @@ SETTLED = 0.05  # two medians in a row this close: warm
 WARMUP_CHUNKS = 10  # bound of the warm-up
 WARMUP_CHUNK_S = 0.1  # of timed calls, or one call, if that is longer
 MOST_PER_TURN = 250  # keeps the raw samples of a fast model to a few kilobytes a turn
+TEXTS_AT_ONCE = 500  # that are scored before the next are asked for
 LEAST_TURNS = 6  # fewer pairs have no 95 % interval
 MOST_TURNS = 400
 
@@ -241,14 +243,16 @@ class Worker:
     def bind(self) -> None:
         """Keeps a candidate of fewer threads than there are cores on the first of these, where the system can do that.
 
+        One CPU of each core, so that no two threads share one. Where a control group has a quota of time, its threads may
+        run anywhere, and so they do here.
         Cores of one machine differ while others use it, and processes that wander between them differ with them: the ratio of
         two equal ones was known half as closely without (2 cores of a virtual machine: 1.1 to 2.4 % after 4 s, bound 0.7 to
         1.3 %).
         """
         tasks = Path(f"/proc/{self.process.pid}/task")
-        if not hasattr(os, "sched_setaffinity") or not tasks.is_dir():
+        cores = one_cpu_a_core()
+        if not tasks.is_dir() or read_cores().quota_cores is not None:
             return
-        cores = sorted(os.sched_getaffinity(0))
         if self.candidate.threads >= len(cores) or self.candidate.device != "cpu":
             return
         self.cores = cores[: self.candidate.threads]
@@ -260,6 +264,7 @@ class Worker:
         """Asks the worker to load its candidate, and to try a text and each workload once; `receive` waits for it."""
         packed = {workload.name: workload.input_ids.tolist() for workload in workloads}
         described = self.candidate.as_dict()
+        self._texts = len(texts)
         given = {"candidate": described, "work": packed, "texts": list(texts), "spawned_s": self._spawned_s}
         self._send({"command": "load", **given})
 
@@ -268,8 +273,11 @@ class Worker:
         return cast(Visit, self.ask("run", work=workload.name, seconds=seconds, least=least, most=most))
 
     def answers(self) -> "list[Answer]":
-        """What the candidate answers to all texts."""
-        return cast("list[Answer]", self.ask("answers"))
+        """What the candidate answers to all texts, asked for in parts: no part takes so long that it seems to hang."""
+        found: list[Answer] = []
+        while len(found) < self._texts:
+            found += cast("list[Answer]", self.ask("answers", first=len(found), count=TEXTS_AT_ONCE))
+        return found
 
     def stream(self, chosen: Sequence[int], passes: int) -> StreamVisit:
         """One visit on the chosen texts, one at a time."""

@@ -2,7 +2,7 @@
 
     {"command": "load", "candidate": {...}, "work": {name: input_ids}, "texts": [...], "spawned_s"}
         -> `Loaded`
-    {"command": "answers"}                                              all texts -> [answer of each, see `serve.answers`]
+    {"command": "answers", "first", "count"}                            these texts -> [answer of each, see `serve.answers`]
     {"command": "run", "work": name, "seconds", "least", "most"}        rows of token ids -> `Visit`
     {"command": "stream", "chosen": [index of text], "passes"}          one text at a time -> `StreamVisit`
     {"command": "offline", "count", "batch_tokens"}             the first texts, short with short -> `OfflineVisit`
@@ -220,10 +220,11 @@ def _answer_one(end_to_end: "EndToEnd", text: "Text", parts: "list[Parts]") -> N
     parts.append(end_to_end.one(text))
 
 
-def _answers(ready: Ready) -> "list[Answer]":
+def _answers(ready: Ready, request: Mapping[str, Any]) -> "list[Answer]":
     from serve.pipeline import BATCH_TOKENS
 
-    return ready.answers().many(ready.texts, BATCH_TOKENS).answers
+    chosen = ready.texts[request["first"] : request["first"] + request["count"]]
+    return ready.answers().many(chosen, BATCH_TOKENS).answers
 
 
 def _offline(ready: Ready, request: Mapping[str, Any]) -> OfflineVisit:
@@ -292,7 +293,7 @@ def _run(ready: Ready, request: Mapping[str, Any]) -> Visit:
 
 
 COMMANDS: dict[str, Callable[[Ready, Mapping[str, Any]], object]] = {
-    "answers": lambda ready, _: _answers(ready),
+    "answers": _answers,
     "run": _run,
     "stream": _stream,
     "offline": _offline,

@@ -46,6 +46,14 @@ def read_cores(
     return Cores(len(cpus), len(cores), min(_quotas_cores(cgroup_root, own_groups), default=None))
 
 
+def one_cpu_a_core(cpu_root: Path = Path("/sys/devices/system/cpu")) -> list[int]:
+    """A CPU of each core that this process may use, the first of its hyperthreads, in order; empty where nothing is told."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    cpus = os.sched_getaffinity(0)
+    return sorted({min(_hyperthreads(cpu_root, cpu) & cpus) for cpu in cpus})
+
+
 def why(cores: Cores) -> str:
     """The number of threads and what decided it, such as "1 thread: the control group's quota is 1.0 of 2 cores"."""
     physical = _counted(cores.physical, "core")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from limited_group import inside, limited_group
 
-from serve.threads import Cores, available_cores, read_cores, why
+from serve.threads import Cores, available_cores, one_cpu_a_core, read_cores, why
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,6 +124,14 @@ def test_a_process_in_a_limited_group_of_this_machine_runs_one_thread(quota_core
     if quota_cores < physical:
         assert sentence.startswith(f"1 thread: the control group's quota is {quota_cores} of {physical} core")
     assert not group.exists()
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_one_cpu_is_taken_of_each_core(tmp_path: Path) -> None:
+    assert one_cpu_a_core(tmp_path) == [0, 1, 2, 3]  # nothing is told of siblings
+    for cpu, siblings in enumerate(["0,1", "0,1", "2,3", "2,3"]):  # as many virtual machines number them
+        write(tmp_path / f"cpu{cpu}" / "topology" / "core_cpus_list", siblings)
+    assert one_cpu_a_core(tmp_path) == [0, 2]
 
 
 def test_this_machine_has_at_least_one_core() -> None:
