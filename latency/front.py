@@ -12,6 +12,7 @@ class Point(NamedTuple):
     name: str
     latency_ms: float
     metric: float | None
+    high_ms: float | None = None  # where the latency's interval ends
 
 
 def pareto_front(points: Sequence[Point]) -> list[str]:
@@ -47,6 +48,8 @@ def within_budget(points: Sequence[Point], budget_ms: float, percentile: int) ->
     best = max(meeting, key=lambda point: (point.metric or 0.0, -point.latency_ms))
     reached = "" if best.metric is None else f" and the best metric of those that do, {best.metric:.4f}"
     sentence = f"{best.name} meets the budget, {what}, with {best.latency_ms:.3g} ms{reached}."
+    if best.high_ms is not None and best.high_ms > budget_ms:
+        sentence += f" That is not sure: the interval reaches {best.high_ms:.3g} ms."
     return _budget(budget_ms, percentile, best.name, nearest, sentence)
 
 

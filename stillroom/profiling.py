@@ -380,7 +380,9 @@ def _point(document: ProfileDocument, model: ModelRow, percentile: int) -> Point
         row for row in document["candidates"] if row["name"] == model["name"]
     )
     metric = model.get("metric")
-    return Point(model["name"], float(times[key]), metric["value"] if metric else None)
+    interval_ms = times["intervals_ms"].get(f"p{percentile}")
+    high_ms = interval_ms[1] if interval_ms else None
+    return Point(model["name"], float(times[key]), metric["value"] if metric else None, high_ms)
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -123,3 +123,10 @@ def test_the_budgets_answer_is_a_sentence(
     answer = within_budget(points, budget_ms, 99)
     assert (answer["best"], answer["sentence"]) == (best, sentence)
     assert (answer["budget_ms"], answer["percentile"]) == (budget_ms, 99)
+
+
+def test_a_budget_that_the_interval_crosses_is_not_called_sure() -> None:
+    sure = within_budget([Point("a", 4.0, 0.9, 4.5)], 5.0, 99)["sentence"]
+    assert "not sure" not in sure
+    unsure = within_budget([Point("a", 4.0, 0.9, 6.25)], 5.0, 99)["sentence"]
+    assert unsure.endswith("That is not sure: the interval reaches 6.25 ms.")
