@@ -11,7 +11,7 @@ import numpy as np
 from latency.arrivals import highest_rate, poisson_s
 from latency.document import Offline, Server, SingleStream, Trial
 from latency.measurement import Measurement, paired_ratio, ratio
-from latency.turns import Log, Patience, Progress, Worker, conditions_of, take_turns
+from latency.turns import Log, Patience, Progress, Worker, measurement_of, take_turns
 from latency.worker import OfflineVisit, StreamVisit
 
 PARTS = ("tokenise", "run", "decode")
@@ -54,18 +54,7 @@ def single_stream(
         return worker.stream(chosen(turn), passes[worker.candidate.name])
 
     logs, stopped = take_turns(workers, visit, lambda each: each["samples_ms"], patience, seed, progress)
-    measured = {
-        name: Measurement(
-            candidate=name,
-            batch=1,
-            tokens=None,
-            samples_ms=tuple(sample_ms for turn_ms in log.turns_ms for sample_ms in turn_ms),
-            warmup=sum(visit["warmup"] for visit in log.visits),
-            conditions=conditions_of(workers[name], log, stopped),
-            turn_sizes=tuple(map(len, log.turns_ms)),
-        )
-        for name, log in logs.items()
-    }
+    measured = {name: measurement_of(workers[name], log, stopped, batch=1, tokens=None) for name, log in logs.items()}
     first = next(iter(measured.values()))
     return {name: _stream_row(logs[name], each, first, seed) for name, each in measured.items()}
 

@@ -120,15 +120,7 @@ def measure(
 
     logs, stopped = take_turns(workers, visit, lambda each: each["samples_ms"], patience, seed, progress)
     return [
-        Measurement(
-            candidate=name,
-            batch=workload.batch,
-            tokens=workload.tokens,
-            samples_ms=tuple(sample_ms for turn_ms in log.turns_ms for sample_ms in turn_ms),
-            warmup=sum(visit["warmup"] for visit in log.visits),
-            conditions=conditions_of(workers[name], log, stopped),
-            turn_sizes=tuple(map(len, log.turns_ms)),
-        )
+        measurement_of(workers[name], log, stopped, batch=workload.batch, tokens=workload.tokens)
         for name, log in logs.items()
     ]
 
@@ -179,7 +171,22 @@ def _tight(logs: Mapping[str, Log[V]], tight: float) -> bool:
     return all(math.log(high / low) / 2 <= tight for _, low, high in (paired_ratio(first, each) for each in turns[1:]))
 
 
-def conditions_of(worker: "Worker", log: Log[V], stopped: str) -> dict[str, Condition]:
+def measurement_of(
+    worker: "Worker", log: Log[Visit] | Log[StreamVisit], stopped: str, *, batch: int, tokens: int | None
+) -> Measurement:
+    """What the visits in `log` brought, as one measurement."""
+    return Measurement(
+        candidate=worker.candidate.name,
+        batch=batch,
+        tokens=tokens,
+        samples_ms=tuple(sample_ms for turn_ms in log.turns_ms for sample_ms in turn_ms),
+        warmup=sum(visit["warmup"] for visit in log.visits),
+        conditions=_conditions(worker, log, stopped),
+        turn_sizes=tuple(map(len, log.turns_ms)),
+    )
+
+
+def _conditions(worker: "Worker", log: Log[Visit] | Log[StreamVisit], stopped: str) -> dict[str, Condition]:
     """What a reader must know beside the samples."""
     candidate = worker.candidate
     return {
