@@ -175,11 +175,6 @@ class Ratio(NamedTuple):
     low: float
     high: float
 
-    @property
-    def differs(self) -> bool:
-        """Whether the interval leaves out equality."""
-        return not self.low <= 1.0 <= self.high
-
 
 def ratio(a: Measurement, b: Measurement) -> Ratio:
     """`a`'s p50 over `b`'s, paired turn by turn, see `paired_ratio`.

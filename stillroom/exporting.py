@@ -32,6 +32,7 @@ from serve.session import Runtime
 from serve.threads import available_cores
 from stillroom.ground import usable_length
 from stillroom.lineage import LINEAGE, read_lineage
+from stillroom.recipe import listed
 from stillroom.show import bar, say
 from stillroom.stages import Work
 
@@ -68,8 +69,8 @@ class Exporting:
     @property
     def wanted(self) -> Wanted:
         """What to make. BadInput for what is unknown."""
-        precisions = cast(tuple[Precision, ...], _listed(self.precision))
-        fuse = check_fusions(_listed(self.fuse))
+        precisions = cast(tuple[Precision, ...], listed(self.precision))
+        fuse = check_fusions(listed(self.fuse))
         return Wanted(precisions, cast(Scheme, self.int8), fuse, self.gate, cast(Runtime, self.runtime))
 
 
@@ -249,10 +250,6 @@ def scores_on_test(
     """What every variant reaches on test in every runtime, by the names of `Variants.parity`; test is read this once."""
     judge = Judge(examples, encoded, variants.file("fp32"), variants.max_length, threads)
     return {name: judge.verdict(variants.file(precision), runtime) for name, precision, runtime in variants.runs}
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _trim(checkpoint: Path, given: _Given) -> Trimmed:

@@ -30,6 +30,7 @@ from serve.markers import knows_markers
 from serve.threads import available_cores
 from stillroom.paper import make_models, paper_rows, random_texts, runtimes
 from stillroom.profiled_models import LONGEST, Ways, candidates_of, task_of
+from stillroom.recipe import listed
 from stillroom.regression import BEFORE, given_models, models_of, named_before, refuse_strangers, regressions
 from stillroom.show import bar, say
 
@@ -96,9 +97,9 @@ class Profiling:
     def ways(self) -> Ways:
         """In what the models are run. BadInput for what is unknown."""
         return Ways(
-            cast(tuple[Device, ...], _listed(self.device)),
-            cast(tuple[Runtime, ...], _listed(self.runtimes)),
-            _listed(self.precisions),
+            cast(tuple[Device, ...], listed(self.device)),
+            cast(tuple[Runtime, ...], listed(self.runtimes)),
+            listed(self.precisions),
             self.threads or available_cores(),
         )
 
@@ -383,10 +384,6 @@ def _point(document: ProfileDocument, model: ModelRow, percentile: int) -> Point
     interval_ms = times["intervals_ms"].get(f"p{percentile}")
     high_ms = interval_ms[1] if interval_ms else None
     return Point(model["name"], float(times[key]), metric["value"] if metric else None, high_ms)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def write_profile(out: Path, document: ProfileDocument) -> None:

@@ -162,3 +162,12 @@ def write_recipe(recipe: Recipe) -> str:
 
     values = {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(recipe).items()}
     return tomli_w.dumps(values)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The names in `text`, with commas between them, each once.
+
+    >>> listed("fp32, int8,fp32")
+    ('fp32', 'int8')
+    """
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
