@@ -4,9 +4,9 @@
     python benchmarks/latency/instrument.py --equal 400 --more 100 --loaded
 
 Two encoders of random weights, of 20 and of 21 layers, as ONNX files in onnxruntime. Every comparison starts processes of its
-own, as `stillroom profile` does, and goes on until the ratio is known to within 2 %, or for `--seconds`. Counted is how often
-the 95 % interval leaves out equality: between an encoder and itself that is a false claim, between the two it is the truth
-(in the right direction). `--loaded` keeps one core busy with another process all the while.
+own, as `stillroom profile` does, and with its patience: until the ratio is known to within 2 %, or for `--seconds`. Counted is
+how often the 95 % interval leaves out equality: between an encoder and itself that is a false claim, between the two it is the truth
+(in the right direction); how much time the layer really adds is the median ratio that is printed. `--loaded` keeps one core busy with another process all the while.
 """
 
 import argparse
@@ -66,11 +66,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--equal", type=int, default=400)
     parser.add_argument("--more", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=Patience.seconds)
     parser.add_argument("--loaded", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    patience = Patience(seconds=given.seconds, tight=0.02)
+    patience = Patience(seconds=given.seconds)
     rows = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
