@@ -15,7 +15,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port, 0 for any free one (default: %(default)s)")
     parser.add_argument("--variant", help="precision to serve (default: each bundle's own)")
-    parser.add_argument("--threads", type=int, help="threads of one run of a model (default: the cores available)")
+    parser.add_argument("--threads", type=int, help="threads of one process of a model (default: 1)")
+    parser.add_argument("--processes", type=int, help="processes for each model (default: as many as fit the cores)")
     given = parser.parse_args(arguments)
     try:
         serve(
@@ -24,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
             port=given.port,
             variant=given.variant,
             threads=given.threads,
+            processes=given.processes,
             announce=partial(print, flush=True),
         )
     except StillroomError as error:

@@ -3,12 +3,14 @@
 import asyncio
 import base64
 import hashlib
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,10 +25,14 @@ from serve.edge import Edge, error_response, json_response, on_http_exception, o
 from serve.errors import BadInput, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.listen import listening, signals_kept_from_killing
 from serve.metrics import Metrics
+from serve.model_process import Answered
 from serve.openapi import openapi
-from serve.pipeline import Pipeline, as_texts, pairs_of
 from serve.requests import ClassifyRequest, EntitiesRequest, Limits, check_limits, read_request
 from serve.served import ServedModel
+from serve.texts import as_texts, pairs_of
+from serve.work import TextWork, Work
+
+log = logging.getLogger("serve")
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 
@@ -41,22 +47,23 @@ Value = TypeVar("Value")
 class Service:
     """The endpoints, and what they share: the models by name, the limits, the counters, whether all is warm."""
 
-    def __init__(self, pipelines: Sequence[Pipeline], limits: Limits) -> None:
+    def __init__(self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics) -> None:
         self.limits = limits
-        self.metrics = Metrics()
-        self.models = {pipeline.manifest.name: ServedModel(pipeline, limits, self.metrics) for pipeline in pipelines}
+        self.metrics = metrics
+        self.models = {model.manifest.name: model for model in models}
         self.page = PAGE.read_bytes()
         self.page_headers = {"Content-Security-Policy": content_security_policy(self.page.decode("utf-8"))}
         self._warming: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Warm the models beside the first requests; at the end, finish what was accepted."""
-        self._warming = asyncio.create_task(asyncio.to_thread(self._warm_up))
+        """Start the models' processes beside the first requests, which wait for them; at the end, finish what was accepted."""
+        self._warming = asyncio.create_task(self._start())
         yield
+        if not self._warming.done():
+            self._warming.cancel()
         await asyncio.wait([self._warming])
-        for model in self.models.values():
-            await model.batcher.close()
+        await asyncio.gather(*(model.stop() for model in self.models.values()))
 
     async def entities(self, request: Request) -> Response:
         """POST /v1/entities: entity spans in each text."""
@@ -85,8 +92,9 @@ class Service:
         """GET /readyz: 200 once every model has run; 503 before, and for good when one failed to."""
         if self._warming is None or not self._warming.done():
             return error_response(Unavailable("the models are warming up; ask again in a second"))
-        if self._warming.exception() is not None:
-            return error_response(Unavailable("a model failed its first run; the server's log says why"))
+        if idle := [name for name, model in self.models.items() if not model.ready]:
+            listed = ", ".join(map(repr, idle))
+            return error_response(Unavailable(f"no process computes for {listed}; the server's log says why"))
         return json_response({"status": "ready"})
 
     async def metrics_text(self, request: Request) -> Response:
@@ -106,14 +114,21 @@ class Service:
     ) -> Response:
         check_limits(texts, "text", self.limits)
         check_limits(pairs or [], "text_pair", self.limits)
+        seconds: list[str] | list[None] = pairs or [None] * len(texts)
+        works: list[Work] = [TextWork(*pair, options) for pair in zip(texts, seconds, strict=True)]
+        answers = await self.answers(request, model, works)
+        results = [msgspec.Raw(answer) for answer in answers if isinstance(answer, bytes)]
+        return json_response({"model": model.manifest.name, "variant": model.variant, "results": results})
+
+    async def answers(self, request: Request, model: ServedModel, works: list[Work]) -> list[Answered]:
+        """The model's answers within the time allowed, dropped when the client hangs up; what goes wrong, as its error."""
         try:
             async with asyncio.timeout(self.limits.answer_s):
-                results = await unless_gone(request, model.answers(texts, pairs, options))
+                return await unless_gone(request, model.answers(works))
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"no answer within {self.limits.answer_s:g} s; send fewer texts at once, or try again later"
             ) from error
-        return json_response({"model": model.manifest.name, "variant": model.pipeline.variant, "results": results})
 
     def _model(self, name: str | None, task: Task) -> ServedModel:
         """The model called `name`, or the first one of `task`."""
@@ -131,9 +146,13 @@ class Service:
             )
         return other
 
-    def _warm_up(self) -> None:
+    async def _start(self) -> None:
         for model in self.models.values():
-            model.pipeline.warm_up()
+            try:
+                await model.start()
+            except (StillroomError, OSError) as error:
+                log.error("model %r cannot be served: %s", model.manifest.name, error)
+                model.batcher.give_up(f"model {model.manifest.name!r} cannot be served; the server's log says why")
 
 
 def create_app(
@@ -141,20 +160,25 @@ def create_app(
     *,
     variant: str | None = None,
     threads: int | None = None,
+    processes: int | None = None,
     limits: Limits | None = None,
 ) -> Starlette:
-    """The ASGI app that serves `bundles`; each is verified and opened here.
+    """The ASGI app that serves `bundles`; each is verified here.
 
-    `variant` and `threads` are as in `Pipeline`, for all of them. BundleError when one is damaged; BadInput when there
+    `variant`, `threads` and `processes` are as in `ServedModel`, for all of them. BundleError when one is damaged; BadInput when there
     is none, or two have one name.
     """
     if not bundles:
         raise BadInput("no bundle was given; name at least one folder that `stillroom export` wrote")
-    pipelines = [Pipeline(bundle, variant, threads) for bundle in bundles]
-    names = [pipeline.manifest.name for pipeline in pipelines]
+    limits, metrics = limits or Limits(), Metrics()
+    models = [
+        ServedModel(bundle, limits, metrics, variant=variant, threads=threads, processes=processes)
+        for bundle in bundles
+    ]
+    names = [model.manifest.name for model in models]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadInput(f"several bundles are called {', '.join(map(repr, twice))}; a request could not tell them apart")
-    service = Service(pipelines, limits or Limits())
+    service = Service(models, limits, metrics)
     routes = [
         Route("/v1/entities", service.entities, methods=["POST"]),
         Route("/v1/classify", service.classify, methods=["POST"]),
@@ -183,6 +207,7 @@ def serve(
     port: int = 8000,
     variant: str | None = None,
     threads: int | None = None,
+    processes: int | None = None,
     limits: Limits | None = None,
     announce: Callable[[str], None] = print,
 ) -> None:
@@ -191,7 +216,7 @@ def serve(
     `port` 0 takes any free one. `announce` is told the server's URL once it listens. BadInput when the address cannot
     be listened on, and all that `create_app` raises.
     """
-    app = create_app(bundles, variant=variant, threads=threads, limits=limits)
+    app = create_app(bundles, variant=variant, threads=threads, processes=processes, limits=limits)
     config = uvicorn.Config(
         app,
         log_level="warning",

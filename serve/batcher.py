@@ -1,178 +1,299 @@
-"""Texts of many callers -> batches for one model. Knows nothing of HTTP and nothing of models: a function is the model.
+"""Work of many callers -> batches for the lanes that compute. Knows nothing of HTTP and nothing of models.
 
-There is no timer. An idle model gets what has come at once; while it is busy, what comes waits and is sorted into
-batches of like length, so batches grow by themselves exactly when there is load.
+A lane is one computer of batches (a model's process), busy with one batch at a time. There is no timer: an idle lane gets
+what has come at once; while all are busy, what comes waits, so that batches grow by themselves exactly when there is load.
+
+Order is fair between callers, not between items: start-time fair queueing (Goyal, Vin and Cheng 1996, section 2). Each
+item is stamped with the virtual time at which it would start if every caller had an equal share of tokens; the lowest
+stamp goes first. So one caller of a thousand items delays a caller of one by a batch, and not by a thousand items.
 """
 
 import asyncio
+import heapq
+import itertools
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
 
-from serve.errors import InternalError, Overloaded
+from serve.errors import Overloaded, Unavailable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Weight of the newest batch in the running estimate of the model's speed.
+Done = Callable[[int, Result | Exception], None]
+# Computes a batch: tells `Done` of each item by its place, in any order, and returns once all are done. What it raises goes
+# to the items that are not done yet, and ends the lane.
+Run = Callable[[list[Item], Done[Result]], Awaitable[None]]
+# Why a batch was released: a lane was idle when its first item came; a lane became free and the batch was full; or it became
+# free and took all that waited.
+Reason = Literal["idle", "full", "freed"]
+
+# Weight of the newest batch in the running estimate of the lanes' speed.
 SPEED_SMOOTHING = 0.2
+# Of how many batches' worth of waiting items, in fair order, those of like length are picked.
+CHOICE = 4
 
 
-@dataclass(eq=False)
+@dataclass(order=True)
 class _Waiting(Generic[Item, Result]):
-    item: Item
-    tokens: int
-    result: asyncio.Future[Result]
+    start: float  # virtual
+    number: int  # breaks ties: first come, first served
+    item: Item = field(compare=False)
+    tokens: int = field(compare=False)
+    since_s: float = field(compare=False)
+    result: asyncio.Future[Result] = field(compare=False)
+
+
+class Lane:
+    """One computer of batches that a batcher feeds, until it is removed or its function raises."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.task: asyncio.Task[None]
 
 
 class Batcher(Generic[Item, Result]):
-    """Runs `run` on batches of what callers bring, one batch at a time, in a thread of its own.
+    """Feeds lanes with batches of what callers bring.
 
-    `run` takes a list and gives as many results, in the same order. `tokens` is the length of one item. A batch has at
-    most `batch_tokens` tokens once padded to its longest item, or one item. At most `max_texts` items and `max_tokens`
-    tokens wait; beyond that callers are refused. `observe` is told of each batch: its items, its seconds in the model.
+    A batch has at most `batch_tokens` tokens in all, or one item. At most `max_texts` items and `max_tokens` tokens wait, and
+    no longer than about `max_queue_s` at the speed of late; beyond that callers are refused, though an empty queue takes
+    anything. Items of like length share a batch, but none waits more than `max_wait_ms` for such company.
+    `released` is told of each batch: why, and how many items it has.
     """
 
     def __init__(
         self,
-        run: Callable[[list[Item]], Sequence[Result]],
-        tokens: Callable[[Item], int],
         *,
-        batch_tokens: int = 4096,
+        batch_tokens: int = 1024,
         max_texts: int = 4096,
         max_tokens: int = 262_144,
-        observe: Callable[[int, float], None] = lambda items, seconds: None,
+        max_queue_s: float = 2.0,
+        max_wait_ms: float = 20.0,
+        released: Callable[[Reason, int], None] = lambda reason, items: None,
     ) -> None:
-        self._run = run
-        self._tokens = tokens
         self._batch_tokens = batch_tokens
         self._max_texts = max_texts
         self._max_tokens = max_tokens
-        self._observe = observe
+        self._max_queue_s = max_queue_s
+        self._max_wait_s = max_wait_ms / 1000
+        self._released = released
         self._queue: list[_Waiting[Item, Result]] = []
         self._queued_tokens = 0
-        self._tokens_per_s: float | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
-        self._runner: asyncio.Task[None] | None = None
+        self._lanes: list[Lane] = []
+        self._idle: list[asyncio.Future[None]] = []
+        self._virtual_now = 0.0
+        self._numbers = itertools.count()
+        self._tokens_per_s: float | None = None  # of one lane
+        self._closing = False
+        self._refusal: str | None = None
 
     @property
     def waiting(self) -> int:
-        """Items that wait for the model, those of the batch that runs not counted."""
+        """Items that wait for a lane."""
         return len(self._queue)
 
-    async def results(self, items: Sequence[Item]) -> list[Result]:
-        """The results of `items`, in their order. Raises Overloaded when the queue has no room, and what `run` raises.
+    @property
+    def lanes(self) -> int:
+        """Lanes that compute or could."""
+        return sum(lane.open for lane in self._lanes)
 
-        A caller that is cancelled takes its items with it: those not yet begun are never run.
+    async def results(self, items: Sequence[Item], tokens: Sequence[int]) -> list[Result]:
+        """The results of `items`, in their order; `tokens` is the length of each.
+
+        Raises Overloaded when the queue has no room, Unavailable when no lane is to come, and for the first item that
+        failed what its lane said. A caller that is cancelled takes its items with it: those not yet begun are never run.
         """
-        lengths = [self._tokens(item) for item in items]
-        self.refuse_if_full(len(items), sum(lengths))
+        self.refuse_if_full(len(items), sum(tokens))
         loop = asyncio.get_running_loop()
-        mine = [
-            _Waiting[Item, Result](item, tokens, loop.create_future())
-            for item, tokens in zip(items, lengths, strict=True)
-        ]
-        self._queue.extend(mine)
-        self._queued_tokens += sum(lengths)
-        if self._runner is None or self._runner.done():
-            self._runner = loop.create_task(self._run_until_empty())
+        start, now_s = self._virtual_now, loop.time()
+        mine = []
+        for item, length in zip(items, tokens, strict=True):
+            mine.append(_Waiting(start, next(self._numbers), item, length, now_s, loop.create_future()))
+            start += length
+        for each in mine:
+            heapq.heappush(self._queue, each)
+        self._queued_tokens += sum(tokens)
+        self._wake()
         try:
-            return await asyncio.gather(*(each.result for each in mine))
+            found: list[Result] = await asyncio.gather(*(each.result for each in mine))
+            return found
         finally:
-            for each in mine:  # no-op where there is a result already
-                each.result.cancel()
+            if sum(each.result.cancel() for each in mine):
+                self._sweep()
+            for each in mine:
+                if not each.result.cancelled():
+                    each.result.exception()  # looked at, so that asyncio does not warn of items that failed beside the first
 
-    def refuse_if_full(self, texts: int, tokens: int = 0) -> None:
-        """Overloaded when `texts` more items of `tokens` in all do not fit the queue. An empty queue takes anything."""
+    def refuse_if_full(self, items: int, tokens: int = 0) -> None:
+        """Overloaded when `items` more of `tokens` in all do not fit the queue; Unavailable once there is no lane to come."""
+        if self._closing or self._refusal:
+            raise Unavailable(self._refusal or "the model is being closed; try again in a second")
         if not self._queue:
             return
-        if len(self._queue) + texts > self._max_texts or self._queued_tokens + tokens > self._max_tokens:
-            wait_s = self._queued_tokens / self._tokens_per_s if self._tokens_per_s else 1.0
+        wait_s = self.wait_s
+        if (
+            self.waiting + items > self._max_texts
+            or self._queued_tokens + tokens > self._max_tokens
+            or wait_s > self._max_queue_s
+        ):
             raise Overloaded(
-                f"{len(self._queue)} texts are waiting, {texts} more do not fit; try again in {wait_s:.1f} s",
+                f"{self.waiting} texts are waiting, {items} more do not fit; try again in {wait_s:.1f} s",
                 retry_after_s=wait_s,
             )
 
+    @property
+    def wait_s(self) -> float:
+        """About how long what waits now will take; a second while no speed is known."""
+        if not self._queue:
+            return 0.0
+        if self._tokens_per_s is None:
+            return 1.0
+        return self._queued_tokens / (self._tokens_per_s * max(1, self.lanes))
+
+    def add_lane(self, run: "Run[Item, Result]") -> Lane:
+        """Feeds one more lane; its task ends when it is removed, or with what `run` raised."""
+        lane = Lane()
+        self._refusal = None
+        self._lanes.append(lane)
+        lane.task = asyncio.get_running_loop().create_task(self._feed(lane, run))
+        return lane
+
+    async def remove_lane(self, lane: Lane) -> None:
+        """Ends a lane once the batch under way is done."""
+        lane.open = False
+        self._wake(everyone=True)
+        await asyncio.wait([lane.task])
+
+    def give_up(self, reason: str) -> None:
+        """Fails what waits, and refuses what comes, with Unavailable and `reason`: until there is a lane again.
+
+        Without it work waits for the next lane, as it should while a process that died is being replaced.
+        """
+        self._refusal = reason
+        waiting, self._queue, self._queued_tokens = self._queue, [], 0
+        for each in waiting:
+            if not each.result.done():
+                each.result.set_exception(Unavailable(reason))
+
     async def close(self) -> None:
-        """Wait until everything that was accepted is answered, then end the thread."""
-        if self._runner is not None:
-            await self._runner
-        self._thread.shutdown()
+        """Refuses what comes from now on, waits until everything accepted is answered, and ends the lanes."""
+        self._closing = True
+        self._wake(everyone=True)
+        if tasks := [lane.task for lane in self._lanes]:
+            await asyncio.wait(tasks)
 
-    async def _run_until_empty(self) -> None:
-        while batch := self._take():
+    async def _feed(self, lane: Lane, run: "Run[Item, Result]") -> None:
+        try:
+            while lane.open:
+                waited = not self._queue
+                if waited and not await self._work_or_end(lane):
+                    return
+                batch, full = self._take()
+                if batch:
+                    self._released("idle" if waited else "full" if full else "freed", len(batch))
+                    await self._compute(batch, run)
+        finally:
+            lane.open = False
+            self._lanes.remove(lane)
+
+    async def _work_or_end(self, lane: Lane) -> bool:
+        """Waits for work; False when there will be none for this lane."""
+        while lane.open and not self._queue:
+            if self._closing:
+                return False
+            asleep = asyncio.get_running_loop().create_future()
+            self._idle.append(asleep)
             try:
-                results = await self._run_in_thread(batch)
-            except Exception as error:
-                await self._fail(batch, error)
-                continue
-            for each, result in zip(batch, results, strict=True):
-                if not each.result.done():
-                    each.result.set_result(result)
+                await asleep
+            finally:
+                if asleep in self._idle:
+                    self._idle.remove(asleep)
+        return lane.open
 
-    def _take(self) -> list[_Waiting[Item, Result]]:
-        """The next batch, taken out of the queue; cancelled items are dropped. Empty when nothing waits."""
-        waiting = [each for each in self._queue if not each.result.done()]
-        chosen = set(batch_around_oldest([each.tokens for each in waiting], self._batch_tokens))
-        self._queue = [each for index, each in enumerate(waiting) if index not in chosen]
-        self._queued_tokens = sum(each.tokens for each in self._queue)
-        return [waiting[index] for index in sorted(chosen)]
+    def _wake(self, *, everyone: bool = False) -> None:
+        """Wakes an idle lane, or all of them."""
+        while self._idle:
+            asleep = self._idle.pop(0)
+            if not asleep.done():
+                asleep.set_result(None)
+                if not everyone:
+                    return
 
-    async def _run_in_thread(self, batch: list[_Waiting[Item, Result]]) -> Sequence[Result]:
-        loop = asyncio.get_running_loop()
+    async def _compute(self, batch: list[_Waiting[Item, Result]], run: "Run[Item, Result]") -> None:
+        def done(place: int, result: Result | Exception) -> None:
+            future = batch[place].result
+            if future.done():
+                return
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
         began_s = time.perf_counter()
-        results = await loop.run_in_executor(self._thread, self._run, [each.item for each in batch])
-        seconds = time.perf_counter() - began_s
-        if len(results) != len(batch):
-            raise InternalError(f"the model gave {len(results)} results for {len(batch)} texts")
-        self._observe(len(batch), seconds)
-        speed = sum(each.tokens for each in batch) / max(seconds, 1e-9)
+        try:
+            await run([each.item for each in batch], done)
+        except BaseException as error:
+            told = error if isinstance(error, Exception) else Unavailable("the server is stopping")
+            for place in range(len(batch)):
+                done(place, told)
+            raise
+        lost = [place for place, each in enumerate(batch) if not each.result.done()]
+        for place in lost:
+            done(place, Unavailable("the model gave no answer to this text"))
+        speed = sum(each.tokens for each in batch) / max(time.perf_counter() - began_s, 1e-9)
         before = self._tokens_per_s or speed
         self._tokens_per_s = before + SPEED_SMOOTHING * (speed - before)
-        return results
 
-    async def _fail(self, batch: list[_Waiting[Item, Result]], error: Exception) -> None:
-        """Give `error` to a text that failed alone; run each alone otherwise: one bad text must not fail the others."""
-        if len(batch) == 1:
-            if not batch[0].result.done():
-                batch[0].result.set_exception(error)
-            return
-        for each in batch:
-            if each.result.done():
-                continue
-            try:
-                result = (await self._run_in_thread([each]))[0]
-            except Exception as own_error:
-                await self._fail([each], own_error)
-            else:
-                if not each.result.done():
-                    each.result.set_result(result)
-
-
-def batch_around_oldest(lengths: Sequence[int], batch_tokens: int) -> list[int]:
-    """Which of the waiting items run next: index 0, the oldest, so that nobody starves, and those nearest in length.
-
-    `lengths` are tokens, oldest first. Neighbours are added, the nearer first, while the batch padded to its longest
-    item has at most `batch_tokens` tokens. Empty for empty input.
-    """
-    if not lengths:
-        return []
-    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
-    sorted_lengths = [lengths[index] for index in by_length]
-    oldest = first = last = by_length.index(0)  # the batch is by_length[first : last + 1]
-    while True:
-        items = last - first + 2
-        longer_fits = last + 1 < len(by_length) and sorted_lengths[last + 1] * items <= batch_tokens
-        shorter_fits = first > 0 and sorted_lengths[last] * items <= batch_tokens
-        if not longer_fits and not shorter_fits:
-            return by_length[first : last + 1]
-        longer_is_nearer = not shorter_fits or (
-            longer_fits
-            and sorted_lengths[last + 1] - sorted_lengths[oldest] <= sorted_lengths[oldest] - sorted_lengths[first - 1]
+    def _take(self) -> tuple[list[_Waiting[Item, Result]], bool]:
+        """The next batch, taken out of the queue, and whether others had to stay behind. Empty when nothing waits."""
+        choice: list[_Waiting[Item, Result]] = []
+        tokens = 0
+        while self._queue and tokens < CHOICE * self._batch_tokens:
+            each = heapq.heappop(self._queue)
+            choice.append(each)
+            tokens += each.tokens
+        if not choice:
+            return [], False
+        self._virtual_now = max(self._virtual_now, choice[0].start)
+        now_s = asyncio.get_running_loop().time()
+        taken = set(
+            picked([(each.tokens, now_s - each.since_s > self._max_wait_s) for each in choice], self._batch_tokens)
         )
-        if longer_is_nearer:
-            last += 1
-        else:
-            first -= 1
+        for place, each in enumerate(choice):
+            if place not in taken:
+                heapq.heappush(self._queue, each)
+        batch = [choice[place] for place in sorted(taken)]
+        self._queued_tokens -= sum(each.tokens for each in batch)
+        if self._queue:
+            self._wake()  # there is more than one lane can take
+        return batch, bool(self._queue)
+
+    def _sweep(self) -> None:
+        """Takes out of the queue what nobody waits for any more: it must not fill it."""
+        self._queue = [each for each in self._queue if not each.result.done()]
+        heapq.heapify(self._queue)
+        self._queued_tokens = sum(each.tokens for each in self._queue)
+
+
+def picked(candidates: Sequence[tuple[int, bool]], batch_tokens: int) -> list[int]:
+    """Which of the candidates, in fair order, make the next batch: places, the first among them.
+
+    A candidate is its tokens and whether it has waited long. The first goes in, whatever its length, then those that have
+    waited long, in their order, then those nearest in length to the first, while all have at most `batch_tokens` tokens.
+    """
+    first, *others = range(len(candidates))
+    nearest = sorted(
+        others,
+        key=lambda place: (
+            not candidates[place][1],
+            0 if candidates[place][1] else abs(candidates[place][0] - candidates[0][0]),
+        ),
+    )
+    chosen, tokens = [first], candidates[first][0]
+    for place in nearest:
+        if tokens + candidates[place][0] > batch_tokens:
+            break
+        chosen.append(place)
+        tokens += candidates[place][0]
+    return chosen

@@ -1,7 +1,9 @@
 """A bundle as a function: text in, answer out, the same that the server gives."""
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
@@ -19,16 +21,37 @@ from serve.answers import (
 from serve.bundle import open_bundle
 from serve.choice import choose
 from serve.encoding import load_tokenizer
-from serve.errors import BadInput, BundleError
+from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.session import Session
+from serve.texts import as_texts, pairs_of, require_unicode
+from serve.work import Logits, Parts, TextWork, TokenWork, Work
 
 log = logging.getLogger("serve")
 
 # Padded tokens in one call of the model: more adds latency and memory, and hardly any texts per second.
 BATCH_TOKENS = 4096
 
+# Padded tokens in one run of the model where answers are given as each run ends: what its caches hold, and no longer.
+RUN_TOKENS = 512
+
 # (texts, words in each) that warm-up runs: the shapes whose first run would be slow for somebody.
 WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A row of token ids as the session reads it, like a tokenizer's `Encoding`."""
+
+    ids: list[int]
+    attention_mask: list[int]
+    type_ids: list[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+Row = Encoding | TokenRow
+Answered = Answer | Logits | StillroomError
 
 
 class Pipeline:
@@ -102,13 +125,13 @@ class Pipeline:
     def encode(self, texts: list[str], pairs: list[str] | None = None) -> list[Encoding]:
         """The tokens of each text (with its pair), cut at the model's length. BadInput for text that is not Unicode."""
         for index, text in enumerate(texts):
-            _require_unicode(text, "text", index, len(texts))
+            require_unicode(text, "text", index, len(texts))
         if pairs is None:
             return self.tokenizer.encode_batch(list(texts))
         if self.manifest.task != "text-classification":
             raise BadInput(f"text_pair: {self.manifest.name!r} finds entities in one text", field="text_pair")
         for index, text in enumerate(pairs):
-            _require_unicode(text, "text_pair", index, len(pairs))
+            require_unicode(text, "text_pair", index, len(pairs))
         return self.tokenizer.encode_batch(list(zip(texts, pairs, strict=True)))
 
     def answer(self, text: str, encoding: Encoding, logits: np.ndarray, options: AnswerOptions) -> Answer:
@@ -119,9 +142,82 @@ class Pipeline:
             return applying_labels_answer(encoding, logits, self.manifest.labels, options)
         return labels_answer(encoding, logits, self.manifest.labels, options)
 
+    def answered(self, works: Sequence[Work]) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
+        """The answers to `works` by their places, a run of the model at a time, the shortest first.
+
+        One that fails is answered by its error, and spoils no other's answer.
+        """
+        began_s = time.perf_counter()
+        rows, failed = self._rows(works)
+        tokenise_s = time.perf_counter() - began_s
+        if failed:
+            yield failed, Parts(0, 0, 0, tokenise_s, 0.0, 0.0)
+            tokenise_s = 0.0
+        places = sorted(rows)
+        for batch in length_batches([len(rows[place]) for place in places], RUN_TOKENS):
+            chosen = [places[index] for index in batch]
+            began_s = time.perf_counter()
+            logits = self._run_each([rows[place] for place in chosen])
+            run_s = time.perf_counter() - began_s
+            began_s = time.perf_counter()
+            done = [
+                (place, self._done(works[place], rows[place], row)) for place, row in zip(chosen, logits, strict=True)
+            ]
+            decode_s = time.perf_counter() - began_s
+            lengths = [len(rows[place]) for place in chosen]
+            yield done, Parts(len(chosen), sum(lengths), len(chosen) * max(lengths), tokenise_s, run_s, decode_s)
+            tokenise_s = 0.0  # told once
+
+    def _rows(self, works: Sequence[Work]) -> tuple[dict[int, Row], list[tuple[int, Answered]]]:
+        """What the model reads of each work, by its place; and those that it cannot read."""
+        rows: dict[int, Row] = {}
+        failed: list[tuple[int, Answered]] = []
+        singles: list[tuple[int, TextWork]] = []
+        pairs: list[tuple[int, TextWork]] = []
+        for place, work in enumerate(works):
+            if isinstance(work, TokenWork):
+                rows[place] = TokenRow(work.input_ids, work.attention_mask, work.token_type_ids)
+            else:
+                (singles if work.pair is None else pairs).append((place, work))
+        for group in (singles, pairs):
+            try:
+                rows.update(zip([place for place, _ in group], self._encoded([work for _, work in group]), strict=True))
+            except StillroomError:  # which of them it was is found by taking each alone
+                for place, work in group:
+                    try:
+                        rows[place] = self._encoded([work])[0]
+                    except StillroomError as error:
+                        failed.append((place, error))
+        return rows, failed
+
+    def _encoded(self, works: list[TextWork]) -> list[Encoding]:
+        """The tokens of texts that all have a pair, or all have none."""
+        if not works:
+            return []
+        pairs = [work.pair for work in works if work.pair is not None]
+        return self.encode([work.text for work in works], pairs or None)
+
+    def _run_each(self, rows: list[Row]) -> list[np.ndarray | StillroomError]:
+        """The logits of each row, or the error that it fails with alone."""
+        try:
+            return list(self.session.run(rows))
+        except Exception as error:
+            if len(rows) > 1:
+                return [self._run_each([row])[0] for row in rows]
+            log.exception("the model %r failed", self.manifest.name)
+            return [error if isinstance(error, StillroomError) else InternalError("the model failed")]
+
+    def _done(self, work: Work, row: Row, logits: np.ndarray | StillroomError) -> Answered:
+        if isinstance(logits, StillroomError):
+            return logits
+        if isinstance(work, TokenWork):
+            return Logits(list(logits.shape), np.ascontiguousarray(logits, dtype="<f4").tobytes())
+        assert isinstance(row, Encoding)
+        return self.answer(work.text, row, logits, work.options)
+
     def warm_up(self) -> None:
-        """Run the model at a few shapes, so that no caller is the first."""
-        for texts, words_each in WARM_UP_SHAPES:
+        """Run the model at a few shapes and its longest text, so that no caller is the first."""
+        for texts, words_each in (*WARM_UP_SHAPES, (1, self.manifest.max_length)):
             self.session.run(self.encode([" ".join(["warm"] * words_each)] * texts))
 
     def _check_graph(self) -> None:
@@ -136,28 +232,6 @@ class Pipeline:
             )
 
 
-def as_texts(text: str | list[str]) -> list[str]:
-    """One text or many as a list. BadInput for anything else, and for an empty list."""
-    texts = [text] if isinstance(text, str) else text
-    if not isinstance(texts, list):
-        raise BadInput(f"text is a {type(text).__name__}; give a string or a list of strings", field="text")
-    if not texts:
-        raise BadInput("text is an empty list; give at least one text", field="text")
-    for index, each in enumerate(texts):
-        if not isinstance(each, str):
-            raise BadInput(f"text[{index}] is a {type(each).__name__}; give a string", field=f"text[{index}]")
-    return texts
-
-
-def pairs_of(text: str | list[str], text_pair: str | list[str] | None) -> list[str] | None:
-    """The second texts as a list, as many as there are first ones. BadInput when the two do not match."""
-    if text_pair is None:
-        return None
-    if isinstance(text, str) != isinstance(text_pair, str) or len(as_texts(text)) != len(as_texts(text_pair)):
-        raise BadInput("text_pair: give as many texts as in text, a string for a string", field="text_pair")
-    return as_texts(text_pair)
-
-
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     """Indices of `lengths`, shortest first, in batches of at most `batch_tokens` padded tokens, or one text."""
     batches: list[list[int]] = []
@@ -168,16 +242,3 @@ def length_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]
         else:
             batches.append([index])
     return batches
-
-
-def _require_unicode(text: str, field: str, index: int, count: int) -> None:
-    if text.isascii():
-        return
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        name = field if count == 1 else f"{field}[{index}]"
-        raise BadInput(
-            f"{name} has half a surrogate pair at {error.start}, which is no character; send whole characters",
-            field=name,
-        ) from error

@@ -25,6 +25,12 @@ class Limits:
     """Code points of one text. What is beyond the model's own length is cut off and said to be `truncated`."""
     queued_texts: int = 4096
     """Texts that wait for one model; beyond it a request is answered 429."""
+    queue_s: float = 2.0
+    """Seconds that a text would wait at the speed of late; beyond it a request is answered 429."""
+    batch_tokens: int = 1024
+    """Tokens that a process is given at once."""
+    max_wait_ms: float = 20.0
+    """Milliseconds that a text may wait for others of its length, once it waits at all."""
     answer_s: float = 30.0
     """Seconds within which a request is answered, or refused with 504."""
 

@@ -1,67 +1,99 @@
-"""One model as the server has it: texts -> tokens -> batches -> answers, each stage timed."""
+"""One model as the server has it: a queue in front, processes behind, each replaced when it dies."""
 
 import asyncio
-import time
-from collections.abc import Callable
-from functools import partial
-from typing import TypeVar
+import logging
+from contextlib import suppress
+from pathlib import Path
 
-import numpy as np
-from tokenizers import Encoding
-
-from serve.answers import Answer, AnswerOptions
-from serve.batcher import Batcher
+from serve.batcher import Batcher, Reason
+from serve.bundle import Manifest, open_bundle
+from serve.choice import choose
+from serve.errors import StillroomError, Unavailable
 from serve.metrics import Metrics
+from serve.model_process import Answered, ModelProcess
 from serve.openapi import ModelDescription
-from serve.pipeline import BATCH_TOKENS, Pipeline
 from serve.requests import Limits
+from serve.threads import available_cores
+from serve.work import Opening, Parts, Work, estimated_tokens
 
-# Below this many characters tokenising and decoding take less time than handing them to a thread and back.
-INLINE_CHARACTERS = 4_000
+log = logging.getLogger("serve")
 
 # Tokens that may wait for each text that may: a full queue of ordinary texts, or fewer long ones.
 QUEUED_TOKENS_PER_TEXT = 64
-
-Value = TypeVar("Value")
+# Pauses between attempts to replace a process that cannot be started, or dies at once: doubled each time.
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+# Attempts in a row after which callers are told so at once, instead of waiting for the next.
+ATTEMPTS_IN_SILENCE = 3
 
 
 class ServedModel:
-    """One bundle being served: its pipeline, the batcher in front of it, and the counters of both."""
+    """One bundle being served, as it was when it was opened here.
 
-    def __init__(self, pipeline: Pipeline, limits: Limits, metrics: Metrics) -> None:
-        self.pipeline = pipeline
-        self.manifest = pipeline.manifest
-        name = self.manifest.name
-        self.batch_texts = metrics.batch_texts.labels(name)
-        self.tokenise_seconds = metrics.stage_seconds.labels(name, "tokenise")
-        self.run_seconds = metrics.stage_seconds.labels(name, "run")
-        self.decode_seconds = metrics.stage_seconds.labels(name, "decode")
-        self.batcher: Batcher[Encoding, np.ndarray] = Batcher(
-            pipeline.session.run,
-            len,
-            batch_tokens=BATCH_TOKENS,
+    `variant` and `threads` are as in `Pipeline` (threads: 1 unless given), `processes` how many compute side by side: as many
+    as fit the cores unless given. BundleError when the bundle is damaged, or its variant cannot run here.
+    """
+
+    def __init__(
+        self,
+        bundle_path: Path | str,
+        limits: Limits,
+        metrics: Metrics,
+        *,
+        variant: str | None = None,
+        threads: int | None = None,
+        processes: int | None = None,
+    ) -> None:
+        bundle = open_bundle(bundle_path)
+        self.path = Path(bundle_path)
+        self.manifest: Manifest = bundle.manifest
+        choice = choose(bundle, variant)
+        for note in choice.notes:
+            log.warning("%s", note)
+        self.variant = choice.variant
+        # One thread a process, a process a core: two processes of one thread answer up to 2.6 times what one of two does.
+        self.threads = threads or 1
+        self.processes = processes or max(1, available_cores() // self.threads)
+        self._opening = Opening(str(bundle_path), self.manifest.digest, variant, self.threads)
+        self._metrics = metrics
+        self.batcher: Batcher[Work, Answered] = Batcher(
+            batch_tokens=limits.batch_tokens,
             max_texts=limits.queued_texts,
             max_tokens=limits.queued_texts * QUEUED_TOKENS_PER_TEXT,
-            observe=self._observe_batch,
+            max_queue_s=limits.queue_s,
+            max_wait_ms=limits.max_wait_ms,
+            released=self._released,
         )
-        metrics.queue_texts.labels(name).set_function(lambda: self.batcher.waiting)
-        metrics.model_info.labels(name, self.manifest.task, pipeline.variant, self.manifest.digest).set(1)
+        self._keepers: list[asyncio.Task[None]] = []
 
-    async def answers(self, texts: list[str], pairs: list[str] | None, options: AnswerOptions) -> list[Answer]:
-        """One answer per text, in order. Overloaded before any work when there is no room."""
-        self.batcher.refuse_if_full(len(texts))
-        characters = sum(map(len, texts)) + sum(map(len, pairs or []))
+    async def start(self) -> None:
+        """Starts the processes and waits until all are warm. What the first that cannot start says."""
+        started = await asyncio.gather(
+            *(ModelProcess.started(self._opening, self._observe) for _ in range(self.processes)), return_exceptions=True
+        )
+        failed = [each for each in started if isinstance(each, BaseException)]
+        if failed:
+            await asyncio.gather(*(each.kill() for each in started if isinstance(each, ModelProcess)))
+            raise failed[0]
+        self._keepers = [asyncio.create_task(self._keep(each)) for each in started if isinstance(each, ModelProcess)]
+        self._metrics.serving(self.manifest, self.variant, self.batcher)
 
-        began_s = time.perf_counter()
-        encodings = await _beside_the_loop(characters, partial(self.pipeline.encode, texts, pairs))
-        self.tokenise_seconds.observe(time.perf_counter() - began_s)
+    @property
+    def ready(self) -> bool:
+        """Whether a process is there to compute."""
+        return self.batcher.lanes > 0
 
-        logits = await self.batcher.results(encodings)
+    async def answers(self, works: list[Work]) -> list[Answered]:
+        """One answer for each work, in order: its JSON, or logits. Overloaded before any work when there is no room."""
+        return await self.batcher.results(works, [estimated_tokens(work) for work in works])
 
-        began_s = time.perf_counter()
-        answers = await _beside_the_loop(characters, partial(self._decode, texts, encodings, logits, options))
-        self.decode_seconds.observe(time.perf_counter() - began_s)
-        return answers
+    async def stop(self) -> None:
+        """Answers what was accepted, then ends the processes."""
+        await self.batcher.close()
+        for keeper in self._keepers:
+            keeper.cancel()
+        if self._keepers:
+            await asyncio.wait(self._keepers)
 
     def description(self) -> ModelDescription:
         """What `/v1/models` says of it."""
@@ -72,21 +104,51 @@ class ServedModel:
             "multi_label": self.manifest.multi_label,
             "relations": self.manifest.relations,
             "max_length": self.manifest.max_length,
-            "variant": self.pipeline.variant,
+            "variant": self.variant,
             "variants": sorted(self.manifest.variants),
             "digest": self.manifest.digest,
         }
 
-    def _decode(
-        self, texts: list[str], encodings: list[Encoding], logits: list[np.ndarray], options: AnswerOptions
-    ) -> list[Answer]:
-        return [self.pipeline.answer(*each, options) for each in zip(texts, encodings, logits, strict=True)]
+    async def _keep(self, process: ModelProcess) -> None:
+        """Has `process` compute; when it dies, another in its place; until cancelled."""
+        try:
+            while True:
+                lane = self.batcher.add_lane(process.run)
+                dying = asyncio.ensure_future(process.process.wait())
+                await asyncio.wait([lane.task, dying], return_when=asyncio.FIRST_COMPLETED)
+                dying.cancel()
+                if lane.task.done() and lane.task.exception() is None:
+                    return  # the batcher was closed
+                await process.kill()
+                await self.batcher.remove_lane(lane)
+                with suppress(Exception):
+                    lane.task.result()
+                log.error(
+                    "a process of model %r died (%s); starting another", self.manifest.name, process.process.returncode
+                )
+                process = await self._another()
+        finally:
+            await process.end()
 
-    def _observe_batch(self, texts: int, seconds: float) -> None:
-        self.batch_texts.observe(texts)
-        self.run_seconds.observe(seconds)
+    async def _another(self) -> ModelProcess:
+        """A process in the place of one that died, however many attempts it takes."""
+        pause_s = FIRST_PAUSE_S
+        for attempt in range(1, 1_000_000):
+            self._metrics.restarts.labels(self.manifest.name).inc()
+            try:
+                return await ModelProcess.started(self._opening, self._observe)
+            except (StillroomError, OSError) as error:
+                log.error("no process of model %r can be started: %s", self.manifest.name, error)
+                if attempt >= ATTEMPTS_IN_SILENCE and not self.ready:
+                    self.batcher.give_up(
+                        f"no process of model {self.manifest.name!r} can be started; the server's log says why"
+                    )
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        raise Unavailable("unreachable")
 
+    def _released(self, reason: Reason, texts: int) -> None:
+        self._metrics.released.labels(self.manifest.name, reason).inc()
 
-async def _beside_the_loop(characters: int, work: Callable[[], Value]) -> Value:
-    """`work()`, in a thread when its texts are long enough to hold up other requests."""
-    return work() if characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+    def _observe(self, parts: Parts) -> None:
+        self._metrics.ran(self.manifest.name, parts)

@@ -3,12 +3,11 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
-from tokenizers import Encoding
 
 from serve.errors import BundleError, InternalError
 from serve.threads import available_cores
@@ -22,6 +21,24 @@ WHOLE_VECTOR = 16
 
 OUTPUT = "logits"
 KNOWN_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+
+
+class Row(Protocol):
+    """The token ids of one text, as a tokenizer's `Encoding` has them."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Token ids."""
+
+    @property
+    def attention_mask(self) -> list[int]:
+        """1 at each."""
+
+    @property
+    def type_ids(self) -> list[int]:
+        """Which of a pair each belongs to."""
+
+    def __len__(self) -> int: ...
 
 
 class Opened(NamedTuple):
@@ -58,7 +75,7 @@ class Session:
         if OUTPUT not in graph.outputs:
             raise BundleError(f"{onnx_file} has the outputs {list(graph.outputs)}; one must be called {OUTPUT}")
 
-    def run(self, encodings: Sequence[Encoding]) -> list[np.ndarray]:
+    def run(self, encodings: Sequence[Row]) -> list[np.ndarray]:
         """The logits of each text, float32: (tokens, labels) when tokens are classified, (labels,) when texts are.
 
         Texts are padded on the right to the longest of the call, and the padding is cut off again.
@@ -159,7 +176,7 @@ def padded_length(longest: int, runtime: Runtime, max_length: int | None) -> int
     return rounded if max_length is None else max(longest, min(rounded, max_length))
 
 
-def padded(encodings: Sequence[Encoding], inputs: Sequence[str], length: int) -> dict[str, npt.NDArray[np.int64]]:
+def padded(encodings: Sequence[Row], inputs: Sequence[str], length: int) -> dict[str, npt.NDArray[np.int64]]:
     """The graph's inputs by name, each (texts, length) int64, zero where there is padding."""
     # Padding is masked out, so its id does not matter; 0 is in every vocabulary.
     columns = {

@@ -330,8 +330,9 @@ def serve(
     variant: Annotated[
         str | None, typer.Option(help="Precision to serve: fp32 or int8; the bundle's default unless given.")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Cores for one model; all that this process may use unless given.")
+    threads: Annotated[int | None, typer.Option(help="Threads of one process of a model; 1 unless given.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that compute for each model; as many as fit the cores unless given.")
     ] = None,
 ) -> None:
     """Answer over HTTP from bundles. No torch is needed.
@@ -342,7 +343,7 @@ def serve(
     """
     from serve.app import serve as serve_bundles
 
-    serve_bundles(bundles, host=host, port=port, variant=variant, threads=threads)
+    serve_bundles(bundles, host=host, port=port, variant=variant, threads=threads, processes=processes)
 
 
 @app.command()

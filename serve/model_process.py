@@ -1,0 +1,100 @@
+"""A model's process as the server holds it: started, fed with batches, replaced when it dies."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from serve.batcher import Done
+from serve.errors import BadInput, BundleError, InternalError, Unavailable
+from serve.work import LENGTH, Logits, Opened, Opening, Parts, Reply, Work, packed
+
+log = logging.getLogger("serve")
+
+# The largest message that a process is believed to send: logits of a batch, with room to spare.
+MOST_BYTES = 1 << 30
+# How long a process whose input was closed may take to end before it is killed.
+LEAVE_S = 5.0
+
+Answered = bytes | Logits
+
+
+class ModelProcess:
+    """One `serve.worker` process; `run` is a lane's function, see `serve.batcher`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, observe: Callable[[Parts], None]) -> None:
+        self.process = process
+        self._observe = observe
+        self._decoder = msgspec.msgpack.Decoder(Reply)
+        assert process.stdin
+        assert process.stdout
+        self._to, self._from = process.stdin, process.stdout
+
+    @classmethod
+    async def started(cls, opening: Opening, observe: Callable[[Parts], None]) -> "ModelProcess":
+        """A process that has opened its bundle and is warm. BundleError with what it says when it cannot; Unavailable when it dies."""
+        root = str(Path(__file__).resolve().parent.parent)
+        search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "serve.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": search_path},
+        )
+        made = cls(process, observe)
+        try:
+            made._to.write(packed(opening))
+            said = msgspec.msgpack.decode(await made._message(), type=Opened)
+        except BaseException:
+            await made.kill()
+            raise
+        if said.error is not None:
+            await made.end()
+            raise BundleError(said.error)
+        return made
+
+    async def run(self, works: list[Work], done: Done[Answered]) -> None:
+        """Has a batch answered. Unavailable when the process dies of it."""
+        self._to.write(packed(works))
+        while True:
+            reply = self._decoder.decode(await self._message())
+            if reply.last:
+                return
+            if reply.parts:
+                self._observe(reply.parts)
+            for place, answer in reply.answers:
+                done(place, answer)
+            for place, logits in reply.logits:
+                done(place, logits)
+            for place, failure in reply.failures:
+                done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
+
+    async def end(self) -> None:
+        """Lets the process leave by closing its input; kills one that does not."""
+        self._to.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), LEAVE_S)
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Ends the process at once."""
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+    async def _message(self) -> bytes:
+        try:
+            size = LENGTH.unpack(await self._from.readexactly(LENGTH.size))[0]
+            if size > MOST_BYTES:
+                raise InternalError(f"a model's process announced a message of {size:,} bytes")
+            return await self._from.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise Unavailable("the process that computed this died; try again") from error

@@ -1,0 +1,39 @@
+"""What callers may give as texts: one or many, with pairs or without, whole characters only."""
+
+from serve.errors import BadInput
+
+
+def as_texts(text: str | list[str]) -> list[str]:
+    """One text or many as a list. BadInput for anything else, and for an empty list."""
+    texts = [text] if isinstance(text, str) else text
+    if not isinstance(texts, list):
+        raise BadInput(f"text is a {type(text).__name__}; give a string or a list of strings", field="text")
+    if not texts:
+        raise BadInput("text is an empty list; give at least one text", field="text")
+    for index, each in enumerate(texts):
+        if not isinstance(each, str):
+            raise BadInput(f"text[{index}] is a {type(each).__name__}; give a string", field=f"text[{index}]")
+    return texts
+
+
+def pairs_of(text: str | list[str], text_pair: str | list[str] | None) -> list[str] | None:
+    """The second texts as a list, as many as there are first ones. BadInput when the two do not match."""
+    if text_pair is None:
+        return None
+    if isinstance(text, str) != isinstance(text_pair, str) or len(as_texts(text)) != len(as_texts(text_pair)):
+        raise BadInput("text_pair: give as many texts as in text, a string for a string", field="text_pair")
+    return as_texts(text_pair)
+
+
+def require_unicode(text: str, field: str, index: int, count: int) -> None:
+    """BadInput for text with half a surrogate pair; `index` of `count` texts in `field`."""
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        name = field if count == 1 else f"{field}[{index}]"
+        raise BadInput(
+            f"{name} has half a surrogate pair at {error.start}, which is no character; send whole characters",
+            field=name,
+        ) from error
