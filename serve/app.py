@@ -4,11 +4,13 @@ import asyncio
 import base64
 import hashlib
 import logging
+import math
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import uvicorn
@@ -21,15 +23,22 @@ from starlette.routing import Route
 
 from serve.answers import AnswerOptions
 from serve.bundle import Task
-from serve.edge import Edge, error_response, json_response, on_http_exception, on_stillroom_error
+from serve.connections import GONE, ConnectionLimits, Watch
+from serve.drain import DrainingServer
+from serve.edge import Access, Bodies, Edge, error_response, json_response, on_http_exception, on_stillroom_error
 from serve.errors import BadInput, DeadlineExceeded, NotFound, StillroomError, Unavailable
-from serve.listen import listening, signals_kept_from_killing
+from serve.keys import Keyring, read_keys
+from serve.listen import listening, openable_connections, tls_context
+from serve.logs import logging_to_stderr
 from serve.metrics import Metrics
 from serve.model_process import Answered
 from serve.openapi import openapi
+from serve.origins import Origins
 from serve.requests import ClassifyRequest, EntitiesRequest, Limits, check_limits, read_request
 from serve.served import ServedModel
+from serve.settings import ServeSettings
 from serve.texts import as_texts, pairs_of
+from serve.visit import visit_of
 from serve.work import TextWork, Work
 
 log = logging.getLogger("serve")
@@ -38,17 +47,16 @@ PAGE = Path(__file__).parent / "page" / "index.html"
 
 ENDPOINT_OF: dict[Task, str] = {"token-classification": "/v1/entities", "text-classification": "/v1/classify"}
 
-# How long a server that was told to stop waits for the answers under way.
-DRAIN_S = 30
-
-Value = TypeVar("Value")
-
 
 class Service:
     """The endpoints, and what they share: the models by name, the limits, the counters, whether all is warm."""
 
-    def __init__(self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics, *, log_texts: bool = False
+    ) -> None:
         self.limits = limits
+        self.log_texts = log_texts
+        self.stopping: Callable[[], bool] = lambda: False
         self.metrics = metrics
         self.models = {model.manifest.name: model for model in models}
         self.page = PAGE.read_bytes()
@@ -89,7 +97,9 @@ class Service:
         return json_response({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        """GET /readyz: 200 once every model has run; 503 before, and for good when one failed to."""
+        """GET /readyz: 200 once every model has run; 503 before, once the server stops, and for good when one failed to."""
+        if self.stopping():
+            return error_response(Unavailable("this server is stopping; ask another one"))
         if self._warming is None or not self._warming.done():
             return error_response(Unavailable("the models are warming up; ask again in a second"))
         if idle := [name for name, model in self.models.items() if not model.ready]:
@@ -122,13 +132,40 @@ class Service:
 
     async def answers(self, request: Request, model: ServedModel, works: list[Work]) -> list[Answered]:
         """The model's answers within the time allowed, dropped when the client hangs up; what goes wrong, as its error."""
+        visit = visit_of(request)
+        visit.model, visit.texts_count = model.manifest.name, len(works)
+        if self.log_texts:
+            visit.texts = [work.text for work in works if isinstance(work, TextWork)]
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        due_s = min(visit.due_s or math.inf, now_s + self.limits.answer_s)
+        # A server whose connections say when the client is gone saves a task that waits for it.
+        gone: asyncio.Future[None] = request.scope.get(GONE) or asyncio.ensure_future(_hung_up(request))
         try:
-            async with asyncio.timeout(self.limits.answer_s):
-                return await unless_gone(request, model.answers(works))
+            if gone.done():
+                raise ClientDisconnect
+            if due_s <= now_s:
+                raise TimeoutError
+            async with asyncio.timeout_at(due_s) as waiting:
+
+                def hung_up(_: object) -> None:
+                    waiting.reschedule(loop.time())
+
+                gone.add_done_callback(hung_up)
+                try:
+                    return await model.answers(works)
+                finally:
+                    gone.remove_done_callback(hung_up)
         except TimeoutError as error:
+            if gone.done():
+                raise ClientDisconnect from error
+            spent_s = time.perf_counter() - visit.began_s
             raise DeadlineExceeded(
-                f"no answer within {self.limits.answer_s:g} s; send fewer texts at once, or try again later"
+                f"no answer within {spent_s:.3g} s; send fewer texts at once, or try again later"
             ) from error
+        finally:
+            if isinstance(gone, asyncio.Task):
+                gone.cancel()
 
     def _model(self, name: str | None, task: Task) -> ServedModel:
         """The model called `name`, or the first one of `task`."""
@@ -162,11 +199,15 @@ def create_app(
     threads: int | None = None,
     processes: int | None = None,
     limits: Limits | None = None,
+    access: Access | None = None,
+    bodies_bytes: int = ConnectionLimits.bodies_bytes,
+    log_texts: bool = False,
 ) -> Starlette:
-    """The ASGI app that serves `bundles`; each is verified here.
+    """The ASGI app that serves `bundles`; each is verified here. Its `state.service` is the `Service`.
 
-    `variant`, `threads` and `processes` are as in `ServedModel`, for all of them. BundleError when one is damaged; BadInput when there
-    is none, or two have one name.
+    `variant`, `threads` and `processes` are as in `ServedModel`, for all of them; `access` says who may ask, everybody unless given;
+    `bodies_bytes` of request bodies are held at once. BundleError when one is damaged; BadInput when there is none, or two have
+    one name.
     """
     if not bundles:
         raise BadInput("no bundle was given; name at least one folder that `stillroom export` wrote")
@@ -178,7 +219,7 @@ def create_app(
     names = [model.manifest.name for model in models]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadInput(f"several bundles are called {', '.join(map(repr, twice))}; a request could not tell them apart")
-    service = Service(models, limits, metrics)
+    service = Service(models, limits, metrics, log_texts=log_texts)
     routes = [
         Route("/v1/entities", service.entities, methods=["POST"]),
         Route("/v1/classify", service.classify, methods=["POST"]),
@@ -190,59 +231,77 @@ def create_app(
         Route("/", service.try_page),
     ]
     endpoints = frozenset(route.path for route in routes)
+    edge = Middleware(
+        Edge,
+        metrics=metrics,
+        endpoints=endpoints,
+        access=access or Access(Keyring(), Origins()),
+        bodies=Bodies(bodies_bytes),
+    )
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Edge, metrics=service.metrics, endpoints=endpoints)],
+        middleware=[edge],
         exception_handlers={StillroomError: on_stillroom_error, HTTPException: on_http_exception},
         lifespan=service.lifespan,
     )
+    app.state.service = service
     app.router.redirect_slashes = False  # /v1/entities/ is answered 404 in our form, not redirected
     return app
 
 
 def serve(
     bundles: Sequence[Path | str],
+    settings: ServeSettings | None = None,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    variant: str | None = None,
-    threads: int | None = None,
-    processes: int | None = None,
-    limits: Limits | None = None,
     announce: Callable[[str], None] = print,
 ) -> None:
     """Serve `bundles` until SIGTERM or SIGINT; then finish the requests under way and return.
 
-    `port` 0 takes any free one. `announce` is told the server's URL once it listens. BadInput when the address cannot
-    be listened on, and all that `create_app` raises.
+    `announce` is told the server's URL once it takes connections. BadInput when the address cannot be listened on, the keys or
+    the certificate cannot be used, and all that `create_app` raises.
     """
-    app = create_app(bundles, variant=variant, threads=threads, processes=processes, limits=limits)
+    settings = settings or ServeSettings()
+    access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
+    context = tls_context(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    app = create_app(
+        bundles,
+        variant=settings.variant,
+        threads=settings.threads,
+        processes=settings.processes,
+        limits=settings.limits,
+        access=access,
+        bodies_bytes=settings.connections.bodies_bytes,
+        log_texts=settings.log_texts,
+    )
+    service: Service = app.state.service
+    most = openable_connections(settings.connections.connections)
+    watch = Watch(replace(settings.connections, connections=most), service.metrics)
+    service.stopping = lambda: watch.stopping
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        http="httptools",
+        ws="none",
+        log_config=None,
         access_log=False,
         server_header=False,
         lifespan="on",
-        timeout_graceful_shutdown=DRAIN_S,
+        timeout_keep_alive=math.ceil(settings.connections.keep_alive_s),
     )
-    with listening(host, port) as listener, signals_kept_from_killing():
-        shown_host = f"[{host}]" if ":" in host else host
-        announce(f"http://{shown_host}:{listener.getsockname()[1]}")
-        uvicorn.Server(config).run(sockets=[listener])
-
-
-async def unless_gone(request: Request, work: Coroutine[None, None, Value]) -> Value:
-    """What `work` gives; ClientDisconnect, with `work` cancelled, when the client hangs up first."""
-    working = asyncio.ensure_future(work)
-    hanging_up = asyncio.ensure_future(_hung_up(request))
-    try:
-        await asyncio.wait([working, hanging_up], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        hanging_up.cancel()
+    with (
+        listening(settings.host, settings.port) as listener,
+        logging_to_stderr(settings.log_format, requests=settings.access_log),
+    ):
+        shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"{'https' if context else 'http'}://{shown_host}:{listener.getsockname()[1]}"
+        DrainingServer(
+            config,
+            listener,
+            watch,
+            context=context,
+            linger_s=settings.linger_s,
+            drain_s=settings.drain_s,
+            opened=lambda: announce(url),
+        ).run()
 
 
 def content_security_policy(page: str) -> str:
