@@ -79,16 +79,17 @@ class ModelProcess:
     async def end(self) -> None:
         """Lets the process leave by closing its input; kills one that does not."""
         self._to.close()
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), LEAVE_S)
-        except TimeoutError:
-            await self.kill()
+        await self.kill()
 
     async def kill(self) -> None:
         """Ends the process at once."""
         with suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
+        self.process._transport.close()  # type: ignore[attr-defined]  # its pipes; asyncio has no public name for it
+        await asyncio.sleep(0)  # the pipes are told in the next turn of the loop
 
     async def _message(self) -> bytes:
         try:

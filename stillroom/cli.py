@@ -334,6 +334,9 @@ def serve(
     processes: Annotated[
         int | None, typer.Option(help="Processes that compute for each model; as many as fit the cores unless given.")
     ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="Another name for a model, such as prod=name; repeatable.")
+    ] = None,
 ) -> None:
     """Answer over HTTP from bundles. No torch is needed.
 
@@ -341,9 +344,18 @@ def serve(
 
       stillroom serve ner.bundle --port 8000
     """
+    from serve.app import aliases_of
     from serve.app import serve as serve_bundles
 
-    serve_bundles(bundles, host=host, port=port, variant=variant, threads=threads, processes=processes)
+    serve_bundles(
+        bundles,
+        host=host,
+        port=port,
+        variant=variant,
+        threads=threads,
+        processes=processes,
+        aliases=aliases_of(alias or []),
+    )
 
 
 @app.command()
