@@ -65,8 +65,6 @@ class ModelProcess:
         self._to.write(packed(works))
         while True:
             reply = self._decoder.decode(await self._message())
-            if reply.last:
-                return
             if reply.parts:
                 self._observe(reply.parts)
             for place, answer in reply.answers:
@@ -75,6 +73,8 @@ class ModelProcess:
                 done(place, logits)
             for place, failure in reply.failures:
                 done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
+            if reply.last:
+                return
 
     async def end(self) -> None:
         """Lets the process leave by closing its input; kills one that does not."""

@@ -37,7 +37,6 @@ def main() -> None:
     for works in messages(asked, list[Work]):
         for reply in replies(pipeline, works):
             write(said, reply)
-        write(said, Reply(last=True))
 
 
 def opened(opening: Opening) -> Pipeline:
@@ -55,8 +54,10 @@ def opened(opening: Opening) -> Pipeline:
 def replies(pipeline: Pipeline, works: list[Work]) -> Iterator[Reply]:
     """The answers to `works`, as soon as each batch of the model is done."""
     encoder = msgspec.json.Encoder()
+    left = len(works)
     for done, parts in pipeline.answered(works):
-        reply = Reply([], [], [], parts)
+        left -= len(done)
+        reply = Reply([], [], [], parts, last=left == 0)
         for place, answer in done:
             if isinstance(answer, StillroomError):
                 ours = answer.fault == "ours"
