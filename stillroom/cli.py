@@ -616,6 +616,13 @@ def export(
     ],
     precision: Annotated[str, typer.Option(help="Graphs to make: fp32, fp16, int8.")] = "fp32,int8",
     gate: Annotated[float, typer.Option(help="Least share of the fp32 metric that int8 and fp16 keep.")] = 0.99,
+    out_of_scope: Annotated[
+        str,
+        typer.Option(help="Label of texts that the model has no answer to, to tell these apart.", show_default="none"),
+    ] = "",
+    keep_right: Annotated[
+        float, typer.Option(help="Or the share of right answers to keep when it abstains; 0 is never to abstain.")
+    ] = 0.95,
     int8: Annotated[
         str,
         typer.Option(help="static; weight-only, near fp32 and no faster; dynamic, whose answers depend on the batch."),
@@ -649,7 +656,8 @@ def export(
     from stillroom.verbs import export as export_bundle
 
     made = export_bundle(
-        checkpoint, out, data, precision=precision, gate=gate, int8=int8, runtime=runtime, fuse=fuse,
+        checkpoint, out, data, precision=precision, gate=gate, out_of_scope=out_of_scope, keep_right=keep_right,
+        int8=int8, runtime=runtime, fuse=fuse,
         keep_words_of=tuple(keep_words_of or ()), name=name, max_length=max_length, latency_seconds=latency_seconds,
         threads=threads,
     )  # fmt: skip
