@@ -242,6 +242,13 @@ def run(
         float | None, _setting("teacher_gate", help="Least share of the teacher's metric that is shipped.")
     ] = None,
     gate: Annotated[float | None, _setting("gate", help="Least share of the fp32 metric that int8 keeps.")] = None,
+    out_of_scope: Annotated[
+        str | None, _setting("out_of_scope", help="Label of texts that the model has no answer to, to abstain from.")
+    ] = None,
+    keep_right: Annotated[
+        float | None,
+        _setting("keep_right", help="Or the share of right answers to keep when it abstains; 0 is never to abstain."),
+    ] = None,
     max_minutes: Annotated[float | None, _setting("max_minutes", help="Fit the training to this many minutes.")] = None,
     latency_seconds: Annotated[
         float | None, _setting("latency_seconds", help="For timing all models together.")
