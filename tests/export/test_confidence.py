@@ -119,6 +119,9 @@ def test_the_calibration_error_is_the_papers_sum_over_bins() -> None:
     # Two labels at half each, in the bin from 7/15 to 8/15: said 0.5, and right a quarter of the times.
     even = np.zeros((4, 2))
     assert expected_calibration_error(even, np.array([0, 1, 1, 1])) == 0.25
+    # A third is in the bin below it, from 4/15, with 0.3: one of the two right.
+    two = np.log([[1, 1, 1, 1e-300], [0.3, 0.25, 0.25, 0.2]])
+    assert expected_calibration_error(two, np.array([0, 1])) == pytest.approx((1 - 1 / 3 - 0.3) / 2)
     # Each label on its own: of four that are said to apply with 0.5 one does.
     assert expected_calibration_error(even[:2], np.array([[1, 0], [0, 0]])) == 0.25
     assert expected_calibration_error(even[:0], np.zeros(0, dtype=np.int64)) == 0
