@@ -242,6 +242,13 @@ def run(
         float | None, _setting("teacher_gate", help="Least share of the teacher's metric that is shipped.")
     ] = None,
     gate: Annotated[float | None, _setting("gate", help="Least share of the fp32 metric that int8 keeps.")] = None,
+    out_of_scope: Annotated[
+        str | None, _setting("out_of_scope", help="Label of texts that the model has no answer to, to abstain from.")
+    ] = None,
+    keep_right: Annotated[
+        float | None,
+        _setting("keep_right", help="Or the share of right answers to keep when it abstains; 0 is never to abstain."),
+    ] = None,
     max_minutes: Annotated[float | None, _setting("max_minutes", help="Fit the training to this many minutes.")] = None,
     latency_seconds: Annotated[
         float | None, _setting("latency_seconds", help="For timing all models together.")
@@ -628,6 +635,13 @@ def export(
     ],
     precision: Annotated[str, typer.Option(help="Graphs to make: fp32, fp16, int8.")] = "fp32,int8",
     gate: Annotated[float, typer.Option(help="Least share of the fp32 metric that int8 and fp16 keep.")] = 0.99,
+    out_of_scope: Annotated[
+        str,
+        typer.Option(help="Label of texts that the model has no answer to, to tell these apart.", show_default="none"),
+    ] = "",
+    keep_right: Annotated[
+        float, typer.Option(help="Or the share of right answers to keep when it abstains; 0 is never to abstain.")
+    ] = 0.95,
     int8: Annotated[
         str,
         typer.Option(help="static; weight-only, near fp32 and no faster; dynamic, whose answers depend on the batch."),
@@ -661,7 +675,8 @@ def export(
     from stillroom.verbs import export as export_bundle
 
     made = export_bundle(
-        checkpoint, out, data, precision=precision, gate=gate, int8=int8, runtime=runtime, fuse=fuse,
+        checkpoint, out, data, precision=precision, gate=gate, out_of_scope=out_of_scope, keep_right=keep_right,
+        int8=int8, runtime=runtime, fuse=fuse,
         keep_words_of=tuple(keep_words_of or ()), name=name, max_length=max_length, latency_seconds=latency_seconds,
         threads=threads,
     )  # fmt: skip
