@@ -94,14 +94,14 @@ class Crew:
         self.threads = threads or 1
         self.processes = processes or max(1, available_cores() // self.threads)
         self._opening = Opening(str(bundle_path), self.manifest.digest, choice.variant, self.threads)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="crew", daemon=True)
         self._queue: asyncio.Queue[_Chunk] = asyncio.Queue()
         self._windows: set[Future[list[Result]]] = set()
         self._feeding: list[asyncio.Task[None]] = []
         self._broken: Exception | None = None
 
     def __enter__(self) -> "Crew":
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="crew", daemon=True)
         self._thread.start()
         try:
             self._wait_for(self._start())

@@ -119,21 +119,19 @@ def annotate(settings: Annotation) -> dict[str, Any]:
         "field": settings.answer_field,
         **dataclasses.asdict(settings.options),
     }
-    tally = _Tally()
-    began_s = time.monotonic()
+    tally, seconds = _Tally(), 0.0
     with (
         InputFile(settings.input, settings.format, answer_field=settings.answer_field) as source,
         AnswerFile(settings.output, lineage, restart=settings.restart) as output,
     ):
         rows = source.rows()
         tally.rows_before = _compared(rows, source, output, settings.answer_field)
-        began_s = time.monotonic()
-        windows = _windows(rows, source, settings, tally)
-        if (first := next(windows, None)) is not None:
+        if (first := next(rows, None)) is not None:
             with crew, bar("annotate") as shown:
                 began_s = time.monotonic()
-                _answer(itertools.chain([first], windows), crew, settings, output, tally, shown)
-    seconds = time.monotonic() - began_s
+                windows = _windows(itertools.chain([first], rows), source, settings, tally)
+                _answer(windows, crew, settings, output, tally, shown)
+                seconds = time.monotonic() - began_s
     if tally.bad_rows and settings.bad_rows == "stop":
         raise BadInput(
             f"{tally.rows_before + tally.rows:,} rows are in {output.name}; the next cannot be used:\n{tally.told()}\n"

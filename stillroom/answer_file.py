@@ -36,7 +36,7 @@ class AnswerFile:
     def __init__(self, path: Path, lineage: Mapping[str, Any], *, restart: bool = False) -> None:
         self.path, self.lineage, self.restart = path, dict(lineage), restart
         self.name = "standard output" if path == STDOUT else str(path)
-        self.lineage_path = path.with_name(f"{path.name}.lineage.json")
+        self.lineage_path = path.parent / f"{path.name}.lineage.json"
         self.lasting = False
         self._synced_s = time.monotonic()
 

@@ -70,7 +70,8 @@ def guarded(call: Callable[[], Any]) -> int:
     except SystemExit as leaving:
         if leaving.code == 130:
             say(
-                "Stopped. `run`, `distill`, `finetune`, `compare` and `annotate` go on where they were when the same command is given again."
+                "Stopped. `run`, `distill`, `finetune`, `compare` and `annotate` go on where they were when the same command is given "
+                "again."
             )
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except StillroomError as error:
