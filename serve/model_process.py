@@ -73,8 +73,6 @@ class ModelProcess:
         """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it."""
         while True:
             reply = self._decoder.decode(await self._message())
-            if reply.last:
-                return
             if reply.parts:
                 self._observe(reply.parts)
             for place, answer in reply.answers:
@@ -83,6 +81,8 @@ class ModelProcess:
                 done(place, logits)
             for place, failure in reply.failures:
                 done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
+            if reply.last:
+                return
 
     async def end(self) -> None:
         """Lets the process leave by closing its input; kills one that does not."""

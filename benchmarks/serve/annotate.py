@@ -5,12 +5,14 @@
 TEXTS is a file that `annotate` reads. The bare sessions have what no real job has: all texts in memory, sorted by length, in as
 many processes of one thread as `annotate` uses, each of which takes the next block when it is free, tokenises, runs and decodes
 it, and keeps the answers. `annotate` starts anew each turn, reads the file, and writes JSON lines. Both clocks run from the first text
-to the last answer, neither counts the start of the processes. The answers are compared: any difference ends with 1.
+to the last answer; neither counts the start of the processes. Beside them stand the seconds of all cores that each took, which other
+programs on the machine hardly change; for `annotate` less what one row takes. The answers are compared: any difference ends with 1.
 """
 
 import argparse
 import json
 import multiprocessing
+import resource
 import subprocess
 import sys
 import tempfile
@@ -45,8 +47,9 @@ def bare(bundle: Path, file: Path, variant: str | None, run_tokens: int, block: 
     texts = texts_of(file)
     blocks = length_chunks([len(text) // 4 + len(pair or "") // 4 + 2 for text, pair in texts], BLOCK_TOKENS)
     pipe.send("ready")
-    while pipe.recv() == "go":
+    while pipe.recv():
         answers = {}
+        began_s = time.process_time()
         while True:
             with block.get_lock():
                 mine = block.value
@@ -59,7 +62,7 @@ def bare(bundle: Path, file: Path, variant: str | None, run_tokens: int, block: 
             for batch in length_batches([len(each) for each in encodings], run_tokens):
                 for place, logits in zip(batch, pipeline.session.run([encodings[i] for i in batch]), strict=True):
                     answers[blocks[mine][place]] = pipeline.answer(chosen[place][0], encodings[place], logits, options)
-        pipe.send(time.perf_counter())
+        pipe.send((time.perf_counter(), time.process_time() - began_s))
         pipe.send(answers)
 
 
@@ -78,28 +81,42 @@ class Bare:
         for pipe in self.pipes:
             pipe.recv()
 
-    def turn(self) -> tuple[float, dict[int, Any]]:
-        """Seconds, and the answers by place."""
+    def turn(self) -> tuple[float, float, dict[int, Any]]:
+        """Seconds, core-seconds, and the answers by place."""
         self.block.value = 0
         began_s = time.perf_counter()
         for pipe in self.pipes:
-            pipe.send("go")
-        ended_s = max(pipe.recv() for pipe in self.pipes)
+            pipe.send(True)
+        ended = [pipe.recv() for pipe in self.pipes]
         answers: dict[int, Any] = {}
         for pipe in self.pipes:
             answers |= pipe.recv()
-        return ended_s - began_s, answers
+        return max(end_s for end_s, _ in ended) - began_s, sum(core_s for _, core_s in ended), answers
+
+    def end(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(False)
 
 
-def annotated(bundle: Path, file: Path, variant: str | None, processes: int, out: Path) -> tuple[float, dict[int, Any]]:
-    """Seconds, and the answers by place."""
+def annotated(
+    bundle: Path, file: Path, variant: str | None, processes: int, out: Path
+) -> tuple[float, float, dict[int, Any]]:
+    """Seconds, core-seconds with the start of the processes, and the answers by place."""
     command = [sys.executable, "-m", "stillroom", "annotate", str(bundle), "--input", str(file), "--output", str(out)]
     command += ["--restart", "--field", "benchmark", "--processes", str(processes), "--json"]
     command += ["--variant", variant] if variant else []
+    before_s = core_seconds()
     said = subprocess.run(command, capture_output=True, text=True, check=True)
+    took_s = core_seconds() - before_s
     with out.open(encoding="utf-8") as lines:
         answers = {place: json.loads(line)["benchmark"] for place, line in enumerate(lines)}
-    return json.loads(said.stdout)["seconds"], answers
+    return json.loads(said.stdout)["seconds"], took_s, answers
+
+
+def core_seconds() -> float:
+    """Of the processes that were started from here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -114,25 +131,38 @@ def main() -> None:
     given = parser.parse_args()
     sessions = Bare(given.bundle, given.texts, given.variant, given.run_tokens, given.processes)
     seconds: dict[str, list[float]] = {"annotate": [], "bare": []}
+    cores: dict[str, list[float]] = {"annotate": [], "bare": []}
     with tempfile.TemporaryDirectory() as folder:
+        out, one_row = Path(folder) / "answers.jsonl", Path(folder) / "one.jsonl"
+        one_row.write_text('{"text": "one"}\n')
         for turn in range(given.turns):
             found: dict[str, dict[int, Any]] = {}
             for name in ("annotate", "bare")[:: 1 if turn % 2 else -1]:
                 if name == "bare":
-                    took_s, found[name] = sessions.turn()
+                    took_s, cores_s, found[name] = sessions.turn()
                 else:
-                    took_s, found[name] = annotated(
-                        given.bundle, given.texts, given.variant, given.processes, Path(folder) / "answers.jsonl"
-                    )
+                    how = (given.variant, given.processes, out)
+                    start_s = annotated(given.bundle, one_row, *how)[1]
+                    took_s, cores_s, found[name] = annotated(given.bundle, given.texts, *how)
+                    cores_s -= start_s
                 seconds[name].append(took_s)
+                cores[name].append(cores_s)
             if found["annotate"] != found["bare"]:
                 sys.exit("The answers differ.")
     texts = len(found["bare"])
-    ratio, low, high = paired_ratio(*([np.array([s]) for s in seconds[name]] for name in ("bare", "annotate")))
+    sessions.end()
+    ratios = {
+        what: paired_ratio(*([np.array([s]) for s in taken[name]] for name in ("bare", "annotate")))
+        for what, taken in (("texts_per_s", seconds), ("texts_per_core_s", cores))
+    }
     print(f"{texts} texts, {given.processes} processes, {given.turns} turns; answers equal")
     for name, taken in seconds.items():
         print(f"{name:9s} {texts / np.median(taken):8.0f} texts/s  ({', '.join(f'{s:.2f}' for s in taken)} s)")
-    print(f"annotate over bare {ratio:.3f} [{low:.3f}, {high:.3f}]")
+        print(
+            f"{'':9s} {texts / np.median(cores[name]):8.0f} texts/core-s  ({', '.join(f'{s:.2f}' for s in cores[name])} s)"
+        )
+    for what, (ratio, low, high) in ratios.items():
+        print(f"annotate over bare, {what}: {ratio:.3f} [{low:.3f}, {high:.3f}]")
     if given.out:
         document = {
             "machine": machine_facts(),
@@ -140,7 +170,10 @@ def main() -> None:
             "texts": texts,
             "processes": given.processes,
             "seconds": seconds,
-            "ratio": {"a": "annotate", "b": "bare", "ratio": ratio, "low": low, "high": high},
+            "core_seconds": cores,
+            "annotate_over_bare": {
+                what: dict(zip(("ratio", "low", "high"), found, strict=True)) for what, found in ratios.items()
+            },
         }
         given.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

@@ -243,7 +243,9 @@ BAD = [
     pytest.param(b'{"text": "a", "answer": 1}', "has a field 'answer' already", id="an-answer"),
     pytest.param(b'{"text": "a", "x": ' + b"[" * 10_000, "is not JSON", id="very-deep"),
     pytest.param(b'{"text": "' + b"a" * 3000 + b'"}', "is longer than 2,000 bytes", id="too-long"),
-    pytest.param(b'{"text": "a", "text_pair": "b"}', "text_pair: 'cities' finds entities in one text", id="a-pair-for-entities"),
+    pytest.param(
+        b'{"text": "a", "text_pair": "b"}', "text_pair: 'cities' finds entities in one text", id="a-pair-for-entities"
+    ),
     pytest.param(b'{"text": "love it"}', "the model gave logits that are not finite", id="the-model-fails"),
 ]
 
