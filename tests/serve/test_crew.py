@@ -71,9 +71,9 @@ def test_processes_that_die_again_and_again_end_in_an_error_and_not_in_silence(e
         killer = threading.Thread(target=kill_all)
         killer.start()
         try:
+            window = crew.submit([TextWork("please " * 25)] * 200_000)
             with pytest.raises(StillroomError, match="died"):
-                for _ in range(1000):
-                    crew.submit([TextWork("please " * 25)] * 2000).result(timeout=60)
+                window.result(timeout=60)
         finally:
             ended.set()
             killer.join()
