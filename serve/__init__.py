@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from serve.bundle import open_bundle
+    from serve.client import Client
     from serve.pipeline import Pipeline
 
-__all__ = ["Pipeline", "open_bundle"]
+__all__ = ["Client", "Pipeline", "open_bundle"]
 
 
 def __getattr__(name: str) -> object:
@@ -15,6 +16,10 @@ def __getattr__(name: str) -> object:
         from serve.pipeline import Pipeline
 
         return Pipeline
+    if name == "Client":
+        from serve.client import Client
+
+        return Client
     if name == "open_bundle":
         from serve.bundle import open_bundle
 

@@ -62,7 +62,15 @@ class ModelProcess:
 
     async def run(self, works: list[Work], done: Done[Answered]) -> None:
         """Has a batch answered. Unavailable when the process dies of it."""
+        self.ask(works)
+        await self.hear(done)
+
+    def ask(self, works: list[Work]) -> None:
+        """Sends a batch, which may be while earlier ones are computed: it is begun when they are done."""
         self._to.write(packed(works))
+
+    async def hear(self, done: Done[Answered]) -> None:
+        """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it."""
         while True:
             reply = self._decoder.decode(await self._message())
             if reply.parts:

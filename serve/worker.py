@@ -35,6 +35,9 @@ def main() -> None:
         return
     write(said, Opened())
     for works in messages(asked, list[Work]):
+        if opening.whole:
+            write(said, together(replies(pipeline, works)))
+            continue
         for reply in replies(pipeline, works):
             write(said, reply)
 
@@ -67,6 +70,16 @@ def replies(pipeline: Pipeline, works: list[Work]) -> Iterator[Reply]:
             else:
                 reply.answers.append((place, encoder.encode(answer)))
         yield reply
+
+
+def together(parts: Iterator[Reply]) -> Reply:
+    """All of them as one, the last: fewer messages, where nobody waits for the first answer."""
+    whole = Reply([], [], [], last=True)
+    for part in parts:
+        whole.answers.extend(part.answers)
+        whole.logits.extend(part.logits)
+        whole.failures.extend(part.failures)
+    return whole
 
 
 def messages(stream: BinaryIO, kind: type[Message]) -> Iterator[Message]:
