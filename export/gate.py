@@ -23,7 +23,8 @@ from export.nodes import Wiring
 from export.quantise import NO_SATURATION, Quantised, WeightBits, quantise_static
 from export.smooth import smoothed
 from serve.cpu import cpu_features, suits
-from serve.session import Runtime, Session
+from serve.runtimes import Runtime
+from serve.session import Session
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -18,7 +18,7 @@ from export.pack import ONNX_NAMES
 from export.parity import Parity, Precision, Text, graph_parity, variant_parity
 from export.quantise import Quantised, Scheme, quantise_dynamic, quantise_weight_only
 from serve.errors import BadInput, GateMissed, StillroomError
-from serve.session import Runtime, has_openvino
+from serve.runtimes import Runtime, has_openvino
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -31,7 +31,7 @@ from latency.report import Report, write_report
 from serve.bundle import canonical_json
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput, GateMissed
-from serve.session import Runtime
+from serve.runtimes import Runtime
 from serve.threads import available_cores
 from stillroom.ground import usable_length
 from stillroom.lineage import LINEAGE, read_lineage

@@ -19,7 +19,8 @@ from export.pack import ONNX_NAMES
 from export.variants import Variants, Wanted, faults_of, heads_of, make_variants, refuse_nothing_to_keep
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
-from serve.session import Session, has_openvino
+from serve.runtimes import has_openvino
+from serve.session import Session
 
 EVERY_FUSION: tuple[Fusion, ...] = ("attention", "skip-layer-norm", "bias-gelu", "embedding")
 
