@@ -6,10 +6,12 @@ import hashlib
 import logging
 import math
 import re
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,20 +25,20 @@ from starlette.routing import Route
 
 from serve.answers import AnswerOptions
 from serve.bundle import Task
-from serve.connections import GONE, ConnectionLimits, Watch
+from serve.connections import GONE, Watch
 from serve.drain import DrainingServer
 from serve.edge import Access, Bodies, Edge, error_response, json_response, on_http_exception, on_stillroom_error
-from serve.errors import BadInput, DeadlineExceeded, NotFound, StillroomError, Unavailable
+from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.keys import Keyring, read_keys
-from serve.listen import listening, openable_connections, tls_context
+from serve.listen import listening, load_certificate, openable_connections, reloading_on_hangup, tls_context
 from serve.logs import logging_to_stderr
 from serve.metrics import Metrics
 from serve.model_process import Answered
 from serve.openapi import openapi
 from serve.origins import Origins
-from serve.requests import ClassifyRequest, EntitiesRequest, Limits, check_limits, read_request
+from serve.requests import ClassifyRequest, EntitiesRequest, check_limits, read_request
 from serve.served import ServedModel
-from serve.settings import ServeSettings
+from serve.settings import ConnectionLimits, Limits, ServeSettings
 from serve.texts import as_texts, pairs_of
 from serve.visit import visit_of
 from serve.work import TextWork, Work
@@ -49,16 +51,24 @@ ENDPOINT_OF: dict[Task, str] = {"token-classification": "/v1/entities", "text-cl
 
 
 class Service:
-    """The endpoints, and what they share: the models by name, the limits, the counters, whether all is warm."""
+    """The endpoints, and what they share: the models by name and their other names, the limits, the counters."""
 
     def __init__(
-        self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics, *, log_texts: bool = False
+        self,
+        models: Sequence[ServedModel],
+        limits: Limits,
+        metrics: Metrics,
+        aliases: Mapping[str, str],
+        *,
+        log_texts: bool = False,
     ) -> None:
         self.limits = limits
         self.log_texts = log_texts
         self.stopping: Callable[[], bool] = lambda: False
+        self.read_again: Callable[[], None] = lambda: None
         self.metrics = metrics
         self.models = {model.manifest.name: model for model in models}
+        self.aliases = dict(aliases)
         self.page = PAGE.read_bytes()
         self.page_headers = {"Content-Security-Policy": content_security_policy(self.page.decode("utf-8"))}
         self._warming: asyncio.Task[None] | None = None
@@ -67,7 +77,8 @@ class Service:
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Start the models' processes beside the first requests, which wait for them; at the end, finish what was accepted."""
         self._warming = asyncio.create_task(self._start())
-        yield
+        with reloading_on_hangup(self.reload):
+            yield
         if not self._warming.done():
             self._warming.cancel()
         await asyncio.wait([self._warming])
@@ -153,7 +164,8 @@ class Service:
 
                 gone.add_done_callback(hung_up)
                 try:
-                    return await model.answers(works)
+                    with model.held():
+                        return await model.answers(works)
                 finally:
                     gone.remove_done_callback(hung_up)
         except TimeoutError as error:
@@ -172,9 +184,7 @@ class Service:
         of_task = [model for model in self.models.values() if model.manifest.task == task]
         if name is None and of_task:
             return of_task[0]
-        if name is not None and name not in self.models:
-            raise NotFound(f"there is no model {name!r}; there is {', '.join(map(repr, self.models))}", field="model")
-        other = self.models[name] if name is not None else next(iter(self.models.values()))
+        other = self.named(name) if name is not None else next(iter(self.models.values()))
         if other.manifest.task != task:
             raise BadInput(
                 f"{other.manifest.name!r} is for {other.manifest.task}; "
@@ -182,6 +192,37 @@ class Service:
                 field="model",
             )
         return other
+
+    def named(self, name: str) -> ServedModel:
+        """The model called `name`, or of that alias. NotFound when there is none."""
+        model = self.models.get(self.aliases.get(name, name))
+        if model is None:
+            names = [*self.models, *self.aliases]
+            raise NotFound(f"there is no model {name!r}; there is {', '.join(map(repr, names))}", field="model")
+        return model
+
+    async def reload(self) -> None:
+        """Reads keys, certificate and bundles again, and serves what is there now once it is warm; what cannot be read stays as it was.
+
+        Requests that were begun are answered by the model that they began with.
+        """
+        self.read_again()
+        for name, old in list(self.models.items()):
+            try:
+                new = await asyncio.to_thread(old.opened_again)
+                if new.manifest.name != name:
+                    raise BundleError(
+                        f"{old.path} holds {new.manifest.name!r} now, not {name!r}; start the server anew"
+                    )
+                await new.start()
+            except (StillroomError, OSError) as error:
+                log.error("model %r stays as it was, the bundle cannot be opened again: %s", name, error)
+                self.metrics.reloads.labels(name, "failed").inc()
+                continue
+            self.models[name] = new
+            self.metrics.reloads.labels(name, "done").inc()
+            log.warning("model %r is now %s", name, new.manifest.digest[:12])
+            await old.stop()
 
     async def _start(self) -> None:
         for model in self.models.values():
@@ -202,12 +243,13 @@ def create_app(
     access: Access | None = None,
     bodies_bytes: int = ConnectionLimits.bodies_bytes,
     log_texts: bool = False,
+    aliases: Mapping[str, str] | None = None,
 ) -> Starlette:
     """The ASGI app that serves `bundles`; each is verified here. Its `state.service` is the `Service`.
 
-    `variant`, `threads` and `processes` are as in `ServedModel`, for all of them; `access` says who may ask, everybody unless given;
-    `bodies_bytes` of request bodies are held at once. BundleError when one is damaged; BadInput when there is none, or two have
-    one name.
+    `variant`, `threads` and `processes` are as in `ServedModel`, for all of them; `aliases` are other names of models; `access`
+    says who may ask, everybody unless given; `bodies_bytes` of request bodies are held at once. BundleError when one is
+    damaged; BadInput when there is none, or two have one name.
     """
     if not bundles:
         raise BadInput("no bundle was given; name at least one folder that `stillroom export` wrote")
@@ -219,7 +261,12 @@ def create_app(
     names = [model.manifest.name for model in models]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadInput(f"several bundles are called {', '.join(map(repr, twice))}; a request could not tell them apart")
-    service = Service(models, limits, metrics, log_texts=log_texts)
+    aliases = aliases or {}
+    for alias, name in aliases.items():
+        if name not in names or alias in names:
+            reason = "that is a bundle's own name" if alias in names else f"there is {', '.join(map(repr, names))}"
+            raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
+    service = Service(models, limits, metrics, aliases, log_texts=log_texts)
     routes = [
         Route("/v1/entities", service.entities, methods=["POST"]),
         Route("/v1/classify", service.classify, methods=["POST"]),
@@ -262,13 +309,14 @@ def serve(
     """
     settings = settings or ServeSettings()
     access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
-    context = tls_context(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    context = tls_context(settings)
     app = create_app(
         bundles,
         variant=settings.variant,
         threads=settings.threads,
         processes=settings.processes,
         limits=settings.limits,
+        aliases=aliases_of(settings.alias),
         access=access,
         bodies_bytes=settings.connections.bodies_bytes,
         log_texts=settings.log_texts,
@@ -277,6 +325,7 @@ def serve(
     most = openable_connections(settings.connections.connections)
     watch = Watch(replace(settings.connections, connections=most), service.metrics)
     service.stopping = lambda: watch.stopping
+    service.read_again = partial(read_again, settings, access, context)
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -302,6 +351,27 @@ def serve(
             drain_s=settings.drain_s,
             opened=lambda: announce(url),
         ).run()
+
+
+def read_again(settings: ServeSettings, access: Access, context: ssl.SSLContext | None) -> None:
+    """Reads the keys and the certificate once more, for what comes from now on; what cannot be read leaves the old ones."""
+    try:
+        access.keyring = read_keys(settings.keys).after(access.keyring)
+        if context is not None:
+            load_certificate(context, settings)
+    except BadInput as error:
+        log.error("keys or certificate stay as they were: %s", error)
+
+
+def aliases_of(given: Sequence[str]) -> dict[str, str]:
+    """`OTHER=NAME` as other -> name. BadInput for anything else."""
+    aliases = {}
+    for each in given:
+        other, equals, name = each.partition("=")
+        if not (other and equals and name):
+            raise BadInput(f"--alias {each!r}: give OTHER=NAME, such as prod=support")
+        aliases[other] = name
+    return aliases
 
 
 def content_security_policy(page: str) -> str:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import msgspec
@@ -19,6 +18,7 @@ from uvicorn.server import ServerState
 from serve.errors import BadRequest, HeadTooLarge, StillroomError, TooSlow, Unavailable
 from serve.logs import FIELDS, access_log
 from serve.metrics import Metrics
+from serve.settings import ConnectionLimits
 from serve.visit import new_request_id
 
 log = logging.getLogger("serve")
@@ -40,32 +40,6 @@ GONE = "stillroom.gone"
 
 # Why a connection was cut.
 Reason = Literal["full", "head", "body", "unread", "malformed", "idle_for_room", "handshake", "stopping"]
-
-
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """What clients may occupy."""
-
-    connections: int = 1024
-    """Connections at once; for one more an idle one is closed, or it is refused with 503."""
-    head_s: float = 10.0
-    """Seconds in which a request's head (and the TLS handshake) must be there, or it is answered 408."""
-    body_s: float = 30.0
-    """Seconds in which a request's body must be there, or it is answered 408."""
-    write_s: float = 30.0
-    """Seconds in which a client must take its answer (longer for a long one, see least_bytes_per_s), or it is cut off."""
-    least_bytes_per_s: int = 1000
-    """Bytes a second, on the average, that a client must at least send of a body or take of an answer."""
-    keep_alive_s: float = 75.0
-    """Seconds that a connection may be idle between requests."""
-    head_bytes: int = 32_768
-    """Bytes of one request's head; beyond it is answered 431."""
-    headers: int = 100
-    """Headers of one request; beyond it is answered 431."""
-    bodies_bytes: int = 67_108_864
-    """Bytes of request bodies that are held at once, of all connections; beyond it a request is answered 429."""
-    unsent_bytes: int = 67_108_864
-    """Bytes of answers that clients have not taken, of all connections; beyond it the worst of them is cut off."""
 
 
 class Watch:

@@ -102,6 +102,11 @@ class Keyring:
             raise Unauthorized("this server does not know the key that was sent; ask who runs it for one")
         return found
 
+    def after(self, before: "Keyring") -> "Keyring":
+        """These keys, where those that were there before go on with what they have used."""
+        known = {(key.name, key.digest, key.limits): key for key in before.keys}
+        return Keyring([known.get((key.name, key.digest, key.limits), key) for key in self.keys])
+
 
 def read_keys(file: Path | None, environment: Mapping[str, str] = os.environ) -> Keyring:
     """The keys of `file` and of STILLROOM_KEYS, which has lines as the file has, or several set apart by commas.

@@ -1,14 +1,17 @@
-"""The socket a server listens on, how it is encrypted, and how many files it may open."""
+"""The socket a server listens on, how it is encrypted, how many files it may open, and the signal to reload."""
 
+import asyncio
 import logging
 import os
+import signal
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from serve.errors import BadInput
+from serve.settings import ServeSettings
 
 log = logging.getLogger("serve")
 
@@ -31,36 +34,60 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def tls_context(
-    certificate: Path | None,
-    key: Path | None,
-    client_authority: Path | None,
-    environment: Mapping[str, str] = os.environ,
-) -> ssl.SSLContext | None:
+@contextmanager
+def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> Iterator[None]:
+    """Within it, SIGHUP calls `reload`, one call after another. Where there are no such signals, nothing does."""
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = asyncio.Event()
+
+    async def when_asked() -> None:
+        while True:
+            await asked.wait()
+            asked.clear()
+            await reload()
+
+    loop = asyncio.get_running_loop()
+    reloader = loop.create_task(when_asked())
+    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        reloader.cancel()
+
+
+def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
     """How to speak TLS (1.2 or later): None without a certificate. BadInput names the file that cannot be used."""
-    if certificate is None:
-        if key or client_authority:
+    if settings.tls_cert is None:
+        if settings.tls_key or settings.tls_client_ca:
             raise BadInput("--tls-key and --tls-client-ca are of use only with --tls-cert; give the certificate, too")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
+    load_certificate(context, settings)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, settings: ServeSettings) -> None:
+    """Has `context` use the files as they are now. BadInput names the one that cannot be used."""
+    certificate, key, authority = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+    assert certificate
     try:
         # Without a password OpenSSL would ask for one at the terminal, and wait.
-        context.load_cert_chain(certificate, key, password=lambda: environment.get(TLS_PASSWORD_VARIABLE, ""))
+        context.load_cert_chain(certificate, key, password=lambda: os.environ.get(TLS_PASSWORD_VARIABLE, ""))
     except (OSError, ValueError) as error:
         raise BadInput(
-            f"the certificate {certificate} with the key {key or 'in it'} cannot be used ({error}); give a chain and its key in PEM, "
-            f"and the key's password, if it has one, in {TLS_PASSWORD_VARIABLE}"
+            f"the certificate {certificate} with the key {key or 'in it'} cannot be used ({error}); give a chain and its key "
+            f"in PEM, and the key's password, if it has one, in {TLS_PASSWORD_VARIABLE}"
         ) from error
-    if client_authority:
+    if authority:
         try:
-            context.load_verify_locations(client_authority)
+            context.load_verify_locations(authority)
         except (OSError, ValueError) as error:
-            raise BadInput(
-                f"the authority {client_authority} cannot be used ({error}); give certificates in PEM"
-            ) from error
+            raise BadInput(f"the authority {authority} cannot be used ({error}); give certificates in PEM") from error
         context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 def openable_connections(connections: int) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Annotated, TypeVar, get_type_hints
 
 import msgspec
@@ -11,29 +10,7 @@ from starlette.requests import Request
 
 from serve.answers import OffsetUnit
 from serve.errors import BadInput, BadRequest, TooLarge, UnsupportedMedia
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one server accepts at most."""
-
-    body_bytes: int = 1_000_000
-    """Bytes of one request's body."""
-    texts: int = 1024
-    """Texts in one request."""
-    text_characters: int = 100_000
-    """Code points of one text. What is beyond the model's own length is cut off and said to be `truncated`."""
-    queued_texts: int = 4096
-    """Texts that wait for one model; beyond it a request is answered 429."""
-    queue_s: float = 2.0
-    """Seconds that a text would wait at the speed of late; beyond it a request is answered 429."""
-    batch_tokens: int = 1024
-    """Tokens that a process is given at once."""
-    max_wait_ms: float = 20.0
-    """Milliseconds that a text may wait for others of its length, once it waits at all."""
-    answer_s: float = 30.0
-    """Seconds within which a request is answered, or refused with 504."""
-
+from serve.settings import Limits
 
 Text = Annotated[str | list[str], Meta(description="a string, or a list of strings")]
 ModelName = Annotated[str | None, Meta(description="a name from /v1/models; without it, the first model of this task")]

@@ -1,4 +1,7 @@
-"""How bundles are served: every setting of the server in one place, and its fields as options of a command line."""
+"""How bundles are served: every setting of the server in one place, and its fields as options of a command line.
+
+Imports nothing heavy: `stillroom --help` reads it.
+"""
 
 import argparse
 import ast
@@ -10,9 +13,55 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from serve.connections import ConnectionLimits
 from serve.errors import BadInput
-from serve.requests import Limits
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one server accepts at most."""
+
+    body_bytes: int = 1_000_000
+    """Bytes of one request's body."""
+    texts: int = 1024
+    """Texts in one request."""
+    text_characters: int = 100_000
+    """Code points of one text. What is beyond the model's own length is cut off and said to be `truncated`."""
+    queued_texts: int = 4096
+    """Texts that wait for one model; beyond it a request is answered 429."""
+    queue_s: float = 2.0
+    """Seconds that a text would wait at the speed of late; beyond it a request is answered 429."""
+    batch_tokens: int = 1024
+    """Tokens that a process is given at once."""
+    max_wait_ms: float = 20.0
+    """Milliseconds that a text may wait for others of its length, once it waits at all."""
+    answer_s: float = 30.0
+    """Seconds within which a request is answered, or refused with 504."""
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What clients may occupy."""
+
+    connections: int = 1024
+    """Connections at once; for one more an idle one is closed, or it is refused with 503."""
+    head_s: float = 10.0
+    """Seconds in which a request's head (and the TLS handshake) must be there, or it is answered 408."""
+    body_s: float = 30.0
+    """Seconds in which a request's body must be there, or it is answered 408."""
+    write_s: float = 30.0
+    """Seconds in which a client must take its answer (longer for a long one, see least_bytes_per_s), or it is cut off."""
+    least_bytes_per_s: int = 1000
+    """Bytes a second, on the average, that a client must at least send of a body or take of an answer."""
+    keep_alive_s: float = 75.0
+    """Seconds that a connection may be idle between requests."""
+    head_bytes: int = 32_768
+    """Bytes of one request's head; beyond it is answered 431."""
+    headers: int = 100
+    """Headers of one request; beyond it is answered 431."""
+    bodies_bytes: int = 67_108_864
+    """Bytes of request bodies that are held at once, of all connections; beyond it a request is answered 429."""
+    unsent_bytes: int = 67_108_864
+    """Bytes of answers that clients have not taken, of all connections; beyond it the worst of them is cut off."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +78,8 @@ class ServeSettings:
     """Threads of one process of a model; 1 unless given."""
     processes: int | None = None
     """Processes that compute for each model; as many as fit the cores unless given."""
+    alias: tuple[str, ...] = ()
+    """Another name for a model, OTHER=NAME, such as prod=support; may be given again."""
     keys: Path | None = None
     """File of API keys, one a line: `name:key` or `name sha256:HEX`. STILLROOM_KEYS in the environment holds more."""
     open_metrics: bool = False

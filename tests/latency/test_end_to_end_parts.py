@@ -12,7 +12,7 @@ from latency.end_to_end import EndToEnd, Parts, Text
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.pipeline import BATCH_TOKENS, Pipeline
-from serve.session import has_openvino
+from serve.runtimes import has_openvino
 
 # Of all lengths and not in the order of their lengths: none, one word, more than the model's 32 tokens.
 TEXTS = [
