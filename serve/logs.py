@@ -45,17 +45,17 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """A record as one line for people; a traceback follows it, each line of it indented."""
+    """A record as one line for people; what more lines it has, such as a traceback, is indented: a new record never is."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, and perhaps those of a traceback, without the last one's end."""
         fields: Mapping[str, Any] = getattr(record, FIELDS, {})
         shown = " ".join(f"{name}={_shown(value)}" for name, value in fields.items() if value is not None)
-        line = f"{_time(record.created)} {record.levelname.lower()} {_plain(record.getMessage())} {shown}".rstrip()
+        first, *more = record.getMessage().splitlines() or [""]
         if record.exc_info:
-            trace = self.formatException(record.exc_info).splitlines()
-            line += "".join(f"\n    | {_plain(each)}" for each in trace)
-        return line
+            more += self.formatException(record.exc_info).splitlines()
+        line = f"{_time(record.created)} {record.levelname.lower()} {_plain(first)} {shown}".rstrip()
+        return line + "".join(f"\n    | {_plain(each)}" for each in more)
 
 
 class PatientWriter(logging.Handler):
