@@ -308,6 +308,14 @@ def serve(
     the certificate cannot be used, and all that `create_app` raises.
     """
     settings = settings or ServeSettings()
+    with logging_to_stderr(settings.log_format, requests=settings.access_log):
+        server = _server(bundles, settings, announce)
+        with listening(settings.host, settings.port) as listener:
+            server.run(sockets=[listener])
+
+
+def _server(bundles: Sequence[Path | str], settings: ServeSettings, announce: Callable[[str], None]) -> DrainingServer:
+    """The server that these settings make."""
     access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
     context = tls_context(settings)
     app = create_app(
@@ -336,21 +344,16 @@ def serve(
         lifespan="on",
         timeout_keep_alive=math.ceil(settings.connections.keep_alive_s),
     )
-    with (
-        listening(settings.host, settings.port) as listener,
-        logging_to_stderr(settings.log_format, requests=settings.access_log),
-    ):
-        shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        url = f"{'https' if context else 'http'}://{shown_host}:{listener.getsockname()[1]}"
-        DrainingServer(
-            config,
-            listener,
-            watch,
-            context=context,
-            linger_s=settings.linger_s,
-            drain_s=settings.drain_s,
-            opened=lambda: announce(url),
-        ).run()
+    shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    shown = f"{'https' if context else 'http'}://{shown_host}"
+    return DrainingServer(
+        config,
+        watch,
+        context=context,
+        linger_s=settings.linger_s,
+        drain_s=settings.drain_s,
+        opened=lambda port: announce(f"{shown}:{port}"),
+    )
 
 
 def read_again(settings: ServeSettings, access: Access, context: ssl.SSLContext | None) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import sys
 import time
+from functools import partial
 from typing import Any, Literal, cast
 
 import msgspec
@@ -16,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from serve.errors import BadRequest, HeadTooLarge, StillroomError, TooSlow, Unavailable
-from serve.logs import FIELDS, access_log
+from serve.logs import note
 from serve.metrics import Metrics
 from serve.settings import ConnectionLimits
 from serve.visit import new_request_id
@@ -86,10 +87,9 @@ class Watch:
     def cut(self, reason: Reason, connection: "Connection | None" = None, request_id: str | None = None) -> None:
         """Counts a connection that is cut, and writes down which it was, where that is known."""
         self._metrics.connections_cut.labels(reason).inc()
-        if connection is not None and access_log.isEnabledFor(logging.INFO):
+        if connection is not None:
             client = connection.client[0] if connection.client else None
-            fields = {"request_id": request_id, "reason": reason, "client": client}
-            access_log.info("cut", extra={FIELDS: fields})
+            note("cut", {"request_id": request_id, "reason": reason, "client": client})
 
     def _cut_unread(self) -> None:
         """Cuts those that take least of their answers, until all together hold no more than they may."""
@@ -100,6 +100,44 @@ class Watch:
                 return
             held -= unsent[each]
             each.abort("unread")
+
+
+class _Joining:
+    """The transport as one answer sees it: its head is sent together with what follows, in one packet and one system call.
+
+    ASGI wants no more than that: a server may keep the head until the first of the body is there.
+    """
+
+    __slots__ = ("_head", "_transport", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = b""
+        """b"" before there is one, None once it is sent."""
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """Sends, or keeps the head for a while."""
+        if self._head is None:
+            self._transport.write(data)
+        elif self._head:
+            self._transport.writelines((self._head, data))
+            self._head = None
+        elif data.startswith(b"HTTP/1.1 100 "):
+            self._transport.write(data)
+        else:
+            self._head = data
+
+    def flush(self) -> None:
+        """Sends a head that nothing follows."""
+        if self._head:
+            self._transport.write(self._head)
+        self._head = None
+
+    def close(self) -> None:
+        """Closes once all is sent."""
+        self.flush()
+        self._transport.close()
 
 
 class Connection(HttpToolsProtocol):
@@ -195,6 +233,10 @@ class Connection(HttpToolsProtocol):
                 f"more than {AHEAD} requests were sent ahead of their answers; wait for some answers first"
             )
         super().on_headers_complete()
+        joining = _Joining(self.transport)
+        self.cycle.transport = cast(asyncio.Transport, joining)
+        if self.cycle.scope["method"] == "HEAD":  # nothing follows its head
+            self.cycle.on_response = partial(self._head_answered, joining)
         if self.watch.stopping:
             self.cycle.keep_alive = False
         self._read("body")
@@ -215,6 +257,10 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.reading == "nothing":
             self.since_s = time.monotonic()
+
+    def _head_answered(self, joining: _Joining) -> None:
+        joining.flush()
+        self.on_response_complete()
 
     def resume_writing(self) -> None:
         """The client has taken most of what was to be sent."""

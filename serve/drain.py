@@ -28,22 +28,21 @@ class DrainingServer(uvicorn.Server):
 
     The first SIGTERM or SIGINT begins to drain: for `linger_s` it still takes requests (and `watch.stopping` is true, so that
     it says it is not ready and that each connection is closed after its answer), then it gives those under way `drain_s` and
-    cuts off what is left. A second signal ends the process at once. `opened` is called when it takes connections.
+    cuts off what is left. A second signal ends the process at once. `opened` is called with its port when it takes
+    connections.
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
-        listener: socket.socket,
         watch: Watch,
         *,
         context: ssl.SSLContext | None,
         linger_s: float,
         drain_s: float,
-        opened: Callable[[], None],
+        opened: Callable[[int], None],
     ) -> None:
         super().__init__(config)
-        self._listener = listener
         self._watch = watch
         self._context = context
         self._linger_s = linger_s
@@ -53,12 +52,13 @@ class DrainingServer(uvicorn.Server):
         self._watching: asyncio.Task[None]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts the app, then opens the door."""
-        await super().startup(sockets=[])  # uvicorn listens on none; the door does
-        self._door = Door(self._listener, self._watch, self._connection, self._context)
+        """Starts the app, then opens the door: the one socket, which listens."""
+        await super().startup(sockets=[])  # uvicorn accepts from none; the door does
+        (listener,) = sockets or []
+        self._door = Door(listener, self._watch, self._connection, self._context)
         self._door.open()
         self._watching = asyncio.get_running_loop().create_task(self._watch.keep())
-        self._opened()
+        self._opened(listener.getsockname()[1])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drains: see the class."""

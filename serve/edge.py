@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.connections import FAULT
 from serve.errors import BadInput, InternalError, NotFound, Overloaded, StillroomError, Unauthorized
 from serve.keys import Key, Keyring
-from serve.logs import FIELDS, access_log, shortened
+from serve.logs import access_log, note, shortened
 from serve.metrics import Metrics
 from serve.origins import Origins
 from serve.visit import VISIT, Visit, new_request_id
@@ -202,8 +202,8 @@ class Edge:
         endpoint = scope["path"] if scope["path"] in self.endpoints else "other"
         self._answered(endpoint, status).inc()
         self._timed(endpoint).observe(took_s)
-        if access_log.isEnabledFor(logging.INFO) and not (scope["path"] in PROBED and visit.status == 200):
-            access_log.info("request", extra={FIELDS: access_fields(scope, visit, took_s)})
+        if not (visit.status == 200 and scope["path"] in PROBED) and access_log.isEnabledFor(logging.INFO):
+            note("request", access_fields(scope, visit, took_s))
 
 
 def set_deadline(visit: Visit, headers: Mapping[bytes, bytes]) -> None:
@@ -225,7 +225,7 @@ def access_fields(scope: Scope, visit: Visit, took_s: float) -> dict[str, object
     fields: dict[str, object] = {
         "request_id": visit.request_id,
         "key": visit.key_name,
-        "client": client[0] if client else None,
+        "client": shortened(client[0]) if client else None,
         "method": scope["method"],
         "path": shortened(scope["path"]),
         "status": visit.status,
