@@ -156,9 +156,11 @@ class Connection(HttpToolsProtocol):
         self._broken = False
         # Bytes in which the parser has found nothing yet, or only headers; of this request's headers; of its body.
         self._silent_bytes = self._head_bytes = self._headers_seen = self._body_bytes = 0
-        # Since when some of an answer has been unsent, how much it was then, whether the client has taken a lot since.
+        # Since when some of an answer has been unsent, and how much it was; the least since, and since when.
         self._unsent_since_s: float | None = None
-        self._unsent_first_bytes = 0
+        self._unsent_first_bytes = self._unsent_least_bytes = 0
+        self._taken_s = 0.0
+        # Whether the client has taken so much since that more was written.
         self._taken = False
 
     @property
@@ -312,15 +314,18 @@ class Connection(HttpToolsProtocol):
         return None
 
     def _unread(self, now_s: float) -> bool:
-        """Whether the client has left its answer unread for too long."""
+        """Whether the client takes nothing of its answer, or too slowly."""
         unsent_bytes = self.unsent_bytes
         if not unsent_bytes or self._taken:
             self._unsent_since_s, self._taken = None, False
             return False
         if self._unsent_since_s is None:
-            self._unsent_since_s, self._unsent_first_bytes = now_s, unsent_bytes
+            self._unsent_since_s = self._taken_s = now_s
+            self._unsent_first_bytes = self._unsent_least_bytes = unsent_bytes
+        if unsent_bytes < self._unsent_least_bytes:
+            self._unsent_least_bytes, self._taken_s = unsent_bytes, now_s
         allowed_s = self.limits.write_s + self._unsent_first_bytes / self.limits.least_bytes_per_s
-        return now_s - self._unsent_since_s > allowed_s
+        return now_s - self._taken_s > self.limits.write_s or now_s - self._unsent_since_s > allowed_s
 
     def _head_too_large(self) -> HeadTooLarge:
         return HeadTooLarge(

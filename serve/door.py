@@ -18,8 +18,17 @@ log = logging.getLogger("serve")
 AT_ONCE = 64
 # Pause when the system has no file or memory left for another one.
 PAUSE_S = 0.2
-# A connection whose other end is silent is asked whether it is still there: after 60 s, every 15 s, 4 times.
-PROBES = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+# A connection whose other end is gone without a word ends after two minutes: when it is idle, it is asked after 60 s, every 15 s,
+# 4 times; when something was sent that is not acknowledged, it is waited for. Of what is to be sent the system keeps no more
+# than 128 KiB, so that it can be seen here whether the client takes it. Not every system has all of them.
+OPTIONS = (
+    ("TCP_NODELAY", 1),
+    ("TCP_KEEPIDLE", 60),
+    ("TCP_KEEPINTVL", 15),
+    ("TCP_KEEPCNT", 4),
+    ("TCP_USER_TIMEOUT", 120_000),
+    ("TCP_NOTSENT_LOWAT", 131_072),
+)
 # How long a TLS connection may take to say goodbye.
 GOODBYE_S = 5.0
 
@@ -81,7 +90,7 @@ class Door:
         connection = self._make()
         secured = self._context is not None
         try:
-            prepare(client, self._watch.limits.write_s)
+            prepare(client)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 client,
@@ -110,13 +119,10 @@ class Door:
                 client.recv(65536)  # what is left unread would make the system take back the answer
 
 
-def prepare(client: socket.socket, write_s: float) -> None:
-    """Sends small answers at once, and finds out when the other end is gone without a word."""
+def prepare(client: socket.socket) -> None:
+    """Sends small answers at once, and finds out when the other end is gone."""
     client.setblocking(False)
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in PROBES:
-        if hasattr(socket, name):  # not on every system
+    for name, value in OPTIONS:
+        if hasattr(socket, name):
             client.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # what was sent and not acknowledged within it ends the connection
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_s * 1000))

@@ -49,7 +49,7 @@ class ConnectionLimits:
     body_s: float = 30.0
     """Seconds in which a request's body must be there, or it is answered 408."""
     write_s: float = 30.0
-    """Seconds in which a client must take its answer (longer for a long one, see least_bytes_per_s), or it is cut off."""
+    """Seconds in which a client must take something of its answer, or it is cut off."""
     least_bytes_per_s: int = 1000
     """Bytes a second, on the average, that a client must at least send of a body or take of an answer."""
     keep_alive_s: float = 75.0
