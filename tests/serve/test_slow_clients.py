@@ -103,6 +103,23 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(server: Server) -> No
     assert still_answers(server)
 
 
+def test_a_client_that_reads_slowly_gets_all_of_its_answer(entities_bundle: Path) -> None:
+    with serving(entities_bundle, "--write-s", 2.5, "--least-bytes-per-s", 10_000) as server:
+        body = json.dumps({"text": ["rome " * 30] * 1024}).encode()
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            connection.settimeout(PATIENCE_S)
+            connection.connect(server.address)
+            connection.sendall(request(body))
+            data = b""
+            while not data.endswith(b"]}"):
+                part = connection.recv(65536)
+                assert part
+                data += part
+                time.sleep(0.1)  # in all longer than what it has for taking something
+        assert data.count(b"Rome") + data.count(b"rome") >= 1024
+
+
 @pytest.mark.parametrize(
     ("sent", "status", "code"),
     [
