@@ -4,7 +4,7 @@ The document is of one server: the names of its models and its limits stand in i
 against it, see `benchmarks/serve/schemathesis_run.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NotRequired, TypedDict
 
@@ -118,7 +118,14 @@ OPTION_SCHEMAS: dict[str, Schema] = {
 ENTITIES_EXAMPLE = {"text": ["Ms Keller moved to Graz", "fly to Rome"], "min_score": 0.5, "offsets": "utf16"}
 CLASSIFY_EXAMPLE = {"text": "Where is my parcel?", "top_k": 2}
 RELATIONS_EXAMPLE = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}}
-REQUESTS = (EntitiesRequest, ClassifyRequest, RelationRequest, RelationItemsRequest)
+# The requests, and which models may be named in each.
+FITTING: dict[type[msgspec.Struct], Callable[[Manifest], bool]] = {
+    EntitiesRequest: lambda manifest: manifest.task == "token-classification",
+    ClassifyRequest: lambda manifest: manifest.task == "text-classification",
+    RelationRequest: lambda manifest: manifest.relations,
+    RelationItemsRequest: lambda manifest: manifest.relations,
+}
+REQUESTS = tuple(FITTING)
 
 
 def openapi(models: Sequence[Manifest], limits: Limits) -> dict[str, object]:
@@ -167,11 +174,8 @@ def _limit(schemas: Mapping[str, Schema], models: Sequence[Manifest], limits: Li
         properties = schemas[kind.__name__]["properties"]
         for name, schema in properties.items():
             schema.update(OPTION_SCHEMAS.get(name, {}))
-        if models:
-            properties["model"] = {
-                "enum": [model.name for model in models] + [None],
-                "description": properties["model"]["description"],
-            }
+        if names := [model.name for model in models if FITTING[kind](model)]:
+            properties["model"] = {"enum": [*names, None], "description": properties["model"]["description"]}
         for name in properties.keys() & {"text", "text_pair", "items"}:
             properties[name].update(minItems=1, maxItems=limits.texts, maxLength=limits.text_characters)
             for alternative in properties[name].get("anyOf", []):

@@ -150,15 +150,14 @@ def _parameter(name: str, meaning: str, values: list[str]) -> Schema:
 
 
 def _input(names: list[str], datatype: str, data: Schema) -> Schema:
-    own = {"binary_data_size": _nullable("integer"), "content_type": _nullable("string")}
     properties = {
         "name": {"enum": names},
         "datatype": {"const": datatype},
         "shape": SHAPE,
         "data": data,
-        "parameters": _object(own),
+        "parameters": _object({"content_type": _nullable("string")}),
     }
-    return _object(properties, ["name", "datatype", "shape"])
+    return _object(properties, [*properties][:-1])
 
 
 def _truth(name: str, *others: str) -> Schema:
