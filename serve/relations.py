@@ -68,7 +68,7 @@ def decode_relations(body: bytes) -> RelationRequest | RelationItemsRequest:
     try:
         several = msgspec.json.decode(body, type=_Form).items is not UNSET
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        several = False  # what is wrong with it is found again, and told
+        several = b'"items"' in body  # a guess at what was meant; what is wrong with it is found again, and told
     return decode(body, RelationItemsRequest) if several else decode(body, RelationRequest)
 
 
