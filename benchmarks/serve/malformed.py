@@ -60,19 +60,22 @@ class Tally:
         return sum(outcomes["no answer"] + outcomes["waiting"] for outcomes in self.by_kind.values())
 
 
-async def attack(url: str, requests: int, seed: int) -> Tally:
-    """Sends malformed requests to the server at `url`, and what is right before and after."""
+async def attack(url: str, requests: int, seed: int, owed_s: float = OWED_S) -> Tally:
+    """Sends malformed requests to the server at `url`, and what is right before and after.
+
+    An answer that is owed is one that comes within `owed_s`.
+    """
     place = urlsplit(url)
     assert place.hostname
     assert place.port
     host, port = place.hostname, place.port
     chance, tally = Random(seed), Tally()
-    tally.right_before = await _right_answers(host, port)
+    tally.right_before = await _right_answers(host, port, owed_s)
     slots, endless = asyncio.Semaphore(AT_ONCE), []
 
     async def one(name: str, malformed: Malformed) -> None:
         async with slots:
-            await _sent(host, port, name, malformed, tally)
+            await _sent(host, port, name, malformed, owed_s, tally)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(requests):
@@ -87,26 +90,37 @@ async def attack(url: str, requests: int, seed: int) -> Tally:
             await slots.acquire()  # so that no more are made than are under way
             slots.release()
             group.create_task(one(kind.__name__, malformed))
-    tally.right_after = await _right_answers(host, port)
+    tally.right_after = await _right_answers(host, port, owed_s)
     for reader, writer in endless:
         outcome = "waiting"
-        with contextlib.suppress(TimeoutError, OSError):
-            outcome = _noted(await asyncio.wait_for(_answer(reader), UNOWED_S), "endless", b"", tally)
+        with contextlib.suppress(TimeoutError):
+            try:
+                outcome = _noted(await asyncio.wait_for(_answer(reader), UNOWED_S), "endless", b"", tally)
+            except (EOFError, ConnectionError):
+                outcome = "no answer"
         tally.by_kind.setdefault("endless", Counter())[outcome] += 1
-        writer.close()
+        await _closed(writer)
     return tally
 
 
-async def _right_answers(host: str, port: int) -> dict[str, bytes]:
-    """The bodies of the answers to right requests, by path."""
+async def _right_answers(host: str, port: int, owed_s: float) -> dict[str, bytes]:
+    """Status and body of the answers to right requests, by path; `no answer` where there is none."""
     found = {}
     for path in RIGHT:
         reader, writer = await asyncio.open_connection(host, port)
-        writer.write(right(path))
-        status, _, body = await asyncio.wait_for(_answer(reader), OWED_S)
-        found[path] = b"%d " % status + body
-        writer.close()
+        found[path] = b"no answer"
+        with contextlib.suppress(TimeoutError, EOFError, ConnectionError):
+            writer.write(right(path))
+            status, _, body = await asyncio.wait_for(_answer(reader), owed_s)
+            found[path] = b"%d " % status + body
+        await _closed(writer)
     return found
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def _left_open(host: str, port: int, malformed: Malformed) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -115,7 +129,7 @@ async def _left_open(host: str, port: int, malformed: Malformed) -> tuple[asynci
     return reader, writer
 
 
-async def _sent(host: str, port: int, name: str, malformed: Malformed, tally: Tally) -> None:
+async def _sent(host: str, port: int, name: str, malformed: Malformed, owed_s: float, tally: Tally) -> None:
     """One request and what comes of it."""
     reader, writer = await asyncio.open_connection(host, port)
     outcome = "no answer"
@@ -123,16 +137,14 @@ async def _sent(host: str, port: int, name: str, malformed: Malformed, tally: Ta
         with contextlib.suppress(ConnectionError):  # refused while it is sent; the answer may be there all the same
             writer.write(malformed.raw)
             await writer.drain()
-        answer = await asyncio.wait_for(_answer(reader), OWED_S if malformed.answered else UNOWED_S)
+        answer = await asyncio.wait_for(_answer(reader), owed_s if malformed.answered else UNOWED_S)
         outcome = _noted(answer, name, malformed.raw, tally)
     except TimeoutError:
         outcome = "waiting"
-    except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+    except (EOFError, ConnectionError, ValueError):
         outcome = "no answer"
     finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+        await _closed(writer)
     if malformed.answered and not outcome.isdigit():
         tally.faults.append(f"{name}: {outcome} to {malformed.raw[:300]!r}")
     tally.by_kind.setdefault(name, Counter())[outcome] += 1
