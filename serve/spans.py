@@ -123,7 +123,12 @@ def decode_spans(
     runs = strict_runs(sequence, schemes(tuple(tags))) if aggregation == "strict" else tag_runs(sequence)
     return [
         # np.mean's own sum, without the dozen checks around it.
-        Span(found[first].start, found[last].end, label, float(np.add.reduce(scores[first : last + 1])) / (last + 1 - first))
+        Span(
+            found[first].start,
+            found[last].end,
+            label,
+            float(np.add.reduce(scores[first : last + 1])) / (last + 1 - first),
+        )
         for first, last, label in runs
     ]
 

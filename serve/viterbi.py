@@ -46,7 +46,9 @@ def grammar(tags: tuple[str, ...]) -> Grammar:
             continue
         inside[after] = prefix in {"I", "E"}
         unfinished[after] = scheme_of[label] == "BIOES" and prefix in {"B", "I"}
-        continues[:, after] = [inside[after] and parts[before] in {("B", label), ("I", label)} for before in range(len(tags))]
+        continues[:, after] = [
+            inside[after] and parts[before] in {("B", label), ("I", label)} for before in range(len(tags))
+        ]
     return Grammar(~inside, np.where(inside, continues, ~unfinished[:, None]), ~unfinished)
 
 
