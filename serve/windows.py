@@ -137,22 +137,18 @@ def window_starts(tokens: int, room: int) -> list[int]:
 def deciding(starts: Sequence[int], room: int, firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
     """Which window decides each of some stretches of tokens, `firsts` to `lasts`, ascending; -1 where none holds it whole.
 
-    The one where it has the most context: the most tokens between it and the window's nearer edge, an edge of the text
-    counting as none; the earlier of equals. The rule is that of BERT's `_check_is_max_context` (Devlin et al. 2019,
-    run_squad.py), which takes the text's edges for windows'.
+    The one where it has the most context: the most tokens between it and the window's nearer edge; the earlier of equals.
+    The rule is that of BERT's `_check_is_max_context` (Devlin et al. 2019, run_squad.py). That the text's own edges cut off no
+    context needs no rule beside it: no window reaches further to the left than the first, or to the right than the last.
     """
     windows = np.full(len(firsts), -1, dtype=np.intp)
     most = np.full(len(firsts), -1, dtype=np.intp)
-    unlimited = np.iinfo(np.intp).max
     for window, start in enumerate(starts):
         end = start + room
         # Stretches in order: those that a window may hold lie together.
         near = slice(np.searchsorted(firsts, start), np.searchsorted(firsts, end))
-        left = firsts[near] - start if window > 0 else np.full_like(firsts[near], unlimited)
-        right = end - 1 - lasts[near] if window < len(starts) - 1 else np.full_like(lasts[near], unlimited)
-        held = lasts[near] < end
-        context = np.minimum(left, right)
-        better = held & (context > most[near])
+        context = np.minimum(firsts[near] - start, end - 1 - lasts[near])  # below 0 where the window does not hold it
+        better = context > most[near]
         windows[near][better] = window
         most[near][better] = context[better]
     return windows

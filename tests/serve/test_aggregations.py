@@ -83,6 +83,15 @@ def test_with_constraints_the_words_tags_are_chosen_together() -> None:
     assert span.score == pytest.approx((0.4 + 0.95) / 2)
 
 
+def test_with_constraints_a_word_keeps_to_the_token_that_is_surest() -> None:
+    text, encoding, tags = "ab", pieces().encode("ab"), ["O", "B-city", "I-city"]
+    probabilities = np.array([[1, 0, 0], [0.6, 0.4, 0], [0.01, 0.04, 0.95], [1, 0, 0]])
+    (span,) = decode_spans(
+        text, probabilities, encoding.offsets, encoding.word_ids, tags, aggregation="max", constrained=True
+    )
+    assert span == (0, 2, "city", pytest.approx(0.04))
+
+
 @pytest.mark.parametrize("scheme", SEQUENCES)
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())

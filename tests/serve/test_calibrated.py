@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from lookup_bundles import INTENTS, city_table, intent_table, write_bundle
 
-from serve.errors import BadInput, BundleError
+from serve.errors import BadInput
 from serve.pipeline import Pipeline
 
 CLASSES: dict[str, Any] = {"task": "text-classification", "labels": INTENTS}
@@ -65,18 +65,3 @@ def test_a_bundle_without_a_threshold_says_what_to_do(intents_bundle: Path) -> N
     with pytest.raises(BadInput, match=r"no `abstain_below` in its manifest; export the bundle anew") as caught:
         Pipeline(intents_bundle, threads=1)("refund", abstain=True)
     assert caught.value.field == "abstain"
-
-
-@pytest.mark.parametrize(
-    ("calibrated", "said"),
-    [
-        ({"temperature": 0.0}, "temperature of variant 'fp32' is 0.0"),
-        ({"temperature": -1.0}, "temperature of variant 'fp32' is -1.0"),
-        ({"abstain_below": 1.5}, "abstain_below of variant 'fp32' is 1.5"),
-    ],
-)
-def test_a_manifest_that_no_score_can_be_made_by_is_refused(
-    tmp_path: Path, calibrated: dict[str, object], said: str
-) -> None:
-    with pytest.raises(BundleError, match=said):
-        Pipeline(write_bundle(tmp_path / "bundle", city_table(), **variants(**calibrated)))

@@ -117,7 +117,7 @@ def test_the_answer_of_a_long_text_does_not_depend_on_its_company(
 @pytest.mark.parametrize("run_tokens", [1, 64, 4096])
 def test_a_window_that_fails_fails_its_own_text_once(broken_bundle: Path, cities: Pipeline, run_tokens: int) -> None:
     answers = answers_of(
-        Pipeline(broken_bundle, threads=1), [LONG, f"refund {LONG}", "rome", f"{LONG} refund {LONG}"], run_tokens
+        Pipeline(broken_bundle, threads=1), [LONG, f"refund {LONG}", "rome", f"{LONG} refund {LONG} refund"], run_tokens
     )
     assert [isinstance(answer, InternalError) for answer in answers] == [False, True, False, True]
     assert [answers[0], answers[2]] == cities([LONG, "rome"])

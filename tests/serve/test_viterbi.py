@@ -69,6 +69,12 @@ def test_words_keep_their_likeliest_tags_where_those_are_valid_ties_included(
         assert likeliest_valid(probabilities, tags).tolist() == each.tolist()
 
 
+def test_after_many_unlikely_words_a_hair_still_decides() -> None:
+    # The sum of logarithms so far is too large for its last digits to tell these apart.
+    probabilities = np.array([[1e-300, 0.0]] * 50 + [[0.5, np.nextafter(0.5, 1)]])
+    assert likeliest_valid(probabilities, ("O", "a")).tolist() == [0] * 50 + [1]
+
+
 def test_a_beginning_is_found_for_an_inside_that_is_sure_of_itself() -> None:
     probabilities = np.array([[0.6, 0.4, 0.0], [0.01, 0.0, 0.99]])  # O I-city would not be valid
     assert likeliest_valid(probabilities, ("O", "B-city", "I-city")).tolist() == [1, 2]

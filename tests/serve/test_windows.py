@@ -106,6 +106,7 @@ def test_a_stretch_is_decided_where_it_has_the_most_context(data: st.DataObject,
     found = deciding(starts, room, np.array(firsts), np.array(lasts))
 
     for first, last, window in zip(firsts, lasts, found.tolist(), strict=True):
+        # The text's own edges cut off no context.
         context = {
             index: min(
                 float("inf") if start == 0 else first - start,
