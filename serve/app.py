@@ -72,7 +72,13 @@ class Service:
     async def entities(self, request: Request) -> Response:
         """POST /v1/entities: entity spans in each text."""
         asked = await read_request(request, EntitiesRequest, self.limits)
-        options = AnswerOptions(min_score=asked.min_score, offsets=asked.offsets)
+        options = AnswerOptions(
+            min_score=asked.min_score,
+            offsets=asked.offsets,
+            aggregation=asked.aggregation,
+            constrained=asked.constrained,
+            truncate=asked.truncate,
+        )
         model = self._model(asked.model, "token-classification")
         return await self._answer(request, model, as_texts(asked.text), None, options)
 
@@ -80,7 +86,7 @@ class Service:
         """POST /v1/classify: labels with scores for each text."""
         asked = await read_request(request, ClassifyRequest, self.limits)
         pairs = pairs_of(asked.text, asked.text_pair)
-        options = AnswerOptions(top_k=asked.top_k)
+        options = AnswerOptions(top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain)
         model = self._model(asked.model, "text-classification")
         return await self._answer(request, model, as_texts(asked.text), pairs, options)
 
