@@ -22,7 +22,7 @@ REQUIREMENTS = {
     "fastapi": ["fastapi==0.165.0", "uvicorn[standard]==0.54.0", "optimum-onnx==0.1.0", ONNXRUNTIME, TORCH],
     "litserve": ["litserve==0.2.19", ONNXRUNTIME, "tokenizers==0.23.3", "numpy"],
     "mosec": ["mosec==0.9.8", ONNXRUNTIME, "tokenizers==0.23.3", "numpy"],
-    "bentoml": ["bentoml<1.4.40", ONNXRUNTIME, "tokenizers==0.23.3", "numpy"],
+    "bentoml": ["bentoml==1.4.39", ONNXRUNTIME, "tokenizers==0.23.3", "numpy"],
     # Its engine named optimum. infinity 0.0.78 needs numpy 1, and optimum has its ONNX half in a package of its own by now.
     "infinity": ["infinity-emb[torch,server]==0.0.78", "optimum-onnx==0.1.0", ONNXRUNTIME, TORCH, "numpy<2"],
 }
