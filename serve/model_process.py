@@ -46,7 +46,13 @@ class ModelProcess:
             "serve.worker",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": search_path},
+            env={
+                **os.environ,
+                "PYTHONPATH": search_path,
+                # The tokenizer's threads, one for every core, would take the cores of the other processes.
+                "TOKENIZERS_PARALLELISM": "true" if opening.threads > 1 else "false",
+                "RAYON_NUM_THREADS": str(opening.threads),
+            },
         )
         made = cls(process, observe)
         try:
