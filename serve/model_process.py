@@ -79,8 +79,8 @@ class ModelProcess:
         """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it."""
         while True:
             reply = self._decoder.decode(await self._message())
-            if reply.parts:
-                self._observe(reply.parts)
+            for parts in reply.parts:
+                self._observe(parts)
             for place, answer in reply.answers:
                 done(place, answer)
             for place, logits in reply.logits:
