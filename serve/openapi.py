@@ -4,7 +4,7 @@ The document is of one server: the names of its models and its limits stand in i
 against it, see `benchmarks/serve/schemathesis_run.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NotRequired, TypedDict
 
@@ -128,8 +128,8 @@ FITTING: dict[type[msgspec.Struct], Callable[[Manifest], bool]] = {
 REQUESTS = tuple(FITTING)
 
 
-def openapi(models: Sequence[Manifest], limits: Limits) -> dict[str, object]:
-    """The OpenAPI document of a server of `models`."""
+def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]:
+    """The OpenAPI document of a server of `models`, by their names and aliases."""
     responses = (EntitiesResponse, ClassifyResponse, ModelsResponse, StateResponse, ErrorResponse)
     references, schemas = msgspec.json.schema_components(
         (*REQUESTS, *responses), ref_template="#/components/schemas/{name}"
@@ -168,13 +168,13 @@ def openapi(models: Sequence[Manifest], limits: Limits) -> dict[str, object]:
     }
 
 
-def _limit(schemas: Mapping[str, Schema], models: Sequence[Manifest], limits: Limits) -> None:
+def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits: Limits) -> None:
     """Adds to the types what the server needs beyond them: limits, and the names of its models."""
     for kind in REQUESTS:
         properties = schemas[kind.__name__]["properties"]
         for name, schema in properties.items():
             schema.update(OPTION_SCHEMAS.get(name, {}))
-        if names := [model.name for model in models if FITTING[kind](model)]:
+        if names := [name for name, manifest in models.items() if FITTING[kind](manifest)]:
             properties["model"] = {"enum": [*names, None], "description": properties["model"]["description"]}
         for name in properties.keys() & {"text", "text_pair", "items"}:
             properties[name].update(minItems=1, maxItems=limits.texts, maxLength=limits.text_characters)

@@ -24,12 +24,14 @@ JSON_LENGTH: Schema = {
 }
 
 
-def v2_paths(models: Sequence[Manifest], errors: dict[str, str]) -> dict[str, Schema]:
+def v2_paths(models: Mapping[str, Manifest], errors: dict[str, str]) -> dict[str, Schema]:
     """The paths of `/v2`; `errors` are those of an endpoint that a model answers."""
-    named = {"name": _parameter("name", "a name from /v1/models", [model.name for model in models])}
+    named = {"name": _parameter("name", "a name from /v1/models", [*models])}
     versioned = {
         **named,
-        "version": _parameter("version", "the model's digest", sorted({model.digest for model in models})),
+        "version": _parameter(
+            "version", "the model's digest", sorted({manifest.digest for manifest in models.values()})
+        ),
     }
     paths = {
         "/v2": _get("Open Inference Protocol: the server", "v2_server", _reference("V2Server")),

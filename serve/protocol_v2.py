@@ -162,9 +162,7 @@ async def _infer(service: "Service", request: Request) -> Response:
 def _asked_for(service: "Service", request: Request) -> ServedModel:
     """The model of the path, looked up among those served; NotFound when there is none such, or its version is another."""
     name, version = request.path_params["name"], request.path_params.get("version")
-    model = service.models.get(name)
-    if model is None:
-        raise NotFound(f"there is no model {name!r}; there is {', '.join(map(repr, service.models))}")
+    model = service.named(name)
     if version not in {None, model.manifest.digest}:
         raise NotFound(f"there is no version {version!r} of {name!r}; its only one is {model.manifest.digest}")
     return model

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from serve.answers import OffsetUnit, length_in
 from serve.errors import BadInput
 from serve.markers import MARKERS, marked
-from serve.requests import Limits, ModelName, check_limits, decode
+from serve.requests import Limits, ModelName, Truncate, check_limits, decode
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -26,6 +26,9 @@ Unit = Annotated[
     OffsetUnit,
     Meta(description='"codepoints", "utf16" (as JavaScript counts) or "utf8" (bytes); what start and end count'),
 ]
+Abstain = Annotated[
+    bool, Meta(description="true or false: whether to give no label where the model is not sure enough")
+]
 PartOfText = Annotated[
     Part, Meta(description='an object {"start": ..., "end": ...}: a part of the text, end exclusive')
 ]
@@ -40,6 +43,8 @@ class RelationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: ModelName = None
     top_k: TopK = None
     offsets: Unit = "codepoints"
+    truncate: Truncate = False
+    abstain: Abstain = False
 
 
 class RelationItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -57,6 +62,8 @@ class RelationItemsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     model: ModelName = None
     top_k: TopK = None
     offsets: Unit = "codepoints"
+    truncate: Truncate = False
+    abstain: Abstain = False
 
 
 class _Form(msgspec.Struct):
