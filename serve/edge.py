@@ -31,15 +31,23 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
-def error_response(error: StillroomError, headers: Mapping[str, str] | None = None) -> Response:
-    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After."""
+def error_response(error: StillroomError, headers: Mapping[str, str] | None = None, *, path: str = "") -> Response:
+    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After.
+
+    Where the `path` asked for is of the Open Inference Protocol, in that protocol's form: `{"error": message}`.
+    """
     described = {"code": error.code, "message": error.message}
     if error.field is not None:
         described["field"] = error.field
     sent = dict(headers or {})
     if isinstance(error, Overloaded):
         sent["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    return json_response({"error": described}, error.http_status, sent)
+    return json_response(in_form_of(path, described), error.http_status, sent)
+
+
+def in_form_of(path: str, described: dict[str, str]) -> dict[str, object]:
+    """The body of an error at `path`."""
+    return {"error": described["message"] if path == "/v2" or path.startswith("/v2/") else described}
 
 
 async def on_stillroom_error(request: Request, error: Exception) -> Response:
@@ -47,14 +55,15 @@ async def on_stillroom_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StillroomError)
     if error.fault == "ours":
         raise error
-    return error_response(error)
+    return error_response(error, path=request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """The answer to starlette's own errors: no such path (404), not that method (405)."""
     assert isinstance(error, HTTPException)
     if error.status_code == NotFound.http_status:
-        return error_response(NotFound(f"there is nothing at {request.url.path}; see /openapi.json for the endpoints"))
+        nothing = NotFound(f"there is nothing at {request.url.path}; see /openapi.json for the endpoints")
+        return error_response(nothing, path=request.url.path)
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         described = {
@@ -63,7 +72,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         }
     else:
         described = {"code": "http_error", "message": str(error.detail)}
-    return json_response({"error": described}, error.status_code, error.headers)
+    return json_response(in_form_of(request.url.path, described), error.status_code, error.headers)
 
 
 class Edge:
@@ -104,7 +113,8 @@ class Edge:
             if status:  # the answer has begun: all that is left is to break it off
                 raise
             told = InternalError(f"the server failed; its log says why, under request {request_id}")
-            await error_response(told)(scope, receive, send_with_id)
+            await error_response(told, path=scope["path"])(scope, receive, send_with_id)
         finally:
+            endpoint = scope.get("stillroom.endpoint", endpoint)
             self.metrics.requests.labels(endpoint, str(status)).inc()
             self.metrics.request_seconds.labels(endpoint).observe(time.perf_counter() - began_s)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import overload
 
@@ -211,7 +212,10 @@ class Pipeline:
         pairs: list[tuple[int, TextWork]] = []
         for place, work in enumerate(works):
             if isinstance(work, TokenWork):
-                read[place] = TokenRow(work.input_ids, work.attention_mask, work.token_type_ids)
+                if min(work.input_ids) >= 0 and max(work.input_ids) < self._vocabulary:
+                    read[place] = TokenRow(work.input_ids, work.attention_mask, work.token_type_ids)
+                else:
+                    failed.append((place, self._strange_id(work.input_ids)))
             else:
                 (singles if work.pair is None else pairs).append((place, work))
         for group in (singles, pairs):
@@ -226,6 +230,19 @@ class Pipeline:
                     except StillroomError as error:
                         failed.append((place, error))
         return read, failed
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        """How many ids there are, gaps included. A runtime that looks up one beyond fails, or reads other memory."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    def _strange_id(self, ids: list[int]) -> BadInput:
+        wrong = next(each for each in ids if not 0 <= each < self._vocabulary)
+        return BadInput(
+            f"input_ids holds {wrong}; {self.manifest.name!r} knows the ids 0 to {self._vocabulary - 1}: "
+            "tokenise with the bundle's own tokenizer.json",
+            field="input_ids",
+        )
 
     def _readings(self, works: list[TextWork]) -> list[Row | Windows]:
         """How texts are read that all have a pair, or all have none. BadInput for one that cannot be answered."""
