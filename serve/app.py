@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from serve.answers import AnswerOptions
 from serve.bundle import Task
-from serve.edge import Edge, error_response, json_response, on_http_exception, on_stillroom_error
+from serve.edge import Edge, json_response, on_http_exception, on_stillroom_error
 from serve.errors import BadInput, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.listen import listening, signals_kept_from_killing
 from serve.metrics import Metrics
@@ -30,6 +30,8 @@ from serve.openapi import openapi
 from serve.requests import ClassifyRequest, EntitiesRequest, Limits, check_limits, read_request
 from serve.served import ServedModel
 from serve.texts import as_texts, pairs_of
+from serve.tracing import Traces, traces_from_environment
+from serve.visit import visit_in
 from serve.work import TextWork, Work
 
 log = logging.getLogger("serve")
@@ -47,9 +49,12 @@ Value = TypeVar("Value")
 class Service:
     """The endpoints, and what they share: the models by name, the limits, the counters, whether all is warm."""
 
-    def __init__(self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics, traces: Traces | None = None
+    ) -> None:
         self.limits = limits
         self.metrics = metrics
+        self.traces = traces
         self.models = {model.manifest.name: model for model in models}
         self.page = PAGE.read_bytes()
         self.page_headers = {"Content-Security-Policy": content_security_policy(self.page.decode("utf-8"))}
@@ -64,6 +69,8 @@ class Service:
             self._warming.cancel()
         await asyncio.wait([self._warming])
         await asyncio.gather(*(model.stop() for model in self.models.values()))
+        if self.traces:
+            await asyncio.to_thread(self.traces.close)
 
     async def entities(self, request: Request) -> Response:
         """POST /v1/entities: entity spans in each text."""
@@ -91,10 +98,10 @@ class Service:
     async def readyz(self, request: Request) -> Response:
         """GET /readyz: 200 once every model has run; 503 before, and for good when one failed to."""
         if self._warming is None or not self._warming.done():
-            return error_response(Unavailable("the models are warming up; ask again in a second"))
+            raise Unavailable("the models are warming up; ask again in a second")
         if idle := [name for name, model in self.models.items() if not model.ready]:
             listed = ", ".join(map(repr, idle))
-            return error_response(Unavailable(f"no process computes for {listed}; the server's log says why"))
+            raise Unavailable(f"no process computes for {listed}; the server's log says why")
         return json_response({"status": "ready"})
 
     async def metrics_text(self, request: Request) -> Response:
@@ -124,7 +131,7 @@ class Service:
         """The model's answers within the time allowed, dropped when the client hangs up; what goes wrong, as its error."""
         try:
             async with asyncio.timeout(self.limits.answer_s):
-                return await unless_gone(request, model.answers(works))
+                return await unless_gone(request, model.answers(works, visit_in(request.scope)))
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"no answer within {self.limits.answer_s:g} s; send fewer texts at once, or try again later"
@@ -178,7 +185,7 @@ def create_app(
     names = [model.manifest.name for model in models]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadInput(f"several bundles are called {', '.join(map(repr, twice))}; a request could not tell them apart")
-    service = Service(models, limits, metrics)
+    service = Service(models, limits, metrics, traces_from_environment())
     routes = [
         Route("/v1/entities", service.entities, methods=["POST"]),
         Route("/v1/classify", service.classify, methods=["POST"]),
@@ -192,7 +199,7 @@ def create_app(
     endpoints = frozenset(route.path for route in routes)
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Edge, metrics=service.metrics, endpoints=endpoints)],
+        middleware=[Middleware(Edge, metrics=service.metrics, endpoints=endpoints, traces=service.traces)],
         exception_handlers={StillroomError: on_stillroom_error, HTTPException: on_http_exception},
         lifespan=service.lifespan,
     )

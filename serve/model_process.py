@@ -4,14 +4,17 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from serve.batcher import Done
 from serve.errors import BadInput, BundleError, InternalError, Unavailable
+from serve.visit import Stages, Visit
 from serve.work import LENGTH, Logits, Opened, Opening, Parts, Reply, Work, packed
 
 log = logging.getLogger("serve")
@@ -22,6 +25,13 @@ MOST_BYTES = 1 << 30
 LEAVE_S = 5.0
 
 Answered = bytes | Logits
+
+
+class Asked(NamedTuple):
+    """A piece of work, and the request that it is for."""
+
+    work: Work
+    visit: Visit
 
 
 class ModelProcess:
@@ -60,19 +70,26 @@ class ModelProcess:
             raise BundleError(said.error)
         return made
 
-    async def run(self, works: list[Work], done: Done[Answered]) -> None:
-        """Has a batch answered. Unavailable when the process dies of it."""
-        self._to.write(packed(works))
+    async def run(self, asked: list[Asked], done: Done[Answered]) -> None:
+        """Has a batch answered, and notes in each one's visit what that took. Unavailable when the process dies of it."""
+        stages = Stages(time.perf_counter(), 0.0, 0.0, 0.0)
+        self._to.write(packed([each.work for each in asked]))
         while True:
             reply = self._decoder.decode(await self._message())
             if reply.last:
                 return
             if reply.parts:
                 self._observe(reply.parts)
-            for place, answer in reply.answers:
+                stages = Stages(
+                    stages.begun_s,
+                    stages.tokenise_s + reply.parts.tokenise_s,
+                    stages.run_s + reply.parts.run_s,
+                    stages.decode_s + reply.parts.decode_s,
+                )
+            answers: list[tuple[int, Answered]] = [*reply.answers, *reply.logits]
+            for place, answer in answers:
+                asked[place].visit.stages = stages
                 done(place, answer)
-            for place, logits in reply.logits:
-                done(place, logits)
             for place, failure in reply.failures:
                 done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
 
