@@ -45,7 +45,9 @@ def test_what_asks_no_model_tells_no_times(client: httpx.Client) -> None:
 def test_errors_are_counted_by_their_code(client: httpx.Client) -> None:
     cases = {
         'endpoint="/v1/entities",code="invalid_input"': lambda: client.post("/v1/entities", json={"text": 1}),
-        'endpoint="/v1/classify",code="not_found"': lambda: client.post("/v1/classify", json={"text": "", "model": "x"}),
+        'endpoint="/v1/classify",code="not_found"': lambda: client.post(
+            "/v1/classify", json={"text": "", "model": "x"}
+        ),
         'endpoint="other",code="not_found"': lambda: client.get("/wp-login.php"),
         'endpoint="/v1/models",code="method_not_allowed"': lambda: client.delete("/v1/models"),
     }
