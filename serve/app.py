@@ -22,7 +22,7 @@ from starlette.routing import Route
 from serve.answers import AnswerOptions
 from serve.bundle import Manifest
 from serve.docs_page import docs_page
-from serve.edge import Edge, error_response, json_response, on_http_exception, on_stillroom_error
+from serve.edge import Edge, json_response, on_http_exception, on_stillroom_error
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.listen import listening, reloading_on_hangup, signals_kept_from_killing
 from serve.metrics import Metrics
@@ -33,6 +33,8 @@ from serve.relations import decode_relations, marked_texts
 from serve.requests import ClassifyRequest, EntitiesRequest, Limits, check_limits, read_json, read_request
 from serve.served import ServedModel
 from serve.texts import as_texts, pairs_of
+from serve.tracing import Traces, traces_from_environment
+from serve.visit import visit_in
 from serve.work import TextWork, Work
 
 log = logging.getLogger("serve")
@@ -57,10 +59,16 @@ class Service:
     """The endpoints, and what they share: the models by name and their other names, the limits, the counters."""
 
     def __init__(
-        self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics, aliases: Mapping[str, str]
+        self,
+        models: Sequence[ServedModel],
+        limits: Limits,
+        metrics: Metrics,
+        aliases: Mapping[str, str],
+        traces: Traces | None = None,
     ) -> None:
         self.limits = limits
         self.metrics = metrics
+        self.traces = traces
         self.models = {model.manifest.name: model for model in models}
         self.aliases = dict(aliases)
         self.page = PAGE.read_bytes()
@@ -77,6 +85,8 @@ class Service:
             self._warming.cancel()
         await asyncio.wait([self._warming])
         await asyncio.gather(*(model.stop() for model in self.models.values()))
+        if self.traces:
+            await asyncio.to_thread(self.traces.close)
 
     async def entities(self, request: Request) -> Response:
         """POST /v1/entities: entity spans in each text."""
@@ -118,7 +128,7 @@ class Service:
     async def readyz(self, request: Request) -> Response:
         """GET /readyz: 200 once every model has run; 503 before, and for good when one failed to."""
         if reason := self.unready():
-            return error_response(reason)
+            raise reason
         return json_response({"status": "ready"})
 
     def unready(self) -> Unavailable | None:
@@ -171,7 +181,7 @@ class Service:
         try:
             with model.held():
                 async with asyncio.timeout(self.limits.answer_s):
-                    return await unless_gone(request, model.answers(works))
+                    return await unless_gone(request, model.answers(works, visit_in(request.scope)))
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"no answer within {self.limits.answer_s:g} s; send fewer texts at once, or try again later"
@@ -270,7 +280,7 @@ def create_app(
         if name not in names or alias in names:
             reason = "that is a bundle's own name" if alias in names else f"there is {', '.join(map(repr, names))}"
             raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
-    service = Service(models, limits, metrics, aliases)
+    service = Service(models, limits, metrics, aliases, traces_from_environment())
     routes = [
         Route("/v1/entities", service.entities, methods=["POST"]),
         Route("/v1/classify", service.classify, methods=["POST"]),
@@ -287,7 +297,7 @@ def create_app(
     endpoints = frozenset(route.path for route in routes)
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Edge, metrics=service.metrics, endpoints=endpoints)],
+        middleware=[Middleware(Edge, metrics=service.metrics, endpoints=endpoints, traces=service.traces)],
         exception_handlers={StillroomError: on_stillroom_error, HTTPException: on_http_exception},
         lifespan=service.lifespan,
     )

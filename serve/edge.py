@@ -16,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import InternalError, NotFound, Overloaded, StillroomError
 from serve.metrics import Metrics
+from serve.tracing import Traces
+from serve.visit import visit_in
 
 log = logging.getLogger("serve")
 
@@ -31,6 +33,19 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
+class ErrorResponse(Response):
+    """An answer that is an error: told to the client, and to the visit."""
+
+    def __init__(self, described: dict[str, str], status: int, headers: Mapping[str, str] | None, *, path: str) -> None:
+        super().__init__(msgspec.json.encode(in_form_of(path, described)), status, headers, "application/json")
+        self.code = described["code"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Note the error's code, and answer."""
+        visit_in(scope).error_code = self.code
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: StillroomError, headers: Mapping[str, str] | None = None, *, path: str = "") -> Response:
     """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After.
 
@@ -42,7 +57,7 @@ def error_response(error: StillroomError, headers: Mapping[str, str] | None = No
     sent = dict(headers or {})
     if isinstance(error, Overloaded):
         sent["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    return json_response(in_form_of(path, described), error.http_status, sent)
+    return ErrorResponse(described, error.http_status, sent, path=path)
 
 
 def in_form_of(path: str, described: dict[str, str]) -> dict[str, object]:
@@ -72,23 +87,26 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         }
     else:
         described = {"code": "http_error", "message": str(error.detail)}
-    return json_response(in_form_of(request.url.path, described), error.status_code, error.headers)
+    return ErrorResponse(described, error.status_code, error.headers, path=request.url.path)
 
 
 class Edge:
     """ASGI middleware around everything: gives each request an id, counts and times it, and answers unknown errors."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, endpoints: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, metrics: Metrics, endpoints: frozenset[str], traces: Traces | None = None
+    ) -> None:
         self.app = app
         self.metrics = metrics
         self.endpoints = endpoints
+        self.traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and see to its answer."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began_s = time.perf_counter()
+        visit = visit_in(scope)
         sent_id = Headers(scope=scope).get("x-request-id", "")
         request_id = sent_id if REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex
         # Paths of nobody's are counted together: a scanner must not fill the metrics.
@@ -102,12 +120,14 @@ class Edge:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
+                if visit.model is not None:
+                    headers["Server-Timing"] = visit.server_timing()
             await send(message)
 
         try:
             await self.app(scope, receive, send_with_id)
         except ClientDisconnect:
-            status = CLIENT_GONE
+            status, visit.error_code = CLIENT_GONE, "client_gone"
         except Exception:
             log.exception("request %s to %s failed", request_id, scope["path"])
             if status:  # the answer has begun: all that is left is to break it off
@@ -117,4 +137,8 @@ class Edge:
         finally:
             endpoint = scope.get("stillroom.endpoint", endpoint)
             self.metrics.requests.labels(endpoint, str(status)).inc()
-            self.metrics.request_seconds.labels(endpoint).observe(time.perf_counter() - began_s)
+            self.metrics.request_seconds.labels(endpoint).observe(time.perf_counter() - visit.begun_s)
+            if visit.error_code is not None:
+                self.metrics.errors.labels(endpoint, visit.error_code).inc()
+            if self.traces:
+                self.traces.add(scope, visit, endpoint, status, request_id)

@@ -168,10 +168,12 @@ class Pipeline:
         of_classes = applying_labels_answer if self.manifest.multi_label else labels_answer
         return of_classes(logits, labels, options, truncated=truncated, abstain_below=self._abstain_below)
 
-    def answered(self, works: Sequence[Work]) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
+    def answered(
+        self, works: Sequence[Work], run_tokens: int = RUN_TOKENS
+    ) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
         """The answers to `works` by their places, a run of the model at a time, the shortest first.
 
-        A run is of rows of like length, see `length_batches`. A text longer than the model is read in several rows, perhaps
+        A run is of rows of like length, at most `run_tokens` padded tokens for each thread, or one row. A text longer than the model is read in several rows, perhaps
         in several runs, and answered with the last. One that fails is answered by its error, and spoils no other's answer.
         """
         began_s = time.perf_counter()
@@ -183,7 +185,7 @@ class Pipeline:
             yield failed, Parts(0, 0, 0, tokenise_s, 0.0, 0.0)
             tokenise_s = 0.0
         threads = self.session.threads
-        for batch in length_batches(lengths, RUN_TOKENS * threads, RUN_COSTS_TOKENS * threads):
+        for batch in length_batches(lengths, run_tokens * threads, RUN_COSTS_TOKENS * threads):
             # A text that failed in one window is answered; its others need not run.
             chosen = [pieces[index] for index in batch if pieces[index][0] in read]
             if not chosen:
