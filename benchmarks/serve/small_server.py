@@ -22,8 +22,7 @@ serve(sys.argv[2:], port=0, threads=1, processes=1, limits=Limits(**json.loads(s
 
 def write_bundles(folder: Path) -> list[Path]:
     """The three bundles in `folder`; what their models answer is said in `tests/lookup_bundles.py`."""
-    if str(ROOT / "tests") not in sys.path:
-        sys.path.append(str(ROOT / "tests"))
+    sys.path += [folder for folder in (str(ROOT), str(ROOT / "tests")) if folder not in sys.path]
     from lookup_bundles import INTENTS, city_table, intent_table, write_bundle, write_relations_bundle
 
     return [
