@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import uvicorn
@@ -23,31 +24,42 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from serve.access import Access, Bodies
 from serve.answers import AnswerOptions
-from serve.bundle import Task
+from serve.bundle import Manifest
 from serve.connections import GONE, Watch
+from serve.docs_page import docs_page
 from serve.drain import DrainingServer
-from serve.edge import Access, Bodies, Edge, error_response, json_response, on_http_exception, on_stillroom_error
+from serve.edge import Edge, json_response, on_http_exception, on_stillroom_error
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
-from serve.keys import Keyring, read_keys
+from serve.keys import read_keys
 from serve.listen import listening, load_certificate, openable_connections, reloading_on_hangup, tls_context
 from serve.logs import logging_to_stderr
 from serve.metrics import Metrics
 from serve.model_process import Answered
 from serve.openapi import openapi
 from serve.origins import Origins
-from serve.requests import ClassifyRequest, EntitiesRequest, check_limits, read_request
+from serve.protocol_v2 import routes as v2_routes
+from serve.relations import decode_relations, marked_texts
+from serve.requests import ClassifyRequest, EntitiesRequest, check_limits, read_json, read_request
 from serve.served import ServedModel
 from serve.settings import ConnectionLimits, Limits, ServeSettings
 from serve.texts import as_texts, pairs_of
-from serve.visit import visit_of
+from serve.tracing import Traces, traces_from_environment
+from serve.visit import visit_in
 from serve.work import TextWork, Work
 
 log = logging.getLogger("serve")
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 
-ENDPOINT_OF: dict[Task, str] = {"token-classification": "/v1/entities", "text-classification": "/v1/classify"}
+# What a model is for: its task, but that relations are a kind of their own.
+Kind = Literal["token-classification", "text-classification", "relations"]
+ENDPOINT_OF: dict[Kind, str] = {
+    "token-classification": "/v1/entities",
+    "text-classification": "/v1/classify",
+    "relations": "/v1/relations",
+}
 
 
 class Service:
@@ -59,6 +71,7 @@ class Service:
         limits: Limits,
         metrics: Metrics,
         aliases: Mapping[str, str],
+        traces: Traces | None = None,
         *,
         log_texts: bool = False,
     ) -> None:
@@ -67,6 +80,7 @@ class Service:
         self.stopping: Callable[[], bool] = lambda: False
         self.read_again: Callable[[], None] = lambda: None
         self.metrics = metrics
+        self.traces = traces
         self.models = {model.manifest.name: model for model in models}
         self.aliases = dict(aliases)
         self.page = PAGE.read_bytes()
@@ -83,11 +97,19 @@ class Service:
             self._warming.cancel()
         await asyncio.wait([self._warming])
         await asyncio.gather(*(model.stop() for model in self.models.values()))
+        if self.traces:
+            await asyncio.to_thread(self.traces.close)
 
     async def entities(self, request: Request) -> Response:
         """POST /v1/entities: entity spans in each text."""
         asked = await read_request(request, EntitiesRequest, self.limits)
-        options = AnswerOptions(min_score=asked.min_score, offsets=asked.offsets)
+        options = AnswerOptions(
+            min_score=asked.min_score,
+            offsets=asked.offsets,
+            aggregation=asked.aggregation,
+            constrained=asked.constrained,
+            truncate=asked.truncate,
+        )
         model = self._model(asked.model, "token-classification")
         return await self._answer(request, model, as_texts(asked.text), None, options)
 
@@ -95,9 +117,17 @@ class Service:
         """POST /v1/classify: labels with scores for each text."""
         asked = await read_request(request, ClassifyRequest, self.limits)
         pairs = pairs_of(asked.text, asked.text_pair)
-        options = AnswerOptions(top_k=asked.top_k)
+        options = AnswerOptions(top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain)
         model = self._model(asked.model, "text-classification")
         return await self._answer(request, model, as_texts(asked.text), pairs, options)
+
+    async def relations(self, request: Request) -> Response:
+        """POST /v1/relations: what one part of each text is to another."""
+        asked = decode_relations(await read_json(request, self.limits.body_bytes))
+        texts = marked_texts(asked, self.limits)
+        options = AnswerOptions(top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain)
+        model = self._model(asked.model, "relations")
+        return await self._answered(request, model, [TextWork(text, None, options) for text in texts])
 
     async def describe_models(self, request: Request) -> Response:
         """GET /v1/models: what is served."""
@@ -109,14 +139,19 @@ class Service:
 
     async def readyz(self, request: Request) -> Response:
         """GET /readyz: 200 once every model has run; 503 before, once the server stops, and for good when one failed to."""
-        if self.stopping():
-            return error_response(Unavailable("this server is stopping; ask another one"))
-        if self._warming is None or not self._warming.done():
-            return error_response(Unavailable("the models are warming up; ask again in a second"))
-        if idle := [name for name, model in self.models.items() if not model.ready]:
-            listed = ", ".join(map(repr, idle))
-            return error_response(Unavailable(f"no process computes for {listed}; the server's log says why"))
+        if reason := self.unready():
+            raise reason
         return json_response({"status": "ready"})
+
+    def unready(self) -> Unavailable | None:
+        """Why not every model can answer now; None when all can."""
+        if self.stopping():
+            return Unavailable("this server is stopping; ask another one")
+        if self._warming is None or not self._warming.done():
+            return Unavailable("the models are warming up; ask again in a second")
+        if idle := [name for name, model in self.models.items() if not model.ready]:
+            return Unavailable(f"no process computes for {', '.join(map(repr, idle))}; the server's log says why")
+        return None
 
     async def metrics_text(self, request: Request) -> Response:
         """GET /metrics, for Prometheus."""
@@ -124,7 +159,17 @@ class Service:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return json_response(openapi())
+        return json_response(self._document())
+
+    async def docs(self, request: Request) -> Response:
+        """GET /docs: the same for a person."""
+        page = docs_page(self._document())
+        headers = {"Content-Security-Policy": content_security_policy(page)}
+        return Response(page, headers=headers, media_type="text/html; charset=utf-8")
+
+    def _document(self) -> dict[str, object]:
+        named = {name: model.manifest for name, model in self.models.items()}
+        return openapi({**named, **{alias: named[name] for alias, name in self.aliases.items()}}, self.limits)
 
     async def try_page(self, request: Request) -> Response:
         """GET /: a page to try the models on."""
@@ -136,17 +181,20 @@ class Service:
         check_limits(texts, "text", self.limits)
         check_limits(pairs or [], "text_pair", self.limits)
         seconds: list[str] | list[None] = pairs or [None] * len(texts)
-        works: list[Work] = [TextWork(*pair, options) for pair in zip(texts, seconds, strict=True)]
+        return await self._answered(
+            request, model, [TextWork(*pair, options) for pair in zip(texts, seconds, strict=True)]
+        )
+
+    async def _answered(self, request: Request, model: ServedModel, works: list[Work]) -> Response:
         answers = await self.answers(request, model, works)
         results = [msgspec.Raw(answer) for answer in answers if isinstance(answer, bytes)]
         return json_response({"model": model.manifest.name, "variant": model.variant, "results": results})
 
     async def answers(self, request: Request, model: ServedModel, works: list[Work]) -> list[Answered]:
         """The model's answers within the time allowed, dropped when the client hangs up; what goes wrong, as its error."""
-        visit = visit_of(request)
-        visit.model, visit.texts_count = model.manifest.name, len(works)
+        visit = visit_in(request.scope)
         if self.log_texts:
-            visit.texts = [work.text for work in works if isinstance(work, TextWork)]
+            visit.logged_texts = [work.text for work in works if isinstance(work, TextWork)]
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         due_s = min(visit.due_s or math.inf, now_s + self.limits.answer_s)
@@ -165,13 +213,13 @@ class Service:
                 gone.add_done_callback(hung_up)
                 try:
                     with model.held():
-                        return await model.answers(works)
+                        return await model.answers(works, visit)
                 finally:
                     gone.remove_done_callback(hung_up)
         except TimeoutError as error:
             if gone.done():
                 raise ClientDisconnect from error
-            spent_s = time.perf_counter() - visit.began_s
+            spent_s = time.perf_counter() - visit.begun_s
             raise DeadlineExceeded(
                 f"no answer within {spent_s:.3g} s; send fewer texts at once, or try again later"
             ) from error
@@ -179,16 +227,21 @@ class Service:
             if isinstance(gone, asyncio.Task):
                 gone.cancel()
 
-    def _model(self, name: str | None, task: Task) -> ServedModel:
-        """The model called `name`, or the first one of `task`."""
-        of_task = [model for model in self.models.values() if model.manifest.task == task]
-        if name is None and of_task:
-            return of_task[0]
+    def _model(self, name: str | None, kind: Kind) -> ServedModel:
+        """The model called `name`, or the first one of `kind`.
+
+        A model of relations classifies texts that hold markers, when it is named or there is none that takes others.
+        """
+        if name is None:
+            of_kind = [model for model in self.models.values() if kind_of(model.manifest) == kind]
+            of_task = [model for model in self.models.values() if model.manifest.task == kind]
+            if found := of_kind or of_task:
+                return found[0]
         other = self.named(name) if name is not None else next(iter(self.models.values()))
-        if other.manifest.task != task:
+        if kind not in {kind_of(other.manifest), other.manifest.task}:
             raise BadInput(
-                f"{other.manifest.name!r} is for {other.manifest.task}; "
-                f"post to {ENDPOINT_OF[other.manifest.task]} instead",
+                f"{other.manifest.name!r} is for {kind_of(other.manifest)}; "
+                f"post to {ENDPOINT_OF[kind_of(other.manifest)]} instead",
                 field="model",
             )
         return other
@@ -233,6 +286,11 @@ class Service:
                 model.batcher.give_up(f"model {model.manifest.name!r} cannot be served; the server's log says why")
 
 
+def kind_of(manifest: Manifest) -> Kind:
+    """What a model is asked for."""
+    return "relations" if manifest.relations else manifest.task
+
+
 def create_app(
     bundles: Sequence[Path | str],
     *,
@@ -266,24 +324,28 @@ def create_app(
         if name not in names or alias in names:
             reason = "that is a bundle's own name" if alias in names else f"there is {', '.join(map(repr, names))}"
             raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
-    service = Service(models, limits, metrics, aliases, log_texts=log_texts)
+    service = Service(models, limits, metrics, aliases, traces_from_environment(), log_texts=log_texts)
     routes = [
         Route("/v1/entities", service.entities, methods=["POST"]),
         Route("/v1/classify", service.classify, methods=["POST"]),
+        Route("/v1/relations", service.relations, methods=["POST"]),
         Route("/v1/models", service.describe_models),
         Route("/healthz", service.healthz),
         Route("/readyz", service.readyz),
         Route("/metrics", service.metrics_text),
         Route("/openapi.json", service.openapi),
+        Route("/docs", service.docs),
         Route("/", service.try_page),
+        *v2_routes(service),
     ]
     endpoints = frozenset(route.path for route in routes)
     edge = Middleware(
         Edge,
         metrics=metrics,
         endpoints=endpoints,
-        access=access or Access(Keyring(), Origins()),
+        access=access or Access(),
         bodies=Bodies(bodies_bytes),
+        traces=service.traces,
     )
     app = Starlette(
         routes=routes,

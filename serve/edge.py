@@ -14,13 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve.access import Access, Bodies
 from serve.connections import FAULT
 from serve.errors import BadInput, InternalError, NotFound, Overloaded, StillroomError, Unauthorized
-from serve.keys import Key, Keyring
+from serve.keys import Key
 from serve.logs import access_log, note, shortened
 from serve.metrics import Metrics
-from serve.origins import Origins
-from serve.visit import VISIT, Visit, new_request_id
+from serve.tracing import Traces
+from serve.visit import Visit, new_request_id, visit_in
 
 log = logging.getLogger("serve")
 
@@ -32,8 +33,6 @@ CLIENT_GONE = 499
 
 NOSNIFF = (b"x-content-type-options", b"nosniff")
 
-# Answered without a key: whether the server lives and is ready, how to ask it, and the page, whose own calls need a key.
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"})
 # Asked again and again by machines; not logged when all is well.
 PROBED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/metrics"})
 
@@ -43,8 +42,24 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
-def error_response(error: StillroomError, headers: Mapping[str, str] | None = None) -> Response:
-    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After, 401 with WWW-Authenticate."""
+class ErrorResponse(Response):
+    """An answer that is an error: told to the client, and to the visit."""
+
+    def __init__(self, described: dict[str, str], status: int, headers: Mapping[str, str] | None, *, path: str) -> None:
+        super().__init__(msgspec.json.encode(in_form_of(path, described)), status, headers, "application/json")
+        self.code = described["code"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Note the error's code, and answer."""
+        visit_in(scope).error_code = self.code
+        await super().__call__(scope, receive, send)
+
+
+def error_response(error: StillroomError, headers: Mapping[str, str] | None = None, *, path: str = "") -> Response:
+    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After, 401 with WWW-Authenticate.
+
+    Where the `path` asked for is of the Open Inference Protocol, in that protocol's form: `{"error": message}`.
+    """
     described = {"code": error.code, "message": error.message}
     if error.field is not None:
         described["field"] = error.field
@@ -53,7 +68,12 @@ def error_response(error: StillroomError, headers: Mapping[str, str] | None = No
         sent["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, Unauthorized):
         sent["WWW-Authenticate"] = 'Bearer realm="stillroom"'
-    return json_response({"error": described}, error.http_status, sent)
+    return ErrorResponse(described, error.http_status, sent, path=path)
+
+
+def in_form_of(path: str, described: dict[str, str]) -> dict[str, object]:
+    """The body of an error at `path`."""
+    return {"error": described["message"] if path == "/v2" or path.startswith("/v2/") else described}
 
 
 async def on_stillroom_error(request: Request, error: Exception) -> Response:
@@ -61,14 +81,15 @@ async def on_stillroom_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StillroomError)
     if error.fault == "ours":
         raise error
-    return error_response(error)
+    return error_response(error, path=request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """The answer to starlette's own errors: no such path (404), not that method (405)."""
     assert isinstance(error, HTTPException)
     if error.status_code == NotFound.http_status:
-        return error_response(NotFound(f"there is nothing at {request.url.path}; see /openapi.json for the endpoints"))
+        nothing = NotFound(f"there is nothing at {request.url.path}; see /openapi.json for the endpoints")
+        return error_response(nothing, path=request.url.path)
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         described = {
@@ -77,60 +98,28 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         }
     else:
         described = {"code": "http_error", "message": str(error.detail)}
-    return json_response({"error": described}, error.status_code, error.headers)
-
-
-class Bodies:
-    """Bytes of request bodies that are held by all requests together, at most `limit_bytes`."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.held_bytes = 0
-
-    def take(self, visit: Visit, size_bytes: int) -> None:
-        """Holds some more of one request's. Overloaded when that is too much."""
-        if self.held_bytes + size_bytes > self.limit_bytes:
-            raise Overloaded(
-                f"the bodies of all requests have {self.held_bytes:,} bytes and may have {self.limit_bytes:,}; try again in a second",
-                retry_after_s=1.0,
-            )
-        self.held_bytes += size_bytes
-        visit.body_bytes += size_bytes
-
-    def release(self, visit: Visit) -> None:
-        """Forgets what one request held."""
-        self.held_bytes -= visit.body_bytes
-
-
-class Access:
-    """Who may ask what: the keys, the paths that are open without one, and the origins whose pages may ask."""
-
-    def __init__(self, keyring: Keyring, origins: Origins, *, open_metrics: bool = False) -> None:
-        self.keyring = keyring
-        self.origins = origins
-        self.open_paths = OPEN_PATHS | ({"/metrics"} if open_metrics else set())
-
-    def enter(self, path: str, headers: Mapping[bytes, bytes], visit: Visit) -> Key | None:
-        """The key that a request is let in with, which it leaves at its end. Unauthorized or RateLimited when it is not."""
-        if not self.keyring.keys or path in self.open_paths:
-            return None
-        key = self.keyring.key_of(headers)
-        visit.key_name = key.name
-        key.enter(visit.began_s)
-        return key
+    return ErrorResponse(described, error.status_code, error.headers, path=request.url.path)
 
 
 class Edge:
     """ASGI middleware around everything: gives each request an id, lets it in, counts, times and logs it, answers unknown errors."""
 
     def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, endpoints: frozenset[str], access: Access, bodies: Bodies
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        endpoints: frozenset[str],
+        access: Access,
+        bodies: Bodies,
+        traces: Traces | None = None,
     ) -> None:
         self.app = app
         self.metrics = metrics
         self.endpoints = endpoints
         self.access = access
         self.bodies = bodies
+        self.traces = traces
         # Finding a counter by its labels costs more than counting.
         self._answered = cache(metrics.requests.labels)
         self._timed = cache(metrics.request_seconds.labels)
@@ -142,9 +131,9 @@ class Edge:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        visit = visit_in(scope)
         sent_id = headers.get(b"x-request-id", b"").decode("latin-1")
-        visit = Visit(sent_id if REQUEST_ID.fullmatch(sent_id) else new_request_id())
-        scope[VISIT] = visit
+        visit.request_id = sent_id if REQUEST_ID.fullmatch(sent_id) else new_request_id()
         added = [(b"x-request-id", visit.request_id.encode()), NOSNIFF, *self.access.origins.headers(headers)]
 
         async def receive_held() -> Message:
@@ -158,7 +147,8 @@ class Edge:
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 visit.status = message["status"]
-                message["headers"] = [*message["headers"], *added]
+                timing = [] if visit.model is None else [(b"server-timing", visit.server_timing().encode())]
+                message["headers"] = [*message["headers"], *added, *timing]
             else:
                 visit.answer_bytes += len(message.get("body", b""))
             await send(message)
@@ -171,7 +161,7 @@ class Edge:
                 set_deadline(visit, headers)
             await (answer or self.app)(scope, receive_held, send_marked)
         except ClientDisconnect:
-            visit.status = CLIENT_GONE
+            visit.status, visit.error_code = CLIENT_GONE, "client_gone"
         except Exception as error:
             await self._answer_error(error, scope, receive, send_marked)
         finally:
@@ -179,7 +169,7 @@ class Edge:
 
     async def _answer_error(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers what the app did not: those who are not let in, and faults of ours, which go to the log."""
-        visit: Visit = scope[VISIT]
+        visit = visit_in(scope)
         begun = visit.status != 0
         if isinstance(error, StillroomError) and error.fault != "ours" and not begun:
             told = error
@@ -188,10 +178,10 @@ class Edge:
             if begun:  # all that is left is to break it off
                 raise error
             told = InternalError(f"the server failed; its log says why, under request {visit.request_id}")
-        await error_response(told)(scope, receive, send)
+        await error_response(told, path=scope["path"])(scope, receive, send)
 
     def _leave(self, scope: Scope, visit: Visit, key: Key | None) -> None:
-        took_s = time.perf_counter() - visit.began_s
+        took_s = time.perf_counter() - visit.begun_s
         self.bodies.release(visit)
         status = str(visit.status)
         if key is not None:
@@ -199,9 +189,13 @@ class Edge:
         if visit.key_name is not None:
             self.metrics.key_requests.labels(visit.key_name, status).inc()
         # Paths of nobody's are counted together: a scanner must not fill the metrics.
-        endpoint = scope["path"] if scope["path"] in self.endpoints else "other"
+        endpoint = scope.get("stillroom.endpoint") or (scope["path"] if scope["path"] in self.endpoints else "other")
         self._answered(endpoint, status).inc()
         self._timed(endpoint).observe(took_s)
+        if visit.error_code is not None:
+            self.metrics.errors.labels(endpoint, visit.error_code).inc()
+        if self.traces:
+            self.traces.add(scope, visit, endpoint, visit.status, visit.request_id)
         if not (visit.status == 200 and scope["path"] in PROBED) and access_log.isEnabledFor(logging.INFO):
             note("request", access_fields(scope, visit, took_s))
 
@@ -229,12 +223,13 @@ def access_fields(scope: Scope, visit: Visit, took_s: float) -> dict[str, object
         "method": scope["method"],
         "path": shortened(scope["path"]),
         "status": visit.status,
+        "error": visit.error_code,
         "ms": round(took_s * 1000, 2),
         "model": visit.model,
-        "texts_count": visit.texts_count,
+        "texts_count": visit.texts if visit.model else None,
         "body_bytes": visit.body_bytes,
         "answer_bytes": visit.answer_bytes,
     }
-    if visit.texts is not None:
-        fields["texts"] = visit.texts
+    if visit.logged_texts is not None:
+        fields["texts"] = visit.logged_texts
     return fields

@@ -25,7 +25,7 @@ class Limits:
     texts: int = 1024
     """Texts in one request."""
     text_characters: int = 100_000
-    """Code points of one text. What is beyond the model's own length is cut off and said to be `truncated`."""
+    """Code points of one text. What is longer than the model is read in windows."""
     queued_texts: int = 4096
     """Texts that wait for one model; beyond it a request is answered 429."""
     queue_s: float = 2.0

@@ -1,56 +1,81 @@
-"""What is known of one request while it is answered: for its limits, and for its line in the log."""
+"""One request on its way through the server: where its time went and how it ended, for its answer, the log, the metrics and traces."""
 
 import itertools
 import secrets
-import time
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
 
-from starlette.requests import Request
+from starlette.types import Scope
 
-# Where a request's scope holds its visit.
-VISIT = "stillroom.visit"
+KEY = "stillroom.visit"  # in the scope
 
 # A request id is drawn once for the process and counted from there: as unique as a random one each time, and cheaper.
 _PROCESS = secrets.token_hex(8)
 _numbers = itertools.count(secrets.randbits(48))
 
 
-class Visit:
-    """One request."""
-
-    __slots__ = (
-        "answer_bytes",
-        "began_s",
-        "body_bytes",
-        "due_s",
-        "key_name",
-        "model",
-        "request_id",
-        "status",
-        "texts",
-        "texts_count",
-    )
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.began_s = time.perf_counter()
-        self.due_s: float | None = None
-        """When its client wants its answer at the latest, in the loop's time."""
-        self.key_name: str | None = None
-        self.model: str | None = None
-        self.texts_count: int | None = None
-        self.texts: list[str] | None = None
-        """The texts themselves, only where the log is to have them."""
-        self.body_bytes = 0
-        self.answer_bytes = 0
-        self.status = 0
-
-
-def visit_of(request: Request) -> Visit:
-    """The visit that a request is."""
-    visit: Visit = request.scope[VISIT]
-    return visit
-
-
 def new_request_id() -> str:
     """32 hexadecimal digits that no other request of any process has."""
     return f"{_PROCESS}{next(_numbers):016x}"
+
+
+class Stages(NamedTuple):
+    """What a model's process had done of a batch when it gave an answer. Seconds; `begun_s` on the clock of `perf_counter`."""
+
+    begun_s: float
+    tokenise_s: float
+    run_s: float
+    decode_s: float
+
+
+@dataclass(slots=True)
+class Visit:
+    """What is remembered of a request until it is answered. Times are seconds on the clock of `perf_counter`.
+
+    `stages` are those of the text that was answered last, which is the one that the request waited for: its time is the
+    time from `queued_s` to `stages.begun_s` in the queue, then what the process spent on its batch until it was answered.
+    """
+
+    begun_s: float = field(default_factory=perf_counter)
+    queued_s: float = 0.0
+    stages: Stages | None = None
+    model: str | None = None
+    variant: str | None = None
+    texts: int = 0
+    error_code: str | None = None
+    request_id: str = ""
+    key_name: str | None = None
+    """Of the key that it came with."""
+    due_s: float | None = None
+    """When its client wants its answer at the latest, on the loop's clock."""
+    logged_texts: list[str] | None = None
+    """Its texts, only where the log is to have them."""
+    body_bytes: int = 0
+    answer_bytes: int = 0
+    status: int = 0
+
+    @property
+    def queue_s(self) -> float:
+        """How long the text answered last waited for a process; 0 before there is an answer."""
+        return self.stages.begun_s - self.queued_s if self.stages else 0.0
+
+    def stage_seconds(self) -> dict[str, float]:
+        """The stages of the text answered last, in their order; none before there is an answer."""
+        if self.stages is None:
+            return {}
+        _, tokenise_s, run_s, decode_s = self.stages
+        return {"queue": self.queue_s, "tokenise": tokenise_s, "run": run_s, "decode": decode_s}
+
+    def server_timing(self) -> str:
+        """The value of the `Server-Timing` header: each stage and, up to now, the whole, in milliseconds."""
+        parts = {**self.stage_seconds(), "total": perf_counter() - self.begun_s}
+        return ", ".join(f"{name};dur={1000 * seconds:.2f}" for name, seconds in parts.items())
+
+
+def visit_in(scope: Scope) -> Visit:
+    """The visit that `scope` belongs to; a new one where nobody began it."""
+    visit: Visit | None = scope.get(KEY)
+    if visit is None:
+        visit = scope[KEY] = Visit()
+    return visit

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import gzip
 import hashlib
 import json
 import re
@@ -91,6 +92,37 @@ def test_the_unit_of_offsets_and_the_least_score_are_heeded(client: httpx.Client
     assert client.post("/v1/entities", json={**asked, "min_score": 0.99}).json()["results"][0]["entities"] == []
 
 
+def test_entities_are_read_as_asked(client: httpx.Client, entities_bundle: Path) -> None:
+    pipeline, long = Pipeline(entities_bundle), "york a " * 30
+    answers = []
+    for options in ({}, {"aggregation": "strict"}, {"constrained": True}, {"truncate": True}):
+        (result,) = client.post("/v1/entities", json={"text": long, **options}).json()["results"]
+        assert result == pipeline(long, **options)
+        answers.append(result)
+    assert [(len(answer["entities"]), answer["truncated"]) for answer in answers] == [
+        (30, False),
+        (0, False),
+        (30, False),
+        (15, True),
+    ]
+    assert answers[0] != answers[2]
+
+
+def test_a_text_of_the_most_characters_taken_is_answered_whole(client: httpx.Client) -> None:
+    text = ("fly to rome from new york " * 4_000)[:100_000]
+    (result,) = client.post("/v1/entities", json={"text": text}).json()["results"]
+    assert len(result["entities"]) == text.count("rome") + text.count("new york")
+    assert result["truncated"] is False
+
+
+def test_a_model_that_does_not_know_when_to_abstain_says_so(client: httpx.Client) -> None:
+    response = client.post("/v1/classify", json={"text": "refund", "abstain": True})
+    assert response.status_code == 422
+    assert response.json()["error"]["field"] == "abstain"
+    assert "abstain_below" in response.json()["error"]["message"]
+    assert "abstained" not in client.post("/v1/classify", json={"text": "refund"}).json()["results"][0]
+
+
 def test_texts_are_classified_by_the_only_model_of_that_task(client: httpx.Client, intents_bundle: Path) -> None:
     asked = {"text": ["i love it", "refund please"], "text_pair": ["a", "b"], "top_k": 2}
     answer = client.post("/v1/classify", json=asked).json()
@@ -167,7 +199,7 @@ def test_any_text_that_json_can_carry_is_answered_with_exact_spans(
             "/v1/entities", json.dumps({"text": ["a"] * 1025}).encode(), (413, "too_large", "text"), id="many-texts"
         ),
         pytest.param("/v1/entities", b'{"text": "%s"}' % (b"a" * 2_000_000), (413, "too_large", None), id="2-mb"),
-        pytest.param("/v1/relations", b"{}", (404, "not_found", None), id="no-such-path"),
+        pytest.param("/v1/nothing", b"{}", (404, "not_found", None), id="no-such-path"),
         pytest.param("/v1/entities/", b"{}", (404, "not_found", None), id="a-slash-too-many"),
     ],
 )
@@ -204,6 +236,11 @@ def test_only_json_and_only_the_offered_method_are_taken(client: httpx.Client) -
     assert client.post("/v1/entities", content=b'{"text": "a"}').status_code == 415
     with_charset = {"Content-Type": "Application/JSON; charset=utf-8"}
     assert client.post("/v1/entities", content=b'{"text": "a"}', headers=with_charset).status_code == 200
+
+    packed = {**with_charset, "Content-Encoding": "gzip"}
+    assert client.post("/v1/entities", content=gzip.compress(b'{"text": "a"}'), headers=packed).status_code == 415
+    as_it_is = {**with_charset, "Content-Encoding": "identity"}
+    assert client.post("/v1/entities", content=b'{"text": "a"}', headers=as_it_is).status_code == 200
 
     get = client.get("/v1/entities")
     assert (get.status_code, get.json()["error"]["code"]) == (405, "method_not_allowed")
@@ -296,14 +333,24 @@ def test_paths_of_scanners_are_counted_together(client: httpx.Client) -> None:
 def test_openapi_describes_every_endpoint_and_resolves(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
 
+    version = client.get("/v2/models/cities").json()["versions"][0]
     for path, methods in document["paths"].items():
+        real_path = path.replace("{name}", "cities").replace("{version}", version)
         for method in methods:
-            assert client.request(method, path).status_code != 404, path
-            assert client.request("PATCH", path).status_code == 405
+            assert client.request(method, real_path).status_code != 404, path
+            assert client.request("PATCH", real_path).status_code == 405
     for reference in re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(document)):
         assert reference in document["components"]["schemas"]
     entities = document["components"]["schemas"]["EntitiesRequest"]
-    assert set(entities["properties"]) == {"text", "model", "min_score", "offsets"}
+    assert set(entities["properties"]) == {
+        "text",
+        "model",
+        "min_score",
+        "offsets",
+        "aggregation",
+        "constrained",
+        "truncate",
+    }
     assert entities["required"] == ["text"]
 
 
