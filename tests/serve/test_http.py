@@ -366,20 +366,6 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_policy_fits_it(client: ht
         assert base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode() in policy
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="the page is run in Chromium, which is not installed")
-def test_the_page_runs_in_a_browser_under_its_policy(client: httpx.Client, tmp_path: Path) -> None:
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-    dumped = subprocess.run(
-        [*command, "--virtual-time-budget=4000", "--dump-dom", str(client.base_url)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
-    assert "<option>cities (token-classification, fp32)</option>" in dumped
-    assert "3 small models" in dumped
-
-
 def test_sigterm_lets_requests_under_way_finish_and_exits_0(entities_bundle: Path) -> None:
     with running(entities_bundle) as (url, process), httpx.Client(base_url=url, timeout=20) as client:
         wait_until_ready(client)
