@@ -46,7 +46,13 @@ class ModelProcess:
             "serve.worker",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": search_path},
+            env={
+                **os.environ,
+                "PYTHONPATH": search_path,
+                # The tokenizer's threads, one for every core, would take the cores of the other processes.
+                "TOKENIZERS_PARALLELISM": "true" if opening.threads > 1 else "false",
+                "RAYON_NUM_THREADS": str(opening.threads),
+            },
         )
         made = cls(process, observe)
         try:
@@ -62,11 +68,17 @@ class ModelProcess:
 
     async def run(self, works: list[Work], done: Done[Answered]) -> None:
         """Has a batch answered. Unavailable when the process dies of it."""
+        self.ask(works)
+        await self.hear(done)
+
+    def ask(self, works: list[Work]) -> None:
+        """Sends a batch, which may be while earlier ones are computed: it is begun when they are done."""
         self._to.write(packed(works))
+
+    async def hear(self, done: Done[Answered]) -> None:
+        """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it."""
         while True:
             reply = self._decoder.decode(await self._message())
-            if reply.last:
-                return
             if reply.parts:
                 self._observe(reply.parts)
             for place, answer in reply.answers:
@@ -75,20 +87,23 @@ class ModelProcess:
                 done(place, logits)
             for place, failure in reply.failures:
                 done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
+            if reply.last:
+                return
 
     async def end(self) -> None:
         """Lets the process leave by closing its input; kills one that does not."""
         self._to.close()
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), LEAVE_S)
-        except TimeoutError:
-            await self.kill()
+        await self.kill()
 
     async def kill(self) -> None:
         """Ends the process at once."""
         with suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
+        self.process._transport.close()  # type: ignore[attr-defined]  # its pipes; asyncio has no public name for it
+        await asyncio.sleep(0)  # the pipes are told in the next turn of the loop
 
     async def _message(self) -> bytes:
         try:

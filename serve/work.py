@@ -74,6 +74,8 @@ class Opening(msgspec.Struct, frozen=True):
     digest: str
     variant: str | None
     threads: int
+    whole: bool = False
+    """Whether a batch is answered by one message once all of it is done, and not as each run of the model ends."""
 
 
 class Opened(msgspec.Struct, frozen=True):

@@ -35,9 +35,11 @@ def main() -> None:
         return
     write(said, Opened())
     for works in messages(asked, list[Work]):
+        if opening.whole:
+            write(said, together(replies(pipeline, works)))
+            continue
         for reply in replies(pipeline, works):
             write(said, reply)
-        write(said, Reply(last=True))
 
 
 def opened(opening: Opening) -> Pipeline:
@@ -55,8 +57,10 @@ def opened(opening: Opening) -> Pipeline:
 def replies(pipeline: Pipeline, works: list[Work]) -> Iterator[Reply]:
     """The answers to `works`, as soon as each batch of the model is done."""
     encoder = msgspec.json.Encoder()
+    left = len(works)
     for done, parts in pipeline.answered(works):
-        reply = Reply([], [], [], parts)
+        left -= len(done)
+        reply = Reply([], [], [], parts, last=left == 0)
         for place, answer in done:
             if isinstance(answer, StillroomError):
                 ours = answer.fault == "ours"
@@ -66,6 +70,16 @@ def replies(pipeline: Pipeline, works: list[Work]) -> Iterator[Reply]:
             else:
                 reply.answers.append((place, encoder.encode(answer)))
         yield reply
+
+
+def together(parts: Iterator[Reply]) -> Reply:
+    """All of them as one, the last: fewer messages, where nobody waits for the first answer."""
+    whole = Reply([], [], [], last=True)
+    for part in parts:
+        whole.answers.extend(part.answers)
+        whole.logits.extend(part.logits)
+        whole.failures.extend(part.failures)
+    return whole
 
 
 def messages(stream: BinaryIO, kind: type[Message]) -> Iterator[Message]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from compress.students import STUDENTS, Shape
 from latency.document import CandidateRow, PaperRow, ProfileDocument
 from latency.measurement import process_ratio
-from serve.session import has_openvino
+from serve.runtimes import has_openvino
 from stillroom.regression import turns_of
 
 

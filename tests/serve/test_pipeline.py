@@ -83,11 +83,6 @@ def test_a_pair_is_read_as_one_text_of_two(intents: Pipeline) -> None:
     ]
 
 
-def test_an_overlong_text_is_said_to_be_truncated(cities: Pipeline) -> None:
-    answer = cities("a " * 40 + "rome")
-    assert answer == {"entities": [], "truncated": True}
-
-
 @pytest.mark.parametrize(
     ("call", "field"),
     [
@@ -103,6 +98,8 @@ def test_an_overlong_text_is_said_to_be_truncated(cities: Pipeline) -> None:
         (lambda cities: cities("a", min_score=float("nan")), "min_score"),
         (lambda cities: cities("a", offsets="bytes"), "offsets"),
         (lambda cities: cities("a", top_k=0), "top_k"),
+        (lambda cities: cities("a", aggregation="last"), "aggregation"),
+        (lambda cities: cities("a", abstain=True), "abstain"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_its_field(
