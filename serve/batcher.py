@@ -218,7 +218,7 @@ class Batcher(Generic[Item, Result]):
     def _wake(self, *, everyone: bool = False) -> None:
         """Wakes an idle lane, or all of them."""
         while self._idle:
-            asleep = self._idle.pop(0)
+            asleep = self._idle.pop()  # the one that computed last: its caches are warm
             if not asleep.done():
                 asleep.set_result(None)
                 if not everyone:

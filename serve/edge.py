@@ -16,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import InternalError, NotFound, Overloaded, StillroomError
 from serve.metrics import Metrics
+from serve.tracing import Traces
+from serve.visit import visit_in
 
 log = logging.getLogger("serve")
 
@@ -31,15 +33,36 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
-def error_response(error: StillroomError, headers: Mapping[str, str] | None = None) -> Response:
-    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After."""
+class ErrorResponse(Response):
+    """An answer that is an error: told to the client, and to the visit."""
+
+    def __init__(self, described: dict[str, str], status: int, headers: Mapping[str, str] | None, *, path: str) -> None:
+        super().__init__(msgspec.json.encode(in_form_of(path, described)), status, headers, "application/json")
+        self.code = described["code"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Note the error's code, and answer."""
+        visit_in(scope).error_code = self.code
+        await super().__call__(scope, receive, send)
+
+
+def error_response(error: StillroomError, headers: Mapping[str, str] | None = None, *, path: str = "") -> Response:
+    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After.
+
+    Where the `path` asked for is of the Open Inference Protocol, in that protocol's form: `{"error": message}`.
+    """
     described = {"code": error.code, "message": error.message}
     if error.field is not None:
         described["field"] = error.field
     sent = dict(headers or {})
     if isinstance(error, Overloaded):
         sent["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    return json_response({"error": described}, error.http_status, sent)
+    return ErrorResponse(described, error.http_status, sent, path=path)
+
+
+def in_form_of(path: str, described: dict[str, str]) -> dict[str, object]:
+    """The body of an error at `path`."""
+    return {"error": described["message"] if path == "/v2" or path.startswith("/v2/") else described}
 
 
 async def on_stillroom_error(request: Request, error: Exception) -> Response:
@@ -47,14 +70,15 @@ async def on_stillroom_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StillroomError)
     if error.fault == "ours":
         raise error
-    return error_response(error)
+    return error_response(error, path=request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """The answer to starlette's own errors: no such path (404), not that method (405)."""
     assert isinstance(error, HTTPException)
     if error.status_code == NotFound.http_status:
-        return error_response(NotFound(f"there is nothing at {request.url.path}; see /openapi.json for the endpoints"))
+        nothing = NotFound(f"there is nothing at {request.url.path}; see /openapi.json for the endpoints")
+        return error_response(nothing, path=request.url.path)
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         described = {
@@ -63,23 +87,26 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         }
     else:
         described = {"code": "http_error", "message": str(error.detail)}
-    return json_response({"error": described}, error.status_code, error.headers)
+    return ErrorResponse(described, error.status_code, error.headers, path=request.url.path)
 
 
 class Edge:
     """ASGI middleware around everything: gives each request an id, counts and times it, and answers unknown errors."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, endpoints: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, metrics: Metrics, endpoints: frozenset[str], traces: Traces | None = None
+    ) -> None:
         self.app = app
         self.metrics = metrics
         self.endpoints = endpoints
+        self.traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and see to its answer."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began_s = time.perf_counter()
+        visit = visit_in(scope)
         sent_id = Headers(scope=scope).get("x-request-id", "")
         request_id = sent_id if REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex
         # Paths of nobody's are counted together: a scanner must not fill the metrics.
@@ -93,18 +120,25 @@ class Edge:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
+                if visit.model is not None:
+                    headers["Server-Timing"] = visit.server_timing()
             await send(message)
 
         try:
             await self.app(scope, receive, send_with_id)
         except ClientDisconnect:
-            status = CLIENT_GONE
+            status, visit.error_code = CLIENT_GONE, "client_gone"
         except Exception:
             log.exception("request %s to %s failed", request_id, scope["path"])
             if status:  # the answer has begun: all that is left is to break it off
                 raise
             told = InternalError(f"the server failed; its log says why, under request {request_id}")
-            await error_response(told)(scope, receive, send_with_id)
+            await error_response(told, path=scope["path"])(scope, receive, send_with_id)
         finally:
+            endpoint = scope.get("stillroom.endpoint", endpoint)
             self.metrics.requests.labels(endpoint, str(status)).inc()
-            self.metrics.request_seconds.labels(endpoint).observe(time.perf_counter() - began_s)
+            self.metrics.request_seconds.labels(endpoint).observe(time.perf_counter() - visit.begun_s)
+            if visit.error_code is not None:
+                self.metrics.errors.labels(endpoint, visit.error_code).inc()
+            if self.traces:
+                self.traces.add(scope, visit, endpoint, status, request_id)

@@ -1,15 +1,28 @@
 """What the server counts, for Prometheus to scrape. Each app has its own registry, so that two apps never mix."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from serve.batcher import Batcher
 from serve.bundle import Manifest
-from serve.model_process import Answered
-from serve.work import Parts, Work
+from serve.model_process import Answered, Asked
+from serve.work import Parts
 
 # Seconds: from one short text at an idle server to a full queue.
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+# Seconds: from the tokens of one short text to a long batch of a slow model.
+STAGE_BUCKETS_S = (0.0001, 0.0002, 0.0005, *LATENCY_BUCKETS_S[:-1])
 BATCH_BUCKETS_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+# A second series for each counter and histogram, with the time when it was made, that hardly any query reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
@@ -25,6 +38,19 @@ class Metrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self.errors = Counter(
+            "stillroom_errors",
+            "Requests answered with an error, or not at all (client_gone), by the error's code",
+            ["endpoint", "code"],
+            registry=registry,
+        )
+        self.queue_seconds = Histogram(
+            "stillroom_queue_seconds",
+            "Seconds that a request waited for a process: of its text that was answered last",
+            ["model"],
+            buckets=STAGE_BUCKETS_S,
+            registry=registry,
+        )
         self.batch_texts = Histogram(
             "stillroom_batch_texts",
             "Texts in one run of the model",
@@ -34,9 +60,9 @@ class Metrics:
         )
         self.stage_seconds = Histogram(
             "stillroom_stage_seconds",
-            "Seconds in one stage, per run of the model: tokenise, run, decode",
+            "Seconds in one stage: tokenise, per batch; run and decode, per run of the model",
             ["model", "stage"],
-            buckets=LATENCY_BUCKETS_S,
+            buckets=STAGE_BUCKETS_S,
             registry=registry,
         )
         self.tokens = Counter(
@@ -58,27 +84,34 @@ class Metrics:
             "stillroom_reloads", "Bundles opened again while served", ["model", "result"], registry=registry
         )
         self.queue_texts = Gauge("stillroom_queue_texts", "Texts that wait for the model", ["model"], registry=registry)
+        self.processes = Gauge("stillroom_processes", "Processes that compute", ["model"], registry=registry)
         self.model_info = Gauge(
             "stillroom_model_info",
             "1 for each model served",
             ["model", "task", "variant", "digest"],
             registry=registry,
         )
+        ProcessCollector(registry=registry)  # of the server's own process: processor time, memory, open files
         self._serving: dict[str, tuple[str, str, str, str]] = {}
 
-    def serving(self, manifest: Manifest, variant: str, batcher: Batcher[Work, Answered]) -> None:
+    def serving(self, manifest: Manifest, variant: str, batcher: Batcher[Asked, Answered]) -> None:
         """Speaks of a model that is served from now on, in place of an earlier one of its name."""
         self.queue_texts.labels(manifest.name).set_function(lambda: batcher.waiting)
+        self.processes.labels(manifest.name).set_function(lambda: batcher.lanes)
         if before := self._serving.get(manifest.name):
             self.model_info.remove(*before)
         self._serving[manifest.name] = (manifest.name, manifest.task, variant, manifest.digest)
         self.model_info.labels(*self._serving[manifest.name]).set(1)
 
     def ran(self, model: str, parts: Parts) -> None:
-        """Counts one run of a model."""
+        """Counts one run of a model, or, with no texts, a batch of which some could not even be tokenised."""
+        if parts.tokenise_s:  # told with the first run of its batch
+            self.stage_seconds.labels(model, "tokenise").observe(parts.tokenise_s)
+        if not parts.texts:
+            return
         self.batch_texts.labels(model).observe(parts.texts)
-        for stage, seconds in (("tokenise", parts.tokenise_s), ("run", parts.run_s), ("decode", parts.decode_s)):
-            self.stage_seconds.labels(model, stage).observe(seconds)
+        self.stage_seconds.labels(model, "run").observe(parts.run_s)
+        self.stage_seconds.labels(model, "decode").observe(parts.decode_s)
         self.tokens.labels(model, "text").inc(parts.tokens)
         self.tokens.labels(model, "padding").inc(parts.padded_tokens - parts.tokens)
 

@@ -4,14 +4,17 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from serve.batcher import Done
 from serve.errors import BadInput, BundleError, InternalError, Unavailable
+from serve.visit import Stages, Visit
 from serve.work import LENGTH, Logits, Opened, Opening, Parts, Reply, Work, packed
 
 log = logging.getLogger("serve")
@@ -22,6 +25,13 @@ MOST_BYTES = 1 << 30
 LEAVE_S = 5.0
 
 Answered = bytes | Logits
+
+
+class Asked(NamedTuple):
+    """A piece of work, and the request that it is for."""
+
+    work: Work
+    visit: Visit
 
 
 class ModelProcess:
@@ -66,25 +76,33 @@ class ModelProcess:
             raise BundleError(said.error)
         return made
 
-    async def run(self, works: list[Work], done: Done[Answered]) -> None:
-        """Has a batch answered. Unavailable when the process dies of it."""
-        self.ask(works)
-        await self.hear(done)
+    async def run(self, asked: list[Asked], done: Done[Answered]) -> None:
+        """Has a batch answered, and notes in each one's visit what that took. Unavailable when the process dies of it."""
+        self.ask([each.work for each in asked])
+        await self.hear(done, [each.visit for each in asked])
 
     def ask(self, works: list[Work]) -> None:
         """Sends a batch, which may be while earlier ones are computed: it is begun when they are done."""
         self._to.write(packed(works))
 
-    async def hear(self, done: Done[Answered]) -> None:
+    async def hear(self, done: Done[Answered], visits: Sequence[Visit] = ()) -> None:
         """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it."""
+        stages = Stages(time.perf_counter(), 0.0, 0.0, 0.0)
         while True:
             reply = self._decoder.decode(await self._message())
-            if reply.parts:
-                self._observe(reply.parts)
-            for place, answer in reply.answers:
+            for parts in reply.parts:
+                self._observe(parts)
+                stages = Stages(
+                    stages.begun_s,
+                    stages.tokenise_s + parts.tokenise_s,
+                    stages.run_s + parts.run_s,
+                    stages.decode_s + parts.decode_s,
+                )
+            answers: list[tuple[int, Answered]] = [*reply.answers, *reply.logits]
+            for place, answer in answers:
+                if visits:
+                    visits[place].stages = stages
                 done(place, answer)
-            for place, logits in reply.logits:
-                done(place, logits)
             for place, failure in reply.failures:
                 done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
             if reply.last:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,10 +12,11 @@ from serve.bundle import Manifest, open_bundle
 from serve.choice import choose
 from serve.errors import StillroomError, Unavailable
 from serve.metrics import Metrics
-from serve.model_process import Answered, ModelProcess
+from serve.model_process import Answered, Asked, ModelProcess
 from serve.openapi import ModelDescription
 from serve.requests import Limits
 from serve.threads import available_cores
+from serve.visit import Visit
 from serve.work import Opening, Parts, Work, estimated_tokens
 
 log = logging.getLogger("serve")
@@ -58,7 +60,7 @@ class ServedModel:
         self.processes = processes or max(1, available_cores() // self.threads)
         self._opening = Opening(str(bundle_path), self.manifest.digest, variant, self.threads)
         self._metrics = metrics
-        self.batcher: Batcher[Work, Answered] = Batcher(
+        self.batcher: Batcher[Asked, Answered] = Batcher(
             batch_tokens=limits.batch_tokens,
             max_texts=limits.queued_texts,
             max_tokens=limits.queued_texts * QUEUED_TOKENS_PER_TEXT,
@@ -99,9 +101,19 @@ class ServedModel:
         """Whether a process is there to compute."""
         return self.batcher.lanes > 0
 
-    async def answers(self, works: list[Work]) -> list[Answered]:
-        """One answer for each work, in order: its JSON, or logits. Overloaded before any work when there is no room."""
-        return await self.batcher.results(works, [estimated_tokens(work) for work in works])
+    async def answers(self, works: list[Work], visit: Visit | None = None) -> list[Answered]:
+        """One answer for each work, in order: its JSON, or logits. Overloaded before any work when there is no room.
+
+        `visit` is told which model answers and where the time goes.
+        """
+        visit = visit or Visit()
+        visit.model, visit.variant, visit.texts = self.manifest.name, self.variant, len(works)
+        visit.queued_s = time.perf_counter()
+        answers = await self.batcher.results(
+            [Asked(work, visit) for work in works], [estimated_tokens(work) for work in works]
+        )
+        self._metrics.queue_seconds.labels(self.manifest.name).observe(visit.queue_s)
+        return answers
 
     @contextmanager
     def held(self) -> Iterator[None]:

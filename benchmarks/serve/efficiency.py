@@ -34,7 +34,7 @@ from serve.pipeline import Pipeline
 
 BARE = Path(__file__).with_name("bare.py")
 NOOP = Path(__file__).with_name("noop.py")
-BATCH_TOKENS = (512, 1024, 4096)
+BATCH_TOKENS = (256, 512, 1024, 4096)
 TEXTS_A_REQUEST = (1, 8)
 
 

@@ -1,0 +1,59 @@
+"""One request on its way through the server: where its time went and how it ended, for its answer, the metrics and traces."""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
+
+from starlette.types import Scope
+
+KEY = "stillroom.visit"  # in the scope
+
+
+class Stages(NamedTuple):
+    """What a model's process had done of a batch when it gave an answer. Seconds; `begun_s` on the clock of `perf_counter`."""
+
+    begun_s: float
+    tokenise_s: float
+    run_s: float
+    decode_s: float
+
+
+@dataclass(slots=True)
+class Visit:
+    """What is remembered of a request until it is answered. Times are seconds on the clock of `perf_counter`.
+
+    `stages` are those of the text that was answered last, which is the one that the request waited for: its time is the
+    time from `queued_s` to `stages.begun_s` in the queue, then what the process spent on its batch until it was answered.
+    """
+
+    begun_s: float = field(default_factory=perf_counter)
+    queued_s: float = 0.0
+    stages: Stages | None = None
+    model: str | None = None
+    variant: str | None = None
+    texts: int = 0
+    error_code: str | None = None
+
+    @property
+    def queue_s(self) -> float:
+        """How long the text answered last waited for a process; 0 before there is an answer."""
+        return self.stages.begun_s - self.queued_s if self.stages else 0.0
+
+    def stage_seconds(self) -> dict[str, float]:
+        """The stages of the text answered last, in their order; none before there is an answer."""
+        if self.stages is None:
+            return {}
+        _, tokenise_s, run_s, decode_s = self.stages
+        return {"queue": self.queue_s, "tokenise": tokenise_s, "run": run_s, "decode": decode_s}
+
+    def server_timing(self) -> str:
+        """The value of the `Server-Timing` header: each stage and, up to now, the whole, in milliseconds."""
+        parts = {**self.stage_seconds(), "total": perf_counter() - self.begun_s}
+        return ", ".join(f"{name};dur={1000 * seconds:.2f}" for name, seconds in parts.items())
+
+
+def visit_in(scope: Scope) -> Visit:
+    """The visit that `scope` belongs to; a new one where nobody began it."""
+    visit = scope.setdefault(KEY, Visit())
+    assert isinstance(visit, Visit)
+    return visit
