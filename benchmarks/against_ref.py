@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from latency.measurement import paired_ratio
+from latency.measurement import process_ratio
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -65,7 +65,7 @@ def main() -> None:
     slower = []
     for name in now.keys() & before.keys():
         turns = [[np.array([x]) for x in each[name]] for each in (now, before)]
-        ratio, low, high = paired_ratio(*turns)
+        ratio, low, high = process_ratio(*turns)
         if low > given.slower:
             slower.append(name)
         print(f"{name:40s} {np.median(now[name]):9.4f} ms  {ratio:.3f} times {given.ref} [{low:.3f}, {high:.3f}]")

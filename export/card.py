@@ -55,6 +55,8 @@ class CardFacts:
     """Whether `report.html` stands beside the card."""
     limits: Sequence[str] = ()
     """Sentences: what the model was not made or measured for."""
+    confidence: Sequence[str] = ()
+    """Sentences: how far its probabilities may be trusted."""
     multi_label: bool = False
     """Whether any number of labels may apply to a text."""
     relations: bool = False
@@ -78,6 +80,7 @@ def model_card(facts: CardFacts) -> str:
         f"# {_cell(facts.name)}",
         _summary(facts),
         *_figures(facts),
+        *(["## Confidence\n\n" + "\n".join(f"- {line}" for line in facts.confidence)] if facts.confidence else []),
         "## Use\n\n" + _use(facts),
         *_lineage(facts),
         "## Limits\n\n" + "\n".join(f"- {limit}" for limit in _limits(facts)),

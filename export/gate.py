@@ -23,7 +23,8 @@ from export.nodes import Wiring
 from export.quantise import NO_SATURATION, Quantised, WeightBits, quantise_static
 from export.smooth import smoothed
 from serve.cpu import cpu_features, suits
-from serve.session import Runtime, Session
+from serve.runtimes import Runtime
+from serve.session import Session
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -120,7 +121,17 @@ class Judge:
 
     def verdict(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> Verdict:
         """What `onnx_file` reaches on all texts."""
-        actual = session_logits(Session(onnx_file, self.threads, runtime, self.max_length), self.encoded)
+        return self.verdict_on(self.logits(onnx_file, runtime))
+
+    def logits(
+        self, onnx_file: Path, runtime: Runtime = "onnxruntime", encoded: Encoded | None = None
+    ) -> list[np.ndarray]:
+        """What `onnx_file` says of all texts, or of those in `encoded`, as `session_logits` gives it."""
+        session = Session(onnx_file, self.threads, runtime, self.max_length)
+        return session_logits(session, self.encoded if encoded is None else encoded)
+
+    def verdict_on(self, actual: Sequence[np.ndarray]) -> Verdict:
+        """What a graph reaches that said `actual` of all texts."""
         said = predictions(self.encoded, actual)
         reached = score(self.gold, said)
         divergence, changed = self._distance(self.expected, actual)
@@ -142,7 +153,7 @@ class Judge:
     def cost(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> tuple[float, float]:
         """The divergence, and the share of float32's metric, on the first `SWEEP_TEXTS` texts."""
         part, expected = self.encoded[:SWEEP_TEXTS], self.expected[:SWEEP_TEXTS]
-        actual = session_logits(Session(onnx_file, self.threads, runtime, self.max_length), part)
+        actual = self.logits(onnx_file, runtime, part)
         gold = self.gold[:SWEEP_TEXTS]
         ours, theirs = (score(gold, predictions(part, logits)).value for logits in (actual, expected))
         return self._distance(expected, actual)[0], ours / max(theirs, 1e-12)

@@ -45,14 +45,17 @@ def pack(
     extra_files: Mapping[str, bytes],
     needs: Mapping[str, Sequence[str]] = MappingProxyType({}),
     runtimes: Mapping[str, str] = MappingProxyType({}),
+    temperatures: Mapping[str, float] = MappingProxyType({}),
+    abstains_below: Mapping[str, float | None] = MappingProxyType({}),
     with_checkpoint: bool = True,
     multi_label: bool = False,
     relations: bool = False,
 ) -> Path:
     """Write the bundle `out` in one step, and return its path.
 
-    `onnx_files`, `schemes`, `needs` (processor features, any one of which suffices) and `runtimes` (onnxruntime unless
-    said) go by variant (`fp32`, `fp16`, `int8`), `extra_files` by path in the bundle
+    `onnx_files`, `schemes`, `needs` (processor features, any one of which suffices), `runtimes` (onnxruntime unless
+    said), `temperatures` (1 unless said) and `abstains_below` (probabilities; none unless said) go by variant (`fp32`,
+    `fp16`, `int8`), `extra_files` by path in the bundle
     (`README.md`, `report.html`, `report.json`, `recipe.toml`), `multi_label` says that any number of labels may apply
     to a text, `relations` that they are about two marked parts of it. The folder is put together beside `out`, written through
     to the disk, and renamed: whoever looks at `out` sees no bundle, the old one, or the new one. Equal inputs give an
@@ -92,6 +95,8 @@ def pack(
                     "scheme": schemes[variant],
                     "runtime": runtimes.get(variant, "onnxruntime"),
                     "cpu": list(needs.get(variant, ())),
+                    "temperature": temperatures.get(variant, 1.0),
+                    "abstain_below": abstains_below.get(variant),
                 }
                 for variant in onnx_files
             },

@@ -13,7 +13,8 @@ from export.graph import graph_inputs, is_multi_label, load_classifier
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.labels import applies
-from serve.session import Runtime, Session, padded
+from serve.runtimes import Runtime
+from serve.session import Session, padded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

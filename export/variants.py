@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from compress.examples import Example
 from compress.tasks import Encoded
 from export.calibrate import with_long_texts
+from export.confidence import KEPT_RIGHT, Confidence, choose_confidence
 from export.fusions import Fusion, fused, joined, missing, operators_of, session_operators
 from export.gate import Judge, Prepared, Progress, Search, Verdict, find_int8
 from export.graph import GraphInfo, export_graph, write_model
@@ -17,7 +18,7 @@ from export.pack import ONNX_NAMES
 from export.parity import Parity, Precision, Text, graph_parity, variant_parity
 from export.quantise import Quantised, Scheme, quantise_dynamic, quantise_weight_only
 from serve.errors import BadInput, GateMissed, StillroomError
-from serve.session import Runtime, has_openvino
+from serve.runtimes import Runtime, has_openvino
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -42,6 +43,8 @@ class Wanted:
     """Least share of the fp32 metric that every other precision keeps on validation."""
     runtime: Runtime = "onnxruntime"
     """What the manifest pins for int8."""
+    keep_right: float = KEPT_RIGHT
+    """Share of validation's rightly answered texts that the threshold for abstaining leaves answered; 0 sets none."""
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.precisions) - set(PRECISIONS)):
@@ -52,6 +55,8 @@ class Wanted:
             raise BadInput(f"--int8 {self.int8} is unknown; the schemes are {', '.join(SCHEMES)}.")
         if not 0 <= self.gate <= 1:
             raise BadInput(f"--gate is {self.gate:g}; a share between 0 and 1 is needed.")
+        if not 0 <= self.keep_right <= 1:
+            raise BadInput(f"--keep-right is {self.keep_right:g}; a share between 0 and 1 is needed.")
         if self.runtime not in ("onnxruntime", "openvino"):
             raise BadInput(f"--runtime {self.runtime} is unknown; the runtimes are onnxruntime, openvino.")
         if self.runtime == "openvino" and not has_openvino():
@@ -82,6 +87,8 @@ class Variants:
     """By precision in onnxruntime, and by `precision openvino`."""
     validation: dict[str, Verdict] = field(default_factory=dict)
     """By the same names."""
+    confidence: dict[Precision, Confidence] = field(default_factory=dict)
+    """By precision, of the runtime that the manifest pins."""
     search: Search | None = None
     faults: list[str] = field(default_factory=list)
     """Why these graphs may not ship, in words; the metric apart, for which see `missed`."""
@@ -147,6 +154,7 @@ class Variants:
             "fusions": dict(self.fusions),
             "parity": {name: found.as_dict() for name, found in self.parity.items()},
             "validation": {name: asdict(found) for name, found in self.validation.items()},
+            "confidence": {precision: asdict(found) for precision, found in self.confidence.items()},
             "search": self.search.as_dict() if self.search else None,
             "faults": list(self.faults),
             "limits": self.limits,
@@ -165,15 +173,17 @@ def make_variants(
     encoded: Encoded,
     max_length: int,
     *,
+    outside: Encoded | None = None,
     threads: int | None = None,
     progress: Progress = lambda _: None,
 ) -> Variants:
     """Write the graphs of `checkpoint` that are `wanted` under `folder`, and find out what they are worth.
 
     `calibration` are texts of the training split, of which a few hundred are used; `examples` and `encoded` are the
-    validation split. fp32 is always made: it is what the others are held against. What forbids to ship is collected in
-    `faults`, and a fp16 graph that does not run is not among what was made. BadInput when the checkpoint cannot be exported,
-    a fusion finds nothing to join, or fp32 has no metric of which the others could keep a share.
+    validation split, and `outside` its texts that are out of scope, if it has such. fp32 is always made: it is what the
+    others are held against. What forbids to ship is collected in `faults`, and a fp16 graph that does not run is not among
+    what was made. BadInput when the checkpoint cannot be exported, a fusion finds nothing to join, or fp32 has no metric of
+    which the others could keep a share.
     """
     import onnx
 
@@ -211,7 +221,7 @@ def make_variants(
         found.faults += [f"{variant}: {fault}" for fault in missing(found.fusions[variant], due)]
     progress("parity and metric of every variant in every runtime")
     texts = [example.text_or_pair for example in examples[:PARITY_TEXTS]]
-    _compare(found, checkpoint, plain, texts, judge, max_length, threads)
+    _compare(found, checkpoint, plain, texts, judge, outside, threads)
     plain.unlink()
     return found
 
@@ -271,9 +281,10 @@ def _compare(
     plain: Path,
     texts: Sequence[Text],
     judge: Judge,
-    max_length: int,
+    outside: Encoded | None,
     threads: int | None,
 ) -> None:
+    max_length = found.max_length
     for variant in found.made:
         runtimes: list[Runtime] = ["onnxruntime"]
         # MatMulNBits with 8 bits is an operator of onnxruntime's own.
@@ -289,7 +300,8 @@ def _compare(
                     if variant == "fp32"
                     else variant_parity(variant, checkpoint, plain, file, texts, max_length, **how)
                 )
-                verdict = judge.verdict(file, runtime)
+                logits = judge.logits(file, runtime)
+                verdict = judge.verdict_on(logits)
             except StillroomError as error:
                 if pinned:
                     raise
@@ -299,6 +311,10 @@ def _compare(
             found.parity[name], found.validation[name] = parity, verdict
             if pinned:
                 found.faults += faults_of(name, parity, found.wanted)
+                strange = judge.logits(file, runtime, outside) if outside else []
+                found.confidence[variant] = choose_confidence(judge.encoded, logits, strange, found.wanted.keep_right)
+                if not found.confidence[variant].fitted:
+                    found.notes.append(f"{name} keeps temperature 1: validation knows no better one")
 
 
 def faults_of(name: str, parity: Parity, wanted: Wanted) -> list[str]:

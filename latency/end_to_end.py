@@ -1,4 +1,7 @@
-"""From text to answer in three parts that are timed apart: tokenise, run, decode; as the server does them."""
+"""From text to answer in three parts that are timed apart: tokenise, run, decode; as the server does them.
+
+A text longer than the candidate is cut, as the server does when it is asked to.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -92,7 +95,12 @@ def _decoder(candidate: Candidate) -> Callable[[Text, Encoding, np.ndarray], Ans
     if reads.task == "token-classification":
         # OpenVINO's rows are padded to whole vectors.
         return lambda text, encoding, row: entities_answer(
-            text if isinstance(text, str) else text[0], encoding, row[: len(encoding)], labels, options
+            text if isinstance(text, str) else text[0],
+            encoding,
+            row[: len(encoding)],
+            labels,
+            options,
+            truncated=bool(encoding.overflowing),
         )
     answer = applying_labels_answer if reads.multi_label else labels_answer
-    return lambda _text, encoding, row: answer(encoding, row, labels, options)
+    return lambda _text, encoding, row: answer(row, labels, options, truncated=bool(encoding.overflowing))

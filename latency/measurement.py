@@ -22,6 +22,10 @@ DRIFT = 0.10
 PAIRS_FOR_INTERVAL = 6
 PERCENTILES = (50, 90, 95, 99)
 RESAMPLES = 400
+# How much the logarithm of a ratio varies (standard deviation) between pairs of processes of one and the same model: where each
+# happens to lie in memory. 400 pairs of a 0.5 ms encoder, 2026-11-23, benchmarks/latency/instrument.py: without it 9 % of equal
+# pairs were told apart instead of 5.
+PROCESS_LUCK = 0.003
 # Cores' worth of work by others (or taken by the hypervisor) from which a timing is no longer the candidate's own.
 OTHER_LOAD_CORES = 0.10
 
@@ -177,7 +181,7 @@ class Ratio(NamedTuple):
 
 
 def ratio(a: Measurement, b: Measurement) -> Ratio:
-    """`a`'s p50 over `b`'s, paired turn by turn, see `paired_ratio`.
+    """`a`'s p50 over `b`'s, paired turn by turn, see `process_ratio`.
 
     Raises BadInput for different workloads, for different numbers of turns, and for fewer than two.
     """
@@ -192,8 +196,21 @@ def ratio(a: Measurement, b: Measurement) -> Ratio:
             f"{a.candidate!r} has {len(turns_a)} turns and {b.candidate!r} has {len(turns_b)}; "
             "a ratio pairs turns that were taken together: measure both at once, with 2 turns or more"
         )
-    found, low, high = paired_ratio(turns_a, turns_b)
+    found, low, high = process_ratio(turns_a, turns_b)
     return Ratio(a.candidate, b.candidate, found, low, high)
+
+
+def process_ratio(
+    turns_a: Sequence[npt.NDArray[np.float64]], turns_b: Sequence[npt.NDArray[np.float64]]
+) -> tuple[float, float, float]:
+    """`paired_ratio` of two models that each ran in one process, with an interval that holds for other processes of theirs too.
+
+    However many turns two processes take, they remain these two; `PROCESS_LUCK` is added to each side in quadrature.
+    """
+    found, low, high = paired_ratio(turns_a, turns_b)
+    luck = 1.959964 * PROCESS_LUCK
+    low = found * math.exp(-math.hypot(math.log(found / low), luck))
+    return found, low, found * math.exp(math.hypot(math.log(high / found), luck))
 
 
 def paired_ratio(

@@ -97,6 +97,7 @@ class Report(TypedDict, total=False):
     fusions: Mapping[str, Mapping[str, int]]
     vocabulary: Mapping[str, object]
     parity: Mapping[str, object]
+    confidence: Mapping[str, object]
     recipe: str  # TOML
     lineage: Mapping[str, object]
 

@@ -27,7 +27,8 @@ from latency.resources import free_memory_bytes, last_level_cache_bytes
 from latency.turns import timing_environment
 from latency.worker import THREAD_VARIABLES
 from serve.errors import BadInput, BundleError, InternalError
-from serve.session import Runtime, open_graph
+from serve.runtimes import Runtime
+from serve.session import open_graph
 
 if TYPE_CHECKING:
     from onnx import ModelProto

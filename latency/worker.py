@@ -47,6 +47,7 @@ STILL_FASTER = 0.97  # a call that takes less than this share of the fastest so 
 SETTLED_AFTER = 3  # calls in a row that do not
 SETTLING_BOUND_S = 0.1
 SPIN_S = 0.0003  # a sleep ends about this much late; the rest of a wait is spun
+SCORING_TOKENS = 4096  # padded, in a batch of texts that are scored and not timed
 
 
 class Loaded(TypedDict):
@@ -221,10 +222,8 @@ def _answer_one(end_to_end: "EndToEnd", text: "Text", parts: "list[Parts]") -> N
 
 
 def _answers(ready: Ready, request: Mapping[str, Any]) -> "list[Answer]":
-    from serve.pipeline import BATCH_TOKENS
-
     chosen = ready.texts[request["first"] : request["first"] + request["count"]]
-    return ready.answers().many(chosen, BATCH_TOKENS).answers
+    return ready.answers().many(chosen, SCORING_TOKENS).answers
 
 
 def _offline(ready: Ready, request: Mapping[str, Any]) -> OfflineVisit:

@@ -1,12 +1,18 @@
 """A bundle's answers, in Python (`Pipeline`) and over HTTP (`serve.app`). Needs no torch and no transformers."""
 
+import os
 from typing import TYPE_CHECKING
+
+# onnxruntime's official builds report to their maker on Linux too since its pull request 27379 (released with 1.29), unless this
+# is set before it is loaded: an identifier and a queue of events stand under ~/.cache then. Nothing here phones home.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from serve.bundle import open_bundle
+    from serve.client import Client
     from serve.pipeline import Pipeline
 
-__all__ = ["Pipeline", "open_bundle"]
+__all__ = ["Client", "Pipeline", "open_bundle"]
 
 
 def __getattr__(name: str) -> object:
@@ -15,6 +21,10 @@ def __getattr__(name: str) -> object:
         from serve.pipeline import Pipeline
 
         return Pipeline
+    if name == "Client":
+        from serve.client import Client
+
+        return Client
     if name == "open_bundle":
         from serve.bundle import open_bundle
 

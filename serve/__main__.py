@@ -4,7 +4,7 @@ import argparse
 import sys
 from functools import partial
 
-from serve.app import serve
+from serve.app import aliases_of, serve
 from serve.errors import StillroomError
 
 
@@ -17,6 +17,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--variant", help="precision to serve (default: each bundle's own)")
     parser.add_argument("--threads", type=int, help="threads of one process of a model (default: 1)")
     parser.add_argument("--processes", type=int, help="processes for each model (default: as many as fit the cores)")
+    parser.add_argument(
+        "--alias", action="append", default=[], metavar="OTHER=NAME", help="another name for a model; repeatable"
+    )
     given = parser.parse_args(arguments)
     try:
         serve(
@@ -26,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
             variant=given.variant,
             threads=given.threads,
             processes=given.processes,
+            aliases=aliases_of(given.alias),
             announce=partial(print, flush=True),
         )
     except StillroomError as error:

@@ -1,14 +1,14 @@
 """Logits -> what a caller gets: entities with offsets in the caller's unit, or labels with scores."""
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from typing import Literal, NotRequired, TypedDict, get_args
 
 import numpy as np
-from tokenizers import Encoding
 
 from serve.errors import BadInput
 from serve.labels import applies
-from serve.spans import Span, decode_spans
+from serve.spans import Aggregation, Span, decode_spans
+from serve.windows import Row
 
 OffsetUnit = Literal["codepoints", "utf16", "utf8"]
 
@@ -27,7 +27,7 @@ class Entity(TypedDict):
 
 
 class EntitiesAnswer(TypedDict):
-    """The entities of one text, in order; `truncated` when the model did not see the end of the text."""
+    """The entities of one text, in order; `truncated` when the model did not see the whole text."""
 
     entities: list[Entity]
     truncated: bool
@@ -41,13 +41,15 @@ class LabelScore(TypedDict):
 
 
 class LabelsAnswer(TypedDict):
-    """The classes of one text, likeliest first; `truncated` when the model did not see the end of the text.
+    """The classes of one text, likeliest first; `truncated` when the model did not see the whole text.
 
     Of a model by which any number of labels may apply, those that do, each with its own probability; or none.
+    `abstained` is there when it was asked for: then there are no labels where the model is not sure enough.
     """
 
     labels: list[LabelScore]
     truncated: bool
+    abstained: NotRequired[bool]
 
 
 Answer = EntitiesAnswer | LabelsAnswer
@@ -63,44 +65,91 @@ class AnswerOptions:
     """What `start` and `end` of an entity count."""
     top_k: int | None = None
     """How many labels to give, likeliest first; None gives all, or where any number of them may apply, those that do."""
+    aggregation: Aggregation = "first"
+    """How the tags of a word's tokens become the word's, and words' tags become entities: see `serve.spans.decode_spans`."""
+    constrained: bool = False
+    """Whether words take the likeliest tags that form a valid sequence, and not each its own likeliest."""
+    truncate: bool = False
+    """Whether a text longer than the model is cut, and not read in windows."""
+    abstain: bool = False
+    """Whether to give no class where the likeliest one's probability is below what the bundle asks for."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_score <= 1.0:
             raise BadInput(f"min_score {self.min_score}: give a number from 0 to 1", field="min_score")
         if self.offsets not in get_args(OffsetUnit):
             raise BadInput(f"offsets {self.offsets!r}: give one of {get_args(OffsetUnit)}", field="offsets")
+        if self.aggregation not in get_args(Aggregation):
+            raise BadInput(
+                f"aggregation {self.aggregation!r}: give one of {get_args(Aggregation)}", field="aggregation"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise BadInput(f"top_k {self.top_k}: give 1 or more, or leave it out for all labels", field="top_k")
 
 
 def entities_answer(
-    text: str, encoding: Encoding, logits: np.ndarray, tags: list[str], options: AnswerOptions
+    text: str, tokens: Row, logits: np.ndarray, tags: list[str], options: AnswerOptions, *, truncated: bool
 ) -> EntitiesAnswer:
-    """The entities of `text`; `logits` has shape (tokens, tags)."""
-    spans = decode_spans(text, softmax(logits), encoding.offsets, encoding.word_ids, tags)
+    """The entities of `text`, whose `tokens` have `logits` of shape (tokens, tags). BadInput as `decode_spans` raises it."""
+    spans = decode_spans(
+        text,
+        softmax(logits),
+        tokens.offsets,
+        tokens.word_ids,
+        tags,
+        aggregation=options.aggregation,
+        constrained=options.constrained,
+    )
     kept = [span for span in spans if span.score >= options.min_score]
-    return {"entities": _entities(text, kept, options.offsets), "truncated": bool(encoding.overflowing)}
+    return {"entities": _entities(text, kept, options.offsets), "truncated": truncated}
 
 
-def labels_answer(encoding: Encoding, logits: np.ndarray, labels: list[str], options: AnswerOptions) -> LabelsAnswer:
-    """The classes of one text; `logits` has shape (labels,). Equal scores keep the order of the bundle's labels."""
-    return _likeliest(encoding, softmax(logits), labels, options.top_k)
+def labels_answer(
+    logits: np.ndarray,
+    labels: list[str],
+    options: AnswerOptions,
+    *,
+    truncated: bool,
+    abstain_below: float | None = None,
+) -> LabelsAnswer:
+    """The classes of one text; `logits` has shape (labels,). Equal scores keep the order of the bundle's labels.
+
+    When `options.abstain`, there are none where the highest probability is below `abstain_below`.
+    """
+    probabilities = softmax(logits)
+    answer = _likeliest(probabilities, labels, options.top_k, truncated)
+    return _or_none(answer, probabilities, abstain_below) if options.abstain else answer
 
 
 def applying_labels_answer(
-    encoding: Encoding, logits: np.ndarray, labels: list[str], options: AnswerOptions
+    logits: np.ndarray,
+    labels: list[str],
+    options: AnswerOptions,
+    *,
+    truncated: bool,
+    abstain_below: float | None = None,
 ) -> LabelsAnswer:
-    """The labels that apply to one text, or with `top_k` the likeliest ones whether they do or not; `logits` has shape (labels,)."""
+    """The labels that apply to one text, or with `top_k` the likeliest ones whether they do or not; `logits` has shape (labels,).
+
+    Abstains as `labels_answer` does.
+    """
     count = int(applies(logits).sum()) if options.top_k is None else options.top_k
-    return _likeliest(encoding, sigmoid(logits), labels, count)
+    probabilities = sigmoid(logits)
+    answer = _likeliest(probabilities, labels, count, truncated)
+    return _or_none(answer, probabilities, abstain_below) if options.abstain else answer
 
 
-def _likeliest(encoding: Encoding, probabilities: np.ndarray, labels: list[str], count: int | None) -> LabelsAnswer:
+def _likeliest(probabilities: np.ndarray, labels: list[str], count: int | None, truncated: bool) -> LabelsAnswer:
     likeliest = np.argsort(-probabilities, kind="stable")[:count]
     return {
         "labels": [{"label": labels[i], "score": round(float(probabilities[i]), SCORE_DECIMALS)} for i in likeliest],
-        "truncated": bool(encoding.overflowing),
+        "truncated": truncated,
     }
+
+
+def _or_none(answer: LabelsAnswer, probabilities: np.ndarray, abstain_below: float | None) -> LabelsAnswer:
+    abstained = abstain_below is not None and float(probabilities.max()) < abstain_below
+    return {**answer, "labels": [] if abstained else answer["labels"], "abstained": abstained}
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

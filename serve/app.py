@@ -5,7 +5,7 @@ import base64
 import hashlib
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -22,8 +22,8 @@ from starlette.routing import Route
 from serve.answers import AnswerOptions
 from serve.bundle import Task
 from serve.edge import Edge, json_response, on_http_exception, on_stillroom_error
-from serve.errors import BadInput, DeadlineExceeded, NotFound, StillroomError, Unavailable
-from serve.listen import listening, signals_kept_from_killing
+from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
+from serve.listen import listening, reloading_on_hangup, signals_kept_from_killing
 from serve.metrics import Metrics
 from serve.model_process import Answered
 from serve.openapi import openapi
@@ -47,15 +47,21 @@ Value = TypeVar("Value")
 
 
 class Service:
-    """The endpoints, and what they share: the models by name, the limits, the counters, whether all is warm."""
+    """The endpoints, and what they share: the models by name and their other names, the limits, the counters."""
 
     def __init__(
-        self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics, traces: Traces | None = None
+        self,
+        models: Sequence[ServedModel],
+        limits: Limits,
+        metrics: Metrics,
+        aliases: Mapping[str, str],
+        traces: Traces | None = None,
     ) -> None:
         self.limits = limits
         self.metrics = metrics
         self.traces = traces
         self.models = {model.manifest.name: model for model in models}
+        self.aliases = dict(aliases)
         self.page = PAGE.read_bytes()
         self.page_headers = {"Content-Security-Policy": content_security_policy(self.page.decode("utf-8"))}
         self._warming: asyncio.Task[None] | None = None
@@ -64,7 +70,8 @@ class Service:
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Start the models' processes beside the first requests, which wait for them; at the end, finish what was accepted."""
         self._warming = asyncio.create_task(self._start())
-        yield
+        with reloading_on_hangup(self.reload):
+            yield
         if not self._warming.done():
             self._warming.cancel()
         await asyncio.wait([self._warming])
@@ -75,7 +82,13 @@ class Service:
     async def entities(self, request: Request) -> Response:
         """POST /v1/entities: entity spans in each text."""
         asked = await read_request(request, EntitiesRequest, self.limits)
-        options = AnswerOptions(min_score=asked.min_score, offsets=asked.offsets)
+        options = AnswerOptions(
+            min_score=asked.min_score,
+            offsets=asked.offsets,
+            aggregation=asked.aggregation,
+            constrained=asked.constrained,
+            truncate=asked.truncate,
+        )
         model = self._model(asked.model, "token-classification")
         return await self._answer(request, model, as_texts(asked.text), None, options)
 
@@ -83,7 +96,7 @@ class Service:
         """POST /v1/classify: labels with scores for each text."""
         asked = await read_request(request, ClassifyRequest, self.limits)
         pairs = pairs_of(asked.text, asked.text_pair)
-        options = AnswerOptions(top_k=asked.top_k)
+        options = AnswerOptions(top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain)
         model = self._model(asked.model, "text-classification")
         return await self._answer(request, model, as_texts(asked.text), pairs, options)
 
@@ -130,8 +143,9 @@ class Service:
     async def answers(self, request: Request, model: ServedModel, works: list[Work]) -> list[Answered]:
         """The model's answers within the time allowed, dropped when the client hangs up; what goes wrong, as its error."""
         try:
-            async with asyncio.timeout(self.limits.answer_s):
-                return await unless_gone(request, model.answers(works, visit_in(request.scope)))
+            with model.held():
+                async with asyncio.timeout(self.limits.answer_s):
+                    return await unless_gone(request, model.answers(works, visit_in(request.scope)))
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"no answer within {self.limits.answer_s:g} s; send fewer texts at once, or try again later"
@@ -142,9 +156,7 @@ class Service:
         of_task = [model for model in self.models.values() if model.manifest.task == task]
         if name is None and of_task:
             return of_task[0]
-        if name is not None and name not in self.models:
-            raise NotFound(f"there is no model {name!r}; there is {', '.join(map(repr, self.models))}", field="model")
-        other = self.models[name] if name is not None else next(iter(self.models.values()))
+        other = self.named(name) if name is not None else next(iter(self.models.values()))
         if other.manifest.task != task:
             raise BadInput(
                 f"{other.manifest.name!r} is for {other.manifest.task}; "
@@ -152,6 +164,36 @@ class Service:
                 field="model",
             )
         return other
+
+    def named(self, name: str) -> ServedModel:
+        """The model called `name`, or of that alias. NotFound when there is none."""
+        model = self.models.get(self.aliases.get(name, name))
+        if model is None:
+            names = [*self.models, *self.aliases]
+            raise NotFound(f"there is no model {name!r}; there is {', '.join(map(repr, names))}", field="model")
+        return model
+
+    async def reload(self) -> None:
+        """Opens every bundle again, and serves what lies there now once it is warm; what cannot be opened leaves the old one.
+
+        Requests that were begun are answered by the model that they began with.
+        """
+        for name, old in list(self.models.items()):
+            try:
+                new = await asyncio.to_thread(old.opened_again)
+                if new.manifest.name != name:
+                    raise BundleError(
+                        f"{old.path} holds {new.manifest.name!r} now, not {name!r}; start the server anew"
+                    )
+                await new.start()
+            except (StillroomError, OSError) as error:
+                log.error("model %r stays as it was, the bundle cannot be opened again: %s", name, error)
+                self.metrics.reloads.labels(name, "failed").inc()
+                continue
+            self.models[name] = new
+            self.metrics.reloads.labels(name, "done").inc()
+            log.warning("model %r is now %s", name, new.manifest.digest[:12])
+            await old.stop()
 
     async def _start(self) -> None:
         for model in self.models.values():
@@ -169,10 +211,12 @@ def create_app(
     threads: int | None = None,
     processes: int | None = None,
     limits: Limits | None = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> Starlette:
     """The ASGI app that serves `bundles`; each is verified here.
 
-    `variant`, `threads` and `processes` are as in `ServedModel`, for all of them. BundleError when one is damaged; BadInput when there
+    `variant`, `threads` and `processes` are as in `ServedModel`, for all of them; `aliases` are other names of
+    models. BundleError when one is damaged; BadInput when there
     is none, or two have one name.
     """
     if not bundles:
@@ -185,7 +229,12 @@ def create_app(
     names = [model.manifest.name for model in models]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadInput(f"several bundles are called {', '.join(map(repr, twice))}; a request could not tell them apart")
-    service = Service(models, limits, metrics, traces_from_environment())
+    aliases = aliases or {}
+    for alias, name in aliases.items():
+        if name not in names or alias in names:
+            reason = "that is a bundle's own name" if alias in names else f"there is {', '.join(map(repr, names))}"
+            raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
+    service = Service(models, limits, metrics, aliases, traces_from_environment())
     routes = [
         Route("/v1/entities", service.entities, methods=["POST"]),
         Route("/v1/classify", service.classify, methods=["POST"]),
@@ -216,6 +265,7 @@ def serve(
     threads: int | None = None,
     processes: int | None = None,
     limits: Limits | None = None,
+    aliases: Mapping[str, str] | None = None,
     announce: Callable[[str], None] = print,
 ) -> None:
     """Serve `bundles` until SIGTERM or SIGINT; then finish the requests under way and return.
@@ -223,7 +273,7 @@ def serve(
     `port` 0 takes any free one. `announce` is told the server's URL once it listens. BadInput when the address cannot
     be listened on, and all that `create_app` raises.
     """
-    app = create_app(bundles, variant=variant, threads=threads, processes=processes, limits=limits)
+    app = create_app(bundles, variant=variant, threads=threads, processes=processes, limits=limits, aliases=aliases)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -236,6 +286,17 @@ def serve(
         shown_host = f"[{host}]" if ":" in host else host
         announce(f"http://{shown_host}:{listener.getsockname()[1]}")
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def aliases_of(given: Sequence[str]) -> dict[str, str]:
+    """`OTHER=NAME` as other -> name. BadInput for anything else."""
+    aliases = {}
+    for each in given:
+        other, equals, name = each.partition("=")
+        if not (other and equals and name):
+            raise BadInput(f"--alias {each!r}: give OTHER=NAME, such as prod=support")
+        aliases[other] = name
+    return aliases
 
 
 async def unless_gone(request: Request, work: Coroutine[None, None, Value]) -> Value:

@@ -31,6 +31,8 @@ Reason = Literal["idle", "full", "freed"]
 
 # Weight of the newest batch in the running estimate of the lanes' speed.
 SPEED_SMOOTHING = 0.2
+# Tokens below which a batch is not divided among lanes that are idle: a run of the model has a cost of its own.
+WORTH_DIVIDING = 256
 # Of how many batches' worth of waiting items, in fair order, those of like length are picked.
 CHOICE = 4
 
@@ -119,7 +121,9 @@ class Batcher(Generic[Item, Result]):
             found: list[Result] = await asyncio.gather(*(each.result for each in mine))
             return found
         finally:
-            if sum(each.result.cancel() for each in mine):
+            for each in mine:
+                each.result.cancel()  # no-op where there is a result already
+            if any(each.result.cancelled() for each in mine):
                 self._sweep()
             for each in mine:
                 if not each.result.cancelled():
@@ -214,7 +218,7 @@ class Batcher(Generic[Item, Result]):
     def _wake(self, *, everyone: bool = False) -> None:
         """Wakes an idle lane, or all of them."""
         while self._idle:
-            asleep = self._idle.pop(0)
+            asleep = self._idle.pop()  # the one that computed last: its caches are warm
             if not asleep.done():
                 asleep.set_result(None)
                 if not everyone:
@@ -246,10 +250,15 @@ class Batcher(Generic[Item, Result]):
         self._tokens_per_s = before + SPEED_SMOOTHING * (speed - before)
 
     def _take(self) -> tuple[list[_Waiting[Item, Result]], bool]:
-        """The next batch, taken out of the queue, and whether others had to stay behind. Empty when nothing waits."""
+        """The next batch, taken out of the queue, and whether others had to stay behind. Empty when nothing waits.
+
+        Where other lanes are idle, it leaves them their share.
+        """
+        share = -(-self._queued_tokens // (len(self._idle) + 1))
+        batch_tokens = min(self._batch_tokens, max(WORTH_DIVIDING, share))
         choice: list[_Waiting[Item, Result]] = []
         tokens = 0
-        while self._queue and tokens < CHOICE * self._batch_tokens:
+        while self._queue and tokens < CHOICE * batch_tokens:
             each = heapq.heappop(self._queue)
             choice.append(each)
             tokens += each.tokens
@@ -257,9 +266,8 @@ class Batcher(Generic[Item, Result]):
             return [], False
         self._virtual_now = max(self._virtual_now, choice[0].start)
         now_s = asyncio.get_running_loop().time()
-        taken = set(
-            picked([(each.tokens, now_s - each.since_s > self._max_wait_s) for each in choice], self._batch_tokens)
-        )
+        waited_long = [now_s - each.since_s > self._max_wait_s for each in choice]
+        taken = set(picked([each.tokens for each in choice], waited_long, batch_tokens))
         for place, each in enumerate(choice):
             if place not in taken:
                 heapq.heappush(self._queue, each)
@@ -276,24 +284,20 @@ class Batcher(Generic[Item, Result]):
         self._queued_tokens = sum(each.tokens for each in self._queue)
 
 
-def picked(candidates: Sequence[tuple[int, bool]], batch_tokens: int) -> list[int]:
+def picked(tokens: Sequence[int], waited_long: Sequence[bool], batch_tokens: int) -> list[int]:
     """Which of the candidates, in fair order, make the next batch: places, the first among them.
 
-    A candidate is its tokens and whether it has waited long. The first goes in, whatever its length, then those that have
-    waited long, in their order, then those nearest in length to the first, while all have at most `batch_tokens` tokens.
+    The first goes in, whatever its length, then those that have waited long, in their order, then those nearest in length to
+    the first, while all have at most `batch_tokens` tokens.
     """
-    first, *others = range(len(candidates))
     nearest = sorted(
-        others,
-        key=lambda place: (
-            not candidates[place][1],
-            0 if candidates[place][1] else abs(candidates[place][0] - candidates[0][0]),
-        ),
+        range(1, len(tokens)),
+        key=lambda place: (not waited_long[place], 0 if waited_long[place] else abs(tokens[place] - tokens[0])),
     )
-    chosen, tokens = [first], candidates[first][0]
+    chosen, total = [0], tokens[0]
     for place in nearest:
-        if tokens + candidates[place][0] > batch_tokens:
+        if total + tokens[place] > batch_tokens:
             break
         chosen.append(place)
-        tokens += candidates[place][0]
+        total += tokens[place]
     return chosen

@@ -7,6 +7,7 @@ Hub's cache, which lead to its blobs); and when it could be a pickle, which runs
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,6 +51,10 @@ class Variant(msgspec.Struct, frozen=True):
     runtime: str
     cpu: list[str] = []
     """A processor with any one of these gives the answers that were measured; none means that every one does."""
+    temperature: float = 1.0
+    """What logits are divided by before they become probabilities."""
+    abstain_below: float | None = None
+    """A text whose likeliest label has a probability below this is not answered; None answers every text."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,14 +210,22 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
     if manifest.default_variant not in manifest.variants:
         yield f"default_variant {manifest.default_variant!r} is not among the variants {_listed(manifest.variants)}"
     for name, variant in manifest.variants.items():
-        if variant.file not in manifest.files:
-            yield f"variant {name!r} is in {variant.file!r}, which is not among the files"
+        yield from _variant_faults(name, variant, manifest.files)
     if "tokenizer.json" not in manifest.files:
         yield "'tokenizer.json' is not among the files"
     if len(manifest.files) > MAX_FILES:
         yield f"it lists {len(manifest.files):,} files, at most {MAX_FILES:,} are read"
     for name, file in manifest.files.items():
         yield from _listing_faults(name, file)
+
+
+def _variant_faults(name: str, variant: Variant, files: dict[str, BundleFile]) -> Iterator[str]:
+    if variant.file not in files:
+        yield f"variant {name!r} is in {variant.file!r}, which is not among the files"
+    if not 0 < variant.temperature < math.inf:
+        yield f"variant {name!r} has the temperature {variant.temperature:g}, not a number above 0"
+    if variant.abstain_below is not None and not 0 <= variant.abstain_below <= 1:
+        yield f"variant {name!r} abstains below {variant.abstain_below:g}, not a probability from 0 to 1"
 
 
 def _listing_faults(name: str, file: BundleFile) -> Iterator[str]:

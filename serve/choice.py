@@ -6,7 +6,7 @@ from typing import NamedTuple, cast, get_args
 from serve.bundle import Bundle
 from serve.cpu import cpu_features, suits
 from serve.errors import BundleError
-from serve.session import Runtime, has_openvino
+from serve.runtimes import Runtime, has_openvino
 
 
 class Choice(NamedTuple):

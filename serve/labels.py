@@ -1,8 +1,13 @@
 """Names of classes and tags, and which of them apply. A tag is `O`, or a prefix and an entity label: `B-city`, `I-city`."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
+
+# How tags spell entities: `B`, `I`, ...; `S` or `B`, `I`, ..., `E` (BILOU is the same with other letters); the label alone.
+Scheme = Literal["BIO", "BIOES", "IO"]
 
 OUTSIDE = "O"
 MULTI_LABEL = "multi_label_classification"  # what transformers calls it, in a configuration's `problem_type`
@@ -17,6 +22,7 @@ def bio_tags(labels: Iterable[str]) -> tuple[str, ...]:
     return (OUTSIDE, *(f"{prefix}-{label}" for label in sorted(set(labels)) for prefix in "BI"))
 
 
+@lru_cache(maxsize=4096)
 def split_tag(tag: str) -> tuple[str, str]:
     """The prefix and the entity label of `tag`; `("O", "")` outside. A tag without a prefix (IO scheme) gets `I`.
 
@@ -35,6 +41,23 @@ def split_tag(tag: str) -> tuple[str, str]:
 def entity_labels(tags: Sequence[str]) -> tuple[str, ...]:
     """The entity labels that `tags` speak of, sorted."""
     return tuple(sorted({label for label in (split_tag(tag)[1] for tag in tags) if label}))
+
+
+@lru_cache(maxsize=64)
+def schemes(tags: tuple[str, ...]) -> dict[str, Scheme]:
+    """The scheme in which `tags` spell each entity label.
+
+    A label that has `I` tags alone is in IO. The others are in BIOES when any tag is an `E` or an `S`, and else in BIO.
+
+    >>> schemes(("O", "B-city", "I-city", "I-name"))
+    {'city': 'BIO', 'name': 'IO'}
+    """
+    prefixes: dict[str, set[str]] = {label: set() for label in entity_labels(tags)}
+    for prefix, label in map(split_tag, tags):
+        if label:
+            prefixes[label].add(prefix)
+    bounded: Scheme = "BIOES" if any(found & {"E", "S"} for found in prefixes.values()) else "BIO"
+    return {label: "IO" if found == {"I"} else bounded for label, found in prefixes.items()}
 
 
 def applies(logits: np.ndarray) -> np.ndarray:

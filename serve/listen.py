@@ -1,8 +1,10 @@
 """The socket a server listens on, and the signals that stop it."""
 
+import asyncio
 import signal
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from serve.errors import BadInput
@@ -19,6 +21,30 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         except (OSError, OverflowError) as error:
             raise BadInput(f"cannot listen on {host}, port {port} ({error}); give another --host or --port") from error
         yield listener
+
+
+@contextmanager
+def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> Iterator[None]:
+    """Within it, SIGHUP calls `reload`, one call after another. Where there are no such signals, nothing does."""
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = asyncio.Event()
+
+    async def when_asked() -> None:
+        while True:
+            await asked.wait()
+            asked.clear()
+            await reload()
+
+    loop = asyncio.get_running_loop()
+    reloader = loop.create_task(when_asked())
+    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        reloader.cancel()
 
 
 @contextmanager

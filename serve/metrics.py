@@ -80,6 +80,9 @@ class Metrics:
         self.restarts = Counter(
             "stillroom_process_restarts", "Attempts to replace a process that died", ["model"], registry=registry
         )
+        self.reloads = Counter(
+            "stillroom_reloads", "Bundles opened again while served", ["model", "result"], registry=registry
+        )
         self.queue_texts = Gauge("stillroom_queue_texts", "Texts that wait for the model", ["model"], registry=registry)
         self.processes = Gauge("stillroom_processes", "Processes that compute", ["model"], registry=registry)
         self.model_info = Gauge(

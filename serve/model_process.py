@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -56,7 +56,13 @@ class ModelProcess:
             "serve.worker",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": search_path},
+            env={
+                **os.environ,
+                "PYTHONPATH": search_path,
+                # The tokenizer's threads, one for every core, would take the cores of the other processes.
+                "TOKENIZERS_PARALLELISM": "true" if opening.threads > 1 else "false",
+                "RAYON_NUM_THREADS": str(opening.threads),
+            },
         )
         made = cls(process, observe)
         try:
@@ -72,40 +78,48 @@ class ModelProcess:
 
     async def run(self, asked: list[Asked], done: Done[Answered]) -> None:
         """Has a batch answered, and notes in each one's visit what that took. Unavailable when the process dies of it."""
+        self.ask([each.work for each in asked])
+        await self.hear(done, [each.visit for each in asked])
+
+    def ask(self, works: list[Work]) -> None:
+        """Sends a batch, which may be while earlier ones are computed: it is begun when they are done."""
+        self._to.write(packed(works))
+
+    async def hear(self, done: Done[Answered], visits: Sequence[Visit] = ()) -> None:
+        """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it.
+
+        `visits`, one for each work or none, are told what the batch has taken from now until their answer.
+        """
         stages = Stages(time.perf_counter(), 0.0, 0.0, 0.0)
-        self._to.write(packed([each.work for each in asked]))
         while True:
             reply = self._decoder.decode(await self._message())
-            if reply.last:
-                return
-            if reply.parts:
-                self._observe(reply.parts)
-                stages = Stages(
-                    stages.begun_s,
-                    stages.tokenise_s + reply.parts.tokenise_s,
-                    stages.run_s + reply.parts.run_s,
-                    stages.decode_s + reply.parts.decode_s,
-                )
+            for parts in reply.parts:
+                self._observe(parts)
+                stages = stages.after(parts)
             answers: list[tuple[int, Answered]] = [*reply.answers, *reply.logits]
             for place, answer in answers:
-                asked[place].visit.stages = stages
+                if visits:
+                    visits[place].stages = stages
                 done(place, answer)
             for place, failure in reply.failures:
                 done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
+            if reply.last:
+                return
 
     async def end(self) -> None:
         """Lets the process leave by closing its input; kills one that does not."""
         self._to.close()
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), LEAVE_S)
-        except TimeoutError:
-            await self.kill()
+        await self.kill()
 
     async def kill(self) -> None:
         """Ends the process at once."""
         with suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
+        self.process._transport.close()  # type: ignore[attr-defined]  # its pipes; asyncio has no public name for it
+        await asyncio.sleep(0)  # the pipes are told in the next turn of the loop
 
     async def _message(self) -> bytes:
         try:

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
@@ -22,35 +21,27 @@ from serve.bundle import open_bundle
 from serve.choice import choose
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput, BundleError, InternalError, StillroomError
+from serve.markers import MARKERS
 from serve.session import Session
+from serve.spans import Aggregation
 from serve.texts import as_texts, pairs_of, require_unicode
+from serve.windows import Row, TokenRow, Windows, cut, marked_window
 from serve.work import Logits, Parts, TextWork, TokenWork, Work
 
 log = logging.getLogger("serve")
 
-# Padded tokens in one call of the model: more adds latency and memory, and hardly any texts per second.
-BATCH_TOKENS = 4096
+# Padded tokens in one run of the model, for each of its threads: what its caches hold. A 3x384 int8 student of one thread (AMD
+# EPYC with AVX-512 VNNI, onnxruntime 1.31) took 17 us a token in runs of 128 to 256, 20 in runs of 512 and more.
+RUN_TOKENS = 256
 
-# Padded tokens in one run of the model where answers are given as each run ends: what its caches hold, and no longer.
-RUN_TOKENS = 512
+# A run costs as much as this many tokens before it computes any, for each thread (there 91 us of 19 a token): padding beyond that costs
+# more than another run.
+RUN_COSTS_TOKENS = 5
 
 # (texts, words in each) that warm-up runs: the shapes whose first run would be slow for somebody.
 WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))
 
 
-@dataclass(frozen=True)
-class TokenRow:
-    """A row of token ids as the session reads it, like a tokenizer's `Encoding`."""
-
-    ids: list[int]
-    attention_mask: list[int]
-    type_ids: list[int]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-Row = Encoding | TokenRow
 Answered = Answer | Logits | StillroomError
 
 
@@ -70,7 +61,14 @@ class Pipeline:
         self.variant, self.runtime, notes = choose(self.bundle, variant)
         for note in notes:
             log.warning("%s", note)
+        described = self.bundle.variant(self.variant)[1]
+        self._temperature, self._abstain_below = described.temperature, described.abstain_below
         self.tokenizer = load_tokenizer(self.bundle.path, self.manifest.max_length)
+        # Texts are tokenised whole. Cutting by the tokenizer makes all that it cuts off as well, which of a pair of long texts
+        # is every piece of one with every piece of the other: gigabytes.
+        self.tokenizer.no_truncation()
+        marker_ids = [self.tokenizer.token_to_id(marker) for marker in MARKERS] if self.manifest.relations else []
+        self._marker_ids = frozenset(marker for marker in marker_ids if marker is not None)
         self.session = Session(
             self.bundle.onnx_file(self.variant), threads, self.runtime, max_length=self.manifest.max_length
         )
@@ -85,6 +83,10 @@ class Pipeline:
         top_k: int | None = None,
         min_score: float = 0.0,
         offsets: OffsetUnit = "codepoints",
+        aggregation: Aggregation = "first",
+        constrained: bool = False,
+        truncate: bool = False,
+        abstain: bool = False,
     ) -> Answer: ...
 
     @overload
@@ -96,6 +98,10 @@ class Pipeline:
         top_k: int | None = None,
         min_score: float = 0.0,
         offsets: OffsetUnit = "codepoints",
+        aggregation: Aggregation = "first",
+        constrained: bool = False,
+        truncate: bool = False,
+        abstain: bool = False,
     ) -> list[Answer]: ...
 
     def __call__(
@@ -106,96 +112,157 @@ class Pipeline:
         top_k: int | None = None,
         min_score: float = 0.0,
         offsets: OffsetUnit = "codepoints",
+        aggregation: Aggregation = "first",
+        constrained: bool = False,
+        truncate: bool = False,
+        abstain: bool = False,
     ) -> Answer | list[Answer]:
         """The answer for one text, or a list of them in the order of the texts: elements of the server's `results`.
 
-        `text_pair` and `top_k` are for text classification, `min_score` and `offsets` (the unit of `start` and `end`)
-        for entities. BadInput for anything that is not text.
+        `text_pair`, `top_k` and `abstain` are for text classification, `min_score`, `offsets` (the unit of `start` and `end`),
+        `aggregation` and `constrained` for entities; see `AnswerOptions`. BadInput for anything that is not text.
         """
-        options = AnswerOptions(min_score=min_score, offsets=offsets, top_k=top_k)
-        texts = as_texts(text)
-        encodings = self.encode(texts, pairs_of(text, text_pair))
-        logits: list[np.ndarray] = [np.empty(0)] * len(texts)
-        for batch in length_batches([len(encoding) for encoding in encodings], BATCH_TOKENS):
-            for index, row in zip(batch, self.session.run([encodings[i] for i in batch]), strict=True):
-                logits[index] = row
-        answers = [self.answer(*each, options) for each in zip(texts, encodings, logits, strict=True)]
-        return answers[0] if isinstance(text, str) else answers
+        options = AnswerOptions(min_score, offsets, top_k, aggregation, constrained, truncate, abstain)
+        texts, pairs = as_texts(text), pairs_of(text, text_pair)
+        self._check(texts, pairs)
+        seconds: list[str] | list[None] = pairs or [None] * len(texts)
+        works = [TextWork(*each, options) for each in zip(texts, seconds, strict=True)]
+        answers: dict[int, Answer] = {}
+        for done, _ in self.answered(works):
+            for place, answer in done:
+                if isinstance(answer, StillroomError):
+                    raise answer
+                assert not isinstance(answer, Logits)
+                answers[place] = answer
+        return answers[0] if isinstance(text, str) else [answers[place] for place in range(len(texts))]
 
-    def encode(self, texts: list[str], pairs: list[str] | None = None) -> list[Encoding]:
+    def encode(self, texts: list[str], pairs: list[str] | None = None) -> list[Row]:
         """The tokens of each text (with its pair), cut at the model's length. BadInput for text that is not Unicode."""
-        for index, text in enumerate(texts):
-            require_unicode(text, "text", index, len(texts))
-        if pairs is None:
-            return self.tokenizer.encode_batch(list(texts))
-        if self.manifest.task != "text-classification":
-            raise BadInput(f"text_pair: {self.manifest.name!r} finds entities in one text", field="text_pair")
-        for index, text in enumerate(pairs):
-            require_unicode(text, "text_pair", index, len(pairs))
-        return self.tokenizer.encode_batch(list(zip(texts, pairs, strict=True)))
+        return [cut(encoding, self.manifest.max_length) for encoding in self._whole(texts, pairs)]
 
-    def answer(self, text: str, encoding: Encoding, logits: np.ndarray, options: AnswerOptions) -> Answer:
-        """What the logits of one text say; their shape is (tokens, tags) or (labels,)."""
+    def _whole(self, texts: list[str], pairs: list[str] | None) -> list[Encoding]:
+        """All tokens of each text (with its pair). BadInput for text that is not Unicode."""
+        self._check(texts, pairs)
+        given = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        return self.tokenizer.encode_batch(given)
+
+    def _check(self, texts: list[str], pairs: list[str] | None) -> None:
+        """BadInput for text that is not Unicode, and for pairs where entities are found."""
+        if pairs is not None and self.manifest.task != "text-classification":
+            raise BadInput(f"text_pair: {self.manifest.name!r} finds entities in one text", field="text_pair")
+        for field, given in (("text", texts), ("text_pair", pairs or [])):
+            for index, text in enumerate(given):
+                require_unicode(text, field, index, len(given))
+
+    def answer(
+        self, text: str, tokens: Row, logits: np.ndarray, options: AnswerOptions, *, truncated: bool = False
+    ) -> Answer:
+        """What the logits of one text say; their shape is (tokens, tags) or (labels,). BadInput as `decode_spans` raises it."""
+        if self._temperature != 1.0:
+            # In float64, so that different logits stay different and no label changes.
+            logits = logits.astype(np.float64) / self._temperature
+        labels = self.manifest.labels
         if self.manifest.task == "token-classification":
-            return entities_answer(text, encoding, logits, self.manifest.labels, options)
-        if self.manifest.multi_label:
-            return applying_labels_answer(encoding, logits, self.manifest.labels, options)
-        return labels_answer(encoding, logits, self.manifest.labels, options)
+            return entities_answer(text, tokens, logits, labels, options, truncated=truncated)
+        of_classes = applying_labels_answer if self.manifest.multi_label else labels_answer
+        return of_classes(logits, labels, options, truncated=truncated, abstain_below=self._abstain_below)
 
     def answered(self, works: Sequence[Work]) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
         """The answers to `works` by their places, a run of the model at a time, the shortest first.
 
-        One that fails is answered by its error, and spoils no other's answer.
+        A run is of rows of like length, see `length_batches`. A text longer than the model is read in several rows, perhaps
+        in several runs, and answered with the last. One that fails is answered by its error, and spoils no other's answer.
         """
         began_s = time.perf_counter()
-        rows, failed = self._rows(works)
+        read, failed = self._read(works)
+        pieces = [(place, window) for place in sorted(read) for window in range(_rows_of(read[place]))]
+        lengths = [self._row_length(read[place]) for place, _ in pieces]
         tokenise_s = time.perf_counter() - began_s
         if failed:
             yield failed, Parts(0, 0, 0, tokenise_s, 0.0, 0.0)
             tokenise_s = 0.0
-        places = sorted(rows)
-        for batch in length_batches([len(rows[place]) for place in places], RUN_TOKENS):
-            chosen = [places[index] for index in batch]
+        threads = self.session.threads
+        for batch in length_batches(lengths, RUN_TOKENS * threads, RUN_COSTS_TOKENS * threads):
+            # A text that failed in one window is answered; its others need not run.
+            chosen = [pieces[index] for index in batch if pieces[index][0] in read]
+            if not chosen:
+                continue
             began_s = time.perf_counter()
-            logits = self._run_each([rows[place] for place in chosen])
+            rows = [_row_of(read[place], window) for place, window in chosen]
+            logits = self._run_each(rows)
             run_s = time.perf_counter() - began_s
             began_s = time.perf_counter()
-            done = [
-                (place, self._done(works[place], rows[place], row)) for place, row in zip(chosen, logits, strict=True)
-            ]
+            done: list[tuple[int, Answered]] = []
+            for (place, window), of_row in zip(chosen, logits, strict=True):
+                answer = self._done(works[place], read[place], window, of_row) if place in read else None
+                if answer is not None:
+                    done.append((place, answer))
+                    del read[place]
             decode_s = time.perf_counter() - began_s
-            lengths = [len(rows[place]) for place in chosen]
-            yield done, Parts(len(chosen), sum(lengths), len(chosen) * max(lengths), tokenise_s, run_s, decode_s)
+            sizes = [len(row) for row in rows]
+            yield done, Parts(len(rows), sum(sizes), len(rows) * max(sizes), tokenise_s, run_s, decode_s)
             tokenise_s = 0.0  # told once
 
-    def _rows(self, works: Sequence[Work]) -> tuple[dict[int, Row], list[tuple[int, Answered]]]:
+    def _read(self, works: Sequence[Work]) -> tuple[dict[int, Row | Windows], list[tuple[int, Answered]]]:
         """What the model reads of each work, by its place; and those that it cannot read."""
-        rows: dict[int, Row] = {}
+        read: dict[int, Row | Windows] = {}
         failed: list[tuple[int, Answered]] = []
         singles: list[tuple[int, TextWork]] = []
         pairs: list[tuple[int, TextWork]] = []
         for place, work in enumerate(works):
             if isinstance(work, TokenWork):
-                rows[place] = TokenRow(work.input_ids, work.attention_mask, work.token_type_ids)
+                read[place] = TokenRow(work.input_ids, work.attention_mask, work.token_type_ids)
             else:
                 (singles if work.pair is None else pairs).append((place, work))
         for group in (singles, pairs):
             try:
-                rows.update(zip([place for place, _ in group], self._encoded([work for _, work in group]), strict=True))
+                read.update(
+                    zip([place for place, _ in group], self._readings([work for _, work in group]), strict=True)
+                )
             except StillroomError:  # which of them it was is found by taking each alone
                 for place, work in group:
                     try:
-                        rows[place] = self._encoded([work])[0]
+                        read[place] = self._readings([work])[0]
                     except StillroomError as error:
                         failed.append((place, error))
-        return rows, failed
+        return read, failed
 
-    def _encoded(self, works: list[TextWork]) -> list[Encoding]:
-        """The tokens of texts that all have a pair, or all have none."""
+    def _readings(self, works: list[TextWork]) -> list[Row | Windows]:
+        """How texts are read that all have a pair, or all have none. BadInput for one that cannot be answered."""
         if not works:
             return []
+        for options in {work.options for work in works}:
+            self._check_abstaining(options)
         pairs = [work.pair for work in works if work.pair is not None]
-        return self.encode([work.text for work in works], pairs or None)
+        encodings = self._whole([work.text for work in works], pairs or None)
+        return [self._reading(*each) for each in zip(works, encodings, strict=True)]
+
+    def _reading(self, work: TextWork, encoding: Encoding) -> Row | Windows:
+        """The row that is read of a text, which is its encoding unless it is too long; or several, as windows."""
+        max_length = self.manifest.max_length
+        if len(encoding) <= max_length:
+            return encoding
+        if work.options.truncate or work.pair is not None:
+            return cut(encoding, max_length)
+        if not self._marker_ids.isdisjoint(encoding.ids):
+            return marked_window(encoding, max_length, self._marker_ids)
+        return Windows(work.text, encoding, max_length)
+
+    def _check_abstaining(self, options: AnswerOptions) -> None:
+        """BadInput for one who asks a model to abstain that does not know when."""
+        if not options.abstain:
+            return
+        if self.manifest.task != "text-classification":
+            raise BadInput(f"abstain: {self.manifest.name!r} finds entities; give min_score instead", field="abstain")
+        if self._abstain_below is None:
+            raise BadInput(
+                f"abstain: variant {self.variant!r} of {self.manifest.name!r} has no `abstain_below` in its manifest; export "
+                "the bundle anew, which finds one on validation data, or leave abstain out and judge by the scores",
+                field="abstain",
+            )
+
+    def _row_length(self, read: Row | Windows) -> int:
+        return self.manifest.max_length if isinstance(read, Windows) else len(read)
 
     def _run_each(self, rows: list[Row]) -> list[np.ndarray | StillroomError]:
         """The logits of each row, or the error that it fails with alone."""
@@ -207,13 +274,24 @@ class Pipeline:
             log.exception("the model %r failed", self.manifest.name)
             return [error if isinstance(error, StillroomError) else InternalError("the model failed")]
 
-    def _done(self, work: Work, row: Row, logits: np.ndarray | StillroomError) -> Answered:
+    def _done(
+        self, work: Work, read: Row | Windows, window: int, logits: np.ndarray | StillroomError
+    ) -> Answered | None:
+        """The answer to `work`, or None while there are windows of it to come."""
         if isinstance(logits, StillroomError):
             return logits
         if isinstance(work, TokenWork):
             return Logits(list(logits.shape), np.ascontiguousarray(logits, dtype="<f4").tobytes())
-        assert isinstance(row, Encoding)
-        return self.answer(work.text, row, logits, work.options)
+        truncated = isinstance(read, TokenRow)  # a part of the text's tokens
+        if isinstance(read, Windows):
+            of_text = read.take(window, logits)
+            if of_text is None:
+                return None
+            read, logits = read.tokens, of_text
+        try:
+            return self.answer(work.text, read, logits, work.options, truncated=truncated)
+        except StillroomError as error:
+            return error
 
     def warm_up(self) -> None:
         """Run the model at a few shapes and its longest text, so that no caller is the first."""
@@ -232,13 +310,29 @@ class Pipeline:
             )
 
 
-def length_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Indices of `lengths`, shortest first, in batches of at most `batch_tokens` padded tokens, or one text."""
+def _rows_of(read: Row | Windows) -> int:
+    return len(read) if isinstance(read, Windows) else 1
+
+
+def _row_of(read: Row | Windows, window: int) -> Row:
+    return read.row(window) if isinstance(read, Windows) else read
+
+
+def length_batches(lengths: Sequence[int], batch_tokens: int, padding_tokens: int | None = None) -> list[list[int]]:
+    """Indices of `lengths`, shortest first, in batches of at most `batch_tokens` padded tokens, or one text.
+
+    None has more than `padding_tokens` of padding, where that is bounded.
+    """
     batches: list[list[int]] = []
+    tokens = 0  # of the batch that is filled, padding apart
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         # Ascending, so this length is the width that the whole batch would be padded to.
-        if batches and (len(batches[-1]) + 1) * lengths[index] <= batch_tokens:
+        length = lengths[index]
+        padded = (len(batches[-1]) + 1) * length if batches else 0
+        tokens += length
+        if batches and padded <= batch_tokens and (padding_tokens is None or padded - tokens <= padding_tokens):
             batches[-1].append(index)
         else:
             batches.append([index])
+            tokens = length
     return batches

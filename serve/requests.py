@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from serve.answers import OffsetUnit
 from serve.errors import BadInput, BadRequest, TooLarge, UnsupportedMedia
+from serve.spans import Aggregation
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Limits:
     texts: int = 1024
     """Texts in one request."""
     text_characters: int = 100_000
-    """Code points of one text. What is beyond the model's own length is cut off and said to be `truncated`."""
+    """Code points of one text. What is longer than the model is read in windows."""
     queued_texts: int = 4096
     """Texts that wait for one model; beyond it a request is answered 429."""
     queue_s: float = 2.0
@@ -37,6 +38,10 @@ class Limits:
 
 Text = Annotated[str | list[str], Meta(description="a string, or a list of strings")]
 ModelName = Annotated[str | None, Meta(description="a name from /v1/models; without it, the first model of this task")]
+Truncate = Annotated[
+    bool,
+    Meta(description="true or false: whether a text longer than the model is cut, and not read whole in windows"),
+]
 
 
 class EntitiesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -49,6 +54,17 @@ class EntitiesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         OffsetUnit,
         Meta(description='"codepoints", "utf16" (as JavaScript counts) or "utf8" (bytes); what start and end count'),
     ] = "codepoints"
+    aggregation: Annotated[
+        Aggregation,
+        Meta(
+            description='"first" (a word has its first token\'s tag), "average" or "max" (of all its tokens), or "strict" '
+            "(as first, and only entities whose tags are a valid sequence)"
+        ),
+    ] = "first"
+    constrained: Annotated[
+        bool, Meta(description="true or false: whether to find the likeliest tags that are a valid sequence")
+    ] = False
+    truncate: Truncate = False
 
 
 class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -65,6 +81,10 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             description="a number from 1: how many labels to give; without it all, or where any number may apply, those"
         ),
     ] = None
+    truncate: Truncate = False
+    abstain: Annotated[
+        bool, Meta(description="true or false: whether to give no label where the model is not sure enough")
+    ] = False
 
 
 Asked = TypeVar("Asked", EntitiesRequest, ClassifyRequest)

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from serve.batcher import Batcher, Reason
@@ -48,6 +49,7 @@ class ServedModel:
     ) -> None:
         bundle = open_bundle(bundle_path)
         self.path = Path(bundle_path)
+        self._limits, self._variant, self._threads, self._processes = limits, variant, threads, processes
         self.manifest: Manifest = bundle.manifest
         choice = choose(bundle, variant)
         for note in choice.notes:
@@ -67,6 +69,9 @@ class ServedModel:
             released=self._released,
         )
         self._keepers: list[asyncio.Task[None]] = []
+        self._running: set[ModelProcess] = set()
+        self._holders = 0
+        self._let_go = asyncio.Event()
 
     async def start(self) -> None:
         """Starts the processes and waits until all are warm. What the first that cannot start says."""
@@ -79,6 +84,17 @@ class ServedModel:
             raise failed[0]
         self._keepers = [asyncio.create_task(self._keep(each)) for each in started if isinstance(each, ModelProcess)]
         self._metrics.serving(self.manifest, self.variant, self.batcher)
+
+    def opened_again(self) -> "ServedModel":
+        """The bundle that lies there now, served in the same way; not started. BundleError as for the first."""
+        return ServedModel(
+            self.path,
+            self._limits,
+            self._metrics,
+            variant=self._variant,
+            threads=self._threads,
+            processes=self._processes,
+        )
 
     @property
     def ready(self) -> bool:
@@ -99,13 +115,27 @@ class ServedModel:
         self._metrics.queue_seconds.labels(self.manifest.name).observe(visit.queue_s)
         return answers
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it the model does not stop: for whoever has chosen it and is about to ask."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+            if not self._holders:
+                self._let_go.set()
+
     async def stop(self) -> None:
-        """Answers what was accepted, then ends the processes."""
+        """Answers all who hold the model, then ends the processes."""
+        while self._holders:
+            self._let_go.clear()
+            await self._let_go.wait()
         await self.batcher.close()
         for keeper in self._keepers:
             keeper.cancel()
-        if self._keepers:
-            await asyncio.wait(self._keepers)
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*(process.end() for process in self._running))
 
     def description(self) -> ModelDescription:
         """What `/v1/models` says of it."""
@@ -122,25 +152,23 @@ class ServedModel:
         }
 
     async def _keep(self, process: ModelProcess) -> None:
-        """Has `process` compute; when it dies, another in its place; until cancelled."""
-        try:
-            while True:
-                lane = self.batcher.add_lane(process.run)
-                dying = asyncio.ensure_future(process.process.wait())
-                await asyncio.wait([lane.task, dying], return_when=asyncio.FIRST_COMPLETED)
-                dying.cancel()
-                if lane.task.done() and lane.task.exception() is None:
-                    return  # the batcher was closed
-                await process.kill()
-                await self.batcher.remove_lane(lane)
-                with suppress(Exception):
-                    lane.task.result()
-                log.error(
-                    "a process of model %r died (%s); starting another", self.manifest.name, process.process.returncode
-                )
-                process = await self._another()
-        finally:
-            await process.end()
+        """Has `process` compute; when it dies, another in its place; until the batcher is closed, or this is cancelled."""
+        while True:
+            self._running.add(process)
+            lane = self.batcher.add_lane(process.run)
+            dying = asyncio.ensure_future(process.process.wait())
+            await asyncio.wait([lane.task, dying], return_when=asyncio.FIRST_COMPLETED)
+            dying.cancel()
+            if lane.task.done() and lane.task.exception() is None:
+                return
+            await process.kill()
+            self._running.remove(process)
+            await self.batcher.remove_lane(lane)
+            with suppress(Exception):  # what the lane died of was told to whoever waited for it
+                lane.task.result()
+            status = process.process.returncode
+            log.error("a process of model %r died with status %s; starting another", self.manifest.name, status)
+            process = await self._another()
 
     async def _another(self) -> ModelProcess:
         """A process in the place of one that died, however many attempts it takes."""

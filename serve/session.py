@@ -3,16 +3,16 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
 from serve.errors import BundleError, InternalError
+from serve.runtimes import Runtime
 from serve.threads import available_cores
 
-Runtime = Literal["onnxruntime", "openvino"]
 Feeds = Mapping[str, npt.NDArray[np.int64]]
 
 # OpenVINO's float32 kernels end a row that is no whole number of vectors in another order of additions, so that an answer
@@ -89,13 +89,6 @@ class Session:
         if not all(np.isfinite(row).all() for row in rows):
             raise InternalError("the model gave logits that are not finite numbers")
         return rows
-
-
-def has_openvino() -> bool:
-    """Whether OpenVINO is installed."""
-    from importlib.util import find_spec
-
-    return find_spec("openvino") is not None
 
 
 def open_graph(onnx_file: Path, threads: int, runtime: Runtime) -> Opened:

@@ -5,11 +5,16 @@ Offsets are Unicode code points, end exclusive.
 
 import unicodedata
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from serve.labels import OUTSIDE, split_tag
+from serve.labels import OUTSIDE, Scheme, schemes, split_tag
+from serve.viterbi import likeliest_valid
+
+# How the tags of a word's tokens become the word's, and words' tags become entities; see `decode_spans`.
+Aggregation = Literal["first", "average", "max", "strict"]
 
 # Scripts that put no spaces between words: (first, last) code point. Each token in them counts as a word of its own.
 # Block names and ranges: Unicode 15.1, Blocks.txt.
@@ -38,11 +43,12 @@ class Span(NamedTuple):
 
 
 class Word(NamedTuple):
-    """`text[start:end]`, and the index of the word's first token, whose tag is the word's tag."""
+    """`text[start:end]`, and the indices of the word's first token and of its last one (inclusive)."""
 
     start: int
     end: int
     first_token: int
+    last_token: int
 
 
 def word_starts(text: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int | None]) -> np.ndarray:
@@ -63,21 +69,27 @@ def words(text: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int 
     tokens and those of only whitespace are in no word.
     """
     found: list[Word] = []
+    is_ascii = text.isascii()
+    word_start = word_end = first_token = last_token = -1
     word_id_before: int | None = None
-    for token, (offset, word_id) in enumerate(zip(offsets, word_ids, strict=True)):
+    for token, ((start, end), word_id) in enumerate(zip(offsets, word_ids, strict=True)):
         if word_id is None:
             continue
-        start, end = _trimmed(text, *offset)
-        if start >= end:
-            continue
-        if found and (
-            start < found[-1].end
-            or (start == found[-1].end and word_id == word_id_before and _joined(text[start - 1], text[start]))
+        if not is_ascii or start >= end or text[start].isspace() or text[end - 1].isspace():
+            start, end = _trimmed(text, start, end)  # noqa: PLW2901
+            if start >= end:
+                continue
+        if start < word_end or (
+            start == word_end and word_id == word_id_before and _joined(text[start - 1], text[start])
         ):
-            found[-1] = found[-1]._replace(end=max(end, found[-1].end))
+            word_end, last_token = max(end, word_end), token
         else:
-            found.append(Word(start, end, token))
+            if first_token >= 0:
+                found.append(Word(word_start, word_end, first_token, last_token))
+            word_start, word_end, first_token, last_token = start, end, token, token
         word_id_before = word_id
+    if first_token >= 0:
+        found.append(Word(word_start, word_end, first_token, last_token))
     return found
 
 
@@ -87,23 +99,53 @@ def decode_spans(
     offsets: Sequence[tuple[int, int]],
     word_ids: Sequence[int | None],
     tags: Sequence[str],
+    *,
+    aggregation: Aggregation = "first",
+    constrained: bool = False,
 ) -> list[Span]:
-    """The entities of `text`: each word takes the likeliest tag of its first token, and runs of tags become spans.
+    """The entities of `text`: each word takes its likeliest tag, and runs of tags become spans.
 
-    `probabilities` has shape (tokens, tags). BIO, BIOES and IO tags are read as conlleval does (the convention of the
-    CoNLL-2000 evaluation script): `I` with no open span of its label begins one. Spans are ordered and never overlap; a
-    span runs from its first word's start to its last word's end; its score is the mean probability of its words' tags.
+    `probabilities` has shape (tokens, tags). A word's are those of its first token, as training has it; or by `aggregation`
+    as `word_probabilities` says. BIO, BIOES and IO tags are read as conlleval does (the convention of the CoNLL-2000
+    evaluation script): `I` with no open span of its label begins one; or with `strict`, as `strict_runs` does. With
+    `constrained`, words take the likeliest tags that form a valid sequence, see `serve.viterbi`.
+
+    Spans are ordered and never overlap; a span runs from its first word's start to its last word's end; its score is the
+    mean probability of its words' tags. BadInput when `constrained` and no sequence of the tags is valid.
     """
     found = words(text, offsets, word_ids)
     if not found:
         return []
-    word_probabilities = probabilities[[word.first_token for word in found]]  # (words, tags)
-    chosen = word_probabilities.argmax(axis=1)  # (words,)
-    chosen_probabilities = word_probabilities[np.arange(len(found)), chosen].astype(np.float64)
+    of_words = word_probabilities(probabilities, found, aggregation)
+    chosen = likeliest_valid(of_words, tuple(tags)) if constrained else of_words.argmax(axis=1)
+    scores = of_words[np.arange(len(found)), chosen].astype(np.float64)
+    sequence = [tags[index] for index in chosen.tolist()]
+    runs = strict_runs(sequence, schemes(tuple(tags))) if aggregation == "strict" else tag_runs(sequence)
     return [
-        Span(found[first].start, found[last].end, label, float(chosen_probabilities[first : last + 1].mean()))
-        for first, last, label in tag_runs([tags[index] for index in chosen])
+        # np.mean's own sum, without the dozen checks around it.
+        Span(
+            found[first].start,
+            found[last].end,
+            label,
+            float(np.add.reduce(scores[first : last + 1])) / (last + 1 - first),
+        )
+        for first, last, label in runs
     ]
+
+
+def word_probabilities(probabilities: np.ndarray, found: Sequence[Word], aggregation: Aggregation) -> np.ndarray:
+    """The tags' probabilities of each word, shape (words, tags), from those of its tokens, shape (tokens, tags).
+
+    `average` takes their mean and `max` those of the token that is surest of its tag, as the strategies of these names do in
+    transformers' token classification pipeline; the others take the first token's, which alone was trained.
+    """
+    of_words = probabilities[[word.first_token for word in found]]
+    if aggregation in {"average", "max"}:
+        for index, word in enumerate(found):
+            if word.last_token > word.first_token:
+                tokens = probabilities[word.first_token : word.last_token + 1]
+                of_words[index] = tokens.mean(axis=0) if aggregation == "average" else tokens[tokens.max(1).argmax()]
+    return np.asarray(of_words)
 
 
 def tag_runs(tags: Sequence[str]) -> list[tuple[int, int, str]]:
@@ -124,6 +166,31 @@ def tag_runs(tags: Sequence[str]) -> list[tuple[int, int, str]]:
         else:
             runs.append((index, index, label))
         open_label = "" if prefix in {"E", "S"} else label
+    return runs
+
+
+def strict_runs(tags: Sequence[str], scheme_of: dict[str, Scheme]) -> list[tuple[int, int, str]]:
+    """(first, last, label) of every entity whose tags are whole by the scheme of its label; the others are left out.
+
+    In BIO an entity is `B` and the `I` that follow; in BIOES it is `S`, or `B`, any number of `I`, and `E`.
+
+    >>> strict_runs(["B-city", "I-city", "O", "I-city", "B-city"], {"city": "BIO"})
+    [(0, 1, 'city'), (4, 4, 'city')]
+    """
+    runs: list[tuple[int, int, str]] = []
+    begun, open_label = 0, ""
+    for index, tag in enumerate([*tags, OUTSIDE]):
+        prefix, label = split_tag(tag)
+        continues = label == open_label and prefix in {"I", "E"}
+        if open_label and (prefix == "E" if continues else scheme_of[open_label] != "BIOES"):
+            runs.append((begun, index if continues else index - 1, open_label))
+        if continues:
+            open_label = "" if prefix == "E" else label
+            continue
+        if prefix == "S":
+            runs.append((index, index, label))
+        begins = prefix == "B" or (prefix == "I" and scheme_of[label] == "IO")
+        begun, open_label = index, label if begins else ""
     return runs
 
 
@@ -149,6 +216,11 @@ def _joined(left: str, right: str) -> bool:
 def _is_word_character(character: str) -> bool:
     if character.isascii():
         return character.isalnum() or character == "_"
+    return _is_word_character_beyond_ascii(character)
+
+
+@lru_cache(maxsize=4096)
+def _is_word_character_beyond_ascii(character: str) -> bool:
     if not (character.isalnum() or _is_mark(character)):
         return False
     code_point = ord(character)

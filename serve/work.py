@@ -55,7 +55,7 @@ class Parts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """Answers to some of the works asked, by their places in what was asked.
+    """Answers to some of the works asked, by their places in what was asked, and the runs of the model that gave them.
 
     An answer to a text is its JSON, so that the server need not read it to pass it on.
     """
@@ -63,7 +63,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     answers: list[tuple[int, bytes]] = []
     logits: list[tuple[int, Logits]] = []
     failures: list[tuple[int, Failure]] = []
-    parts: Parts | None = None
+    parts: list[Parts] = []
     last: bool = False
 
 
@@ -74,6 +74,8 @@ class Opening(msgspec.Struct, frozen=True):
     digest: str
     variant: str | None
     threads: int
+    whole: bool = False
+    """Whether a batch is answered by one message once all of it is done, and not as each run of the model ends."""
 
 
 class Opened(msgspec.Struct, frozen=True):

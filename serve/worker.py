@@ -5,9 +5,11 @@ longest batch it may be asked for, and answers batches until its input ends. It 
 an orphan ends too.
 """
 
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from typing import BinaryIO, TypeVar
 
@@ -16,6 +18,9 @@ import msgspec
 from serve.errors import BundleError, StillroomError
 from serve.pipeline import Pipeline
 from serve.work import LENGTH, Failure, Logits, Opened, Opening, Reply, Work, packed
+
+# Each message wakes the server, which takes a core from those that compute: runs that end within this are told in one.
+TOLD_EVERY_S = 0.003
 
 Message = TypeVar("Message")
 
@@ -35,9 +40,8 @@ def main() -> None:
         return
     write(said, Opened())
     for works in messages(asked, list[Work]):
-        for reply in replies(pipeline, works):
+        for reply in replies(pipeline, works, math.inf if opening.whole else TOLD_EVERY_S):
             write(said, reply)
-        write(said, Reply(last=True))
 
 
 def opened(opening: Opening) -> Pipeline:
@@ -52,11 +56,13 @@ def opened(opening: Opening) -> Pipeline:
     return pipeline
 
 
-def replies(pipeline: Pipeline, works: list[Work]) -> Iterator[Reply]:
-    """The answers to `works`, as soon as each batch of the model is done."""
+def replies(pipeline: Pipeline, works: list[Work], every_s: float) -> Iterator[Reply]:
+    """The answers to `works`: those of the runs that ended in about `every_s`, then those of the next."""
     encoder = msgspec.json.Encoder()
+    left, reply, told_s = len(works), Reply([], [], [], []), time.perf_counter()
     for done, parts in pipeline.answered(works):
-        reply = Reply([], [], [], parts)
+        left -= len(done)
+        reply.parts.append(parts)
         for place, answer in done:
             if isinstance(answer, StillroomError):
                 ours = answer.fault == "ours"
@@ -65,7 +71,9 @@ def replies(pipeline: Pipeline, works: list[Work]) -> Iterator[Reply]:
                 reply.logits.append((place, answer))
             else:
                 reply.answers.append((place, encoder.encode(answer)))
-        yield reply
+        if not left or time.perf_counter() - told_s > every_s:
+            yield msgspec.structs.replace(reply, last=not left)
+            reply, told_s = Reply([], [], [], []), time.perf_counter()
 
 
 def messages(stream: BinaryIO, kind: type[Message]) -> Iterator[Message]:

@@ -15,6 +15,7 @@ _HOME = {
     "evaluate": "stillroom.verbs",
     "load": "stillroom.loading",
     "Pipeline": "serve.pipeline",
+    "Client": "serve.client",
 }
 __all__ = sorted(_HOME)  # noqa: PLE0605 - one list of names, not two
 

@@ -70,7 +70,8 @@ def guarded(call: Callable[[], Any]) -> int:
     except SystemExit as leaving:
         if leaving.code == 130:
             say(
-                "Stopped. `run`, `distill`, `finetune` and `compare` go on from the last checkpoint when the same command is given again."
+                "Stopped. `run`, `distill`, `finetune`, `compare` and `annotate` go on where they were when the same command is given "
+                "again."
             )
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except StillroomError as error:
@@ -242,6 +243,13 @@ def run(
         float | None, _setting("teacher_gate", help="Least share of the teacher's metric that is shipped.")
     ] = None,
     gate: Annotated[float | None, _setting("gate", help="Least share of the fp32 metric that int8 keeps.")] = None,
+    out_of_scope: Annotated[
+        str | None, _setting("out_of_scope", help="Label of texts that the model has no answer to, to abstain from.")
+    ] = None,
+    keep_right: Annotated[
+        float | None,
+        _setting("keep_right", help="Or the share of right answers to keep when it abstains; 0 is never to abstain."),
+    ] = None,
     max_minutes: Annotated[float | None, _setting("max_minutes", help="Fit the training to this many minutes.")] = None,
     latency_seconds: Annotated[
         float | None, _setting("latency_seconds", help="For timing all models together.")
@@ -334,6 +342,9 @@ def serve(
     processes: Annotated[
         int | None, typer.Option(help="Processes that compute for each model; as many as fit the cores unless given.")
     ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="Another name for a model, such as prod=name; repeatable.")
+    ] = None,
 ) -> None:
     """Answer over HTTP from bundles. No torch is needed.
 
@@ -341,9 +352,73 @@ def serve(
 
       stillroom serve ner.bundle --port 8000
     """
+    from serve.app import aliases_of
     from serve.app import serve as serve_bundles
 
-    serve_bundles(bundles, host=host, port=port, variant=variant, threads=threads, processes=processes)
+    serve_bundles(
+        bundles,
+        host=host,
+        port=port,
+        variant=variant,
+        threads=threads,
+        processes=processes,
+        aliases=aliases_of(alias or []),
+    )
+
+
+@app.command()
+def annotate(
+    bundle: Annotated[Path, typer.Argument(help="A bundle.")],
+    input: Annotated[
+        Path, typer.Option(help="A file of text: .jsonl, .csv or .tsv with `text`, or .txt; .gz too; - is stdin.")
+    ],
+    output: Annotated[Path, typer.Option(help="JSON lines, one for each row, in order; - is stdout.")],
+    format: Annotated[
+        str | None, typer.Option(help="Of the input: jsonl, txt, csv or tsv.", show_default="its name's")
+    ] = None,
+    field: Annotated[str, typer.Option(help="Under which a row's answer is added to it.")] = "answer",
+    min_score: Annotated[float, typer.Option(help="Entities that score less are left out, 0 to 1.")] = 0.0,
+    offsets: Annotated[str, typer.Option(help="What start and end count: codepoints, utf16 or utf8.")] = "codepoints",
+    top_k: Annotated[int | None, typer.Option(help="How many labels.", show_default="all")] = None,
+    bad_rows: Annotated[
+        str, typer.Option(help="stop at the first, or skip: its line holds an error in place of an answer.")
+    ] = "stop",
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew where the output has rows already.")] = False,
+    variant: Annotated[str | None, typer.Option(help="Precision.", show_default="the bundle's")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="That compute side by side.", show_default="as many as fit the cores")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Of one process.", show_default="1")] = None,
+    as_json: Json = False,
+) -> None:
+    """Answers to a whole file of texts, on all cores, in order. No torch is needed.
+
+    Rows come back as they were with the answer beside them. A stopped command goes on where it was when it is given again.
+
+    [bold]Examples[/]
+
+      stillroom annotate ner.bundle --input tickets.jsonl --output answers.jsonl
+
+      zcat texts.gz | stillroom annotate ner.bundle --input - --format txt --output - --min-score 0.5
+    """
+    from serve.answers import AnswerOptions
+    from stillroom.annotating import Annotation, summary
+    from stillroom.annotating import annotate as annotate_rows
+
+    if as_json and str(output) == "-":
+        raise BadInput("--json and --output - both want stdout; give --output a file")
+    options = AnswerOptions(min_score=min_score, offsets=offsets, top_k=top_k)  # type: ignore[arg-type]
+    document = annotate_rows(
+        Annotation(
+            bundle, input, output, options, format=format, answer_field=field, bad_rows=bad_rows, restart=restart,  # type: ignore[arg-type]
+            variant=variant, processes=processes, threads=threads,
+        )
+    )  # fmt: skip
+    if as_json:
+        _print_json(document)
+        return
+    for line in summary(document):
+        say(line)
 
 
 @app.command()
@@ -616,6 +691,13 @@ def export(
     ],
     precision: Annotated[str, typer.Option(help="Graphs to make: fp32, fp16, int8.")] = "fp32,int8",
     gate: Annotated[float, typer.Option(help="Least share of the fp32 metric that int8 and fp16 keep.")] = 0.99,
+    out_of_scope: Annotated[
+        str,
+        typer.Option(help="Label of texts that the model has no answer to, to tell these apart.", show_default="none"),
+    ] = "",
+    keep_right: Annotated[
+        float, typer.Option(help="Or the share of right answers to keep when it abstains; 0 is never to abstain.")
+    ] = 0.95,
     int8: Annotated[
         str,
         typer.Option(help="static; weight-only, near fp32 and no faster; dynamic, whose answers depend on the batch."),
@@ -649,7 +731,8 @@ def export(
     from stillroom.verbs import export as export_bundle
 
     made = export_bundle(
-        checkpoint, out, data, precision=precision, gate=gate, int8=int8, runtime=runtime, fuse=fuse,
+        checkpoint, out, data, precision=precision, gate=gate, out_of_scope=out_of_scope, keep_right=keep_right,
+        int8=int8, runtime=runtime, fuse=fuse,
         keep_words_of=tuple(keep_words_of or ()), name=name, max_length=max_length, latency_seconds=latency_seconds,
         threads=threads,
     )  # fmt: skip

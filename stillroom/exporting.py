@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from compress.examples import SPLITS, Example, Splits, Task, check_task, read_splits, read_texts
+from compress.out_of_scope import refuse_in_scope, set_apart
 from compress.preflight import labels_for, warnings_of
 from compress.scores import metric_name
 from compress.tasks import Encoded, encode
 from compress.teacher import HEADS, Opened, open_model, save_tokenizer, with_markers
 from export.card import HUB_METRICS, CardFacts, Figure, model_card
+from export.confidence import KEPT_RIGHT, as_metrics, in_words
 from export.fusions import check_fusions
-from export.gate import UNREPAIRED, Judge, Verdict, with_intervals
+from export.gate import UNREPAIRED, Verdict, with_intervals
+from export.on_test import OnTest, scores_on_test
 from export.pack import clear_leftovers, pack, refuse_foreign
 from export.parity import Precision
 from export.quantise import Scheme
@@ -28,7 +31,7 @@ from latency.report import Report, write_report
 from serve.bundle import canonical_json
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput, GateMissed
-from serve.session import Runtime
+from serve.runtimes import Runtime
 from serve.threads import available_cores
 from stillroom.ground import usable_length
 from stillroom.lineage import LINEAGE, read_lineage
@@ -49,6 +52,10 @@ class Exporting:
     """Which graphs the bundle holds, of fp32, fp16, int8."""
     gate: float = 0.99
     """Least share of the fp32 metric that other precisions keep on validation."""
+    out_of_scope: str = ""
+    """Label of texts in the data that the model has no answer to; the threshold for abstaining is chosen on them."""
+    keep_right: float = KEPT_RIGHT
+    """Without such texts, the share of rightly answered ones that the threshold leaves answered; 0 sets no threshold."""
     int8: str = "static"
     """static, weight-only, or dynamic, whose answers depend on the batch."""
     runtime: str = "onnxruntime"
@@ -71,7 +78,8 @@ class Exporting:
         """What to make. BadInput for what is unknown."""
         precisions = cast(tuple[Precision, ...], listed(self.precision))
         fuse = check_fusions(listed(self.fuse))
-        return Wanted(precisions, cast(Scheme, self.int8), fuse, self.gate, cast(Runtime, self.runtime))
+        runtime = cast(Runtime, self.runtime)
+        return Wanted(precisions, cast(Scheme, self.int8), fuse, self.gate, runtime, self.keep_right)
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,8 @@ class _Given:
     opened: Opened
     task: Task
     splits: Splits
+    outside: Splits | None
+    """Texts out of scope, which are in none of `splits`."""
     labels: tuple[str, ...]
     max_length: int
     """In tokens."""
@@ -102,6 +112,8 @@ class _Ready:
     checkpoint: Path
     trimmed: Trimmed | None
     encoded: dict[str, Encoded]
+    outside: dict[str, Encoded]
+    """Texts out of scope, where there are any."""
     warnings: list[str]
     """What a person should know of the data, as `stillroom run` tells it."""
 
@@ -134,11 +146,15 @@ def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
         raise BadInput(f"{checkpoint} has no head for {' or '.join(HEADS)}; fine-tune it for a task first.")
     task = check_task(tasks[0])
     length = usable_length(settings.max_length, opened)
-    splits = read_splits(settings.data, task)
+    splits, outside = read_splits(settings.data, task), None
+    if settings.out_of_scope:
+        splits, outside = set_apart(splits, settings.out_of_scope)
     labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
+    refuse_in_scope(settings.out_of_scope, labels, f"CKPT {checkpoint}")
     kept_texts = [text for file in settings.keep_words_of for text in read_texts(file, pairs=True)]
     threads = settings.threads or available_cores()
-    return _Given(wanted, opened, task, splits, labels, length, threads, settings.name or out.name, kept_texts)
+    name = settings.name or out.name
+    return _Given(wanted, opened, task, splits, outside, labels, length, threads, name, kept_texts)
 
 
 def _refuse_taken(out: Path) -> None:
@@ -163,13 +179,15 @@ def _export(folder: Path, out: Path, given: _Given, latency_seconds: float) -> P
         given.splits.validation,
         ready.encoded["validation"],
         given.max_length,
+        outside=ready.outside.get("validation"),
         threads=given.threads,
         progress=lambda line: say(f"  {line}"),
     )
     if wrong := [*variants.faults, *variants.missed]:
-        page = _write_report(folder, out, _report_of(given, ready, variants, {}, None))
+        page = _write_report(folder, out, _report_of(given, ready, variants, OnTest({}, {}), None))
         raise GateMissed(f"No bundle was written: {'; '.join(wrong)}. The report is {page}.")
-    test = scores_on_test(variants, given.splits.test, ready.encoded["test"], given.threads)
+    outside = ready.outside.get("test")
+    test = scores_on_test(variants, given.splits.test, ready.encoded["test"], outside, given.threads)
     latency = _time(variants, ready.checkpoint, given.splits.test, latency_seconds, given.threads, given.max_length)
     _pack(out, given, ready, variants, test)
     _write_report(folder, out, _report_of(given, ready, variants, test, latency))
@@ -184,36 +202,36 @@ def _ready(folder: Path, given: _Given) -> _Ready:
             shutil.copyfile(file, folder / file.name)
     trimmed = _trim(folder, given) if given.kept_texts else None
     tokenizer = load_tokenizer(folder, given.max_length)
-    encoded = {
-        split: encode(
-            getattr(given.splits, split),
-            tokenizer,
-            given.task,
-            given.labels,
-            multi_label=given.splits.multi_label,
-        )
-        for split in SPLITS
-    }
+    encoded, outside = (
+        {
+            split: encode(examples, tokenizer, given.task, given.labels, multi_label=given.splits.multi_label)
+            for split in SPLITS
+            if (examples := getattr(splits, split, []))
+        }
+        for splits in (given.splits, given.outside)
+    )
     warnings = warnings_of(given.splits, tokenizer, given.task, given.max_length)
-    return _Ready(folder, trimmed, encoded, warnings)
+    return _Ready(folder, trimmed, encoded, outside, warnings)
 
 
-def _pack(out: Path, given: _Given, ready: _Ready, variants: Variants, test: dict[str, Verdict]) -> None:
+def _pack(out: Path, given: _Given, ready: _Ready, variants: Variants, test: OnTest) -> None:
     """Card and manifest around the graphs, renamed into place in one step."""
     wanted, splits, served = given.wanted, given.splits, default_variant(variants)
     lineage = _lineage(given.opened) | ({"vocabulary": ready.trimmed.as_dict()} if ready.trimmed else {})
     validation = with_intervals(variants.validation)
+    confidence = {precision: variants.confidence[precision] for precision in wanted.precisions}
     facts = CardFacts(
         given.name,
         given.task,
         given.labels,
         given.max_length,
-        figures=_figures(given.metric, test, variants),
+        figures=_figures(given.metric, test.scores, variants),
         shipped=run_name(served, wanted.runs_in(served)),
         lineage=lineage,
         multi_label=splits.multi_label,
         relations=splits.relations,
         limits=variants.limits,
+        confidence=in_words(confidence, test.reliability),
     )
     pack(
         out,
@@ -222,6 +240,8 @@ def _pack(out: Path, given: _Given, ready: _Ready, variants: Variants, test: dic
         schemes=dict(variants.schemes),
         needs=variants.needs,
         runtimes={precision: wanted.runs_in(precision) for precision in wanted.precisions},
+        temperatures={precision: chosen.temperature for precision, chosen in confidence.items()},
+        abstains_below={precision: chosen.abstain_below for precision, chosen in confidence.items()},
         name=given.name,
         task=given.task,
         labels=given.labels,
@@ -231,7 +251,12 @@ def _pack(out: Path, given: _Given, ready: _Ready, variants: Variants, test: dic
         inputs=variants.graph.inputs,
         default_variant=served,
         lineage=lineage,
-        metrics={"metric": given.metric, "validation": validation, "test": with_intervals(test)},
+        metrics={
+            "metric": given.metric,
+            "validation": validation,
+            "test": with_intervals(test.scores),
+            "confidence": as_metrics(confidence, test.reliability),
+        },
         parity=variants.as_dict()["parity"],
         extra_files={"README.md": model_card(facts).encode()},
     )
@@ -242,14 +267,6 @@ def default_variant(variants: Variants) -> Precision:
     wanted = variants.wanted
     order: tuple[Precision, ...] = ("int8", "fp32", "fp16") if wanted.int8 != "dynamic" else ("fp32", "fp16", "int8")
     return next(precision for precision in order if precision in wanted.precisions)
-
-
-def scores_on_test(
-    variants: Variants, examples: Sequence[Example], encoded: Encoded, threads: int
-) -> dict[str, Verdict]:
-    """What every variant reaches on test in every runtime, by the names of `Variants.parity`; test is read this once."""
-    judge = Judge(examples, encoded, variants.file("fp32"), variants.max_length, threads)
-    return {name: judge.verdict(variants.file(precision), runtime) for name, precision, runtime in variants.runs}
 
 
 def _trim(checkpoint: Path, given: _Given) -> Trimmed:
@@ -313,10 +330,10 @@ def _time(
 
 
 def _report_of(
-    given: _Given, ready: _Ready, variants: Variants, test: dict[str, Verdict], latency: ProfileDocument | None
+    given: _Given, ready: _Ready, variants: Variants, test: OnTest, latency: ProfileDocument | None
 ) -> Report:
     document = variants.as_dict()
-    split, verdicts = ("test", test) if test else ("validation", variants.validation)
+    split, verdicts = ("test", test.scores) if test.scores else ("validation", variants.validation)
     report: dict[str, Any] = {
         "title": given.name,
         "task": given.task,
@@ -331,7 +348,7 @@ def _report_of(
             }
             for run, precision, _ in variants.runs
         ],
-        "claims": claims_of(latency),
+        "claims": [*in_words(variants.confidence, test.reliability), *claims_of(latency)],
         "gates": [
             {
                 "name": f"{run} over fp32, validation",
@@ -347,6 +364,7 @@ def _report_of(
         "search": document["search"],
         "fusions": document["fusions"],
         "parity": document["parity"],
+        "confidence": as_metrics(variants.confidence, test.reliability),
     }
     if ready.trimmed:
         report["vocabulary"] = ready.trimmed.as_dict()

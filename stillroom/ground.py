@@ -17,6 +17,7 @@ from compress.augment import augmented
 from compress.examples import Example, Splits, check_task, fingerprint, read_splits, read_texts
 from compress.initialise import layers_fit
 from compress.methods import Sizes, usual_relation_heads, usual_teacher_layer
+from compress.out_of_scope import refuse_in_scope, set_apart
 from compress.precision import check_precision
 from compress.preflight import Faults, labels_for, warnings_of
 from compress.relations import check_relation_heads
@@ -45,6 +46,8 @@ class Ground:
     recipe: Recipe
     opened: Opened
     splits: Splits
+    outside: Splits | None
+    """Texts out of scope, which are in none of `splits`."""
     shape: Shape
     labels: tuple[str, ...]
     teacher_has_head: bool
@@ -82,6 +85,11 @@ class Ground:
     def soft_labelled(self) -> Encoded:
         """All texts that get the teacher's soft labels, in their order: train, then `in_domain`."""
         return self.train if self.in_domain is None else self.train + self.in_domain
+
+    def out_of_scope(self, split: str) -> Encoded | None:
+        """The texts of `split` that are out of scope, tokenised; None when there are none."""
+        texts = getattr(self.outside, split) if self.outside else []
+        return self._encoded(texts) if texts else None
 
     def _encoded(self, examples: list[Example]) -> Encoded:
         return encode(
@@ -161,6 +169,10 @@ def prepare(recipe: Recipe, *, role: str = "--teacher") -> Ground:
     faults.check(lambda: check_trackers(recipe.trackers))
     faults.check(work.refuse_foreign)
     splits = faults.check(lambda: read_splits(recipe.data, task, seed=recipe.seed)) if task else None
+    outside = None
+    if splits and recipe.out_of_scope:
+        apart = faults.check(partial(set_apart, splits, recipe.out_of_scope))
+        splits, outside = apart or (None, None)
     corpus = _texts(faults, recipe.corpus)
     unlabelled = _texts(faults, recipe.unlabelled)
     labelled = tokenizer = None
@@ -169,6 +181,8 @@ def prepare(recipe: Recipe, *, role: str = "--teacher") -> Ground:
         faults.check(partial(check_marked, unlabelled))
     if opened and splits and task:
         labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=recipe.new_head))
+    if labelled:
+        faults.check(partial(refuse_in_scope, recipe.out_of_scope, labelled[0], f"{role} {recipe.teacher}"))
     if opened:
         faults.check(lambda: check_disk(out, opened))
         faults.check(lambda: check_relations(recipe, opened, shape))
@@ -196,6 +210,7 @@ def prepare(recipe: Recipe, *, role: str = "--teacher") -> Ground:
         recipe,
         opened,
         splits,
+        outside,
         shape,
         *labelled,
         tokenizer,

@@ -30,8 +30,11 @@ def explain(bundle: Bundle) -> None:
         there = suits(variant.cpu, features)
         size = f"{manifest.files[variant.file].bytes / 1e6:.1f}"
         served = f"{name} (default)" if name == manifest.default_variant else name
-        rows.append([served, variant.scheme, variant.runtime, needs, "yes" if there else "no", size])
-    table("variants", ["variant", "scheme", "runtime", "needs", "runs here", "MB"], rows)
+        below = "" if variant.abstain_below is None else f"{variant.abstain_below:g}"
+        sure = [f"{variant.temperature:g}", below]
+        rows.append([served, variant.scheme, variant.runtime, needs, "yes" if there else "no", size, *sure])
+    header = ["variant", "scheme", "runtime", "needs", "runs here", "MB", "temperature", "abstains below"]
+    table("variants", header, rows)
     if scores := _scores(manifest.metrics):
         table(f"{manifest.metrics.get('metric')}, test", ["model", "value", "95 % interval"], scores)
     if compared := _parity(manifest.parity):

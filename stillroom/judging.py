@@ -2,30 +2,34 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 from compress.examples import Example, check_task
 from compress.scores import Prediction, Score, difference, gold_of, per_label, score
 from compress.tasks import Encoded, predictions, row_logits
 from export.card import HUB_METRICS, CardFacts, Figure, model_card
-from export.gate import session_logits, with_intervals
+from export.confidence import as_metrics, in_words
+from export.gate import with_intervals
 from export.graph import export_graph
-from export.pack import ONNX_NAMES, pack
+from export.pack import pack
 from export.variants import Wanted, make_variants
 from latency.candidates import Candidate
 from latency.document import ProfileDocument, RatioRow
 from latency.profile import Plan, time_grid
 from latency.report import Report, write_report
 from serve.bundle import canonical_json
-from serve.session import Session
+from stillroom.confiding import GRAPHS, confidence_of, graph_logits, on_test, reliability_on_test
 from stillroom.ground import Ground, device_here
 from stillroom.lineage import read_lineage
 from stillroom.recipe import write_recipe
 from stillroom.show import bar, say
 from stillroom.training import load_stage
 
-FP32, INT8 = ONNX_NAMES["fp32"], ONNX_NAMES["int8"]
+FP32, INT8 = GRAPHS["fp32"], GRAPHS["int8"]
 BATCHES = (1, 8)
 LENGTHS = (16, 128)  # tokens: a short message, a paragraph
 SHOWN_DISAGREEMENTS = 40
@@ -47,41 +51,47 @@ def make_export(folder: Path, ground: Ground, student: Path, teacher: Path) -> N
     variants = make_variants(
         folder,
         student,
-        Wanted(gate=0 if finds_nothing else ground.recipe.gate),
+        Wanted(gate=0 if finds_nothing else ground.recipe.gate, keep_right=ground.recipe.keep_right),
         ground.train.encodings,
         ground.splits.validation,
         ground.validation,
         ground.max_length,
+        outside=ground.out_of_scope("validation"),
         threads=ground.recipe.threads,
         progress=lambda line: say(f"  {line}"),
     )
     (folder / "export.json").write_bytes(canonical_json(variants.as_dict()))
 
 
-def say_all(ground: Ground, folders: dict[str, Path], encoded: Encoded) -> dict[str, list[Prediction]]:
-    """What every model of the run answers to the texts of `encoded`."""
-    said: dict[str, list[Prediction]] = {}
+def say_all(ground: Ground, folders: dict[str, Path], encoded: Encoded) -> dict[str, list[np.ndarray]]:
+    """What every model of the run says of the texts of `encoded`: the logits of each one's rows."""
+    said: dict[str, list[np.ndarray]] = {}
     for name in ("teacher", "undistilled", "student"):
         if name in folders:
-            said[name] = predictions(encoded, row_logits(load_stage(folders[name], ground).to(device_here()), encoded))
-    for name, file in (("fp32", FP32), ("int8", INT8)):
-        session = Session(folders["export"] / file, ground.recipe.threads)
-        said[name] = predictions(encoded, session_logits(session, encoded))
-    return said
+            said[name] = row_logits(load_stage(folders[name], ground).to(device_here()), encoded)
+    return said | {name: graph_logits(ground, folders, name, encoded) for name in GRAPHS}
+
+
+def _answers(encoded: Encoded, said: dict[str, list[np.ndarray]]) -> dict[str, list[Prediction]]:
+    return {name: predictions(encoded, logits) for name, logits in said.items()}
 
 
 def make_scores(folder: Path, ground: Ground, folders: dict[str, Path]) -> None:
     """Gates on validation; then test, read this once. A missed gate, or graphs that answer otherwise, leave test unread."""
     task = check_task(ground.recipe.task)
-    validation = _scores(ground.splits.validation, say_all(ground, folders, ground.validation), task)
+    answers = _answers(ground.validation, say_all(ground, folders, ground.validation))
+    validation = _scores(ground.splits.validation, answers, task)
     gates = _gates(ground, validation)
     document: dict[str, Any] = {"metric": ground.metric, "validation": with_intervals(validation), "gates": gates}
-    faults = read_json(folders["export"] / "export.json")["faults"]
-    if all(gate["passed"] for gate in gates) and not faults:
-        said = say_all(ground, folders, ground.test)
+    exported = read_json(folders["export"] / "export.json")
+    if all(gate["passed"] for gate in gates) and not exported["faults"]:
+        logits = say_all(ground, folders, ground.test)
+        said = _answers(ground.test, logits)
         gold = [gold_of(example, task) for example in ground.splits.test]
+        reliability = reliability_on_test(ground, folders, exported, logits)
         document |= {
             "test": with_intervals(_scores(ground.splits.test, said, task)),
+            "reliability": {name: asdict(found) for name, found in reliability.items()},
             "differences": _differences(gold, said),
             "per_label": _per_label(gold, said),
             "disagreements": _disagreements(ground.splits.test, gold, said),
@@ -218,11 +228,12 @@ def report_of(
             for name in MODELS
             if (row := scores[split].get(name))
         ],
-        "claims": claims(scores),
+        "claims": [*claims(scores), *in_words(confidence_of(exported), on_test(scores))],
         "gates": scores["gates"],
         "search": exported["search"],
         "fusions": exported["fusions"],
         "parity": exported["parity"],
+        "confidence": as_metrics(confidence_of(exported), on_test(scores)),
         "training": [
             {"stage": name, "loss": lineage["loss"], "validation": lineage["validation"]}
             for name in ("teacher", "relations", "undistilled", "student")
@@ -307,13 +318,16 @@ def write_bundle(
     report_file = folders["export"].parent / "report.html"
     write_report(report_file, report)
     lineage = lineage_of(ground, folders) | {"run": mark}
-    metrics = {"metric": scores["metric"], "test": scores["test"], "validation": scores["validation"]}
+    confidence = confidence_of(exported)
+    metrics = {key: scores[key] for key in ("metric", "test", "validation")} | {"confidence": report["confidence"]}
     pack(
         out,
         checkpoint=folders["student"],
         onnx_files={"fp32": folders["export"] / FP32, "int8": folders["export"] / INT8},
         schemes=exported["schemes"],
         needs=exported["needs"],
+        temperatures={name: chosen.temperature for name, chosen in confidence.items()},
+        abstains_below={name: chosen.abstain_below for name, chosen in confidence.items()},
         name=ground.recipe.model_name,
         task=check_task(ground.recipe.task),
         labels=ground.labels,
@@ -326,7 +340,9 @@ def write_bundle(
         metrics=metrics,
         parity=exported["parity"],
         extra_files={
-            "README.md": card_of(ground, report, lineage, exported["limits"]).encode(),
+            "README.md": card_of(
+                ground, report, lineage, exported["limits"], in_words(confidence, on_test(scores))
+            ).encode(),
             "report.html": report_file.read_bytes(),
             "report.json": canonical_json({**report, "minutes": minutes}),
             "recipe.toml": write_recipe(ground.recipe).encode(),
@@ -334,7 +350,9 @@ def write_bundle(
     )
 
 
-def card_of(ground: Ground, report: Report, lineage: dict[str, Any], limits: Sequence[str]) -> str:
+def card_of(
+    ground: Ground, report: Report, lineage: dict[str, Any], limits: Sequence[str], confidence: Sequence[str]
+) -> str:
     """The bundle's README, from what the report says."""
     metric = HUB_METRICS[ground.metric]
     figures = [
@@ -355,6 +373,7 @@ def card_of(ground: Ground, report: Report, lineage: dict[str, Any], limits: Seq
             dataset=None if Path(ground.recipe.data).exists() else ground.recipe.data,
             report=True,
             limits=limits,
+            confidence=confidence,
             base_model=None if Path(teacher).exists() else teacher,
             lineage=lineage,
         )

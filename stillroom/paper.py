@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from compress.students import STUDENTS, Shape
 from latency.document import CandidateRow, PaperRow, ProfileDocument
-from latency.measurement import paired_ratio
-from serve.session import has_openvino
+from latency.measurement import process_ratio
+from serve.runtimes import has_openvino
 from stillroom.regression import turns_of
 
 
@@ -134,7 +134,7 @@ def _is_teacher(row: CandidateRow) -> bool:
 
 def _speedup(teacher: CandidateRow, row: CandidateRow) -> list[float]:
     """The teacher's median over that of `row`, with its interval; ones for itself."""
-    return [round(x, 4) for x in paired_ratio(turns_of(teacher), turns_of(row))]
+    return [round(x, 4) for x in process_ratio(turns_of(teacher), turns_of(row))]
 
 
 def paper_markdown(rows: Sequence[PaperRow]) -> str:

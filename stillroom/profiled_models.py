@@ -14,7 +14,7 @@ from serve.bundle import MANIFEST, open_bundle
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.labels import MULTI_LABEL
-from serve.session import has_openvino
+from serve.runtimes import has_openvino
 
 LABELS: dict[Runtime, str] = {
     "torch": "torch",

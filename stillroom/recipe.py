@@ -47,6 +47,8 @@ class Recipe:
     undistilled: bool = True  # train the same student on labels only too, to compare with
     teacher_gate: float = 0.97  # least share of the teacher's metric that the shipped variant keeps, on validation
     gate: float = 0.99  # least share of the fp32 metric that int8 keeps, on validation
+    out_of_scope: str = ""  # label of texts that the model has no answer to: not learned, it is to abstain from them
+    keep_right: float = 0.95  # without such texts: share of right answers that abstaining keeps; 0 is never to abstain
     max_minutes: float = 0.0  # fit the training to this many minutes; 0 is no limit
     latency_seconds: float = 60.0  # for timing teacher and student, in all
     checkpoint_seconds: float = 30.0  # work that a kill loses at most
@@ -135,7 +137,7 @@ def _out_of_range(recipe: Recipe) -> list[str]:
     for name in ("batch", "accumulate", "teacher_epochs", "teacher_patience", "student_epochs", "relation_tokens"):
         if getattr(recipe, name) < 1:
             faults.append(f"`{name}` is {getattr(recipe, name)}; a whole number from 1 is needed")
-    for name in ("soft_weight", "gate", "teacher_gate"):
+    for name in ("soft_weight", "gate", "teacher_gate", "keep_right"):
         if not 0 <= getattr(recipe, name) <= 1:
             faults.append(f"`{name}` is {getattr(recipe, name)}; a share between 0 and 1 is needed")
     for name in (

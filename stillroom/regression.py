@@ -11,7 +11,7 @@ import numpy as np
 
 from latency.candidates import Candidate
 from latency.document import CandidateRow, GivenModel, ModelRow, ProfileDocument, RegressionRow
-from latency.measurement import paired_ratio
+from latency.measurement import process_ratio
 from serve.bundle import MANIFEST, sha256_file
 from serve.errors import BadInput
 
@@ -126,7 +126,7 @@ def turns_of(row: CandidateRow) -> list[Any]:
 
 
 def _row(old: ModelRow, new: ModelRow, where: str, now: Sequence[Any], was: Sequence[Any]) -> RegressionRow:
-    ratio, low, high = paired_ratio(now, was)
+    ratio, low, high = process_ratio(now, was)
     return RegressionRow(
         name=new["name"],
         before=old["name"],

@@ -76,6 +76,8 @@ def fingerprints(ground: Ground) -> dict[str, str]:
     common = [
         r.task, ground.data_mark, r.seed, r.threads, r.precision, r.batch, r.accumulate, ground.max_length, list(ground.labels),
     ]  # fmt: skip
+    if r.out_of_scope:
+        common.append(r.out_of_scope)
     runtimes = [version(name) for name in ("onnx", "onnxscript", "onnxruntime")]
     unlabelled = texts_mark(ground.unlabelled)
     in_domain = [unlabelled, r.augment]
@@ -113,7 +115,7 @@ def fingerprints(ground: Ground) -> dict[str, str]:
     # The comparison takes as many steps as relations and task distillation together.
     marks["undistilled"] = fingerprint("undistilled", marks["start"], *student, *relations)
     marks["student"] = fingerprint("student", start, marks["soft-labels"], *student, r.temperature, r.soft_weight)
-    marks["export"] = fingerprint("export", marks["student"], runtimes, r.gate)
+    marks["export"] = fingerprint("export", marks["student"], runtimes, r.gate, r.keep_right)
     compared = marks["undistilled"] if r.undistilled else ""
     marks["scores"] = fingerprint("scores", marks["export"], compared, r.gate, r.teacher_gate)
     marks["latency"] = fingerprint("latency", marks["scores"], r.latency_seconds)

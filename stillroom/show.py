@@ -23,13 +23,13 @@ class Bar:
         self.started = self.printed = time.monotonic()
         self.first = 0
         self.progress: Progress | None = None
-        self.total = 0
+        self.begun = False
 
-    def __call__(self, done: int, total: int, note: str = "") -> None:
-        """`done` of `total` are finished; `note` is what else is worth seeing (the loss, say)."""
+    def __call__(self, done: int, total: int | None, note: str = "") -> None:
+        """`done` of `total` are finished, None where nobody knows; `note` is what else is worth seeing (the loss, say)."""
         now = time.monotonic()
-        if not self.total:
-            self.first, self.total = done, total
+        if not self.begun:
+            self.first, self.begun = done, True
         if now - self.started < 2:
             return
         rate = (done - self.first) / (now - self.started)
@@ -50,10 +50,8 @@ class Bar:
             self.progress.update(self.progress.task_ids[0], completed=done, total=total, note=f"{note}  {rate:.1f}/s")
         elif now - self.printed > 15 and rate > 0:
             self.printed = now
-            left = (total - done) / rate
-            console.print(
-                f"  {self.what}: {done}/{total}, {rate:.1f}/s, {note + ', ' if note else ''}{left / 60:.1f} min left"
-            )
+            of, left = ("", "") if total is None else (f"/{total}", f", {(total - done) / rate / 60:.1f} min left")
+            console.print(f"  {self.what}: {done}{of}, {rate:.1f}/s{', ' + note if note else ''}{left}")
 
     def step(self, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
         """The form that the training loop calls."""

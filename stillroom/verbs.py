@@ -55,7 +55,8 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
             pairs = [examples[i].text_pair or "" for i in chosen] if kind else None
             for i, answer in zip(
                 chosen,
-                pipeline([examples[i].text_read for i in chosen], text_pair=pairs) if chosen else [],
+                # Cut, as training and the evaluation of checkpoints read them.
+                pipeline([examples[i].text_read for i in chosen], text_pair=pairs, truncate=True) if chosen else [],
                 strict=True,
             ):
                 said[i] = prediction_of(answer, multi_label=multi_label)

@@ -51,6 +51,11 @@ def fenced(language: str) -> list[tuple[str, str]]:
     return found
 
 
+def test_the_process_that_reads_requests_loads_no_runtime() -> None:
+    code = "import sys, serve.app; sys.exit(bool({'onnxruntime', 'openvino'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 def test_every_command_in_the_docs_is_one() -> None:
     command = get_command(__import__("stillroom.cli", fromlist=["app"]).app)
     seen = 0

@@ -5,8 +5,9 @@
 
 Two encoders of random weights, of 20 and of 21 layers, as ONNX files in onnxruntime. Every comparison starts processes of its
 own, as `stillroom profile` does, and with its patience: until the ratio is known to within 2 %, or for `--seconds`. Counted is
-how often the 95 % interval leaves out equality: between an encoder and itself that is a false claim, between the two it is the truth
-(in the right direction); how much time the layer really adds is the median ratio that is printed. `--loaded` keeps one core busy with another process all the while.
+how often the 95 % interval leaves out equality: between an encoder and itself that is a false claim, between the two it is the
+truth (in the right direction); how much time the layer really adds is the median ratio that is printed. `--loaded` keeps one
+core busy with another process all the while.
 """
 
 import argparse

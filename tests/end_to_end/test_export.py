@@ -149,6 +149,41 @@ def test_what_is_doubtful_about_the_data_is_told_as_a_run_tells_it(trimmed: tupl
     ]
 
 
+def test_texts_out_of_scope_choose_the_threshold_and_are_no_errors_of_the_model(
+    classifier: Path, task_data: Path, tmp_path: Path
+) -> None:
+    for split, count in (("train", 3), ("validation", 10), ("test", 20)):
+        rows = [json.loads(line) for line in (task_data / f"{split}.jsonl").read_text().splitlines()]
+        strange = [{"text": f"how tall is a tower of {i} bricks", "label": "strange"} for i in range(count)]
+        write_rows(tmp_path / f"{split}.jsonl", rows + strange)
+    given = {"precision": "fp32", "out_of_scope": "strange", **FAST}
+    out = face.export(classifier, tmp_path / "one", tmp_path, **given)
+    again = face.export(classifier, tmp_path / "two", tmp_path, name="one", **given)
+    manifest = open_bundle(out).manifest
+    assert (again / "manifest.json").read_bytes() == (out / "manifest.json").read_bytes()
+    plain = open_bundle(face.export(classifier, tmp_path / "plain", task_data, precision="fp32", **FAST)).manifest
+    assert manifest.metrics["test"] == plain.metrics["test"]
+    assert "strange" not in manifest.labels
+    assert manifest.variants["fp32"].temperature == plain.variants["fp32"].temperature
+    assert manifest.variants["fp32"].abstain_below != plain.variants["fp32"].abstain_below
+    test = manifest.metrics["confidence"]["fp32"]["test"]  # type: ignore[index]
+    assert (test["rows"], test["out_of_scope_texts"]) == (60, 20)
+    line = f"Below a probability of {manifest.variants['fp32'].abstain_below:g} it abstains: "
+    assert line in (out / "README.md").read_text()
+    assert line in out.with_name("one.report.html").read_text()
+    assert report_of(out)["confidence"] == manifest.metrics["confidence"]
+
+
+def test_a_label_out_of_scope_must_be_in_validation_and_not_the_models_own(
+    classifier: Path, task_data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match="--out-of-scope nowhere: no text of validation has that label"):
+        face.export(classifier, tmp_path / "out", task_data, out_of_scope="nowhere", **FAST)
+    with pytest.raises(BadInput, match=r"--out-of-scope refund: CKPT .*classifier answers with that label itself"):
+        face.export(classifier, tmp_path / "out", task_data, out_of_scope="refund", **FAST)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kill_left_is_cleared(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +285,7 @@ def test_kernels_are_joined_and_counted_when_asked_for(classifier: Path, task_da
         ({"precision": "fp32,int4"}, "--precision int4 is unknown; the precisions are fp32, fp16, int8"),
         ({"precision": ","}, "--precision names nothing"),
         ({"int8": "magic"}, "--int8 magic is unknown; the schemes are static, weight-only, dynamic"),
+        ({"keep_right": 95}, "--keep-right is 95; a share between 0 and 1 is needed"),
         ({"gate": 99}, "--gate is 99; a share between 0 and 1 is needed"),
         ({"runtime": "tvm"}, "--runtime tvm is unknown"),
         ({"fuse": "everything"}, "--fuse everything is unknown; the fusions are attention"),

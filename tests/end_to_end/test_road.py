@@ -143,6 +143,13 @@ def test_the_bundle_holds_what_it_says_and_its_card_nothing_of_this_machine(
     assert manifest.parity["fp32"]["labels_changed"] == 0
     assert manifest.parity["int8"]["company_differences"] == 0
     assert manifest.metrics["test"]["int8"]["value"] == document["int8"]
+    for name, variant in manifest.variants.items():
+        found = manifest.metrics["confidence"][name]
+        assert found["test"]["rows"] > found["validation"]["rows"] > 0
+        line = f"{name}: temperature {variant.temperature:g}, expected calibration error on test {found['test']['ece']:.4f}"
+        assert line in (out / "README.md").read_text(encoding="utf-8")
+        assert [claim for claim in document["claims"] if claim.startswith(line)]
+        assert variant.abstain_below is None
     report = (out / "report.html").read_text(encoding="utf-8")
     assert "kettle" in report or "city" in report
     assert "http://" not in report.replace("http://www.w3.org", "")

@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers,
 
 from export.graph import GraphInfo, quiet
 from serve.encoding import load_tokenizer
-from serve.session import has_openvino
+from serve.runtimes import has_openvino
 
 TAGS = ["O", "B-city", "I-city", "B-date", "I-date"]
 MAX_LENGTH = 32

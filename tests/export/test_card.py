@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,3 +98,9 @@ def test_a_teacher_is_spoken_of_where_one_is_known(known: dict[str, Any], distil
 def test_a_name_cannot_break_the_front_matter() -> None:
     card = model_card(CardFacts("x", "text-classification", ("a", "b"), 64, license="x\nevil: true\n---\n"))
     assert "evil" not in front_matter(card)
+
+
+def test_the_card_says_how_far_its_probabilities_may_be_trusted_where_that_is_known() -> None:
+    assert "Confidence" not in model_card(FACTS)
+    card = model_card(replace(FACTS, confidence=["int8: temperature 1.5.", "fp32: temperature 1.4."]))
+    assert "## Confidence\n\n- int8: temperature 1.5.\n- fp32: temperature 1.4.\n\n## Use" in card

@@ -7,7 +7,8 @@ from small_checkpoints import MAX_LENGTH, Exported, farthest, needs_openvino
 
 from export.fusions import Fusion, check_fusions, fused, joined, missing, operators_of, session_operators
 from serve.errors import BadInput
-from serve.session import Runtime, Session
+from serve.runtimes import Runtime
+from serve.session import Session
 
 # Two layers, each with one attention, two residuals and one GELU; before them one normalisation of the embeddings, which
 # is a residual's too unless the lookups take it.

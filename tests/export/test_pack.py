@@ -62,6 +62,15 @@ def test_a_bundle_opens_and_answers(packed: Packer, tmp_path: Path) -> None:
     assert entries(tmp_path) == ["places"]
 
 
+def test_each_variant_says_how_sure_it_is(packed: Packer, tmp_path: Path) -> None:
+    plain = open_bundle(packed(tmp_path / "plain")).manifest.variants
+    assert [(each.temperature, each.abstain_below) for each in plain.values()] == [(1.0, None)] * 2
+    sure = {"temperatures": {"int8": 1.5}, "abstains_below": {"int8": 0.25, "fp32": None}}
+    told = open_bundle(packed(tmp_path / "told", **sure)).manifest.variants
+    assert (told["fp32"].temperature, told["fp32"].abstain_below) == (1.0, None)
+    assert (told["int8"].temperature, told["int8"].abstain_below) == (1.5, 0.25)
+
+
 def test_the_folder_opens_in_transformers(packed: Packer, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

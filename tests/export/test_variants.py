@@ -11,6 +11,7 @@ from small_checkpoints import MAX_LENGTH, TAGS, Exported, needs_openvino
 
 from compress.examples import Entity, Example
 from compress.tasks import Encoded, encode, predictions
+from export.confidence import choose_confidence
 from export.fusions import Fusion
 from export.gate import Judge, session_logits
 from export.graph import load_classifier
@@ -18,7 +19,8 @@ from export.pack import ONNX_NAMES
 from export.variants import Variants, Wanted, faults_of, heads_of, make_variants, refuse_nothing_to_keep
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
-from serve.session import Session, has_openvino
+from serve.runtimes import has_openvino
+from serve.session import Session
 
 EVERY_FUSION: tuple[Fusion, ...] = ("attention", "skip-layer-norm", "bias-gelu", "embedding")
 
@@ -103,6 +105,20 @@ def test_the_search_and_what_processors_must_have_are_told(made: Variants) -> No
     assert json.loads(json.dumps(document)) == document
     assert document["runtimes"] == dict.fromkeys(("fp32", "fp16", "int8"), "onnxruntime")
     assert document["parity"].keys() == made.parity.keys()
+
+
+def test_every_precision_has_the_temperature_of_its_own_logits(
+    made: Variants, validation: tuple[list[Example], Encoded]
+) -> None:
+    encoded = validation[1]
+    for precision in ("fp32", "int8"):
+        said = session_logits(Session(made.file(precision), threads=1), encoded)
+        assert made.confidence[precision] == choose_confidence(encoded, said)
+        assert made.confidence[precision].fitted
+    assert made.confidence["int8"].temperature != made.confidence["fp32"].temperature
+    assert not [note for note in made.notes if "temperature" in note]
+    assert list(made.confidence) == list(made.as_dict()["confidence"]) == ["fp32", "fp16", "int8"]
+    assert made.as_dict()["confidence"]["int8"]["temperature"] == made.confidence["int8"].temperature
 
 
 def with_a_worse_int8(made: Variants, wanted: Wanted) -> Variants:

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from latency.measurement import Measurement, paired_ratio, ratio
+from latency.measurement import Measurement, paired_ratio, process_ratio, ratio
 from serve.errors import BadInput
 
 
@@ -94,7 +94,18 @@ def test_a_slowdown_that_hits_both_in_the_same_turns_leaves_the_ratio_certain() 
     found = ratio(
         measured("a", [[20.0 * mood] * 3 for mood in moods]), measured("b", [[10.0 * mood] * 3 for mood in moods])
     )
-    assert (found.low, found.high) == pytest.approx((2.0, 2.0))
+    assert (found.low, found.high) == pytest.approx((2.0, 2.0), rel=0.006)
+
+
+def test_two_processes_that_agree_to_the_last_digit_say_nothing_of_half_a_percent() -> None:
+    same = [np.array([10.0])] * 20
+    found, low, high = process_ratio(same, same)
+    assert (found, low * high) == pytest.approx((1.0, 1.0))
+    assert np.log(high) == pytest.approx(1.959964 * 0.003)
+    # Where turns disagree far more than processes do, these add next to nothing.
+    rng = np.random.default_rng(3)
+    a, b = (list(rng.lognormal(sigma=0.2, size=(15, 4))) for _ in "ab")
+    assert process_ratio(a, b) == pytest.approx(paired_ratio(a, b), rel=1e-3)
 
 
 def test_one_wild_turn_in_ten_moves_the_ratio_little() -> None:

@@ -1,105 +1,111 @@
-"""What the app does when the model is slow, full or failing: the real session, held up for a while."""
+"""What the app does when the model is slow, full or failing: its real process, stopped for a while."""
 
 import asyncio
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import httpx
-import numpy as np
+import psutil
 import pytest
 from starlette.applications import Starlette
-from tokenizers import Encoding
 
 from serve.app import create_app
 from serve.errors import BadInput
 from serve.requests import Limits
-from serve.session import Session
 
 
-class Gate:
-    """Holds up the model while shut; `reached` once somebody stands before it."""
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-        self.open.set()
-        self.reached = threading.Event()
-        self.batches: list[int] = []
-
-    def shut(self) -> None:
-        self.reached.clear()
-        self.open.clear()
+def model_processes() -> list[psutil.Process]:
+    """The processes that compute for this one."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "serve.worker" in child.cmdline():
+                found.append(child)
+    return found
 
 
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate = Gate()
-    run = Session.run
+@contextlib.contextmanager
+def stopped() -> Iterator[None]:
+    """Within it no model process gets on."""
+    held = model_processes()
+    assert held
+    for process in held:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in held:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
 
-    def held(self: Session, encodings: Sequence[Encoding]) -> list[np.ndarray]:
-        gate.reached.set()
-        assert gate.open.wait(timeout=20)
-        gate.batches.append(len(encodings))
-        return run(self, encodings)
 
-    monkeypatch.setattr(Session, "run", held)
-    yield gate
-    gate.open.set()
+@contextlib.asynccontextmanager
+async def client_of(app: Starlette, *, ready: bool = True) -> AsyncIterator[httpx.AsyncClient]:
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=20) as client:
+            while ready and (await client.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.01)
+            yield client
 
 
 def asking(app: Starlette, scenario: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
     async def run() -> None:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=20) as client:
+        async with client_of(app) as client:
             await scenario(client)
 
     asyncio.run(run())
 
 
-def test_a_full_queue_answers_429_and_says_when_to_come_again(entities_bundle: Path, gate: Gate) -> None:
-    app = create_app([entities_bundle], threads=1, limits=Limits(queued_texts=2))
-    gate.shut()
+async def until(client: httpx.AsyncClient, line: str) -> None:
+    """Waits until the metrics say so."""
+    async with asyncio.timeout(20):
+        while line not in (await client.get("/metrics")).text:
+            await asyncio.sleep(0.01)
+
+
+def test_a_full_queue_answers_429_and_says_when_to_come_again(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1, limits=Limits(queued_texts=2))
 
     async def scenario(client: httpx.AsyncClient) -> None:
-        running = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
-        await asyncio.to_thread(gate.reached.wait, 10)
-        waiting = asyncio.create_task(client.post("/v1/entities", json={"text": ["a", "b"]}))
-        while 'stillroom_queue_texts{model="cities"} 2.0' not in (await client.get("/metrics")).text:
-            await asyncio.sleep(0.01)
-        refused = await client.post("/v1/entities", json={"text": "oslo"})
+        with stopped():
+            running = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
+            await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
+            waiting = asyncio.create_task(client.post("/v1/entities", json={"text": ["a", "b"]}))
+            await until(client, 'stillroom_queue_texts{model="cities"} 2.0')
+            refused = await client.post("/v1/entities", json={"text": "oslo"})
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "overloaded"
         assert int(refused.headers["retry-after"]) >= 1
-        # It was refused before it cost anything: only the other two were tokenised.
-        tokenised = 'stillroom_stage_seconds_count{model="cities",stage="tokenise"} 2.0'
-        assert tokenised in (await client.get("/metrics")).text
-        gate.open.set()
         assert (await running).status_code == (await waiting).status_code == 200
 
     asking(app, scenario)
 
 
-def test_an_answer_that_takes_too_long_is_504(entities_bundle: Path, gate: Gate) -> None:
-    app = create_app([entities_bundle], threads=1, limits=Limits(answer_s=0.05))
-    gate.shut()
+def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1, limits=Limits(answer_s=0.3))
 
     async def scenario(client: httpx.AsyncClient) -> None:
-        late = await client.post("/v1/entities", json={"text": "rome"})
-        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
-        gate.open.set()
+        with stopped():
+            first = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
+            await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
+            queued = asyncio.create_task(client.post("/v1/entities", json={"text": ["a", "b", "rome"]}))
+            for late in (await first, await queued):
+                assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
+        # The three that waited were never computed.
+        await until(client, 'stillroom_batch_texts_sum{model="cities"} 2.0')
 
     asking(app, scenario)
 
 
-def test_a_client_that_hangs_up_takes_its_texts_with_it(entities_bundle: Path, gate: Gate) -> None:
-    app = create_app([entities_bundle], threads=1)
-    gate.shut()
-    gate.batches.clear()
+def test_a_client_that_hangs_up_takes_its_texts_with_it(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1)
 
     async def hang_up_after_the_body(client: httpx.AsyncClient) -> None:
-        first = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
-        await asyncio.to_thread(gate.reached.wait, 10)
-
         messages = iter([{"type": "http.request", "body": b'{"text": ["a", "b"]}', "more_body": False}])
         queued = asyncio.Event()
 
@@ -119,80 +125,65 @@ def test_a_client_that_hangs_up_takes_its_texts_with_it(entities_bundle: Path, g
             "query_string": b"",
             "headers": [(b"content-type", b"application/json")],
         }
-        gone = asyncio.create_task(app(scope, receive, send))
-        while 'stillroom_queue_texts{model="cities"} 2.0' not in (await client.get("/metrics")).text:
-            await asyncio.sleep(0.01)
-        queued.set()
-        await gone
-        gate.open.set()
+        with stopped():
+            first = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
+            await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
+            gone = asyncio.create_task(app(scope, receive, send))
+            await until(client, 'stillroom_queue_texts{model="cities"} 2.0')
+            queued.set()
+            await gone
         assert (await first).status_code == 200
         assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
         assert 'endpoint="/v1/entities",status="499"} 1.0' in (await client.get("/metrics")).text
+        await until(client, 'stillroom_batch_texts_sum{model="cities"} 2.0')
 
     asking(app, hang_up_after_the_body)
-    assert gate.batches == [1, 1]
 
 
-def test_what_goes_wrong_inside_stays_inside(
-    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = Session.run
-
-    def fail_at_four_tokens(self: Session, encodings: Sequence[Encoding]) -> list[np.ndarray]:
-        if len(encodings[0]) == 4:
-            raise RuntimeError("a secret path")
-        return run(self, encodings)
-
-    monkeypatch.setattr(Session, "run", fail_at_four_tokens)
-    app = create_app([entities_bundle], threads=1)
+def test_what_goes_wrong_inside_stays_inside(broken_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app = create_app([broken_bundle], processes=1)
 
     async def scenario(client: httpx.AsyncClient) -> None:
-        failed = await client.post("/v1/entities", json={"text": "fly rome"}, headers={"X-Request-Id": "r-1"})
+        failed = await client.post("/v1/entities", json={"text": "refund"}, headers={"X-Request-Id": "r-1"})
         assert (failed.status_code, failed.json()["error"]["code"]) == (500, "internal")
-        assert "secret" not in failed.text
+        assert "finite" not in failed.text
         assert "r-1" in failed.text
+        assert (await client.post("/v1/entities", json={"text": "rome"})).status_code == 200
 
     asking(app, scenario)
-    assert "a secret path" in caplog.text
+    assert "not finite numbers" in caplog.text
     assert "r-1" in caplog.text
 
 
-def test_the_server_is_ready_only_once_its_models_have_run(entities_bundle: Path, gate: Gate) -> None:
-    app = create_app([entities_bundle], threads=1)
-    gate.shut()
+def test_the_server_is_ready_only_once_its_models_have_run(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1)
 
-    async def scenario(client: httpx.AsyncClient) -> None:
-        assert (await client.get("/readyz")).status_code == 503
-        async with app.router.lifespan_context(app):
-            await asyncio.to_thread(gate.reached.wait, 10)
+    async def run() -> None:
+        async with client_of(app, ready=False) as client:
             cold = await client.get("/readyz")
             assert (cold.status_code, cold.json()["error"]["code"]) == (503, "unavailable")
             assert (await client.get("/healthz")).status_code == 200
-            gate.open.set()
+            # What comes before waits for it.
+            assert (await client.post("/v1/entities", json={"text": "rome"})).status_code == 200
             while (await client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.01)
 
-    asking(app, scenario)
+    asyncio.run(run())
 
 
-def test_the_models_threads_end_with_the_server(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], threads=1)
-    before = set(threading.enumerate())
-
-    def model_threads() -> list[str]:
-        return [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("model")]
+def test_the_models_processes_end_with_the_server(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=2)
 
     async def scenario(client: httpx.AsyncClient) -> None:
-        async with app.router.lifespan_context(app):
-            await client.post("/v1/entities", json={"text": "rome"})
-            assert len(model_threads()) == 1
-        assert model_threads() == []
+        await client.post("/v1/entities", json={"text": "rome"})
+        assert len(model_processes()) == 2
 
     asking(app, scenario)
+    assert model_processes() == []
 
 
-def test_long_and_many_texts_are_prepared_beside_the_loop_with_the_same_answers(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], threads=1)
+def test_many_texts_are_answered_as_each_alone(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=2)
     texts = [f"{'please ' * (index % 9)}rome" for index in range(300)]
 
     async def scenario(client: httpx.AsyncClient) -> None:
@@ -202,6 +193,118 @@ def test_long_and_many_texts_are_prepared_beside_the_loop_with_the_same_answers(
         assert [result["entities"][0]["text"] for result in many] == ["rome"] * 300
 
     asking(app, scenario)
+
+
+def test_a_process_that_dies_costs_its_own_requests_and_another_takes_its_place(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        (process,) = model_processes()
+        process.send_signal(signal.SIGSTOP)
+        lost = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
+        await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
+        waiting = asyncio.create_task(client.post("/v1/entities", json={"text": "oslo"}))
+        await until(client, 'stillroom_queue_texts{model="cities"} 1.0')
+        process.kill()
+        failed = await lost
+        assert (failed.status_code, failed.json()["error"]["code"]) == (503, "unavailable")
+        assert (await waiting).json()["results"][0]["entities"][0]["text"] == "oslo"
+        assert (await client.get("/readyz")).status_code == 200
+        await until(client, 'stillroom_process_restarts_total{model="cities"} 1.0')
+
+    asking(app, scenario)
+
+
+def test_a_process_that_dies_idle_is_replaced(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        (process,) = model_processes()
+        process.kill()
+        await until(client, 'stillroom_process_restarts_total{model="cities"} 1.0')
+        assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
+
+    asking(app, scenario)
+
+
+def test_a_bundle_that_changed_on_disk_is_not_served(
+    entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
+) -> None:
+    folder = copied(entities_bundle)
+    app = create_app([folder], processes=1)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        before = (await client.post("/v1/entities", json={"text": "rome"})).json()
+        manifest_writer(folder, max_length=31)
+        # What was opened goes on as it was.
+        assert (await client.post("/v1/entities", json={"text": "rome"})).json() == before
+        (process,) = model_processes()
+        process.kill()
+        # A process in its place finds another bundle there, and will not be the same model under the same name.
+        async with asyncio.timeout(20):
+            while (await client.get("/readyz")).status_code == 200:
+                await asyncio.sleep(0.01)
+            while (refused := await client.post("/v1/entities", json={"text": "rome"})).status_code != 503:
+                await asyncio.sleep(0.01)
+        assert "no process of model" in refused.json()["error"]["message"]
+        manifest_writer(folder)
+        async with asyncio.timeout(20):
+            while (await client.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.01)
+        assert (await client.post("/v1/entities", json={"text": "rome"})).json() == before
+
+    asking(app, scenario)
+
+
+def test_a_reload_serves_what_lies_there_now_and_drops_no_request(
+    entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
+) -> None:
+    folder = copied(entities_bundle)
+    app = create_app([folder], processes=1)
+
+    async def digest(client: httpx.AsyncClient) -> str:
+        return str((await client.get("/v1/models")).json()["models"][0]["digest"])
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        before = await digest(client)
+        manifest_writer(folder, max_length=31)
+        statuses: list[int] = []
+
+        async def keep_asking() -> None:
+            while await digest(client) == before or len(statuses) < 100:
+                statuses.append((await client.post("/v1/entities", json={"text": "rome"})).status_code)
+
+        asking = [asyncio.create_task(keep_asking()) for _ in range(4)]
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(30):
+            await asyncio.gather(*asking)
+        assert set(statuses) == {200}
+        assert (await client.get("/v1/models")).json()["models"][0]["max_length"] == 31
+        async with asyncio.timeout(20):
+            while len(model_processes()) != 1:  # the old one's is gone
+                await asyncio.sleep(0.01)
+
+        (folder / "onnx" / "model.onnx").write_bytes(b"broken")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(client, 'stillroom_reloads_total{model="cities",result="failed"} 1.0')
+        assert (await client.post("/v1/entities", json={"text": "rome"})).status_code == 200
+
+    asking(app, scenario)
+
+
+def test_a_model_answers_to_its_alias(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1, aliases={"prod": "cities"})
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        answered = await client.post("/v1/entities", json={"text": "rome", "model": "prod"})
+        assert answered.json()["model"] == "cities"
+        unknown = await client.post("/v1/entities", json={"text": "rome", "model": "dev"})
+        assert unknown.status_code == 404
+        assert "'prod'" in unknown.json()["error"]["message"]
+
+    asking(app, scenario)
+    with pytest.raises(BadInput, match="alias 'prod' for 'towns': there is 'cities'"):
+        create_app([entities_bundle], aliases={"prod": "towns"})
 
 
 def test_a_server_needs_at_least_one_bundle() -> None:

@@ -1,244 +1,405 @@
 import asyncio
-import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.batcher import Batcher, batch_around_oldest
-from serve.errors import InternalError, Overloaded
+from serve.batcher import Batcher, Done, picked
+from serve.errors import BadInput, Overloaded, Unavailable
 
-# In these tests an item is a number, its length in tokens is the number, and the model adds 1000.
+# In these tests an item is a number, its length in tokens is the number, and a lane adds 1000.
 
 
-class Model:
-    """Adds 1000; remembers its batches; `gate` holds it up until set."""
+class Computer:
+    """A lane that adds 1000 and remembers its batches; `gate` holds it up until set."""
 
     def __init__(self, *, held: bool = False) -> None:
         self.batches: list[list[int]] = []
-        self.gate = threading.Event()
-        self.begun = threading.Event()
+        self.gate = asyncio.Event()
+        self.begun = asyncio.Event()
         if not held:
             self.gate.set()
 
-    def __call__(self, items: list[int]) -> list[int]:
-        self.begun.set()
-        assert self.gate.wait(timeout=10)
+    async def __call__(self, items: list[int], done: Done[int]) -> None:
         self.batches.append(list(items))
-        return [item + 1000 for item in items]
+        self.begun.set()
+        await self.gate.wait()
+        await asyncio.sleep(0)
+        for place, item in enumerate(items):
+            done(place, BadInput("thirteen") if item == 13 else item + 1000)
 
 
-def length(item: int) -> int:
-    return item
+def ask(batcher: Batcher[int, int], *items: int) -> "asyncio.Task[list[int]]":
+    return asyncio.create_task(batcher.results(items, items))
 
 
-async def busy(batcher: Batcher[int, int], model: Model) -> asyncio.Task[list[int]]:
-    """A task whose single item is in the model, which is held."""
-    first = asyncio.create_task(batcher.results([1]))
-    await asyncio.to_thread(model.begun.wait, 10)
-    return first
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
 
 
-@settings(max_examples=60, deadline=None)
-@given(requests=st.lists(st.lists(st.integers(1, 60), max_size=8), max_size=12), batch_tokens=st.integers(1, 200))
-def test_every_caller_gets_its_own_results_in_its_order(requests: list[list[int]], batch_tokens: int) -> None:
-    model = Model()
+async def turns(count: int = 10) -> None:
+    """Lets what is under way go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
-    async def scenario() -> list[list[int]]:
-        batcher = Batcher(model, length, batch_tokens=batch_tokens)
-        answers = await asyncio.gather(*(batcher.results(items) for items in requests))
+
+@settings(max_examples=80, deadline=None)
+@given(
+    requests=st.lists(st.lists(st.integers(14, 60), max_size=8), max_size=12),
+    batch_tokens=st.integers(1, 200),
+    lanes=st.integers(1, 3),
+)
+def test_every_caller_gets_its_own_results_in_its_order(
+    requests: list[list[int]], batch_tokens: int, lanes: int
+) -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=batch_tokens)
+        computers = [Computer() for _ in range(lanes)]
+        for computer in computers:
+            batcher.add_lane(computer)
+        answers = await asyncio.gather(*(batcher.results(items, items) for items in requests))
+        assert answers == [[item + 1000 for item in items] for items in requests]
         assert batcher.waiting == 0
         await batcher.close()
-        return answers
+        batches = [batch for computer in computers for batch in computer.batches]
+        assert sorted(item for batch in batches for item in batch) == sorted(
+            item for items in requests for item in items
+        )
+        assert all(len(batch) == 1 or sum(batch) <= batch_tokens for batch in batches)
 
-    assert asyncio.run(scenario()) == [[item + 1000 for item in items] for items in requests]
-    assert sorted(item for batch in model.batches for item in batch) == sorted(
-        item for items in requests for item in items
-    )
-    assert all(len(batch) == 1 or max(batch) * len(batch) <= batch_tokens for batch in model.batches)
+    run(scenario)
 
 
 @settings(max_examples=200, deadline=None)
-@given(lengths=st.lists(st.integers(1, 512), max_size=40), batch_tokens=st.integers(1, 4096))
-def test_a_batch_holds_the_oldest_and_neighbours_in_length(lengths: Sequence[int], batch_tokens: int) -> None:
-    chosen = batch_around_oldest(lengths, batch_tokens)
-
+@given(
+    candidates=st.lists(st.tuples(st.integers(1, 512), st.booleans()), min_size=1, max_size=40),
+    batch_tokens=st.integers(1, 4096),
+)
+def test_a_batch_holds_the_first_then_those_that_waited_long_then_its_neighbours_in_length(
+    candidates: list[tuple[int, bool]], batch_tokens: int
+) -> None:
+    tokens, waited_long = [each[0] for each in candidates], [each[1] for each in candidates]
+    chosen = picked(tokens, waited_long, batch_tokens)
     assert len(set(chosen)) == len(chosen)
-    if not lengths:
-        assert chosen == []
-        return
     assert 0 in chosen
-    inside = [lengths[index] for index in chosen]
-    outside = [lengths[index] for index in range(len(lengths)) if index not in chosen]
-    assert len(inside) == 1 or max(inside) * len(inside) <= batch_tokens
-    # Nothing left out lies strictly between what was taken.
-    assert all(each <= min(inside) or each >= max(inside) for each in outside)
-    # It stopped only because one more would not fit, at any end.
-    wider = [max([*inside, each]) * (len(inside) + 1) for each in outside]
-    assert all(tokens > batch_tokens for tokens in wider)
+    assert len(chosen) == 1 or sum(tokens[place] for place in chosen) <= batch_tokens
+    left = [place for place in range(len(tokens)) if place not in chosen]
+    impatient = [place for place in left if waited_long[place]]
+    if impatient:  # none that could wait took its place, and it was kept to the order
+        assert all(waited_long[place] and place < impatient[0] for place in chosen[1:])
+    else:
+        neighbours = [abs(tokens[place] - tokens[0]) for place in chosen[1:] if not waited_long[place]]
+        assert all(abs(tokens[place] - tokens[0]) >= max(neighbours, default=0) for place in left)
 
 
-def test_the_nearer_neighbour_in_length_is_taken_first() -> None:
-    assert sorted(batch_around_oldest([10, 7, 12], batch_tokens=24)) == [0, 2]
-    assert sorted(batch_around_oldest([10, 8, 13], batch_tokens=26)) == [0, 1]
-
-
-def test_what_comes_while_the_model_is_busy_shares_the_next_batch() -> None:
-    model = Model(held=True)
+def test_an_idle_lane_gets_what_comes_at_once_and_a_busy_one_what_gathers_meanwhile() -> None:
+    reasons: list[tuple[str, int]] = []
 
     async def scenario() -> None:
-        batcher = Batcher(model, length)
-        first = await busy(batcher, model)
-        others = [asyncio.create_task(batcher.results([item])) for item in (5, 7, 6)]
-        await asyncio.sleep(0)
-        assert batcher.waiting == 3
-        model.gate.set()
+        batcher = Batcher[int, int](batch_tokens=20, released=lambda why, items: reasons.append((why, items)))
+        computer = Computer(held=True)
+        batcher.add_lane(computer)
+        await turns()
+        first = ask(batcher, 1)
+        await turns()
+        assert computer.batches == [[1]]
+        others = [ask(batcher, item) for item in (5, 7, 6, 9)]
+        await turns()
+        assert batcher.waiting == 4
+        computer.gate.set()
         assert await first == [1001]
-        assert [await other for other in others] == [[1005], [1007], [1006]]
+        assert [await other for other in others] == [[1005], [1007], [1006], [1009]]
+        assert computer.batches == [[1], [5, 7, 6], [9]]
         await batcher.close()
 
-    asyncio.run(scenario())
-    assert model.batches == [[1], [5, 7, 6]]
+    run(scenario)
+    assert reasons == [("idle", 1), ("full", 3), ("freed", 1)]
+
+
+def test_one_caller_of_many_texts_does_not_hold_up_a_caller_of_one() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=100, max_wait_ms=0)
+        computer = Computer(held=True)
+        batcher.add_lane(computer)
+        await turns()
+        many = ask(batcher, *[10] * 1000)
+        await turns()
+        single = ask(batcher, 11)
+        await turns()
+        computer.gate.set()
+        assert await single == [1011]
+        # It was in the batch that came next, though 990 texts had come before it and waited as long as anybody may.
+        assert [11 in batch for batch in computer.batches[:3]].count(True) == 1
+        assert not many.done()
+        assert await many == [1010] * 1000
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_two_callers_of_many_texts_share_the_lane_evenly() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=100)
+        computer = Computer(held=True)
+        batcher.add_lane(computer)
+        await turns()
+        early, late = ask(batcher, *[20] * 200), ask(batcher, *[21] * 200)
+        await turns()
+        computer.gate.set()
+        assert (await early, await late) == ([1020] * 200, [1021] * 200)
+        half = [item for batch in computer.batches for item in batch][:200]
+        assert 80 <= half.count(20) <= 120
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_a_text_of_odd_length_waits_for_its_like_no_longer_than_allowed() -> None:
+    async def scenario(max_wait_ms: float) -> list[int]:
+        batcher = Batcher[int, int](batch_tokens=100, max_wait_ms=max_wait_ms)
+        computer = Computer(held=True)
+        batcher.add_lane(computer)
+        await turns()
+        first = ask(batcher, 1)
+        await turns()
+        odd_second = [ask(batcher, item) for item in (20, 70, 20, 20, 20)]
+        await asyncio.sleep(0.01)
+        computer.gate.set()
+        await asyncio.gather(first, *odd_second)
+        await batcher.close()
+        return computer.batches[1]
+
+    assert asyncio.run(scenario(max_wait_ms=10_000)) == [20, 20, 20, 20]
+    assert asyncio.run(scenario(max_wait_ms=1)) == [20, 70]
+
+
+def test_idle_lanes_share_one_large_request() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=100_000)
+        computers = [Computer(), Computer()]
+        for computer in computers:
+            batcher.add_lane(computer)
+        await turns()
+        await ask(batcher, *[20] * 100)
+        assert [sum(map(sum, computer.batches)) for computer in computers] == [1000, 1000]
+        # A small one is not worth dividing.
+        await ask(batcher, 20, 20)
+        assert [batch for computer in computers for batch in computer.batches if len(batch) == 2] == [[20, 20]]
+        await batcher.close()
+
+    run(scenario)
 
 
 def test_a_cancelled_caller_takes_its_items_out_of_the_queue() -> None:
-    model = Model(held=True)
-
     async def scenario() -> None:
-        batcher = Batcher(model, length)
-        first = await busy(batcher, model)
-        leaving = asyncio.create_task(batcher.results([5, 6]))
-        staying = asyncio.create_task(batcher.results([7]))
-        await asyncio.sleep(0)
+        batcher = Batcher[int, int]()
+        computer = Computer(held=True)
+        batcher.add_lane(computer)
+        first = ask(batcher, 1)
+        await computer.begun.wait()
+        leaving, staying = ask(batcher, 5, 6), ask(batcher, 7)
+        await turns()
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
-        model.gate.set()
-        assert await staying == [1007]
-        await first
+        assert batcher.waiting == 1
+        computer.gate.set()
+        assert (await staying, await first) == ([1007], [1001])
+        assert computer.batches == [[1], [7]]
         await batcher.close()
 
-    asyncio.run(scenario())
-    assert model.batches == [[1], [7]]
+    run(scenario)
 
 
 def test_a_caller_that_leaves_during_its_batch_does_not_hurt_the_others() -> None:
-    model = Model(held=True)
-
     async def scenario() -> None:
-        batcher = Batcher(model, length)
-        leaving = await busy(batcher, model)
+        batcher = Batcher[int, int]()
+        computer = Computer(held=True)
+        batcher.add_lane(computer)
+        leaving = ask(batcher, 1)
+        await computer.begun.wait()
         leaving.cancel()
-        staying = asyncio.create_task(batcher.results([2]))
-        model.gate.set()
+        staying = ask(batcher, 2)
+        computer.gate.set()
         assert await staying == [1002]
         await batcher.close()
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
-@pytest.mark.parametrize(
-    ("limits", "more"),
-    [({"max_texts": 2}, [5]), ({"max_tokens": 20}, [5])],
-    ids=["too-many-texts", "too-many-tokens"],
-)
-def test_a_full_queue_refuses_and_says_when_to_come_again(limits: dict[str, int], more: list[int]) -> None:
-    model = Model(held=True)
-
+@pytest.mark.parametrize("limits", [{"max_texts": 2}, {"max_tokens": 20}], ids=["too-many-texts", "too-many-tokens"])
+def test_a_full_queue_refuses_and_says_when_to_come_again(limits: dict[str, int]) -> None:
     async def scenario() -> None:
-        batcher = Batcher(model, length, **limits)
-        first = await busy(batcher, model)
-        waiting = asyncio.create_task(batcher.results([9, 8]))
-        await asyncio.sleep(0)
+        batcher = Batcher[int, int](**limits)
+        computer = Computer(held=True)
+        batcher.add_lane(computer)
+        first = ask(batcher, 1)
+        await computer.begun.wait()
+        waiting = ask(batcher, 9, 8)
+        await turns()
         with pytest.raises(Overloaded) as caught:
-            await batcher.results(more)
+            await batcher.results([5], [5])
         assert caught.value.retry_after_s > 0
         assert "2 texts are waiting" in caught.value.message
-        model.gate.set()
-        assert await waiting == [1009, 1008]
-        await first
+        computer.gate.set()
+        assert (await waiting, await first) == ([1009, 1008], [1001])
         # The queue has room again, and takes even a request that is larger than its bound.
-        assert await batcher.results([30, 30, 30]) == [1030, 1030, 1030]
+        assert await batcher.results([30, 30, 30], [30, 30, 30]) == [1030, 1030, 1030]
         await batcher.close()
 
-    asyncio.run(scenario())
+    run(scenario)
+
+
+def test_a_queue_that_would_take_too_long_is_full() -> None:
+    async def scenario() -> None:
+        async def slow(items: list[int], done: Done[int]) -> None:
+            await asyncio.sleep(0.05)
+            for place, item in enumerate(items):
+                done(place, item)
+
+        batcher = Batcher[int, int](batch_tokens=10, max_queue_s=0.2)
+        batcher.add_lane(slow)
+        await batcher.results([10], [10])  # 200 tokens a second are known now
+        under_way = [ask(batcher, 10) for _ in range(20)]
+        answers = await asyncio.gather(*under_way, return_exceptions=True)
+        refused = [each for each in answers if isinstance(each, Overloaded)]
+        assert 10 < len(refused) < 19  # about four fit into 0.2 s
+        assert all(0.1 < each.retry_after_s < 0.6 for each in refused)
+        await batcher.close()
+
+    run(scenario)
 
 
 def test_one_bad_text_fails_alone() -> None:
-    def model(items: list[int]) -> list[int]:
-        if 13 in items:
-            raise InternalError("thirteen")
-        return items
-
-    async def scenario() -> list[object]:
-        batcher = Batcher(model, length)
-        answers = await asyncio.gather(*(batcher.results([item]) for item in (12, 13, 14)), return_exceptions=True)
+    async def scenario() -> None:
+        batcher = Batcher[int, int]()
+        batcher.add_lane(Computer())
+        good, bad, also_good = await asyncio.gather(
+            *(batcher.results([item], [item]) for item in (12, 13, 14)), return_exceptions=True
+        )
+        assert (good, also_good) == ([1012], [1014])
+        assert isinstance(bad, BadInput)
         await batcher.close()
-        return list(answers)
 
-    good, bad, also_good = asyncio.run(scenario())
-    assert (good, also_good) == ([12], [14])
-    assert isinstance(bad, InternalError)
+    run(scenario)
 
 
 def test_the_rest_of_a_request_that_failed_is_not_run() -> None:
-    seen: list[int] = []
-
-    def model(items: list[int]) -> list[int]:
-        seen.extend(items)
-        if 13 in items:
-            raise InternalError("thirteen")
-        return items
-
     async def scenario() -> None:
-        batcher = Batcher(model, length, batch_tokens=1)
-        with pytest.raises(InternalError, match="thirteen"):
-            await batcher.results([13, 100, 101, 102])
+        batcher = Batcher[int, int](batch_tokens=1)
+        computer = Computer()
+        batcher.add_lane(computer)
+        items = [13, *range(100, 200)]
+        with pytest.raises(BadInput, match="thirteen"):
+            await batcher.results(items, items)
+        await batcher.close()
+        # One or two may have begun before the failure was heard of.
+        assert len(computer.batches) < 5
+
+    run(scenario)
+
+
+def dying_at(fatal: int, others: Computer) -> Callable[[list[int], Done[int]], Awaitable[None]]:
+    async def lane(items: list[int], done: Done[int]) -> None:
+        if fatal in items:
+            done(0, 5)
+            raise Unavailable("the process died")
+        await others(items, done)
+
+    return lane
+
+
+def test_a_lane_that_dies_fails_only_what_it_had_and_the_rest_waits_for_another() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=20)
+        dying = batcher.add_lane(dying_at(7, Computer()))
+        await turns()
+        told, lost, waiting = ask(batcher, 7), ask(batcher, 8), ask(batcher, 15)
+        await turns()
+        assert await told == [5]  # it was done before the end
+        with pytest.raises(Unavailable, match="died"):
+            await lost
+        with pytest.raises(Unavailable, match="died"):
+            dying.task.result()
+        assert (batcher.lanes, batcher.waiting) == (0, 1)
+        later = ask(batcher, 3)
+        await turns()
+        batcher.add_lane(Computer())
+        assert (await waiting, await later) == ([1015], [1003])
         await batcher.close()
 
-    asyncio.run(scenario())
-    # The next one may have begun before the failure was heard of.
-    assert set(seen) <= {13, 100}
+    run(scenario)
+
+
+def test_once_no_lane_is_to_come_what_waits_and_what_comes_is_refused_until_there_is_one() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int]()
+        waiting = ask(batcher, 3)
+        await turns()
+        batcher.give_up("it cannot be started")
+        with pytest.raises(Unavailable, match="it cannot be started"):
+            await waiting
+        with pytest.raises(Unavailable, match="it cannot be started"):
+            await batcher.results([3], [3])
+        batcher.add_lane(Computer())
+        assert await batcher.results([3], [3]) == [1003]
+        await batcher.close()
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("items", [[1], [1, 2]], ids=["alone", "in-company"])
-def test_a_model_that_loses_a_result_is_found_out(items: list[int]) -> None:
+def test_a_lane_that_loses_a_result_is_found_out(items: list[int]) -> None:
+    async def forgetful(items: list[int], done: Done[int]) -> None:
+        for place in range(1, len(items)):
+            done(place, 0)
+
     async def scenario() -> None:
-        batcher = Batcher[int, int](lambda batch: [], length)
-        with pytest.raises(InternalError, match="0 results for"):
-            await batcher.results(items)
+        batcher = Batcher[int, int]()
+        batcher.add_lane(forgetful)
+        with pytest.raises(Unavailable, match="no answer to this text"):
+            await batcher.results(items, items)
         await batcher.close()
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
-def test_closing_waits_for_what_was_accepted() -> None:
-    model = Model(held=True)
-
+def test_closing_waits_for_what_was_accepted_and_refuses_what_comes() -> None:
     async def scenario() -> None:
-        batcher = Batcher(model, length)
-        first = await busy(batcher, model)
+        batcher = Batcher[int, int](batch_tokens=5)
+        computer = Computer(held=True)
+        batcher.add_lane(computer)
+        first, queued = ask(batcher, 1), ask(batcher, 5, 5)
+        await computer.begun.wait()
         closing = asyncio.create_task(batcher.close())
-        await asyncio.sleep(0)
+        await turns()
         assert not closing.done()
-        model.gate.set()
+        with pytest.raises(Unavailable, match="being closed"):
+            await batcher.results([2], [2])
+        computer.gate.set()
         await closing
-        assert await first == [1001]
+        assert (await first, await queued) == ([1001], [1005, 1005])
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
-def test_each_batch_is_observed() -> None:
-    seen: list[tuple[int, float]] = []
-
+def test_a_lane_that_is_removed_ends_its_batch_and_takes_no_other() -> None:
     async def scenario() -> None:
-        batcher = Batcher(
-            Model(), length, batch_tokens=10, observe=lambda items, seconds: seen.append((items, seconds))
-        )
-        await batcher.results([5, 5, 9])
+        batcher = Batcher[int, int](batch_tokens=5)
+        old = Computer(held=True)
+        lane = batcher.add_lane(old)
+        first, queued = ask(batcher, 1), ask(batcher, 5)
+        await old.begun.wait()
+        removing = asyncio.create_task(batcher.remove_lane(lane))
+        await turns()
+        assert not removing.done()
+        old.gate.set()
+        await removing
+        batcher.add_lane(Computer())
+        assert (await first, await queued) == ([1001], [1005])
+        assert old.batches == [[1]]
         await batcher.close()
 
-    asyncio.run(scenario())
-    assert [items for items, _ in seen] == [2, 1]
-    assert all(seconds >= 0 for _, seconds in seen)
+    run(scenario)

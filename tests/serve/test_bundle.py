@@ -62,6 +62,11 @@ def test_a_changed_manifest_does_not_match_its_digest(entities_bundle: Path, cop
         open_bundle(folder)
 
 
+def fp32_with(**changes: object) -> dict[str, dict[str, object]]:
+    """The variants of a bundle with one, some of it changed."""
+    return {"fp32": {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "onnxruntime", **changes}}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -80,6 +85,13 @@ def test_a_changed_manifest_does_not_match_its_digest(entities_bundle: Path, cop
             "'x.onnx', which is not among the files",
             id="variant-without-its-file",
         ),
+        pytest.param(
+            {"variants": fp32_with(temperature=0)}, "has the temperature 0, not a number above 0", id="frozen"
+        ),
+        pytest.param({"variants": fp32_with(temperature=-1.5)}, "has the temperature -1.5, not", id="below-zero"),
+        pytest.param({"variants": fp32_with(abstain_below=1.5)}, "abstains below 1.5, not a prob", id="above-certain"),
+        pytest.param({"variants": fp32_with(abstain_below=-0.1)}, "abstains below -0.1, not a", id="below-impossible"),
+        pytest.param({"variants": fp32_with(temperature=None)}, "Expected `float`", id="no-temperature"),
         pytest.param({"files": {"../a": {"sha256": "", "bytes": 0}}}, "'../a' is not a plain path", id="path-up"),
         pytest.param({"files": {"a": {"sha256": "", "bytes": 2**60}}}, "said to have 1,152,921", id="huge-file"),
         pytest.param({"files": {"a": {"sha256": "", "bytes": -1}}}, "said to have -1 bytes", id="less-than-nothing"),
@@ -102,6 +114,17 @@ def test_a_manifest_that_cannot_be_right_is_refused(
     with pytest.raises(BundleError) as caught:
         open_bundle(folder)
     assert message in caught.value.message
+
+
+def test_a_variant_says_how_sure_it_is_and_those_of_older_bundles_are_as_sure_as_their_logits(
+    entities_bundle: Path, copied: Copy, manifest_writer: Writer
+) -> None:
+    (plain,) = open_bundle(entities_bundle).manifest.variants.values()
+    assert (plain.temperature, plain.abstain_below) == (1.0, None)
+    folder = copied(entities_bundle)
+    manifest_writer(folder, variants=fp32_with(temperature=1.25, abstain_below=0.5))
+    (found,) = open_bundle(folder).manifest.variants.values()
+    assert (found.temperature, found.abstain_below) == (1.25, 0.5)
 
 
 def test_keys_of_a_later_program_are_left_unread(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> None:

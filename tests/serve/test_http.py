@@ -90,6 +90,37 @@ def test_the_unit_of_offsets_and_the_least_score_are_heeded(client: httpx.Client
     assert client.post("/v1/entities", json={**asked, "min_score": 0.99}).json()["results"][0]["entities"] == []
 
 
+def test_entities_are_read_as_asked(client: httpx.Client, entities_bundle: Path) -> None:
+    pipeline, long = Pipeline(entities_bundle), "york a " * 30
+    answers = []
+    for options in ({}, {"aggregation": "strict"}, {"constrained": True}, {"truncate": True}):
+        (result,) = client.post("/v1/entities", json={"text": long, **options}).json()["results"]
+        assert result == pipeline(long, **options)
+        answers.append(result)
+    assert [(len(answer["entities"]), answer["truncated"]) for answer in answers] == [
+        (30, False),
+        (0, False),
+        (30, False),
+        (15, True),
+    ]
+    assert answers[0] != answers[2]
+
+
+def test_a_text_of_the_most_characters_taken_is_answered_whole(client: httpx.Client) -> None:
+    text = ("fly to rome from new york " * 4_000)[:100_000]
+    (result,) = client.post("/v1/entities", json={"text": text}).json()["results"]
+    assert len(result["entities"]) == text.count("rome") + text.count("new york")
+    assert result["truncated"] is False
+
+
+def test_a_model_that_does_not_know_when_to_abstain_says_so(client: httpx.Client) -> None:
+    response = client.post("/v1/classify", json={"text": "refund", "abstain": True})
+    assert response.status_code == 422
+    assert response.json()["error"]["field"] == "abstain"
+    assert "abstain_below" in response.json()["error"]["message"]
+    assert "abstained" not in client.post("/v1/classify", json={"text": "refund"}).json()["results"][0]
+
+
 def test_texts_are_classified_by_the_only_model_of_that_task(client: httpx.Client, intents_bundle: Path) -> None:
     asked = {"text": ["i love it", "refund please"], "text_pair": ["a", "b"], "top_k": 2}
     answer = client.post("/v1/classify", json=asked).json()
@@ -302,7 +333,15 @@ def test_openapi_describes_every_endpoint_and_resolves(client: httpx.Client) -> 
     for reference in re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(document)):
         assert reference in document["components"]["schemas"]
     entities = document["components"]["schemas"]["EntitiesRequest"]
-    assert set(entities["properties"]) == {"text", "model", "min_score", "offsets"}
+    assert set(entities["properties"]) == {
+        "text",
+        "model",
+        "min_score",
+        "offsets",
+        "aggregation",
+        "constrained",
+        "truncate",
+    }
     assert entities["required"] == ["text"]
 
 
@@ -316,20 +355,6 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_policy_fits_it(client: ht
     for tag in ("style", "script"):
         (inline,) = re.findall(f"<{tag}>(.*?)</{tag}>", response.text, re.DOTALL)
         assert base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode() in policy
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="the page is run in Chromium, which is not installed")
-def test_the_page_runs_in_a_browser_under_its_policy(client: httpx.Client, tmp_path: Path) -> None:
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-    dumped = subprocess.run(
-        [*command, "--virtual-time-budget=4000", "--dump-dom", str(client.base_url)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
-    assert "<option>cities (token-classification, fp32)</option>" in dumped
-    assert "3 small models" in dumped
 
 
 def test_sigterm_lets_requests_under_way_finish_and_exits_0(entities_bundle: Path) -> None:

@@ -1,3 +1,4 @@
+import itertools
 import math
 import shutil
 from collections.abc import Callable
@@ -83,11 +84,6 @@ def test_a_pair_is_read_as_one_text_of_two(intents: Pipeline) -> None:
     ]
 
 
-def test_an_overlong_text_is_said_to_be_truncated(cities: Pipeline) -> None:
-    answer = cities("a " * 40 + "rome")
-    assert answer == {"entities": [], "truncated": True}
-
-
 @pytest.mark.parametrize(
     ("call", "field"),
     [
@@ -103,6 +99,8 @@ def test_an_overlong_text_is_said_to_be_truncated(cities: Pipeline) -> None:
         (lambda cities: cities("a", min_score=float("nan")), "min_score"),
         (lambda cities: cities("a", offsets="bytes"), "offsets"),
         (lambda cities: cities("a", top_k=0), "top_k"),
+        (lambda cities: cities("a", aggregation="last"), "aggregation"),
+        (lambda cities: cities("a", abstain=True), "abstain"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_its_field(
@@ -133,12 +131,25 @@ def test_the_package_offers_its_two_names_and_no_others() -> None:
         _ = serve.Teacher
 
 
-@given(lengths=st.lists(st.integers(1, 100), max_size=50), batch_tokens=st.integers(1, 500))
-def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], batch_tokens: int) -> None:
-    batches = length_batches(lengths, batch_tokens)
+@given(
+    lengths=st.lists(st.integers(1, 100), max_size=50),
+    batch_tokens=st.integers(1, 500),
+    padding_tokens=st.none() | st.integers(0, 50),
+)
+def test_batches_hold_every_text_once_within_the_budget(
+    lengths: list[int], batch_tokens: int, padding_tokens: int | None
+) -> None:
+    batches = length_batches(lengths, batch_tokens, padding_tokens)
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= batch_tokens
+        padded = len(batch) * max(lengths[index] for index in batch)
+        assert len(batch) == 1 or padded <= batch_tokens
+        assert padding_tokens is None or padded - sum(lengths[index] for index in batch) <= padding_tokens
+    # None was begun without need.
+    for before, after in itertools.pairwise(batches):
+        padded = (len(before) + 1) * lengths[after[0]]
+        padding = padded - sum(lengths[index] for index in [*before, after[0]])
+        assert padded > batch_tokens or (padding_tokens is not None and padding > padding_tokens)
 
 
 @pytest.fixture(scope="module")

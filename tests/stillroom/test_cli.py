@@ -342,7 +342,8 @@ def test_a_fault_of_ours_is_one_line_and_a_log(capfd: pytest.CaptureFixture[str]
 def test_the_face_gives_its_names_and_refuses_others() -> None:
     import stillroom
 
-    assert set(stillroom.__all__) == {"run", "distill", "finetune", "export", "profile", "evaluate", "load", "Pipeline"}
+    verbs = {"run", "distill", "finetune", "export", "profile", "evaluate", "load"}
+    assert set(stillroom.__all__) == {*verbs, "Pipeline", "Client"}
     assert all(callable(getattr(stillroom, name)) for name in stillroom.__all__)
     with pytest.raises(AttributeError, match="stillroom has no 'teach'"):
         stillroom.teach  # noqa: B018

@@ -26,6 +26,7 @@ def bundle(tmp_path: Path) -> Path:
         "default_variant": "int8",
         "variants": {
             "int8": {"file": files[1], "scheme": "static", "runtime": "onnxruntime", "cpu": ["a_processor_of_2040"]}
+            | {"temperature": 1.2345, "abstain_below": 0.4321}
         },
         "files": {f: {"sha256": sha256_file(folder / f), "bytes": (folder / f).stat().st_size} for f in files},
         "inputs": ["input_ids"],
@@ -48,6 +49,8 @@ def test_a_bundle_that_cannot_run_here_is_explained_all_the_same(bundle: Path) -
     assert (
         "Here nothing answers: variant 'int8' of '[/b] odd' needs a processor with one of a_processor_of_2040" in shown
     )
+    assert "1.2345" in shown
+    assert "0.4321" in shown
     told = subprocess.run(
         [sys.executable, "-m", "stillroom", "inspect", str(bundle), "--json"],
         capture_output=True,

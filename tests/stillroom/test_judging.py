@@ -1,14 +1,17 @@
 """What the stages that judge make of a student."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from small_task import examples, make_teacher, write_rows
 
 from compress.checkpoint import Progress
 from compress.teacher import load
+from stillroom.confiding import confidence_of, graph_logits, on_test
 from stillroom.ground import prepare
-from stillroom.judging import make_export, read_json
+from stillroom.judging import make_export, make_scores, read_json
 from stillroom.recipe import Recipe
+from stillroom.road import fingerprints
 from stillroom.training import save
 
 
@@ -31,3 +34,39 @@ def test_a_student_that_finds_nothing_is_exported_and_left_to_the_gates(tmp_path
     make_export(tmp_path, ground, tmp_path / "student", tmp_path / "student")
     made = read_json(tmp_path / "export.json")
     assert (made["validation"]["fp32"]["value"], made["faults"], made["search"]["repaired"]) == (0, [], [])
+
+
+def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abstains(tmp_path: Path) -> None:
+    strange = [{"text": f"how tall is a tower of {i} bricks", "label": "strange"} for i in range(5)]
+    for seed, name in enumerate(("train", "validation", "test")):
+        write_rows(tmp_path / f"{name}.jsonl", examples(24, seed) + strange[seed:])
+    recipe = Recipe(
+        teacher=str(make_teacher(tmp_path / "teacher", num_hidden_layers=1)),
+        task="text-classification",
+        data=str(tmp_path),
+        out=str(tmp_path / "out"),
+        student="layers=1,hidden=32,heads=4,ffn=32",
+        threads=1,
+        gate=0.0,
+        teacher_gate=0.0,
+        out_of_scope="strange",
+    )
+    ground = prepare(recipe)
+    assert ground.labels == ("praise", "refund", "status")
+    assert not [text for text in ground.train.texts + ground.validation.texts + ground.test.texts if "bricks" in text]
+    assert fingerprints(ground)["teacher"] != fingerprints(prepare(replace(recipe, out_of_scope="")))["teacher"]
+    assert fingerprints(ground)["export"] != fingerprints(prepare(replace(recipe, keep_right=0.5)))["export"]
+
+    folders = {"teacher": tmp_path / "student", "student": tmp_path / "student", "export": tmp_path}
+    model = load(ground.opened, "text-classification", ground.labels)
+    save(model, folders["student"], ground, Progress(validation=[(1, 0.5)]), {"role": "student", "method": "labels"})
+    make_export(tmp_path, ground, folders["student"], folders["student"])
+    make_scores(tmp_path, ground, folders)
+    exported, scores = read_json(tmp_path / "export.json"), read_json(tmp_path / "scores.json")
+    confidence, test = confidence_of(exported), on_test(scores)
+    for graph, chosen in confidence.items():
+        assert chosen.validation.out_of_scope_texts == 4
+        assert (test[graph].rows, test[graph].out_of_scope_texts) == (24, 3)
+        assert test[graph].out_of_scope_abstained in (0, 1 / 3, 2 / 3, 1)
+        said = graph_logits(ground, folders, graph, ground.test)
+        assert replace(test[graph], out_of_scope_texts=0, out_of_scope_abstained=None) == chosen.on(ground.test, said)

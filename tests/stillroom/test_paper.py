@@ -10,7 +10,7 @@ from small_profiles import stillroom
 
 from compress.students import STUDENTS
 from latency.document import ProfileDocument
-from serve.session import has_openvino
+from serve.runtimes import has_openvino
 from stillroom.paper import PUBLISHED, SHAPES, TEACHER, make_models, paper_markdown, paper_rows, random_texts, runtimes
 
 

@@ -1,0 +1,64 @@
+"""The model without a server: tokenise, run and decode in one process, asked over its standard input.
+
+    python benchmarks/serve/bare.py BUNDLE TEXTS THREADS SHARE OF
+
+A line of JSON asks, a line answers. {"seconds": S, "batch_tokens": N} goes through its share of the texts, sorted by length, in batches of
+at most N padded tokens, again and again until S seconds are over: {"texts", "seconds"}. {"alone": [places]} answers single texts:
+{"ms": [...]}.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from compress.examples import read_texts
+from serve.answers import AnswerOptions
+from serve.pipeline import Pipeline, length_batches
+
+
+def main() -> None:
+    bundle, texts_file, threads, share, of = sys.argv[1:]
+    pipeline = Pipeline(bundle, threads=int(threads))
+    pipeline.warm_up()
+    texts = read_texts(Path(texts_file))
+    lengths = [len(encoding) for encoding in pipeline.encode(texts)]
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "alone" in asked:
+            said: dict[str, Any] = {"ms": [alone_ms(pipeline, texts[place]) for place in asked["alone"]]}
+        else:
+            batches = length_batches(lengths, asked["batch_tokens"])[int(share) :: int(of)]
+            said = whole_passes(pipeline, [[texts[place] for place in batch] for batch in batches], asked["seconds"])
+        print(json.dumps(said), flush=True)
+
+
+def whole_passes(pipeline: Pipeline, batches: list[list[str]], seconds: float) -> dict[str, float]:
+    """Whole ones, since the last batches of a pass are its longest texts."""
+    done = 0
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        for batch in batches:
+            answered(pipeline, batch)
+            done += len(batch)
+    return {"texts": done, "seconds": time.perf_counter() - began_s}
+
+
+def alone_ms(pipeline: Pipeline, text: str) -> float:
+    began_s = time.perf_counter()
+    answered(pipeline, [text])
+    return (time.perf_counter() - began_s) * 1000
+
+
+def answered(pipeline: Pipeline, texts: list[str]) -> None:
+    encodings = pipeline.encode(texts)
+    for text, encoding, logits in zip(texts, encodings, pipeline.session.run(encodings), strict=True):
+        pipeline.answer(text, encoding, logits, OPTIONS)
+
+
+OPTIONS = AnswerOptions()
+
+if __name__ == "__main__":
+    main()

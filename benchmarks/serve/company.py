@@ -1,0 +1,127 @@
+"""Are the bytes of an answer the same whoever shares the server, the queue and the batch?
+
+    python benchmarks/serve/company.py BUNDLE TEXTS [TEXTS ...] [--count 10000] [--times 3] [--connections 16] [--json F]
+
+Each text is first asked about alone: one connection, one text a request, nothing else under way. Then all of them again, `--times` times,
+in an order that is drawn, in requests of 1 to 32 texts, by many connections at once. Counted are answers (elements of `results`, as the
+bytes that came) that differ from the text's answer alone. More than none ends it with 1.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from driver import drive, post
+from running import Server, endpoint, serving, text_body
+
+from compress.examples import read_texts
+from latency.machine import machine_facts
+
+MOST_TEXTS = 32  # a request
+SHOWN = 3  # differences
+TOO_MANY = 429
+PAUSE_S = 1.0  # after refusals
+
+
+class Answers(msgspec.Struct):
+    results: list[msgspec.Raw]
+
+
+def answers(status: int, body: bytes, texts: int) -> list[bytes]:
+    """The bytes of each text's answer; empty where there is none."""
+    if status != 200:
+        return [b""] * texts
+    return [bytes(each) for each in msgspec.json.decode(body, type=Answers).results]
+
+
+def drawn_groups(count: int, seed: int) -> list[list[int]]:
+    """All places in an order that is drawn, in groups of 1 to MOST_TEXTS, as many small ones as large ones."""
+    chance = random.Random(seed)
+    order = chance.sample(range(count), count)
+    groups = []
+    while order:
+        groups.append([order.pop() for _ in range(min(len(order), chance.choice((1, 2, 4, 8, 16, MOST_TEXTS))))])
+    return groups
+
+
+def in_groups(
+    server: Server, path: str, texts: list[str], groups: list[list[int]], connections: int
+) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Each group with the answers to its texts. What the server refuses as too much at once is asked again."""
+    while groups:
+        requests = [
+            post(
+                server.place, path, text_body([texts[place] for place in group] if len(group) > 1 else texts[group[0]])
+            )
+            for group in groups
+        ]
+        driven = drive(server.place, requests, connections=connections)
+        refused = []
+        for group, status, body in zip(groups, driven.statuses, driven.bodies, strict=True):
+            if status == TOO_MANY:
+                refused.append(group)
+            else:
+                yield group, answers(status, body, len(group))
+        groups = refused
+        time.sleep(PAUSE_S if refused else 0)
+
+
+def distinct_texts(files: list[Path], count: int) -> list[str]:
+    """The first `count` texts of `files`, taking turns between them, each once."""
+    found: dict[str, None] = {}
+    columns = [read_texts(file) for file in files]
+    for row in range(max(map(len, columns))):
+        found.update((column[row], None) for column in columns if row < len(column))
+    return list(found)[:count]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("texts", type=Path, nargs="+")
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    texts, path = distinct_texts(given.texts, given.count), endpoint(given.bundle)
+    differing: list[dict[str, Any]] = []
+    in_company = lost = 0
+    began_s = time.perf_counter()
+    with serving([given.bundle]) as server:
+        driven = drive(server.place, [post(server.place, path, text_body(text)) for text in texts], connections=1)
+        alone = [answers(status, body, 1)[0] for status, body in zip(driven.statuses, driven.bodies, strict=True)]
+        lost += alone.count(b"")
+        for turn in range(given.times):
+            for group, found in in_groups(server, path, texts, drawn_groups(len(texts), turn), given.connections):
+                for place, answer in zip(group, found, strict=True):
+                    in_company += 1
+                    lost += not answer
+                    if answer and answer != alone[place]:
+                        differing.append({
+                            "text": texts[place], "alone": alone[place].decode(), "in_company": answer.decode(), "texts": len(group),
+                        })  # fmt: skip
+    seconds = time.perf_counter() - began_s
+    print(
+        f"{len(texts):,} texts, {in_company:,} answers in company: {len(differing):,} differ in any byte, {lost} were lost "
+        f"({seconds:.0f} s)"
+    )
+    for each in differing[:SHOWN]:
+        print(json.dumps(each, ensure_ascii=False, indent=1))
+    if given.json:
+        given.json.write_text(
+            json.dumps({
+                "machine": machine_facts(), "texts": len(texts), "in_company": in_company, "lost": lost,
+                "differing": len(differing), "examples": differing[:100], "connections": given.connections,
+            }, indent=1)
+        )  # fmt: skip
+    return int(bool(differing or lost))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

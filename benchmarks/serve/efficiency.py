@@ -1,0 +1,265 @@
+"""How much of the bare model's speed is left over HTTP, and what HTTP adds to the latency of one text.
+
+    python benchmarks/serve/efficiency.py BUNDLE TEXTS [--connections 32] [--seconds 4] [--rounds 7] [--json F]
+
+`bare` is tokenise, run and decode without a server on the same texts sorted by length: two processes of one thread or one of two, and
+the size of batch, whichever is fastest here. Over HTTP the same texts come in random order, 1 and 8 a request, by connections that stay
+open, from a client that shares the cores. All take turns. Ratios are paired by rounds, with a 95 % interval
+(`latency.measurement.paired_ratio`). Every answer is compared with that of `Pipeline`; one that differs ends it with 1.
+
+Latency: one connection, one text a request, beside the same texts given to the bare model, taking turns.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from driver import Driven, Place, drive, post
+from running import Server, endpoint, results_of, serving, text_body
+
+from compress.examples import read_texts
+from latency.machine import machine_facts
+from latency.measurement import paired_ratio
+from serve.pipeline import Pipeline
+
+BARE = Path(__file__).with_name("bare.py")
+NOOP = Path(__file__).with_name("noop.py")
+BATCH_TOKENS = (256, 512, 1024, 4096)
+TEXTS_A_REQUEST = (1, 8)
+
+
+class Bare:
+    """Processes of `bare.py` that share the texts."""
+
+    def __init__(self, bundle: Path, texts: Path, threads: int, processes: int) -> None:
+        self.name = f"{processes} x {threads} thread{'s' if threads > 1 else ''}"
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false"}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, BARE, bundle, texts, str(threads), str(share), str(processes)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+            )
+            for share in range(processes)
+        ]  # fmt: skip
+        self._said()
+
+    def texts_per_s(self, seconds: float, batch_tokens: int) -> float:
+        """Of all processes at once."""
+        self._ask({"seconds": seconds, "batch_tokens": batch_tokens})
+        return sum(float(said["texts"] / said["seconds"]) for said in self._said())
+
+    def alone_ms(self, places: list[int]) -> list[float]:
+        """Of each text alone, in the first process."""
+        self._ask({"alone": places}, self.processes[:1])
+        found: list[float] = self._said(self.processes[:1])[0]["ms"]
+        return found
+
+    def close(self) -> None:
+        for process in self.processes:
+            assert process.stdin
+            process.stdin.close()
+            process.wait()
+
+    def _ask(self, what: dict[str, Any], processes: list[subprocess.Popen[str]] | None = None) -> None:
+        for process in processes or self.processes:
+            assert process.stdin
+            process.stdin.write(json.dumps(what) + "\n")
+            process.stdin.flush()
+
+    def _said(self, processes: list[subprocess.Popen[str]] | None = None) -> list[dict[str, Any]]:
+        lines = []
+        for process in processes or self.processes:
+            assert process.stdout
+            lines.append(json.loads(process.stdout.readline() or sys.exit("a bare process ended; see above")))
+        return lines
+
+
+def fastest(candidates: list[Bare], seconds: float) -> tuple[Bare, int, dict[str, float]]:
+    """The fastest way and size of batch: the better of two turns each."""
+    found: dict[tuple[int, int], float] = {}
+    for _ in range(2):
+        for index, bare in enumerate(candidates):
+            for tokens in BATCH_TOKENS:
+                speed = bare.texts_per_s(seconds, tokens)
+                found[index, tokens] = max(found.get((index, tokens), 0.0), speed)
+    best = max(found, key=found.__getitem__)
+    tried = {f"{candidates[i].name}, {tokens} tokens": round(speed, 1) for (i, tokens), speed in found.items()}
+    return candidates[best[0]], best[1], tried
+
+
+@contextlib.contextmanager
+def noop(body_bytes: int) -> Iterator[Place]:
+    """A server that does nothing."""
+    with subprocess.Popen(
+        [sys.executable, NOOP, str(body_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        yield Place("127.0.0.1", int(process.stdout.readline()))
+
+
+class Http:
+    """The texts over HTTP, and whether the answers are right."""
+
+    def __init__(self, bundle: Path, texts: list[str]) -> None:
+        self.path, self.texts = endpoint(bundle), texts
+        answers = Pipeline(bundle, threads=1)(texts)
+        self.right = [json.loads(msgspec.json.encode(answer)) for answer in answers]
+        self.wrong = 0
+
+    def visit(self, place: Place, a_request: int, seconds: float, speed: float, connections: int, seed: int) -> Driven:
+        """About `seconds` of requests at `speed` texts a second: whole passes over the texts, each in an order of its own."""
+        asked = self._asked(a_request, max(1, round(seconds * speed / len(self.texts))), seed)
+        driven = drive(place, [post(place, self.path, self._body(places)) for places in asked], connections=connections)
+        for places, status, body in zip(asked, driven.statuses, driven.bodies, strict=True):
+            self.wrong += status != 200 or results_of(body) != [self.right[place] for place in places]
+        return driven
+
+    def cost(self, place: Place, a_request: int, connections: int) -> dict[str, float]:
+        """What the client alone costs, at a server that does nothing."""
+        asked = self._asked(a_request, 8, 0)
+        driven = drive(place, [post(place, self.path, self._body(places)) for places in asked], connections=connections)
+        return {
+            "requests_per_s": round(len(asked) / driven.seconds),
+            "client_us_a_request": round(driven.client_core_s / len(asked) * 1e6, 1),
+        }
+
+    def alone_ms(self, place: Place, places: list[int]) -> np.ndarray:
+        """Of each text alone, by one connection."""
+        driven = drive(place, [post(place, self.path, text_body(self.texts[each])) for each in places], connections=1)
+        for each, status, body in zip(places, driven.statuses, driven.bodies, strict=True):
+            self.wrong += status != 200 or results_of(body) != [self.right[each]]
+        return driven.latencies_ms
+
+    def _asked(self, a_request: int, passes: int, seed: int) -> list[list[int]]:
+        chance = random.Random(seed)
+        places: list[int] = []
+        for _ in range(passes):
+            places += chance.sample(range(len(self.texts)), len(self.texts))
+        return [places[first : first + a_request] for first in range(0, len(places), a_request)]
+
+    def _body(self, places: list[int]) -> bytes:
+        return text_body(self.texts[places[0]] if len(places) == 1 else [self.texts[place] for place in places])
+
+
+def throughput(server: Server, bare: Bare, tokens: int, http: Http, given: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of bare and HTTP in an order that is drawn."""
+    speeds: dict[str, list[float]] = {"bare": [], **{f"http {n}": [] for n in TEXTS_A_REQUEST}}
+    shares: dict[str, list[dict[str, float]]] = {name: [] for name in speeds if name != "bare"}
+    guess = {
+        n: len(http.texts) / http.visit(server.place, n, 0, 0, given.connections, 0).seconds for n in TEXTS_A_REQUEST
+    }
+    chance = random.Random(0)
+    for turn in range(given.rounds):
+        for name in chance.sample(list(speeds), len(speeds)):
+            if name == "bare":
+                speeds[name].append(bare.texts_per_s(given.seconds, tokens))
+                continue
+            a_request = int(name.split()[1])
+            front_s, models_s = server.core_s()
+            driven = http.visit(
+                server.place, a_request, given.seconds, guess[a_request], given.connections, seed=1 + turn
+            )
+            front_s, models_s = (
+                after - before for after, before in zip(server.core_s(), (front_s, models_s), strict=True)
+            )
+            texts = len(driven.statuses) * a_request
+            speeds[name].append(texts / driven.seconds)
+            shares[name].append({
+                "client_cores": driven.client_core_s / driven.seconds, "front_cores": front_s / driven.seconds,
+                "models_cores": models_s / driven.seconds, "p99_ms": float(np.percentile(driven.latencies_ms, 99)),
+            })  # fmt: skip
+    found: dict[str, Any] = {"bare": {"texts_per_s": speeds["bare"], "median": statistics.median(speeds["bare"])}}
+    for name, visits in shares.items():
+        pair = [[np.array([1 / speed]) for speed in speeds[which]] for which in ("bare", name)]
+        ratio, low, high = paired_ratio(*pair)
+        middle = {key: statistics.median(share[key] for share in visits) for key in visits[0]}
+        found[name] = {
+            "texts_per_s": speeds[name], "median": statistics.median(speeds[name]), "of_bare": ratio, "low": low, "high": high,
+            "medians": middle,
+        }  # fmt: skip
+    return found
+
+
+def added_latency(server: Server, bare: Bare, http: Http, rounds: int) -> dict[str, Any]:
+    """One text at a time, bare and over HTTP, taking turns."""
+    chance = random.Random(1)
+    taken: dict[str, list[np.ndarray]] = {"bare": [], "http": []}
+    for _ in range(rounds + 1):  # the first is not counted
+        places = chance.sample(range(len(http.texts)), len(http.texts))
+        for name in chance.sample(list(taken), 2):
+            taken[name].append(
+                np.array(bare.alone_ms(places)) if name == "bare" else http.alone_ms(server.place, places)
+            )
+    found: dict[str, Any] = {}
+    for percent in (50, 99):
+        each = {name: [float(np.percentile(turn, percent)) for turn in turns[1:]] for name, turns in taken.items()}
+        added = [h - b for h, b in zip(each["http"], each["bare"], strict=True)]
+        found[f"p{percent}"] = {
+            **{f"{name}_ms": statistics.median(values) for name, values in each.items()},
+            "added_ms": statistics.median(added), "least_ms": min(added), "most_ms": max(added), "rounds": each,
+        }  # fmt: skip
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of one visit")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    http = Http(given.bundle, read_texts(given.texts))
+    with contextlib.ExitStack() as stack:
+        candidates = [Bare(given.bundle, given.texts, 1, 2), Bare(given.bundle, given.texts, 2, 1)]
+        for candidate in candidates:
+            stack.callback(candidate.close)
+        bare, tokens, tried = fastest(candidates, given.seconds / 4)
+        body_bytes = len(msgspec.json.encode(http.right[0]))
+        with noop(body_bytes) as nothing:
+            costs = {f"http {n}": http.cost(nothing, n, given.connections) for n in TEXTS_A_REQUEST}
+        server = stack.enter_context(serving([given.bundle]))
+        speeds = throughput(server, bare, tokens, http, given)
+        latency = added_latency(server, candidates[0], http, given.rounds)
+    document = {
+        "machine": machine_facts(), "bare": f"{bare.name}, batches of {tokens} tokens", "bare_tried": tried, "client_alone": costs,
+        "connections": given.connections, "throughput": speeds, "latency": latency, "wrong": http.wrong,
+    }  # fmt: skip
+    say(document)
+    if given.json:
+        given.json.write_text(json.dumps(document, indent=1))
+    return int(http.wrong > 0)
+
+
+def say(document: dict[str, Any]) -> None:
+    print(
+        f"bare: {document['bare']}, {document['throughput']['bare']['median']:,.0f} texts/s; tried {document['bare_tried']}"
+    )
+    for name, cost in document["client_alone"].items():
+        found, middle = document["throughput"][name], document["throughput"][name]["medians"]
+        print(
+            f"{name} a request: {found['median']:,.0f} texts/s, {found['of_bare']:.3f} of bare [{found['low']:.3f}, {found['high']:.3f}], "
+            f"p99 {middle['p99_ms']:.1f} ms; cores: client {middle['client_cores']:.2f}, front {middle['front_cores']:.2f}, models "
+            f"{middle['models_cores']:.2f}; client alone, no-op server: {cost['requests_per_s']:,.0f}/s, {cost['client_us_a_request']} us"
+        )
+    for percent, row in document["latency"].items():
+        print(
+            f"one text, {percent}: bare {row['bare_ms']:.3f} ms, HTTP {row['http_ms']:.3f}, "
+            f"added {row['added_ms']:.3f} [{row['least_ms']:.3f}, {row['most_ms']:.3f}]"
+        )
+    print(f"answers that differ from Pipeline's: {document['wrong']}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,180 @@
+"""What becomes of a server that is asked for several times what it can do.
+
+    python benchmarks/serve/overload.py BUNDLE TEXTS [--times 5] [--seconds 60] [--a-request 1] [--connections 4000] [--timeout-s 10]
+        [--json F]
+
+Its capacity is taken first, by a closed loop. Then requests leave at `--times` that rate, as those of many users who know nothing of each
+other (a Poisson process), whether or not earlier ones are answered; latency counts from the moment at which a request was meant to leave.
+A client gives up `--timeout-s` after that. Each answer is compared with that of `Pipeline`; a wrong one, or a request that ended without
+an answer, ends it with 1.
+
+Normal again: from the end of the load on, one connection asks one text after another; the time until the p99 of WINDOW of them is
+within 1.5 times what it was before the load.
+"""
+
+import argparse
+import json
+import random
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from driver import LOST, TIMEOUT, UNSENT, Driven, drive, post
+from running import Server, endpoint, results_of, serving, text_body
+
+from compress.examples import read_texts
+from latency.arrivals import poisson_s
+from latency.machine import machine_facts
+from serve.pipeline import Pipeline
+
+REFUSED = 429
+WINDOW = 300  # single requests, of whose p99 normality is judged
+NORMAL = 1.5  # times the p99 before
+GIVE_UP_S = 60.0  # of waiting for normality
+CAPACITY_CONNECTIONS = 32
+SAMPLE_S = 0.25  # between two looks at memory
+
+
+class Memory(threading.Thread):
+    """Looks at the memory of the server's processes until it is stopped."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self.server = server
+        self.rss_bytes = [server.rss_bytes()]
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(SAMPLE_S):
+            self.rss_bytes.append(self.server.rss_bytes())
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+        self.rss_bytes.append(self.server.rss_bytes())
+
+
+class Singles:
+    """Single requests one after another, by one connection."""
+
+    def __init__(self, server: Server, requests: list[bytes]) -> None:
+        self.server, self.requests = server, requests
+        self.chance = random.Random(2)
+
+    def window(self) -> tuple[float, int]:
+        """The p99 in ms of WINDOW of them, and how many were not answered with 200."""
+        driven = drive(self.server.place, self.chance.choices(self.requests, k=WINDOW), connections=1)
+        latencies_ms = driven.latencies_ms
+        return float(np.percentile(latencies_ms, 99)) if len(latencies_ms) else np.inf, WINDOW - len(latencies_ms)
+
+    def normal_after_s(self, bound_ms: float) -> float | None:
+        """Seconds from now until a window begins that is within the bound and whole; None after GIVE_UP_S."""
+        began_s = time.perf_counter()
+        while (at_s := time.perf_counter() - began_s) < GIVE_UP_S:
+            p99_ms, unanswered = self.window()
+            if p99_ms <= bound_ms and not unanswered:
+                return at_s
+        return None
+
+
+def of_statuses(driven: Driven) -> dict[str, int]:
+    names = {LOST: "lost", TIMEOUT: "timeout", UNSENT: "never sent"}
+    return {str(names.get(status, status)): count for status, count in sorted(Counter(driven.statuses).items())}
+
+
+def percentiles_ms(times_ms: np.ndarray) -> dict[str, float] | None:
+    if not len(times_ms):
+        return None
+    return {f"p{percent}": round(float(np.percentile(times_ms, percent)), 2) for percent in (50, 90, 99, 100)}
+
+
+def overloaded(server: Server, path: str, texts: list[str], given: argparse.Namespace) -> dict[str, Any]:
+    """All of it."""
+    right = [json.loads(msgspec.json.encode(each)) for each in Pipeline(given.bundle, threads=1)(texts)]
+    chance = random.Random(0)
+    groups = [chance.choices(range(len(texts)), k=given.a_request) for _ in range(len(texts))]
+    requests = [
+        post(server.place, path, text_body([texts[i] for i in group] if len(group) > 1 else texts[group[0]]))
+        for group in groups
+    ]
+    singles = Singles(server, [post(server.place, path, text_body(text)) for text in texts])
+    drive(server.place, requests, connections=CAPACITY_CONNECTIONS)  # warms up
+    capacities = []
+    for _ in range(3):
+        driven = drive(server.place, requests * given.capacity_passes, connections=CAPACITY_CONNECTIONS)
+        capacities.append(len(driven.statuses) / driven.seconds)
+    capacity = float(np.median(capacities))
+    before_ms = float(np.median([singles.window()[0] for _ in range(5)]))
+    rate = given.times * capacity
+    queries = round(rate * given.seconds)
+    order = random.Random(1).choices(range(len(groups)), k=queries)
+    memory = Memory(server)
+    memory.start()
+    recovery: dict[str, float | None] = {}
+
+    def recover() -> None:
+        recovery["s"] = singles.normal_after_s(NORMAL * before_ms)
+
+    recovering = threading.Thread(target=recover)
+    timer = threading.Timer(given.seconds, recovering.start)
+    timer.start()
+    front_s, models_s = server.core_s()
+    driven = drive(
+        server.place, [requests[i] for i in order], connections=given.connections, due_s=poisson_s(rate, queries, 0),
+        timeout_s=given.timeout_s,
+    )  # fmt: skip
+    front_s, models_s = (after - then for after, then in zip(server.core_s(), (front_s, models_s), strict=True))
+    timer.join()
+    recovering.join()
+    memory.stop()
+    statuses = np.array(driven.statuses)
+    wrong = sum(
+        results_of(driven.bodies[query]) != [right[place] for place in groups[order[query]]]
+        for query in np.flatnonzero(statuses == 200)
+    )
+    return {
+        "capacity_requests_per_s": capacities, "rate_per_s": rate, "queries": queries, "statuses": of_statuses(driven),
+        "admitted_per_s": driven.having(200) / given.seconds,
+        "admitted_ms": percentiles_ms(driven.latencies_ms),
+        "admitted_from_sent_ms": percentiles_ms(((driven.ended_s - driven.sent_s) * 1000)[statuses == 200]),
+        "refused_share": driven.having(REFUSED) / queries,
+        "refused_ms": percentiles_ms(((driven.ended_s - driven.due_s) * 1000)[statuses == REFUSED]),
+        "refused_from_sent_ms": percentiles_ms(((driven.ended_s - driven.sent_s) * 1000)[statuses == REFUSED]),
+        "client_late_ms": percentiles_ms(((driven.sent_s - driven.due_s) * 1000)[driven.sent_s > 0]),
+        "cores": {"client": driven.client_core_s / driven.seconds, "front": front_s / driven.seconds, "models": models_s / driven.seconds},
+        "wrong": int(wrong), "unexplained": int(sum(status not in (200, REFUSED, TIMEOUT, UNSENT) for status in driven.statuses)),
+        "rss_mib": {
+            "start": memory.rss_bytes[0] / 2**20, "peak": max(memory.rss_bytes) / 2**20, "end": memory.rss_bytes[-1] / 2**20,
+        },
+        "p99_before_ms": before_ms, "normal_after_s": recovery.get("s"),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--times", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--a-request", type=int, default=1, help="texts")
+    parser.add_argument("--connections", type=int, default=4000)
+    parser.add_argument("--timeout-s", type=float, default=10.0)
+    parser.add_argument("--capacity-passes", type=int, default=20, help="over the texts, for each of three looks")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    with serving([given.bundle]) as server:
+        found = overloaded(server, endpoint(given.bundle), read_texts(given.texts), given)
+    document = {"machine": machine_facts(), "a_request": given.a_request, "times": given.times, **found}
+    for key, value in found.items():
+        print(f"{key:28s}{json.dumps(value)}")
+    if given.json:
+        given.json.write_text(json.dumps(document, indent=1))
+    return int(bool(found["wrong"] or found["unexplained"]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

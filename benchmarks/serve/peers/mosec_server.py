@@ -1,0 +1,26 @@
+"""mosec around an ONNX classifier.
+
+MODEL=FOLDER python mosec_server.py --address 127.0.0.1 --port PORT --log-level warning
+"""
+
+import os
+from typing import Any
+
+from mosec import Server, Worker
+from student import Student
+
+
+class Classify(Worker):
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = Student(os.environ["MODEL"])
+
+    def forward(self, data: list[dict[str, str]]) -> list[dict[str, Any]]:
+        return self.student([each["text"] for each in data])
+
+
+if __name__ == "__main__":
+    server = Server()
+    # Two workers of one thread: one a core. A millisecond is the shortest wait for a batch to fill that it takes.
+    server.append_worker(Classify, num=2, max_batch_size=32, max_wait_time=1)
+    server.run()

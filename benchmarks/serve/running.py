@@ -1,0 +1,121 @@
+"""Our server as a process of its own, what it has read and answered, and what its processes take."""
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from driver import Place
+
+from serve.app import ENDPOINT_OF
+from serve.bundle import open_bundle
+
+START_S = 180.0
+STOP_S = 60.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs."""
+
+    place: Place
+    process: psutil.Process
+
+    def tree(self) -> list[psutil.Process]:
+        """The process and all below it."""
+        return [self.process, *self.process.children(recursive=True)]
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the tree; pages that processes share count in each."""
+        return sum(_of(each, lambda it: it.memory_info().rss) for each in self.tree())
+
+    def core_s(self) -> tuple[float, float]:
+        """Seconds of a core that the process, and those below it, have computed."""
+        own, *below = [_of(each, lambda it: sum(it.cpu_times()[:2])) for each in self.tree()]
+        return own, sum(below)
+
+
+def _of(process: psutil.Process, read: Any) -> Any:
+    try:
+        return read(process)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+@contextlib.contextmanager
+def serving(bundles: Sequence[Path], *options: str, log: Path | None = None) -> Iterator[Server]:
+    """Our server with `bundles`, once it is ready; stopped as an operator would. RuntimeError when it does not start."""
+    command = [sys.executable, "-P", "-m", "serve", *map(str, bundles), "--port", "0", *options]
+    with contextlib.ExitStack() as files:
+        stderr = files.enter_context(log.open("ab")) if log else None
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
+            try:
+                assert process.stdout is not None
+                if not (url := process.stdout.readline().strip()):
+                    raise RuntimeError(f"the server ended with {process.wait()} before it listened")
+                host, _, port = url.removeprefix("http://").rpartition(":")
+                place = Place(host, int(port))
+                wait_until_ready(place, "/readyz", process)
+                yield Server(place, psutil.Process(process.pid))
+            finally:
+                stop(process)
+
+
+def wait_until_ready(place: Place, path: str, process: subprocess.Popen[Any], statuses: Sequence[int] = (200,)) -> None:
+    """Returns once GET `path` gives one of `statuses`. RuntimeError when the process ends, or START_S are over."""
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < START_S:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with {process.returncode} before it was ready")
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if get(place, path)[0] in statuses:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"the server was not ready after {START_S:g} s")
+
+
+def get(place: Place, path: str) -> tuple[int, bytes]:
+    """A GET on a connection of its own: the status and the body."""
+    with contextlib.closing(http.client.HTTPConnection(*place, timeout=10)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    """Ends a server and all below it: it is asked to, and what remains after STOP_S is killed."""
+    if process.poll() is None:
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+        for each in [*below, process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.wait()
+
+
+def endpoint(bundle: Path) -> str:
+    """The path that the bundle's task is asked at."""
+    return ENDPOINT_OF[open_bundle(bundle).manifest.task]
+
+
+def text_body(texts: str | list[str], **more: Any) -> bytes:
+    """The JSON of a request."""
+    return json.dumps({"text": texts, **more}, ensure_ascii=False).encode("utf-8")
+
+
+def results_of(body: bytes) -> Any:
+    """The `results` of an answer; None of anything else."""
+    with contextlib.suppress(ValueError):
+        answer = json.loads(body)
+        if isinstance(answer, dict):
+            return answer.get("results")
+    return None

@@ -1,0 +1,350 @@
+"""A client of the server: `Client(url)` answers as `Pipeline` does, and fails with the same errors.
+
+It speaks through the standard library's `http.client`, so that whoever has the base install has it, and a program that only asks
+waits for no other package. It heeds no proxy settings and follows no redirects.
+"""
+
+import email.utils
+import http.client
+import random
+import re
+import ssl
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, overload
+from urllib.parse import urlsplit
+
+import msgspec
+
+from serve.answers import EntitiesAnswer, LabelsAnswer, OffsetUnit
+from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, Unavailable
+
+if TYPE_CHECKING:
+    from serve.openapi import ModelDescription
+
+# Pauses before a request is sent again, where the server names none: up to the first, doubled each time, up to the longest; how
+# much of it is drawn, so that clients that failed together do not come back together ("Exponential Backoff and Jitter",
+# AWS Architecture Blog, 2015: full jitter).
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+RETRIED = (Overloaded.http_status, Unavailable.http_status)
+SHOWN_CHARACTERS = 200  # of an answer that is not the server's
+PIECE_BYTES = 1 << 16
+
+
+class EntitiesOptions(TypedDict, total=False):
+    """What may be asked of `entities` beside the text."""
+
+    model: str
+    min_score: float
+    offsets: OffsetUnit
+
+
+class ClassifyOptions(TypedDict, total=False):
+    """What may be asked of `classify` beside the texts."""
+
+    model: str
+    top_k: int
+
+
+class RelationsOptions(TypedDict, total=False):
+    """What may be asked of `relations` beside the items."""
+
+    model: str
+    top_k: int
+
+
+class Part(TypedDict):
+    """Where a part of a text stands, in code points; `end` is exclusive."""
+
+    start: int
+    end: int
+
+
+class RelationItem(TypedDict):
+    """A text and the two parts of it whose relation is asked for."""
+
+    text: str
+    head: Part
+    tail: Part
+
+
+class _Answer(NamedTuple):
+    status: int
+    reason: str
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+class Client:
+    """A server's models as functions; a context manager, or closed with `close`.
+
+    `url` is where the server is, such as `http://127.0.0.1:8000`, perhaps with a path that a proxy takes away. `timeout_s` bounds
+    a call with all its attempts. A request is sent again, at most `retries` times, when the server answers 429 or 503 or the
+    connection fails: answers are functions of the request, so twice does no harm. `Retry-After` is waited for; when it is beyond
+    the time left, the error is raised at once.
+
+    Threads may share a client: each call has a connection to itself, kept open for the next call of any of them.
+
+    Every method raises, beside what it names: BadInput and its kin for what the server cannot use, with `field`; Overloaded and
+    Unavailable when the last attempt met them; DeadlineExceeded when the time is up; InternalError for a fault of the server's.
+
+    >>> with Client("http://127.0.0.1:8000") as client:  # doctest: +SKIP
+    ...     client.entities("fly to Rome")
+    {'entities': [{'label': 'city', 'text': 'Rome', 'start': 7, 'end': 11, 'score': 0.998}], 'truncated': False}
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 30.0, retries: int = 3) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.username:
+            raise BadInput(f"{url!r} is no address of a server; give one such as http://127.0.0.1:8000", field="url")
+        if api_key is not None and not re.fullmatch(r"[\x21-\x7e]+", api_key):
+            raise BadInput("api_key has characters that no HTTP header carries", field="api_key")
+        if not timeout_s > 0 or retries < 0:
+            raise BadInput(f"timeout_s {timeout_s}, retries {retries}: give seconds above 0, and 0 retries or more")
+        self.url = url.rstrip("/")
+        self.timeout_s = timeout_s
+        self.retries = retries
+        self._host, self._port, self._prefix = parts.hostname, port, parts.path.rstrip("/")
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._headers = {"Accept": "application/json", "User-Agent": "stillroom"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._idle: deque[http.client.HTTPConnection] = deque()  # its ends may be used by several threads
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections that no call is using. A later call opens a new one."""
+        while self._idle:
+            self._idle.pop().close()
+
+    @overload
+    def entities(self, text: str, **options: Unpack[EntitiesOptions]) -> EntitiesAnswer: ...
+
+    @overload
+    def entities(self, text: list[str], **options: Unpack[EntitiesOptions]) -> list[EntitiesAnswer]: ...
+
+    def entities(
+        self, text: str | list[str], **options: Unpack[EntitiesOptions]
+    ) -> EntitiesAnswer | list[EntitiesAnswer]:
+        """The entities of one text, or of each of a list, in its order."""
+        results: list[EntitiesAnswer] = self._results("/v1/entities", {"text": text, **options})
+        return results[0] if isinstance(text, str) else results
+
+    @overload
+    def classify(self, text: str, text_pair: str | None = None, **options: Unpack[ClassifyOptions]) -> LabelsAnswer: ...
+
+    @overload
+    def classify(
+        self, text: list[str], text_pair: list[str] | None = None, **options: Unpack[ClassifyOptions]
+    ) -> list[LabelsAnswer]: ...
+
+    def classify(
+        self,
+        text: str | list[str],
+        text_pair: str | list[str] | None = None,
+        **options: Unpack[ClassifyOptions],
+    ) -> LabelsAnswer | list[LabelsAnswer]:
+        """The labels of one text or pair, or of each of a list, in its order."""
+        pairs = {} if text_pair is None else {"text_pair": text_pair}
+        results: list[LabelsAnswer] = self._results("/v1/classify", {"text": text, **pairs, **options})
+        return results[0] if isinstance(text, str) else results
+
+    @overload
+    def relations(self, items: RelationItem, **options: Unpack[RelationsOptions]) -> LabelsAnswer: ...
+
+    @overload
+    def relations(self, items: list[RelationItem], **options: Unpack[RelationsOptions]) -> list[LabelsAnswer]: ...
+
+    def relations(
+        self, items: RelationItem | list[RelationItem], **options: Unpack[RelationsOptions]
+    ) -> LabelsAnswer | list[LabelsAnswer]:
+        """What `head` is to `tail` in one item, or in each of a list, in its order."""
+        asked = {"items": items} if isinstance(items, list) else items
+        results: list[LabelsAnswer] = self._results("/v1/relations", {**asked, **options})
+        return results if isinstance(items, list) else results[0]
+
+    def models(self) -> "list[ModelDescription]":
+        """The models that are served; the first of a task answers where none is named."""
+        found: list[ModelDescription] = self._fields("GET", "/v1/models", None, "models")
+        return found
+
+    def ready(self) -> bool:
+        """Whether every model is warm; False too when nothing answers there. Asked once, without another attempt."""
+        try:
+            answer = self._exchange("GET", "/readyz", None, time.monotonic() + self.timeout_s)
+        except (OSError, http.client.HTTPException):
+            return False
+        if answer.status in (200, Unavailable.http_status):
+            return answer.status == 200
+        raise error_of(answer.status, answer.reason, answer.headers, answer.body, self.url)
+
+    def _results(self, path: str, asked: Mapping[str, object]) -> list[Any]:
+        try:
+            body = msgspec.json.encode(asked)
+        except UnicodeEncodeError as error:
+            raise BadInput("text has half a surrogate pair, which is no character; send whole characters") from error
+        except TypeError as error:
+            raise BadInput(f"what was given is nothing that JSON has ({error}); give strings and numbers") from error
+        return self._fields("POST", path, body, "results")
+
+    def _fields(self, method: str, path: str, body: bytes | None, name: str) -> list[Any]:
+        """The list called `name` in the answer."""
+        answer = self._answered(method, path, body)
+        try:
+            found = msgspec.json.decode(answer.body)[name]
+        except (ValueError, KeyError, TypeError):
+            found = None
+        if not isinstance(found, list):
+            raise InternalError(f"{self.url}{path} answered 200 with something else than {name}: is stillroom there?")
+        return found
+
+    def _answered(self, method: str, path: str, body: bytes | None) -> _Answer:
+        """The answer with status 200, after as many attempts as it takes and as the client has."""
+        deadline_s = time.monotonic() + self.timeout_s
+        for pause_s in [*pauses_s(self.retries), None]:
+            try:
+                answer = self._exchange(method, path, body, deadline_s)
+                if answer.status == 200:
+                    return answer
+                error = error_of(answer.status, answer.reason, answer.headers, answer.body, self.url)
+                again = answer.status in RETRIED
+                named_s = retry_after_s(answer.headers)
+            except (OSError, http.client.HTTPException) as failure:
+                error = self._failed(failure)
+                again = not isinstance(failure, TimeoutError | ssl.SSLError)
+                named_s = None
+            wait_s = (pause_s or 0.0) if named_s is None else named_s
+            if pause_s is None or not again or time.monotonic() + wait_s >= deadline_s:
+                raise error
+            time.sleep(wait_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _failed(self, failure: Exception) -> StillroomError:
+        """A connection's failure as an error."""
+        if isinstance(failure, TimeoutError):
+            return DeadlineExceeded(
+                f"no answer from {self.url} within {self.timeout_s:g} s; send fewer texts at once, or allow more"
+            )
+        reason = " ".join(str(failure).split()) or type(failure).__name__
+        return Unavailable(f"the connection to {self.url} failed ({reason}); is the server there?")
+
+    def _exchange(self, method: str, path: str, body: bytes | None, deadline_s: float) -> _Answer:
+        """One request and its answer. OSError or HTTPException when the connection fails, TimeoutError at the deadline.
+
+        A connection that was kept may have been closed by the server meanwhile; then another takes its place.
+        """
+        while True:
+            try:
+                connection, kept = self._idle.pop(), True
+            except IndexError:
+                connection, kept = self._connection(), False
+            try:
+                answer = self._ask(connection, method, path, body, deadline_s)
+            except BaseException as error:
+                connection.close()
+                if kept and isinstance(error, ConnectionError):
+                    continue
+                raise
+            self._idle.append(connection)
+            return answer
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._tls:
+            return http.client.HTTPSConnection(self._host, self._port, context=self._tls)
+        return http.client.HTTPConnection(self._host, self._port)
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, deadline_s: float
+    ) -> _Answer:
+        connection.timeout = left_s(deadline_s)
+        if connection.sock is None:
+            connection.connect()
+        else:
+            connection.sock.settimeout(left_s(deadline_s))
+        headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
+        connection.request(method, self._prefix + path, body, headers)
+        response = connection.getresponse()
+        pieces = []
+        while True:
+            if connection.sock is not None:  # of an answer that ends with the connection, only the response holds it
+                connection.sock.settimeout(left_s(deadline_s))
+            piece = response.read1(PIECE_BYTES)
+            if not piece:
+                break
+            left_s(deadline_s)
+            pieces.append(piece)
+        if response.length:  # not read1, but read, would have said so
+            raise http.client.IncompleteRead(b"", response.length)
+        response.close()  # read1 leaves it open at its end, and the connection waits for that
+        return _Answer(response.status, response.reason, response.headers, b"".join(pieces))
+
+
+def left_s(deadline_s: float) -> float:
+    """Seconds until then. TimeoutError when there are none."""
+    left = deadline_s - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def pauses_s(retries: int) -> Iterator[float]:
+    """What to wait before each retry where the server names no time: drawn, and longer each time."""
+    for retry in range(retries):
+        yield random.uniform(0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**retry))
+
+
+def retry_after_s(headers: http.client.HTTPMessage) -> float | None:
+    """The seconds that `Retry-After` asks for, which says a number of them or a date (RFC 9110, section 10.2.3)."""
+    said = (headers.get("Retry-After") or "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", said):
+        return float(said)
+    try:
+        date = email.utils.parsedate_to_datetime(said)
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, (date - datetime.now(UTC)).total_seconds())
+
+
+def error_of(status: int, reason: str, headers: http.client.HTTPMessage, body: bytes, url: str) -> StillroomError:
+    """The error that the server raised: its class by its code, with its message and field.
+
+    An answer of something else between here and the server has a class by its status.
+    """
+    try:
+        described = msgspec.json.decode(body)["error"]
+        code, message, field = str(described["code"]), str(described["message"]), described.get("field")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        shown = " ".join(body[:SHOWN_CHARACTERS].decode("utf-8", errors="replace").split())
+        code, message, field = "", f"{url} answered {status} {reason}: {shown or 'nothing'}", None
+    kinds = list(_kinds(StillroomError))
+    by_code = [kind for kind in kinds if kind.code == code and kind is not StillroomError]
+    by_status = [kind for kind in kinds if kind.http_status == status and status != StillroomError.http_status]
+    kind = next(
+        iter(by_code or by_status), BadInput if status < 500 else InternalError if status == 500 else Unavailable
+    )
+    if issubclass(kind, Overloaded):
+        return kind(message, retry_after_s=retry_after_s(headers) or 1.0)
+    return kind(message, field=field if isinstance(field, str) else None)
+
+
+def _kinds(kind: type[StillroomError]) -> Iterator[type[StillroomError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)

@@ -1,0 +1,149 @@
+"""The file that `annotate` appends answers to, and what it must be so that a stopped run can go on in it.
+
+Beside F.jsonl stands F.jsonl.lineage.json: the bundle and the options that its answers come from, written before the first
+of them. How far the run came is told by the answers themselves.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from serve.errors import BadInput
+
+STDOUT = Path("-")
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What a power cut may cost. A kill costs nothing that was written: the system has it.
+SYNC_S = 10.0
+TAIL_BYTES = 1 << 16
+
+
+class AnswerFile:
+    """Appends whole lines; a context manager. `lineage` is what the answers come from.
+
+    Standard output (`-`) and what is no regular file are written from the start, and nothing is beside them.
+
+    Raises:
+        BadInput: another run is writing it, it is not one that was begun with this lineage, or it cannot be written.
+    """
+
+    def __init__(self, path: Path, lineage: Mapping[str, Any], *, restart: bool = False) -> None:
+        self.path, self.lineage, self.restart = path, dict(lineage), restart
+        self.name = "standard output" if path == STDOUT else str(path)
+        self.lineage_path = path.parent / f"{path.name}.lineage.json"
+        self.lasting = False
+        self._synced_s = time.monotonic()
+
+    def __enter__(self) -> "AnswerFile":
+        with self._told():
+            if self.path == STDOUT:
+                self._descriptor = os.dup(1)
+                return self
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self.lasting = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+                if self.lasting:
+                    self._take_up()
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self.lasting:
+                with self._told():
+                    os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines that are there already."""
+        if self.lasting:
+            with self.path.open("rb", buffering=1 << 20) as file:
+                yield from file
+
+    def write(self, lines: bytes) -> None:
+        """Appends `lines`, which end with a line's end."""
+        with self._told():
+            left = memoryview(lines)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            if self.lasting and time.monotonic() - self._synced_s > SYNC_S:
+                os.fsync(self._descriptor)
+                self._synced_s = time.monotonic()
+
+    def _take_up(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadInput(
+                f"another `annotate` is writing {self.path}; wait for it, or give another --output"
+            ) from error
+        if self.restart:
+            os.ftruncate(self._descriptor, 0)
+        if os.fstat(self._descriptor).st_size == 0:
+            self._write_lineage()
+            return
+        if fault := self._fault_of_lineage():
+            raise BadInput(
+                f"{self.path} is there already and {fault}. Give another --output, or --restart to begin it anew"
+            )
+        self._cut_half_a_line()
+
+    def _fault_of_lineage(self) -> str | None:
+        """Why this run may not go on in the file; None when it may."""
+        try:
+            found = json.loads(self.lineage_path.read_bytes())
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict):
+            return f"was not begun by `annotate`: {self.lineage_path.name} is not beside it"
+        changed = [
+            f"{name} {json.dumps(found.get(name))}, and now {json.dumps(self.lineage.get(name))}"
+            for name in {**found, **self.lineage}
+            if found.get(name) != self.lineage.get(name)
+        ]
+        return f"was begun with {'; '.join(changed)}" if changed else None
+
+    def _cut_half_a_line(self) -> None:
+        """Drops what stands after the last line's end: a kill or a full disk broke it off."""
+        end = os.fstat(self._descriptor).st_size
+        while end:
+            begin = max(0, end - TAIL_BYTES)
+            at = os.pread(self._descriptor, end - begin, begin).rfind(b"\n")
+            if at >= 0:
+                end = begin + at + 1
+                break
+            end = begin
+        os.ftruncate(self._descriptor, end)
+
+    def _write_lineage(self) -> None:
+        beside = self.lineage_path.with_name(f"{self.lineage_path.name}.partial")
+        with beside.open("w", encoding="utf-8") as file:
+            json.dump(self.lineage, file, ensure_ascii=False, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self.lineage_path)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Within it the output is written; what the system says against that becomes one message."""
+        try:
+            yield
+        except BrokenPipeError as error:
+            raise BadInput(f"what reads {self.name} has gone; the rest was not annotated") from error
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                again = ", and give the same command again: it goes on where it was" if self.lasting else ""
+                raise BadInput(f"{self.name} could not be written: {error.strerror}. Make room{again}") from error
+            raise BadInput(
+                f"{self.name} cannot be written ({error.strerror}); give another file as --output"
+            ) from error

@@ -1,0 +1,164 @@
+"""What stands in `deploy/` is true of the program, and its files agree with each other."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy_files import (
+    DEPLOY,
+    ROOT,
+    container,
+    dockerfile,
+    image_health_check,
+    read,
+    server_commands,
+    unit,
+)
+from typer.main import get_command
+
+from serve.app import DRAIN_S, create_app
+from serve.model_process import LEAVE_S
+
+# From SIGTERM to the end at the latest: the answers under way, then the processes.
+STOPPING_S = DRAIN_S + LEAVE_S
+CONTAINERS = ["kubernetes/deployment.yaml", "kserve/serving-runtime.yaml"]
+
+
+def given(command: list[str]) -> dict[str, object]:
+    """What the command line takes `command` for; it exits when there is no such option."""
+    group = get_command(__import__("stillroom.cli", fromlist=["app"]).app)
+    assert command[0] == "stillroom"
+    verb = group.commands[command[1]]  # type: ignore[attr-defined]
+    return dict(verb.make_context(command[1], command[2:]).params)
+
+
+@pytest.fixture(scope="module")
+def paths(served_bundle: Path) -> set[str]:
+    return {route.path for route in create_app([served_bundle]).routes}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("place", list(server_commands()))
+def test_every_command_that_runs_the_server_is_one_that_it_takes(place: str) -> None:
+    taken = given(server_commands()[place])
+    assert taken["bundles"]
+    # In a container the loopback is the container's own; on a host nobody else is let in.
+    assert taken["host"] == ("127.0.0.1" if place == "stillroom.service" else "0.0.0.0")  # noqa: S104
+
+
+@pytest.mark.parametrize("place", CONTAINERS)
+@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe", "readinessProbe"])
+def test_a_probe_asks_an_endpoint_on_the_port_that_listens(place: str, probe: str, paths: set[str]) -> None:
+    pod = container(place)
+    asked = pod[probe]["httpGet"]
+    assert asked["path"] == ("/healthz" if probe == "livenessProbe" else "/readyz")
+    assert asked["path"] in paths
+    (port,) = pod["ports"]
+    assert asked["port"] in (port.get("name"), port["containerPort"])
+    assert port["containerPort"] == given(server_commands()[place])["port"]
+
+
+def test_the_health_check_asks_an_endpoint_on_the_image_s_port(paths: set[str]) -> None:
+    code = image_health_check()[-1]
+    port = given(server_commands()["Dockerfile"])["port"]
+    (asked_port,) = re.findall(r"'127\.0\.0\.1', (\d+)", code)
+    (asked_path,) = re.findall(r"'GET', '([^']+)'", code)
+    assert int(asked_port) == port == int(dockerfile()["EXPOSE"][0])
+    assert asked_path in paths
+    # Builders of OCI images drop the image's own, so compose repeats it.
+    assert read("compose.yaml")["services"]["stillroom"]["healthcheck"]["test"] == ["CMD", *image_health_check()]
+
+
+def test_what_is_published_scraped_and_let_in_is_the_port_that_listens(paths: set[str]) -> None:
+    port = given(server_commands()["Dockerfile"])["port"]
+    assert read("compose.yaml")["services"]["stillroom"]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    (job,) = read("prometheus.yml")["scrape_configs"]
+    assert job["metrics_path"] in paths
+    assert job["static_configs"] == [{"targets": [f"stillroom:{port}"]}]
+    named = {each["name"]: each["containerPort"] for each in container("kubernetes/deployment.yaml")["ports"]}
+    assert named[read("kubernetes/service.yaml")["spec"]["ports"][0]["targetPort"]] == port
+    assert named[read("kubernetes/network-policy.yaml")["spec"]["ingress"][0]["ports"][0]["port"]] == port
+    annotations = read("kubernetes/deployment.yaml")["spec"]["template"]["metadata"]["annotations"]
+    assert int(annotations["prometheus.io/port"]) == port
+    assert annotations["prometheus.io/path"] in paths
+    annotations = read("kserve/serving-runtime.yaml")["spec"]["annotations"]
+    assert int(annotations["prometheus.kserve.io/port"]) == given(server_commands()[CONTAINERS[1]])["port"]
+    assert annotations["prometheus.kserve.io/path"] in paths
+
+
+def test_every_selector_finds_the_pods() -> None:
+    deployment = read("kubernetes/deployment.yaml")
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    spread = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"][0]
+    for selector in (
+        deployment["spec"]["selector"]["matchLabels"],
+        spread["labelSelector"]["matchLabels"],
+        read("kubernetes/service.yaml")["spec"]["selector"],
+        read("kubernetes/disruption-budget.yaml")["spec"]["selector"]["matchLabels"],
+        read("kubernetes/network-policy.yaml")["spec"]["podSelector"]["matchLabels"],
+    ):
+        assert selector
+        assert selector.items() <= labels
+    scaled = read("kubernetes/autoscaler.yaml")["spec"]
+    assert (scaled["scaleTargetRef"]["kind"], scaled["scaleTargetRef"]["name"]) == (
+        deployment["kind"],
+        deployment["metadata"]["name"],
+    )
+    assert "replicas" not in deployment["spec"]
+    # Otherwise the budget would let the only pod go, or none.
+    assert scaled["minReplicas"] > read("kubernetes/disruption-budget.yaml")["spec"]["maxUnavailable"]
+
+
+def test_whoever_stops_the_server_waits_until_it_has_drained() -> None:
+    assert int(unit()["TimeoutStopSec"][0]) > STOPPING_S
+    assert int(read("compose.yaml")["services"]["stillroom"]["stop_grace_period"].removesuffix("s")) > STOPPING_S
+    pod = read("kubernetes/deployment.yaml")["spec"]["template"]["spec"]
+    pause_s = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] > pause_s + STOPPING_S
+
+
+def test_the_server_runs_under_one_number_that_is_not_root_and_may_write_nothing() -> None:
+    user, group = map(int, dockerfile()["USER"][0].split(":"))
+    assert user > 0
+    pod = read("kubernetes/deployment.yaml")["spec"]["template"]["spec"]
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) == (user, group)
+    assert container("kserve/serving-runtime.yaml")["securityContext"]["runAsUser"] == user
+    for place in CONTAINERS:
+        context = container(place)["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"]["drop"] == ["ALL"]
+    for service in read("compose.yaml")["services"].values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_images_are_named_by_version() -> None:
+    ours = f"stillroom:{project()['version']}"
+    services = read("compose.yaml")["services"]
+    assert {services["stillroom"]["image"], *(container(place)["image"] for place in CONTAINERS)} == {ours}
+    dockerfile_text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    others = [services["prometheus"]["image"], *re.findall(r"^ARG PYTHON_IMAGE=(\S+)", dockerfile_text, re.MULTILINE)]
+    assert len(others) == 2
+    for image in others:
+        assert re.search(r":v?\d+\.\d+\.\d+", image), image
+
+
+def test_the_image_is_built_from_the_packages_of_the_wheel_and_no_more() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    kept = {line[1:] for line in lines if line.startswith("!")}
+    packages = {
+        pattern.removesuffix("*") for pattern in settings()["tool"]["setuptools"]["packages"]["find"]["include"]
+    }
+    assert kept == packages | {"pyproject.toml", "README.md", "LICENSE", "constraints.txt"}
+    assert all((ROOT / name).exists() for name in kept)
+
+
+def settings() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def project() -> dict[str, Any]:
+    return dict(settings()["project"])

@@ -1,0 +1,307 @@
+"""The client against the real server in a process, and against one whose every answer the test decides."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import PAUSE, Asked, Loopback, answer, serving
+
+from serve import client as client_module
+from serve.client import Client, RelationItem, pauses_s, retry_after_s
+from serve.errors import (
+    BadInput,
+    DeadlineExceeded,
+    InternalError,
+    NotFound,
+    Overloaded,
+    StillroomError,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+)
+from serve.pipeline import Pipeline
+
+ROOT = Path(__file__).parents[2]
+EMPTY = {"entities": [], "truncated": False}
+
+
+@pytest.fixture(scope="module")
+def url(entities_bundle: Path, intents_bundle: Path) -> Iterator[str]:
+    """A real server of cities and intents, ready."""
+    command = [sys.executable, "-m", "serve", str(entities_bundle), str(intents_bundle), "--port", "0"]
+    with subprocess.Popen([*command, "--processes", "1"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        url = process.stdout.readline().strip()
+        try:
+            with Client(url) as client:
+                while not client.ready():
+                    assert process.poll() is None
+                    time.sleep(0.02)
+            yield url
+        finally:
+            process.terminate()
+
+
+def told(results: list[Any]) -> bytes:
+    return answer(200, json.dumps({"model": "m", "variant": "fp32", "results": results}).encode())
+
+
+def refusal(status: int, code: str, *headers: str, **more: str) -> bytes:
+    return answer(status, json.dumps({"error": {"code": code, "message": "as it is", **more}}).encode(), *headers)
+
+
+class Script:
+    """Gives one answer after another, the last for ever."""
+
+    def __init__(self, *answers: bytes | None) -> None:
+        self.answers = answers
+
+    async def __call__(self, asked: Asked) -> bytes | None:
+        return self.answers[min(asked.number, len(self.answers) - 1)]
+
+
+def at(server: Loopback, **settings: Any) -> Client:
+    return Client(f"http://localhost:{server.port}", **settings)
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that the client makes, which take no time here."""
+    pauses: list[float] = []
+    monkeypatch.setattr(client_module.time, "sleep", pauses.append)
+    return pauses
+
+
+def test_it_answers_as_the_pipeline_does(url: str, entities_bundle: Path, intents_bundle: Path) -> None:
+    texts = ["from oslo\r\n\tplease " * 3, "", "１２ new york 😀", "a " * 40]
+    cities, intents = Pipeline(entities_bundle), Pipeline(intents_bundle)
+    with Client(url + "/") as client:
+        assert client.entities(texts) == cities(texts)
+        assert client.entities(texts[2]) == cities(texts[2])
+        asked_otherwise = client.entities("😀 Rome", offsets="utf16", min_score=0.5, model="cities")
+        assert asked_otherwise == cities("😀 Rome", offsets="utf16")
+        assert asked_otherwise["entities"][0]["start"] == 3
+        assert client.entities("rome", min_score=0.999) == EMPTY
+        assert client.classify("i love it") == intents("i love it")
+        assert client.classify(["refund"], ["a"], top_k=1) == intents(["refund"], text_pair=["a"], top_k=1)
+        assert [model["name"] for model in client.models()] == ["cities", "intents"]
+        assert client.ready()
+
+
+def test_the_servers_errors_are_raised_as_they_are(url: str) -> None:
+    with Client(url) as client:
+        with pytest.raises(NotFound, match="there is no model 'x'; there is 'cities', 'intents'") as refused:
+            client.entities("a", model="x")
+        assert refused.value.field == "model"
+        with pytest.raises(BadInput, match=r"text\[1\]: expected `str`, got `int`") as refused:
+            client.entities(["a", 7])  # type: ignore[list-item]
+        assert refused.value.field == "text[1]"
+        with pytest.raises(TooLarge, match="1,025 texts"):
+            client.entities(["a"] * 1025)
+        with pytest.raises(BadInput, match="half a surrogate pair"):
+            client.entities("a\ud83d")
+        assert client.entities("a") == EMPTY, "the connection serves on after errors"
+
+
+def test_threads_share_a_client_and_each_gets_its_own_answers(url: str) -> None:
+    texts = [["rome", "oslo", "paris"][number % 3] for number in range(60)]
+    with Client(url) as client, ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda text: client.entities(text)["entities"][0]["text"], texts))
+    assert found == texts
+
+
+def test_one_connection_serves_call_after_call() -> None:
+    with serving(Script(told([EMPTY]))) as server, at(server) as client:
+        for _ in range(5):
+            client.entities("a")
+        assert [asked.on_connection for asked in server.asked] == [0, 1, 2, 3, 4]
+
+
+def test_the_key_goes_with_every_request_and_is_never_shown() -> None:
+    with serving(Script(refusal(401, "unauthorized"))) as server, at(server, api_key="secret") as client:
+        with pytest.raises(Unauthorized) as refused:
+            client.entities("a")
+        assert "\r\nAuthorization: Bearer secret\r\n" in server.asked[0].head
+        assert "secret" not in f"{refused.value} {client}"
+    with pytest.raises(BadInput, match="no HTTP header carries"):
+        Client("http://localhost", api_key="se\r\ncret")
+
+
+def test_relations_are_asked_for_one_item_or_a_list() -> None:
+    item: RelationItem = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}}
+    labels = {"labels": [{"label": "in", "score": 0.9}], "truncated": False}
+    with serving(Script(told([labels]))) as server, at(server) as client:
+        assert client.relations(item, top_k=1) == labels
+        assert client.relations([item]) == [labels]
+        assert [json.loads(asked.body) for asked in server.asked] == [{**item, "top_k": 1}, {"items": [item]}]
+        assert "POST /v1/relations " in server.asked[0].head
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_it_comes_again_when_the_server_says(waited: list[float], status: int) -> None:
+    code = {429: "overloaded", 503: "unavailable"}[status]
+    in_20_s = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
+    script = Script(
+        refusal(status, code, "Retry-After: 7"), refusal(status, code, f"Retry-After: {in_20_s}"), told([EMPTY])
+    )
+    with serving(script) as server, at(server) as client:
+        assert client.entities("a") == EMPTY
+    assert waited[0] == 7
+    assert 15 < waited[1] <= 20
+
+
+def test_without_a_word_from_the_server_pauses_are_drawn_and_grow(waited: list[float]) -> None:
+    with serving(Script(refusal(503, "unavailable"))) as server, at(server, retries=5) as client:
+        with pytest.raises(Unavailable, match="as it is"):
+            client.entities("a")
+        assert len(server.asked) == 6
+    assert all(0 <= pause <= 0.2 * 2**retry for retry, pause in enumerate(waited))
+    assert len(set(waited)) == 5
+    assert max(pauses_s(100)) <= 10
+    assert max(max(pauses_s(8)) for _ in range(50)) > 5
+
+
+def test_a_wait_beyond_the_time_left_is_not_begun(waited: list[float]) -> None:
+    with serving(Script(refusal(429, "overloaded", "Retry-After: 60"))) as server, at(server, timeout_s=30) as client:
+        with pytest.raises(Overloaded) as refused:
+            client.entities("a")
+        assert len(server.asked) == 1
+    assert refused.value.retry_after_s == 60
+    assert waited == []
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        pytest.param(refusal(422, "invalid_input", field="text"), BadInput, id="invalid"),
+        pytest.param(refusal(504, "deadline_exceeded"), DeadlineExceeded, id="the-servers-deadline"),
+        pytest.param(refusal(500, "internal"), InternalError, id="the-servers-fault"),
+        pytest.param(refusal(405, "method_not_allowed"), BadInput, id="a-code-that-nobody-knows"),
+        pytest.param(answer(502, b"<h1>Bad  gateway</h1>"), Unavailable, id="a-gateways-page"),
+        pytest.param(answer(413, b"too large"), TooLarge, id="a-gateways-limit"),
+        pytest.param(answer(301, b"", "Location: http://elsewhere/"), BadInput, id="a-redirect"),
+        pytest.param(answer(200, b"<h1>Welcome</h1>"), InternalError, id="another-server"),
+        pytest.param(answer(200, b'{"results": 1}'), InternalError, id="no-list"),
+    ],
+)
+def test_other_errors_are_raised_at_once(waited: list[float], said: bytes, kind: type[StillroomError]) -> None:
+    with serving(Script(said)) as server, at(server) as client:
+        with pytest.raises(kind) as refused:
+            client.entities("a")
+        assert type(refused.value) is kind
+        assert len(server.asked) == 1
+        assert re.search(r"as it is|http://localhost:\d+", refused.value.message)
+    assert refused.value.field == ("text" if kind is BadInput and b'"field"' in said else None)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(None, id="not-a-word"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 500\r\n\r\n{", id="half-an-answer"),
+        pytest.param(b"Hello\r\n\r\n", id="no-http"),
+    ],
+)
+def test_a_broken_connection_is_tried_again(waited: list[float], broken: bytes | None) -> None:
+    with serving(Script(broken, broken, told([EMPTY]))) as server, at(server) as client:
+        assert client.entities("a") == EMPTY
+        assert len(server.asked) == 3
+    with serving(Script(broken)) as server, at(server, retries=1) as client:
+        with pytest.raises(Unavailable, match=r"the connection to http://localhost:\d+ failed \(.+\); is the server"):
+            client.entities("a")
+        assert len(server.asked) == 2
+
+
+def test_a_connection_that_was_closed_meanwhile_costs_no_attempt(waited: list[float]) -> None:
+    with serving(Script(told([EMPTY]), None, told([EMPTY]))) as server, at(server, retries=0) as client:
+        assert client.entities("a") == EMPTY
+        assert client.entities("b") == EMPTY
+        assert [asked.on_connection for asked in server.asked] == [0, 1, 0]
+
+
+def test_answers_in_chunks_and_answers_that_end_with_the_connection_are_read() -> None:
+    body = told([EMPTY]).partition(b"\r\n\r\n")[2]
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(body), body)
+    closing = b"HTTP/1.1 200 OK\r\n\r\n" + body
+    with serving(Script(chunked + PAUSE + b"0\r\n\r\n", closing, told([EMPTY]))) as server, at(server) as client:
+        assert [client.entities("a") for _ in range(3)] == [EMPTY] * 3
+        assert [asked.on_connection for asked in server.asked] == [0, 1, 0]
+
+
+def test_the_time_allowed_bounds_a_server_that_is_silent_and_one_that_drips() -> None:
+    async def silent(asked: Asked) -> bytes | None:
+        await asyncio.sleep(60)
+        return None
+
+    dripping = PAUSE.join([b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", *[b"a"] * 10_000])
+    for handler in (silent, Script(dripping)):
+        with serving(handler) as server, at(server, timeout_s=0.3) as client:
+            with pytest.raises(DeadlineExceeded, match=r"within 0\.3 s"):
+                client.entities("a")
+            assert len(server.asked) == 1
+
+
+def test_nobody_there_is_told_after_the_last_attempt_and_is_not_ready(waited: list[float]) -> None:
+    with serving(Script(None)) as server:
+        port = server.port
+    with Client(f"http://localhost:{port}", retries=2) as client:
+        with pytest.raises(Unavailable, match="is the server there"):
+            client.models()
+        assert len(waited) == 2
+        assert client.ready() is False
+
+
+def test_not_ready_is_an_answer_and_not_an_error() -> None:
+    script = Script(refusal(503, "unavailable"), answer(), refusal(401, "unauthorized"))
+    with serving(script) as server, at(server) as client:
+        assert client.ready() is False
+        assert client.ready() is True
+        with pytest.raises(Unauthorized):
+            client.ready()
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://localhost", "http://", "http://localhost:x", "http://me:pw@localhost", "http://a/?q"]
+)  # fmt: skip
+def test_an_address_of_no_server_is_refused(url: str) -> None:
+    with pytest.raises(BadInput, match="is no address of a server"):
+        Client(url)
+
+
+def test_a_path_before_the_endpoints_is_kept() -> None:
+    with (
+        serving(Script(told([EMPTY]))) as server,
+        Client(f"http://localhost:{server.port}/models/ner/") as client,
+    ):
+        client.entities("a")
+        assert server.asked[0].head.startswith("POST /models/ner/v1/entities HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("said", ["", "soon", "-3", "1e3", "Wed, 99 Nov"])
+def test_a_retry_after_that_says_nothing_is_not_heeded(said: str) -> None:
+    headers = client_module.http.client.HTTPMessage()
+    headers["Retry-After"] = said
+    assert retry_after_s(headers) is None
+    past = client_module.http.client.HTTPMessage()
+    past["Retry-After"] = "Wed, 21 Oct 2015 07:28:00 GMT"
+    assert retry_after_s(past) == 0
+
+
+def test_the_code_in_its_page_runs(url: str) -> None:
+    page = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 2
+    known: dict[str, Any] = {}
+    for block in blocks:
+        exec(block.replace("http://127.0.0.1:8000", url), known)  # noqa: S102 - the page is ours
+    assert known["answer"]["entities"][0]["text"] == "Rome"
