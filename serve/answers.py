@@ -14,6 +14,8 @@ OffsetUnit = Literal["codepoints", "utf16", "utf8"]
 
 # Six decimals: finer than float32 logits are meant, and short in JSON.
 SCORE_DECIMALS = 6
+# More labels than any model has; a number beyond it would not travel to a model's process.
+MOST_LABELS = 1_000_000
 
 
 class Entity(TypedDict):
@@ -83,8 +85,10 @@ class AnswerOptions:
             raise BadInput(
                 f"aggregation {self.aggregation!r}: give one of {get_args(Aggregation)}", field="aggregation"
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise BadInput(f"top_k {self.top_k}: give 1 or more, or leave it out for all labels", field="top_k")
+        if self.top_k is not None and not 1 <= self.top_k <= MOST_LABELS:
+            raise BadInput(
+                f"top_k {self.top_k}: give 1 to {MOST_LABELS:,}, or leave it out for all labels", field="top_k"
+            )
 
 
 def entities_answer(

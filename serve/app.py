@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import uvicorn
@@ -20,14 +20,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serve.answers import AnswerOptions
-from serve.bundle import Task
+from serve.bundle import Manifest
+from serve.docs_page import docs_page
 from serve.edge import Edge, json_response, on_http_exception, on_stillroom_error
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.listen import listening, reloading_on_hangup, signals_kept_from_killing
 from serve.metrics import Metrics
 from serve.model_process import Answered
 from serve.openapi import openapi
-from serve.requests import ClassifyRequest, EntitiesRequest, Limits, check_limits, read_request
+from serve.protocol_v2 import routes as v2_routes
+from serve.relations import decode_relations, marked_texts
+from serve.requests import ClassifyRequest, EntitiesRequest, Limits, check_limits, read_json, read_request
 from serve.served import ServedModel
 from serve.texts import as_texts, pairs_of
 from serve.tracing import Traces, traces_from_environment
@@ -38,7 +41,13 @@ log = logging.getLogger("serve")
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 
-ENDPOINT_OF: dict[Task, str] = {"token-classification": "/v1/entities", "text-classification": "/v1/classify"}
+# What a model is for: its task, but that relations are a kind of their own.
+Kind = Literal["token-classification", "text-classification", "relations"]
+ENDPOINT_OF: dict[Kind, str] = {
+    "token-classification": "/v1/entities",
+    "text-classification": "/v1/classify",
+    "relations": "/v1/relations",
+}
 
 # How long a server that was told to stop waits for the answers under way.
 DRAIN_S = 30
@@ -100,6 +109,14 @@ class Service:
         model = self._model(asked.model, "text-classification")
         return await self._answer(request, model, as_texts(asked.text), pairs, options)
 
+    async def relations(self, request: Request) -> Response:
+        """POST /v1/relations: what one part of each text is to another."""
+        asked = decode_relations(await read_json(request, self.limits.body_bytes))
+        texts = marked_texts(asked, self.limits)
+        options = AnswerOptions(top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain)
+        model = self._model(asked.model, "relations")
+        return await self._answered(request, model, [TextWork(text, None, options) for text in texts])
+
     async def describe_models(self, request: Request) -> Response:
         """GET /v1/models: what is served."""
         return json_response({"models": [model.description() for model in self.models.values()]})
@@ -110,12 +127,17 @@ class Service:
 
     async def readyz(self, request: Request) -> Response:
         """GET /readyz: 200 once every model has run; 503 before, and for good when one failed to."""
-        if self._warming is None or not self._warming.done():
-            raise Unavailable("the models are warming up; ask again in a second")
-        if idle := [name for name, model in self.models.items() if not model.ready]:
-            listed = ", ".join(map(repr, idle))
-            raise Unavailable(f"no process computes for {listed}; the server's log says why")
+        if reason := self.unready():
+            raise reason
         return json_response({"status": "ready"})
+
+    def unready(self) -> Unavailable | None:
+        """Why not every model can answer now; None when all can."""
+        if self._warming is None or not self._warming.done():
+            return Unavailable("the models are warming up; ask again in a second")
+        if idle := [name for name, model in self.models.items() if not model.ready]:
+            return Unavailable(f"no process computes for {', '.join(map(repr, idle))}; the server's log says why")
+        return None
 
     async def metrics_text(self, request: Request) -> Response:
         """GET /metrics, for Prometheus."""
@@ -123,7 +145,17 @@ class Service:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return json_response(openapi())
+        return json_response(self._document())
+
+    async def docs(self, request: Request) -> Response:
+        """GET /docs: the same for a person."""
+        page = docs_page(self._document())
+        headers = {"Content-Security-Policy": content_security_policy(page)}
+        return Response(page, headers=headers, media_type="text/html; charset=utf-8")
+
+    def _document(self) -> dict[str, object]:
+        named = {name: model.manifest for name, model in self.models.items()}
+        return openapi({**named, **{alias: named[name] for alias, name in self.aliases.items()}}, self.limits)
 
     async def try_page(self, request: Request) -> Response:
         """GET /: a page to try the models on."""
@@ -135,7 +167,11 @@ class Service:
         check_limits(texts, "text", self.limits)
         check_limits(pairs or [], "text_pair", self.limits)
         seconds: list[str] | list[None] = pairs or [None] * len(texts)
-        works: list[Work] = [TextWork(*pair, options) for pair in zip(texts, seconds, strict=True)]
+        return await self._answered(
+            request, model, [TextWork(*pair, options) for pair in zip(texts, seconds, strict=True)]
+        )
+
+    async def _answered(self, request: Request, model: ServedModel, works: list[Work]) -> Response:
         answers = await self.answers(request, model, works)
         results = [msgspec.Raw(answer) for answer in answers if isinstance(answer, bytes)]
         return json_response({"model": model.manifest.name, "variant": model.variant, "results": results})
@@ -151,16 +187,21 @@ class Service:
                 f"no answer within {self.limits.answer_s:g} s; send fewer texts at once, or try again later"
             ) from error
 
-    def _model(self, name: str | None, task: Task) -> ServedModel:
-        """The model called `name`, or the first one of `task`."""
-        of_task = [model for model in self.models.values() if model.manifest.task == task]
-        if name is None and of_task:
-            return of_task[0]
+    def _model(self, name: str | None, kind: Kind) -> ServedModel:
+        """The model called `name`, or the first one of `kind`.
+
+        A model of relations classifies texts that hold markers, when it is named or there is none that takes others.
+        """
+        if name is None:
+            of_kind = [model for model in self.models.values() if kind_of(model.manifest) == kind]
+            of_task = [model for model in self.models.values() if model.manifest.task == kind]
+            if found := of_kind or of_task:
+                return found[0]
         other = self.named(name) if name is not None else next(iter(self.models.values()))
-        if other.manifest.task != task:
+        if kind not in {kind_of(other.manifest), other.manifest.task}:
             raise BadInput(
-                f"{other.manifest.name!r} is for {other.manifest.task}; "
-                f"post to {ENDPOINT_OF[other.manifest.task]} instead",
+                f"{other.manifest.name!r} is for {kind_of(other.manifest)}; "
+                f"post to {ENDPOINT_OF[kind_of(other.manifest)]} instead",
                 field="model",
             )
         return other
@@ -204,6 +245,11 @@ class Service:
                 model.batcher.give_up(f"model {model.manifest.name!r} cannot be served; the server's log says why")
 
 
+def kind_of(manifest: Manifest) -> Kind:
+    """What a model is asked for."""
+    return "relations" if manifest.relations else manifest.task
+
+
 def create_app(
     bundles: Sequence[Path | str],
     *,
@@ -238,12 +284,15 @@ def create_app(
     routes = [
         Route("/v1/entities", service.entities, methods=["POST"]),
         Route("/v1/classify", service.classify, methods=["POST"]),
+        Route("/v1/relations", service.relations, methods=["POST"]),
         Route("/v1/models", service.describe_models),
         Route("/healthz", service.healthz),
         Route("/readyz", service.readyz),
         Route("/metrics", service.metrics_text),
         Route("/openapi.json", service.openapi),
+        Route("/docs", service.docs),
         Route("/", service.try_page),
+        *v2_routes(service),
     ]
     endpoints = frozenset(route.path for route in routes)
     app = Starlette(

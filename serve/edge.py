@@ -36,9 +36,9 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
 class ErrorResponse(Response):
     """An answer that is an error: told to the client, and to the visit."""
 
-    def __init__(self, code: str, content: bytes, status: int, headers: Mapping[str, str] | None) -> None:
-        super().__init__(content, status, headers, "application/json")
-        self.code = code
+    def __init__(self, described: dict[str, str], status: int, headers: Mapping[str, str] | None, *, path: str) -> None:
+        super().__init__(msgspec.json.encode(in_form_of(path, described)), status, headers, "application/json")
+        self.code = described["code"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Note the error's code, and answer."""
@@ -46,15 +46,23 @@ class ErrorResponse(Response):
         await super().__call__(scope, receive, send)
 
 
-def error_response(error: StillroomError, headers: Mapping[str, str] | None = None) -> Response:
-    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After."""
+def error_response(error: StillroomError, headers: Mapping[str, str] | None = None, *, path: str = "") -> Response:
+    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After.
+
+    Where the `path` asked for is of the Open Inference Protocol, in that protocol's form: `{"error": message}`.
+    """
     described = {"code": error.code, "message": error.message}
     if error.field is not None:
         described["field"] = error.field
     sent = dict(headers or {})
     if isinstance(error, Overloaded):
         sent["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    return ErrorResponse(error.code, msgspec.json.encode({"error": described}), error.http_status, sent)
+    return ErrorResponse(described, error.http_status, sent, path=path)
+
+
+def in_form_of(path: str, described: dict[str, str]) -> dict[str, object]:
+    """The body of an error at `path`."""
+    return {"error": described["message"] if path == "/v2" or path.startswith("/v2/") else described}
 
 
 async def on_stillroom_error(request: Request, error: Exception) -> Response:
@@ -62,14 +70,15 @@ async def on_stillroom_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StillroomError)
     if error.fault == "ours":
         raise error
-    return error_response(error)
+    return error_response(error, path=request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """The answer to starlette's own errors: no such path (404), not that method (405)."""
     assert isinstance(error, HTTPException)
     if error.status_code == NotFound.http_status:
-        return error_response(NotFound(f"there is nothing at {request.url.path}; see /openapi.json for the endpoints"))
+        nothing = NotFound(f"there is nothing at {request.url.path}; see /openapi.json for the endpoints")
+        return error_response(nothing, path=request.url.path)
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         described = {
@@ -78,7 +87,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         }
     else:
         described = {"code": "http_error", "message": str(error.detail)}
-    return ErrorResponse(described["code"], msgspec.json.encode({"error": described}), error.status_code, error.headers)
+    return ErrorResponse(described, error.status_code, error.headers, path=request.url.path)
 
 
 class Edge:
@@ -124,8 +133,9 @@ class Edge:
             if status:  # the answer has begun: all that is left is to break it off
                 raise
             told = InternalError(f"the server failed; its log says why, under request {request_id}")
-            await error_response(told)(scope, receive, send_with_id)
+            await error_response(told, path=scope["path"])(scope, receive, send_with_id)
         finally:
+            endpoint = scope.get("stillroom.endpoint", endpoint)
             self.metrics.requests.labels(endpoint, str(status)).inc()
             self.metrics.request_seconds.labels(endpoint).observe(time.perf_counter() - visit.begun_s)
             if visit.error_code is not None:

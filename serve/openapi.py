@@ -1,12 +1,20 @@
-"""The server's endpoints, described for programs: OpenAPI 3.1, with schemas made from the types that the code uses."""
+"""The server's endpoints, described for programs: OpenAPI 3.1, with schemas made from the types that the code uses.
 
+The document is of one server: the names of its models and its limits stand in it. schemathesis holds a running server
+against it, see `benchmarks/serve/schemathesis_run.py`.
+"""
+
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
-from serve.answers import EntitiesAnswer, LabelsAnswer
-from serve.requests import ClassifyRequest, EntitiesRequest
+from serve.answers import MOST_LABELS, EntitiesAnswer, LabelsAnswer
+from serve.bundle import Manifest
+from serve.openapi_v2 import V2_ERROR, v2_paths, v2_schemas
+from serve.relations import RelationItemsRequest, RelationRequest
+from serve.requests import ClassifyRequest, EntitiesRequest, Limits
 
 
 class EntitiesResponse(TypedDict):
@@ -45,12 +53,18 @@ class ModelsResponse(TypedDict):
     models: list[ModelDescription]
 
 
-class ErrorDetail(TypedDict, total=False):
+class StateResponse(TypedDict):
+    """The server's state in a word."""
+
+    status: str
+
+
+class ErrorDetail(TypedDict):
     """What went wrong: a stable code, a message for a person, and the field of the request where there is one."""
 
     code: str
     message: str
-    field: str
+    field: NotRequired[str]
 
 
 class ErrorResponse(TypedDict):
@@ -59,76 +73,156 @@ class ErrorResponse(TypedDict):
     error: ErrorDetail
 
 
+Schema = dict[str, Any]
+
+# Of every endpoint, of those that take a body, and of those that a model answers.
 ERRORS = {
-    "400": "the body is not JSON",
-    "404": "no such model",
-    "413": "over one of the server's limits",
-    "415": "not application/json",
-    "422": "a field is missing, unknown or not as needed",
-    "429": "the queue is full; Retry-After says when to come again",
+    "404": "no such path or model",
+    "405": "not by this method; Allow says by which",
     "500": "a fault of the server",
+}
+BODY_ERRORS = {
+    "400": "the body is not JSON, or its parts are not as the headers say",
+    "413": "over one of the server's limits",
+    "415": "of another media type, or compressed",
+    "422": "a field is missing, unknown or not as needed",
+}
+MODEL_ERRORS = {
+    "429": "the queue is full; Retry-After says when to come again",
+    "503": "no process can compute it now",
     "504": "no answer in the time allowed",
 }
+HEADERS: dict[str, Schema] = {
+    "X-Request-Id": {
+        "description": "the request's own X-Request-Id where it is of up to 128 plain characters, else a new one; the log speaks of it",
+        "required": True,
+        "schema": {"type": "string"},
+    },
+    "Server-Timing": {
+        "description": "milliseconds of the text answered last: queue, tokenise, run and decode; and total, of the request",
+        "schema": {"type": "string"},
+    },
+    "Allow": {"description": "the methods of this path", "schema": {"type": "string"}},
+    "Retry-After": {"description": "seconds", "schema": {"type": "integer", "minimum": 1}},
+}
+ADDED_HEADER = {"405": "Allow", "429": "Retry-After"}
+REQUEST_ID: Schema = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "a name for this request, for the log and for its answer",
+    "schema": {"type": "string"},
+}
+
+# What `AnswerOptions` needs beyond types.
+OPTION_SCHEMAS: dict[str, Schema] = {
+    "min_score": {"minimum": 0, "maximum": 1},
+    "top_k": {"minimum": 1, "maximum": MOST_LABELS},
+}
+
+ENTITIES_EXAMPLE = {"text": ["Ms Keller moved to Graz", "fly to Rome"], "min_score": 0.5, "offsets": "utf16"}
+CLASSIFY_EXAMPLE = {"text": "Where is my parcel?", "top_k": 2}
+RELATIONS_EXAMPLE = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}}
+# The requests, and which models may be named in each.
+FITTING: dict[type[msgspec.Struct], Callable[[Manifest], bool]] = {
+    EntitiesRequest: lambda manifest: manifest.task == "token-classification",
+    ClassifyRequest: lambda manifest: manifest.task == "text-classification",
+    RelationRequest: lambda manifest: manifest.relations,
+    RelationItemsRequest: lambda manifest: manifest.relations,
+}
+REQUESTS = tuple(FITTING)
 
 
-def openapi() -> dict[str, object]:
-    """The OpenAPI document of this version."""
-    types = (EntitiesRequest, ClassifyRequest, EntitiesResponse, ClassifyResponse, ModelsResponse, ErrorResponse)
-    references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    entities, classify, entities_response, classify_response, models, error = references
+def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]:
+    """The OpenAPI document of a server of `models`, by their names and aliases."""
+    responses = (EntitiesResponse, ClassifyResponse, ModelsResponse, StateResponse, ErrorResponse)
+    references, schemas = msgspec.json.schema_components(
+        (*REQUESTS, *responses), ref_template="#/components/schemas/{name}"
+    )
+    reference = {kind.__name__: found for kind, found in zip((*REQUESTS, *responses), references, strict=True)}
+    _limit(schemas, models, limits)
+    asked_relations = {"oneOf": [reference["RelationRequest"], reference["RelationItemsRequest"]]}
+    labels, state = reference["ClassifyResponse"], _json(reference["StateResponse"])
+    paths: dict[str, Schema] = {
+        "/v1/entities": _post(
+            "Find entities", "entities", reference["EntitiesRequest"], reference["EntitiesResponse"], ENTITIES_EXAMPLE
+        ),
+        "/v1/classify": _post("Classify texts", "classify", reference["ClassifyRequest"], labels, CLASSIFY_EXAMPLE),
+        "/v1/relations": _post(
+            "Say what one part of a text is to another", "relations", asked_relations, labels, RELATIONS_EXAMPLE
+        ),
+        "/v1/models": _get("The models served", "models", _json(reference["ModelsResponse"])),
+        "/healthz": _get("The process is up", "healthz", state),
+        "/readyz": _get("Every model is warm", "readyz", state, {"503": "still warming up, or no process computes"}),
+        "/metrics": _get(
+            "Counters in Prometheus's text format", "metrics", {"text/plain": {"schema": {"type": "string"}}}
+        ),
+        "/openapi.json": _get("This document", "openapi", _json({"type": "object"})),
+        "/docs": _get("This document, for a person", "docs", {"text/html": {"schema": {"type": "string"}}}),
+        "/": _get("A page to try the models on", "page", {"text/html": {"schema": {"type": "string"}}}),
+        **v2_paths(models, {**BODY_ERRORS, **MODEL_ERRORS}),
+    }
+    for path, methods in paths.items():
+        for operation in methods.values():
+            _complete(operation, V2_ERROR if path.startswith("/v2") else reference["ErrorResponse"])
     return {
         "openapi": "3.1.0",
-        "info": {"title": "stillroom", "version": _version()},
-        "paths": {
-            "/v1/entities": {"post": _post("Find entities", "entities", entities, entities_response, error)},
-            "/v1/classify": {"post": _post("Classify texts", "classify", classify, classify_response, error)},
-            "/v1/models": {"get": _get("The models served", "models", {"application/json": {"schema": models}})},
-            "/healthz": {"get": _get("The process is up", "healthz", {"application/json": {}})},
-            "/readyz": {
-                "get": _get(
-                    "Every model is warm",
-                    "readyz",
-                    {"application/json": {}},
-                    {"503": _error("still warming up", error)},
-                )
-            },
-            "/metrics": {"get": _get("Counters in Prometheus's text format", "metrics", {"text/plain": {}})},
-            "/openapi.json": {"get": _get("This document", "openapi", {"application/json": {}})},
-            "/": {"get": _get("A page to try the models on", "page", {"text/html": {}})},
-        },
-        "components": {"schemas": components},
+        "info": {"title": "stillroom", "version": program_version()},
+        "paths": paths,
+        "components": {"schemas": {**schemas, **v2_schemas(OPTION_SCHEMAS)}, "headers": HEADERS},
     }
 
 
-def _post(
-    summary: str, name: str, asked: dict[str, object], answered: dict[str, object], error: dict[str, object]
-) -> dict[str, object]:
+def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits: Limits) -> None:
+    """Adds to the types what the server needs beyond them: limits, and the names of its models."""
+    for kind in REQUESTS:
+        properties = schemas[kind.__name__]["properties"]
+        for name, schema in properties.items():
+            schema.update(OPTION_SCHEMAS.get(name, {}))
+        if names := [name for name, manifest in models.items() if FITTING[kind](manifest)]:
+            properties["model"] = {"enum": [*names, None], "description": properties["model"]["description"]}
+        for name in properties.keys() & {"text", "text_pair", "items"}:
+            properties[name].update(minItems=1, maxItems=limits.texts, maxLength=limits.text_characters)
+            for alternative in properties[name].get("anyOf", []):
+                if alternative["type"] == "array":
+                    alternative["items"]["maxLength"] = limits.text_characters
+    schemas["RelationItem"]["properties"]["text"]["maxLength"] = limits.text_characters
+
+
+def _post(summary: str, name: str, asked: Schema, answered: Schema, example: object) -> Schema:
+    content = {"application/json": {"schema": asked, "example": example}}
     return {
-        "summary": summary,
-        "operationId": name,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": asked}}},
-        "responses": {
-            "200": {"description": "answers", "content": {"application/json": {"schema": answered}}},
-            **{status: _error(meaning, error) for status, meaning in ERRORS.items()},
-        },
+        "post": {
+            "summary": summary,
+            "operationId": name,
+            "requestBody": {"required": True, "content": content},
+            "responses": {"200": {"description": "answers", "content": _json(answered)}},
+            "x-errors": {**BODY_ERRORS, **MODEL_ERRORS},
+        }
     }
 
 
-def _get(
-    summary: str, name: str, content: dict[str, object], errors: dict[str, object] | None = None
-) -> dict[str, object]:
-    return {
-        "summary": summary,
-        "operationId": name,
-        "responses": {"200": {"description": summary, "content": content}, **(errors or {})},
-    }
+def _get(summary: str, name: str, content: Schema, errors: dict[str, str] | None = None) -> Schema:
+    responses = {"200": {"description": summary, "content": content}}
+    return {"get": {"summary": summary, "operationId": name, "responses": responses, "x-errors": errors or {}}}
 
 
-def _error(meaning: str, schema: dict[str, object]) -> dict[str, object]:
-    return {"description": meaning, "content": {"application/json": {"schema": schema}}}
+def _complete(operation: Schema, error: Schema) -> None:
+    """Gives an operation what all have: the request's id, and its errors as answers in the form `error`."""
+    operation.setdefault("parameters", []).append(REQUEST_ID)
+    for status, meaning in sorted({**ERRORS, **operation.pop("x-errors")}.items()):
+        operation["responses"][status] = {"description": meaning, "content": _json(error)}
+    for status, response in operation["responses"].items():
+        timed = "Server-Timing" if status == "200" and "504" in operation["responses"] else None
+        names = ["X-Request-Id", *filter(None, [ADDED_HEADER.get(status), timed])]
+        response.setdefault("headers", {}).update({name: {"$ref": f"#/components/headers/{name}"} for name in names})
 
 
-def _version() -> str:
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}
+
+
+def program_version() -> str:
+    """The version that is installed."""
     try:
         return version("stillroom")
     except PackageNotFoundError:  # run from a checkout that was not installed

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import overload
 
@@ -167,10 +168,12 @@ class Pipeline:
         of_classes = applying_labels_answer if self.manifest.multi_label else labels_answer
         return of_classes(logits, labels, options, truncated=truncated, abstain_below=self._abstain_below)
 
-    def answered(self, works: Sequence[Work]) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
+    def answered(
+        self, works: Sequence[Work], run_tokens: int = RUN_TOKENS
+    ) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
         """The answers to `works` by their places, a run of the model at a time, the shortest first.
 
-        A run is of rows of like length, see `length_batches`. A text longer than the model is read in several rows, perhaps
+        A run is of rows of like length, at most `run_tokens` padded tokens for each thread, or one row. A text longer than the model is read in several rows, perhaps
         in several runs, and answered with the last. One that fails is answered by its error, and spoils no other's answer.
         """
         began_s = time.perf_counter()
@@ -182,7 +185,7 @@ class Pipeline:
             yield failed, Parts(0, 0, 0, tokenise_s, 0.0, 0.0)
             tokenise_s = 0.0
         threads = self.session.threads
-        for batch in length_batches(lengths, RUN_TOKENS * threads, RUN_COSTS_TOKENS * threads):
+        for batch in length_batches(lengths, run_tokens * threads, RUN_COSTS_TOKENS * threads):
             # A text that failed in one window is answered; its others need not run.
             chosen = [pieces[index] for index in batch if pieces[index][0] in read]
             if not chosen:
@@ -211,7 +214,10 @@ class Pipeline:
         pairs: list[tuple[int, TextWork]] = []
         for place, work in enumerate(works):
             if isinstance(work, TokenWork):
-                read[place] = TokenRow(work.input_ids, work.attention_mask, work.token_type_ids)
+                if min(work.input_ids) >= 0 and max(work.input_ids) < self._vocabulary:
+                    read[place] = TokenRow(work.input_ids, work.attention_mask, work.token_type_ids)
+                else:
+                    failed.append((place, self._strange_id(work.input_ids)))
             else:
                 (singles if work.pair is None else pairs).append((place, work))
         for group in (singles, pairs):
@@ -226,6 +232,19 @@ class Pipeline:
                     except StillroomError as error:
                         failed.append((place, error))
         return read, failed
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        """How many ids there are, gaps included. A runtime that looks up one beyond fails, or reads other memory."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    def _strange_id(self, ids: list[int]) -> BadInput:
+        wrong = next(each for each in ids if not 0 <= each < self._vocabulary)
+        return BadInput(
+            f"input_ids holds {wrong}; {self.manifest.name!r} knows the ids 0 to {self._vocabulary - 1}: "
+            "tokenise with the bundle's own tokenizer.json",
+            field="input_ids",
+        )
 
     def _readings(self, works: list[TextWork]) -> list[Row | Windows]:
         """How texts are read that all have a pair, or all have none. BadInput for one that cannot be answered."""

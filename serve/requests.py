@@ -1,5 +1,6 @@
 """What a client may send: bodies within the limits, and the fields of each endpoint."""
 
+import dataclasses
 import json
 import re
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from serve.answers import OffsetUnit
+from serve.answers import AnswerOptions, OffsetUnit
 from serve.errors import BadInput, BadRequest, TooLarge, UnsupportedMedia
 from serve.spans import Aggregation
 
@@ -87,25 +88,40 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ] = False
 
 
-Asked = TypeVar("Asked", EntitiesRequest, ClassifyRequest)
+def options_of(kind: type[msgspec.Struct]) -> list[str]:
+    """Which fields of a request are options of its answers."""
+    return [field.name for field in dataclasses.fields(AnswerOptions) if field.name in kind.__struct_fields__]
+
+
+Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
 async def read_request(request: Request, kind: type[Asked], limits: Limits) -> Asked:
     """The request's body as `kind`. Raises the BadInput that says what is wrong with it."""
+    return decode(await read_json(request, limits.body_bytes), kind)
+
+
+async def read_json(request: Request, limit_bytes: int) -> bytes:
+    """The body, which is said to be JSON. UnsupportedMedia when it is not; what `read_body` raises."""
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMedia(
             f"the content type is {content_type or 'not given'}; send JSON with Content-Type: application/json"
         )
-    return decode(await read_body(request, limits.body_bytes), kind)
+    return await read_body(request, limit_bytes)
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
     """The body, kept no further than `limit_bytes`. TooLarge beyond, whether or not the length was declared.
 
+    UnsupportedMedia when it is compressed: a few bytes could then stand for gigabytes.
+
     The connection stays open, and uvicorn throws away what still comes: closing it on a client that is sending would
     often lose the answer on its way.
     """
+    coding = request.headers.get("content-encoding", "").strip()
+    if coding.lower() not in {"", "identity"}:
+        raise UnsupportedMedia(f"the content encoding is {coding}; send the body as it is, without Content-Encoding")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise TooLarge(
@@ -135,9 +151,10 @@ def decode(body: bytes, kind: type[Asked]) -> Asked:
 
 def _field_error(message: str, kind: type[Asked]) -> BadInput:
     """msgspec's message, with the field it speaks of and what that field needs."""
-    # "... - at `$.text[3]`", "... required field `text`", "... unknown field `txt`"
-    if found := re.search(r"`\$\.([^`]+)`$", message) or re.search(r"field `([^`]*)`$", message):
-        field = found[1]
+    # "... - at `$.text[3]`", "... required field `text`", "... unknown field `txt` - at `$.head`"
+    inside, of_object = re.search(r"`\$\.([^`]+)`$", message), re.search(r"field `([^`]*)`", message)
+    if found := inside or of_object:
+        field = f"{inside[1]}.{of_object[1]}" if inside and of_object else found[1]
         name = re.split(r"[.\[]", field)[0]
         if name not in kind.__struct_fields__:
             return BadInput(
@@ -145,6 +162,7 @@ def _field_error(message: str, kind: type[Asked]) -> BadInput:
             )
         reason = message.partition(" - at ")[0]
         reason = "missing" if reason.startswith("Object missing") else reason[0].lower() + reason[1:]
+        reason = "not a field" if reason.startswith("object contains unknown") else reason
         return BadInput(f"{field}: {reason}; give {_need(kind, name)}", field=field)
     return BadInput(f'the body: {message[0].lower()}{message[1:]}; send an object such as {{"text": "..."}}')
 
@@ -158,14 +176,22 @@ def _need(kind: type[Asked], name: str) -> str:
 def _field_with_half_a_pair(body: bytes) -> str | None:
     """The field in which otherwise right JSON has half a surrogate pair (`"\\ud83d"`); None when it is not that."""
     try:
-        fields = json.loads(body)
+        return _half_a_pair_in(json.loads(body), "")
     except (ValueError, RecursionError):
         return None
-    for name, value in fields.items() if isinstance(fields, dict) else ():
-        for index, text in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(text, str) and any("\ud800" <= character <= "\udfff" for character in text):
-                return f"{name}[{index}]" if isinstance(value, list) else name
-    return None
+
+
+def _half_a_pair_in(value: object, path: str) -> str | None:
+    """Where in `value`, which stands at `path`, there is a string with half a surrogate pair."""
+    if isinstance(value, str):
+        return path if path and any("\ud800" <= character <= "\udfff" for character in value) else None
+    if isinstance(value, dict):
+        inner = ((each, f"{path}.{name}" if path else name) for name, each in value.items())
+    elif isinstance(value, list):
+        inner = ((each, f"{path}[{index}]") for index, each in enumerate(value))
+    else:
+        return None
+    return next((found for each, at in inner if (found := _half_a_pair_in(each, at))), None)
 
 
 def check_limits(texts: list[str], field: str, limits: Limits) -> None:

@@ -3,6 +3,7 @@
 The model is a lookup table: a token's logits depend on that token alone, so a test can say what the answer must be.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from serve.bundle import SCHEMA_VERSION, canonical_json, digest, sha256_file
 from serve.labels import bio_tags
+from serve.markers import MARKERS
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 CITIES = ["rome", "oslo", "paris", "münchen"]
@@ -19,15 +21,20 @@ WORDS = ["fly", "to", "from", "please", "refund", "i", "love", "it", "new", "yor
 VOCABULARY = [*SPECIAL, *CITIES, *WORDS]
 TAGS = list(bio_tags(["city"]))
 INTENTS = ["book", "praise", "refund"]
+RELATIONS = ["none", "from", "to"]
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A cased WordPiece tokenizer that, like some on the Hub, comes with padding and truncation switched on."""
+def write_tokenizer(folder: Path, special: Sequence[str] = ()) -> None:
+    """A cased WordPiece tokenizer that, like some on the Hub, comes with padding and truncation switched on.
+
+    `special` tokens get the ids behind the vocabulary's.
+    """
     vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.add_special_tokens(list(special))
     tokenizer.enable_padding(length=128)
     tokenizer.enable_truncation(4)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -144,3 +151,22 @@ def intent_table() -> np.ndarray:
     for intent, token in enumerate(["fly", "love", "refund"]):
         table[VOCABULARY.index(token), intent] = 9.0
     return table
+
+
+def relation_table() -> np.ndarray:
+    """(vocabulary and markers, relations): `from` and `to` say which it is, and the markers that there is one."""
+    table = np.zeros((len(VOCABULARY) + len(MARKERS), len(RELATIONS)))
+    table[: len(VOCABULARY), RELATIONS.index("none")] = 1.0
+    table[len(VOCABULARY) :, RELATIONS.index("none")] = -2.0
+    for relation in ("from", "to"):
+        table[VOCABULARY.index(relation), RELATIONS.index(relation)] = 9.0
+    return table
+
+
+def write_relations_bundle(folder: Path) -> Path:
+    """A bundle of relations."""
+    folder.mkdir(parents=True)
+    write_tokenizer(folder, MARKERS)
+    write_graph(folder / "onnx" / "model.onnx", relation_table(), per_text=True)
+    write_manifest(folder, task="text-classification", labels=RELATIONS, relations=True)
+    return folder

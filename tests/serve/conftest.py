@@ -6,7 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lookup_bundles import INTENTS, VOCABULARY, city_table, intent_table, write_graph, write_manifest, write_tokenizer
+from lookup_bundles import (
+    INTENTS,
+    VOCABULARY,
+    city_table,
+    intent_table,
+    write_graph,
+    write_manifest,
+    write_relations_bundle,
+    write_tokenizer,
+)
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +36,11 @@ def intents_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_graph(folder / "onnx" / "model.onnx", intent_table(), per_text=True)
     write_manifest(folder, task="text-classification", labels=INTENTS)
     return folder
+
+
+@pytest.fixture(scope="session")
+def relations_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_relations_bundle(tmp_path_factory.mktemp("bundles") / "relations")
 
 
 @pytest.fixture

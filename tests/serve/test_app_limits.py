@@ -301,6 +301,9 @@ def test_a_model_answers_to_its_alias(entities_bundle: Path) -> None:
         unknown = await client.post("/v1/entities", json={"text": "rome", "model": "dev"})
         assert unknown.status_code == 404
         assert "'prod'" in unknown.json()["error"]["message"]
+        assert (await client.get("/v2/models/prod")).json()["name"] == "cities"
+        schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+        assert schemas["EntitiesRequest"]["properties"]["model"]["enum"] == ["cities", "prod", None]
 
     asking(app, scenario)
     with pytest.raises(BadInput, match="alias 'prod' for 'towns': there is 'cities'"):

@@ -1,0 +1,65 @@
+"""A real server of three small models (entities, classes, relations) in a process of its own, for those who attack it."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SERVE = """
+import json, sys
+from serve.app import serve
+from serve.requests import Limits
+serve(sys.argv[2:], port=0, threads=1, processes=1, limits=Limits(**json.loads(sys.argv[1])))
+"""
+
+
+def write_bundles(folder: Path) -> list[Path]:
+    """The three bundles in `folder`; what their models answer is said in `tests/lookup_bundles.py`."""
+    sys.path += [folder for folder in (str(ROOT), str(ROOT / "tests")) if folder not in sys.path]
+    from lookup_bundles import INTENTS, city_table, intent_table, write_bundle, write_relations_bundle
+
+    return [
+        write_bundle(folder / "cities", city_table()),
+        write_bundle(folder / "intents", intent_table(), task="text-classification", labels=INTENTS),
+        write_relations_bundle(folder / "relations"),
+    ]
+
+
+@contextlib.contextmanager
+def serving(bundles: list[Path], **limits: float) -> Iterator[str]:
+    """The URL of a server of `bundles` with some other `limits` than usual, once it is ready; ended at the end."""
+    command = [sys.executable, "-c", SERVE, json.dumps(limits), *map(str, bundles)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            url = process.stdout.readline().strip()
+            wait_until_ready(url)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(timeout=40)
+
+
+@contextlib.contextmanager
+def small_server(**limits: float) -> Iterator[str]:
+    """The URL of a server of the three small models."""
+    with tempfile.TemporaryDirectory() as folder, serving(write_bundles(Path(folder)), **limits) as url:
+        yield url
+
+
+def wait_until_ready(url: str) -> None:
+    """Returns once every model of the server is warm; TimeoutError when that takes a minute."""
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        with contextlib.suppress(urllib.error.URLError):
+            if urllib.request.urlopen(f"{url}/readyz", timeout=5).status == 200:  # noqa: S310  # our own http URL
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"the server at {url} is not ready after a minute")

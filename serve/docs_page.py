@@ -1,0 +1,74 @@
+"""`/docs`: the endpoints for a person, made from the OpenAPI document alone. No script, nothing from elsewhere."""
+
+import json
+from html import escape
+from typing import Any
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { max-width: 52rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif; }
+h2 { font: 600 1rem ui-monospace, monospace; margin: 2.5rem 0 .25rem; }
+h2 b { display: inline-block; min-width: 3.2rem; opacity: .65; }
+p { margin: .25rem 0; }
+pre { padding: .75rem 1rem; overflow-x: auto; border: 1px solid #8886; border-radius: .4rem; font-size: .85rem; }
+table { border-collapse: collapse; font-size: .85rem; margin: .5rem 0; }
+td { padding: .1rem 1rem .1rem 0; vertical-align: top; }
+td:first-child { font-family: ui-monospace, monospace; white-space: nowrap; }
+"""
+
+
+def docs_page(document: dict[str, Any]) -> str:
+    """A page of every operation of `document`: what it does, a call of it, its fields, its answers."""
+    sections = [
+        _section(document, path, method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    info = document["info"]
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(info["title"])}: endpoints</title>\n'
+        f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(info['title'])} {escape(info['version'])}</h1>\n"
+        '<p>For programs: <a href="/openapi.json">/openapi.json</a>. To try the models: <a href="/">/</a>.</p>\n'
+        f"{''.join(sections)}</body>\n</html>\n"
+    )
+
+
+def _section(document: dict[str, Any], path: str, method: str, operation: dict[str, Any]) -> str:
+    parameters = [(each["name"], each.get("description", "")) for each in operation.get("parameters", [])]
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    fields = _fields(document, content.get("schema", {}))
+    answers = [(status, response["description"]) for status, response in operation["responses"].items()]
+    return (
+        f"<h2><b>{method.upper()}</b> {escape(path)}</h2>\n<p>{escape(operation['summary'])}.</p>\n"
+        f"<pre>{escape(_call(path, content.get('example')))}</pre>\n"
+        f"{_table(fields)}{_table(parameters)}{_table(answers)}"
+    )
+
+
+def _call(path: str, example: object) -> str:
+    """The operation as a command."""
+    if example is None:
+        return f"curl -s http://127.0.0.1:8000{path}"
+    body = json.dumps(example, ensure_ascii=False)
+    return f"curl -s http://127.0.0.1:8000{path} \\\n  -H 'Content-Type: application/json' \\\n  -d '{body}'"
+
+
+def _fields(document: dict[str, Any], schema: dict[str, Any]) -> list[tuple[str, str]]:
+    """The fields of a body and what is said of each, of every form that it may have."""
+    found: dict[str, str] = {}
+    for form in schema.get("oneOf", [schema]):
+        resolved = form
+        if reference := form.get("$ref"):
+            resolved = document["components"]["schemas"][reference.rpartition("/")[2]]
+        for name, each in resolved.get("properties", {}).items():
+            needed = "needed: " if name in resolved.get("required", []) else ""
+            found.setdefault(name, f"{needed}{each.get('description', '')}")
+    return list(found.items())
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(meaning)}</td></tr>\n" for name, meaning in rows)
+    return f"<table>\n{cells}</table>\n"

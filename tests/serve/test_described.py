@@ -1,0 +1,68 @@
+"""The OpenAPI document is true of the server, and the page made of it shows it all."""
+
+import json
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks.serve.schemathesis_run import hold_against_its_document
+from benchmarks.serve.small_server import serving
+
+# Small limits, so that cases at them and beyond are small.
+LIMITS = {"texts": 8, "text_characters": 60, "body_bytes": 20_000}
+
+
+@pytest.fixture(scope="module")
+def url(entities_bundle: Path, intents_bundle: Path, relations_bundle: Path) -> Iterator[str]:
+    with serving([entities_bundle, intents_bundle, relations_bundle], **LIMITS) as url:
+        yield url
+
+
+def test_schemathesis_finds_no_answer_that_is_not_as_described(url: str) -> None:
+    outcome = hold_against_its_document(url, examples=2, seed=0)
+    assert outcome.failures == []
+    assert outcome.operations == 18
+    assert outcome.cases > 500
+
+
+def test_the_document_knows_the_models_and_the_limits_of_its_server(url: str) -> None:
+    document = httpx.get(f"{url}/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    assert schemas["EntitiesRequest"]["properties"]["model"]["enum"] == ["cities", None]
+    assert schemas["ClassifyRequest"]["properties"]["model"]["enum"] == ["intents", "relations", None]
+    assert schemas["RelationRequest"]["properties"]["model"]["enum"] == ["relations", None]
+    assert schemas["EntitiesRequest"]["properties"]["text"]["maxItems"] == LIMITS["texts"]
+    infer = document["paths"]["/v2/models/{name}/infer"]["post"]
+    assert infer["parameters"][0]["schema"]["enum"] == ["cities", "intents", "relations"]
+    assert set(infer["responses"]) == {"200", "400", "404", "405", "413", "415", "422", "429", "500", "503", "504"}
+    assert "X-Request-Id" in infer["responses"]["200"]["headers"]
+    assert "Retry-After" in infer["responses"]["429"]["headers"]
+
+
+def test_the_page_of_the_document_holds_every_operation_and_its_calls_run(url: str) -> None:
+    response = httpx.get(f"{url}/docs")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert "<script" not in response.text
+    assert "http" not in re.sub(r"http://127\.0\.0\.1:8000", "", response.text)
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    document = httpx.get(f"{url}/openapi.json").json()
+    shown = re.findall(r"<h2><b>(\w+)</b> ([^<]+)</h2>", response.text)
+    assert shown == [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
+    calls = [unescape(call) for call in re.findall(r"<pre>(.*?)</pre>", response.text, re.DOTALL)]
+    with_bodies = [call for call in calls if " -d " in call]
+    assert len(with_bodies) == 5
+    for call in with_bodies:
+        path, body = re.findall(r"8000(\S+) .* -d '(.*)'$", call, re.DOTALL)[0]
+        digest = httpx.get(f"{url}/v2/models/intents").json()["versions"][0]
+        real_path = path.replace("{name}", "intents").replace("{version}", digest)
+        answered = httpx.post(f"{url}{real_path}", json=json.loads(body))
+        assert answered.status_code == 200, call
+
+
+def test_a_request_id_comes_back_from_every_endpoint(url: str) -> None:
+    for path in ("/", "/docs", "/openapi.json", "/v2", "/v2/nothing", "/nothing"):
+        assert httpx.get(f"{url}{path}", headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
