@@ -4,11 +4,16 @@ import asyncio
 import base64
 import hashlib
 import logging
+import math
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 import uvicorn
@@ -19,19 +24,26 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from serve.access import Access, Bodies
 from serve.answers import AnswerOptions
 from serve.bundle import Manifest
+from serve.connections import GONE, Watch
 from serve.docs_page import docs_page
+from serve.drain import DrainingServer
 from serve.edge import Edge, json_response, on_http_exception, on_stillroom_error
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
-from serve.listen import listening, reloading_on_hangup, signals_kept_from_killing
+from serve.keys import read_keys
+from serve.listen import listening, load_certificate, openable_connections, reloading_on_hangup, tls_context
+from serve.logs import logging_to_stderr
 from serve.metrics import Metrics
 from serve.model_process import Answered
 from serve.openapi import openapi
+from serve.origins import Origins
 from serve.protocol_v2 import routes as v2_routes
 from serve.relations import decode_relations, marked_texts
-from serve.requests import ClassifyRequest, EntitiesRequest, Limits, check_limits, read_json, read_request
+from serve.requests import ClassifyRequest, EntitiesRequest, check_limits, read_json, read_request
 from serve.served import ServedModel
+from serve.settings import ConnectionLimits, Limits, ServeSettings
 from serve.texts import as_texts, pairs_of
 from serve.tracing import Traces, traces_from_environment
 from serve.visit import visit_in
@@ -49,11 +61,6 @@ ENDPOINT_OF: dict[Kind, str] = {
     "relations": "/v1/relations",
 }
 
-# How long a server that was told to stop waits for the answers under way.
-DRAIN_S = 30
-
-Value = TypeVar("Value")
-
 
 class Service:
     """The endpoints, and what they share: the models by name and their other names, the limits, the counters."""
@@ -65,8 +72,13 @@ class Service:
         metrics: Metrics,
         aliases: Mapping[str, str],
         traces: Traces | None = None,
+        *,
+        log_texts: bool = False,
     ) -> None:
         self.limits = limits
+        self.log_texts = log_texts
+        self.stopping: Callable[[], bool] = lambda: False
+        self.read_again: Callable[[], None] = lambda: None
         self.metrics = metrics
         self.traces = traces
         self.models = {model.manifest.name: model for model in models}
@@ -126,13 +138,15 @@ class Service:
         return json_response({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        """GET /readyz: 200 once every model has run; 503 before, and for good when one failed to."""
+        """GET /readyz: 200 once every model has run; 503 before, once the server stops, and for good when one failed to."""
         if reason := self.unready():
             raise reason
         return json_response({"status": "ready"})
 
     def unready(self) -> Unavailable | None:
         """Why not every model can answer now; None when all can."""
+        if self.stopping():
+            return Unavailable("this server is stopping; ask another one")
         if self._warming is None or not self._warming.done():
             return Unavailable("the models are warming up; ask again in a second")
         if idle := [name for name, model in self.models.items() if not model.ready]:
@@ -178,14 +192,40 @@ class Service:
 
     async def answers(self, request: Request, model: ServedModel, works: list[Work]) -> list[Answered]:
         """The model's answers within the time allowed, dropped when the client hangs up; what goes wrong, as its error."""
+        visit = visit_in(request.scope)
+        if self.log_texts:
+            visit.logged_texts = [work.text for work in works if isinstance(work, TextWork)]
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        due_s = min(visit.due_s or math.inf, now_s + self.limits.answer_s)
+        # A server whose connections say when the client is gone saves a task that waits for it.
+        gone: asyncio.Future[None] = request.scope.get(GONE) or asyncio.ensure_future(_hung_up(request))
         try:
-            with model.held():
-                async with asyncio.timeout(self.limits.answer_s):
-                    return await unless_gone(request, model.answers(works, visit_in(request.scope)))
+            if gone.done():
+                raise ClientDisconnect
+            if due_s <= now_s:
+                raise TimeoutError
+            async with asyncio.timeout_at(due_s) as waiting:
+
+                def hung_up(_: object) -> None:
+                    waiting.reschedule(loop.time())
+
+                gone.add_done_callback(hung_up)
+                try:
+                    with model.held():
+                        return await model.answers(works, visit)
+                finally:
+                    gone.remove_done_callback(hung_up)
         except TimeoutError as error:
+            if gone.done():
+                raise ClientDisconnect from error
+            spent_s = time.perf_counter() - visit.begun_s
             raise DeadlineExceeded(
-                f"no answer within {self.limits.answer_s:g} s; send fewer texts at once, or try again later"
+                f"no answer within {spent_s:.3g} s; send fewer texts at once, or try again later"
             ) from error
+        finally:
+            if isinstance(gone, asyncio.Task):
+                gone.cancel()
 
     def _model(self, name: str | None, kind: Kind) -> ServedModel:
         """The model called `name`, or the first one of `kind`.
@@ -215,10 +255,11 @@ class Service:
         return model
 
     async def reload(self) -> None:
-        """Opens every bundle again, and serves what lies there now once it is warm; what cannot be opened leaves the old one.
+        """Reads keys, certificate and bundles again, and serves what is there now once it is warm; what cannot be read stays as it was.
 
         Requests that were begun are answered by the model that they began with.
         """
+        self.read_again()
         for name, old in list(self.models.items()):
             try:
                 new = await asyncio.to_thread(old.opened_again)
@@ -257,13 +298,16 @@ def create_app(
     threads: int | None = None,
     processes: int | None = None,
     limits: Limits | None = None,
+    access: Access | None = None,
+    bodies_bytes: int = ConnectionLimits.bodies_bytes,
+    log_texts: bool = False,
     aliases: Mapping[str, str] | None = None,
 ) -> Starlette:
-    """The ASGI app that serves `bundles`; each is verified here.
+    """The ASGI app that serves `bundles`; each is verified here. Its `state.service` is the `Service`.
 
-    `variant`, `threads` and `processes` are as in `ServedModel`, for all of them; `aliases` are other names of
-    models. BundleError when one is damaged; BadInput when there
-    is none, or two have one name.
+    `variant`, `threads` and `processes` are as in `ServedModel`, for all of them; `aliases` are other names of models; `access`
+    says who may ask, everybody unless given; `bodies_bytes` of request bodies are held at once. BundleError when one is
+    damaged; BadInput when there is none, or two have one name.
     """
     if not bundles:
         raise BadInput("no bundle was given; name at least one folder that `stillroom export` wrote")
@@ -280,7 +324,7 @@ def create_app(
         if name not in names or alias in names:
             reason = "that is a bundle's own name" if alias in names else f"there is {', '.join(map(repr, names))}"
             raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
-    service = Service(models, limits, metrics, aliases, traces_from_environment())
+    service = Service(models, limits, metrics, aliases, traces_from_environment(), log_texts=log_texts)
     routes = [
         Route("/v1/entities", service.entities, methods=["POST"]),
         Route("/v1/classify", service.classify, methods=["POST"]),
@@ -295,46 +339,93 @@ def create_app(
         *v2_routes(service),
     ]
     endpoints = frozenset(route.path for route in routes)
+    edge = Middleware(
+        Edge,
+        metrics=metrics,
+        endpoints=endpoints,
+        access=access or Access(),
+        bodies=Bodies(bodies_bytes),
+        traces=service.traces,
+    )
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Edge, metrics=service.metrics, endpoints=endpoints, traces=service.traces)],
+        middleware=[edge],
         exception_handlers={StillroomError: on_stillroom_error, HTTPException: on_http_exception},
         lifespan=service.lifespan,
     )
+    app.state.service = service
     app.router.redirect_slashes = False  # /v1/entities/ is answered 404 in our form, not redirected
     return app
 
 
 def serve(
     bundles: Sequence[Path | str],
+    settings: ServeSettings | None = None,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    variant: str | None = None,
-    threads: int | None = None,
-    processes: int | None = None,
-    limits: Limits | None = None,
-    aliases: Mapping[str, str] | None = None,
     announce: Callable[[str], None] = print,
 ) -> None:
     """Serve `bundles` until SIGTERM or SIGINT; then finish the requests under way and return.
 
-    `port` 0 takes any free one. `announce` is told the server's URL once it listens. BadInput when the address cannot
-    be listened on, and all that `create_app` raises.
+    `announce` is told the server's URL once it takes connections. BadInput when the address cannot be listened on, the keys or
+    the certificate cannot be used, and all that `create_app` raises.
     """
-    app = create_app(bundles, variant=variant, threads=threads, processes=processes, limits=limits, aliases=aliases)
+    settings = settings or ServeSettings()
+    with logging_to_stderr(settings.log_format, requests=settings.access_log):
+        server = _server(bundles, settings, announce)
+        with listening(settings.host, settings.port) as listener:
+            server.run(sockets=[listener])
+
+
+def _server(bundles: Sequence[Path | str], settings: ServeSettings, announce: Callable[[str], None]) -> DrainingServer:
+    """The server that these settings make."""
+    access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
+    context = tls_context(settings)
+    app = create_app(
+        bundles,
+        variant=settings.variant,
+        threads=settings.threads,
+        processes=settings.processes,
+        limits=settings.limits,
+        aliases=aliases_of(settings.alias),
+        access=access,
+        bodies_bytes=settings.connections.bodies_bytes,
+        log_texts=settings.log_texts,
+    )
+    service: Service = app.state.service
+    most = openable_connections(settings.connections.connections)
+    watch = Watch(replace(settings.connections, connections=most), service.metrics)
+    service.stopping = lambda: watch.stopping
+    service.read_again = partial(read_again, settings, access, context)
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        http="httptools",
+        ws="none",
+        log_config=None,
         access_log=False,
         server_header=False,
         lifespan="on",
-        timeout_graceful_shutdown=DRAIN_S,
+        timeout_keep_alive=math.ceil(settings.connections.keep_alive_s),
     )
-    with listening(host, port) as listener, signals_kept_from_killing():
-        shown_host = f"[{host}]" if ":" in host else host
-        announce(f"http://{shown_host}:{listener.getsockname()[1]}")
-        uvicorn.Server(config).run(sockets=[listener])
+    shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    shown = f"{'https' if context else 'http'}://{shown_host}"
+    return DrainingServer(
+        config,
+        watch,
+        context=context,
+        linger_s=settings.linger_s,
+        drain_s=settings.drain_s,
+        opened=lambda port: announce(f"{shown}:{port}"),
+    )
+
+
+def read_again(settings: ServeSettings, access: Access, context: ssl.SSLContext | None) -> None:
+    """Reads the keys and the certificate once more, for what comes from now on; what cannot be read leaves the old ones."""
+    try:
+        access.keyring = read_keys(settings.keys).after(access.keyring)
+        if context is not None:
+            load_certificate(context, settings)
+    except BadInput as error:
+        log.error("keys or certificate stay as they were: %s", error)
 
 
 def aliases_of(given: Sequence[str]) -> dict[str, str]:
@@ -346,20 +437,6 @@ def aliases_of(given: Sequence[str]) -> dict[str, str]:
             raise BadInput(f"--alias {each!r}: give OTHER=NAME, such as prod=support")
         aliases[other] = name
     return aliases
-
-
-async def unless_gone(request: Request, work: Coroutine[None, None, Value]) -> Value:
-    """What `work` gives; ClientDisconnect, with `work` cancelled, when the client hangs up first."""
-    working = asyncio.ensure_future(work)
-    hanging_up = asyncio.ensure_future(_hung_up(request))
-    try:
-        await asyncio.wait([working, hanging_up], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        hanging_up.cancel()
 
 
 def content_security_policy(page: str) -> str:

@@ -1,23 +1,27 @@
-"""What surrounds every answer: its request id, its headers, its count and time, and the form that errors take."""
+"""What surrounds every answer: who may ask, its request id, its headers, its count, time and log, and the form that errors take."""
 
+import asyncio
 import logging
 import math
 import re
 import time
-import uuid
 from collections.abc import Mapping
+from functools import cache
 
 import msgspec
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.errors import InternalError, NotFound, Overloaded, StillroomError
+from serve.access import Access, Bodies
+from serve.connections import FAULT
+from serve.errors import BadInput, InternalError, NotFound, Overloaded, StillroomError, Unauthorized
+from serve.keys import Key
+from serve.logs import access_log, note, shortened
 from serve.metrics import Metrics
 from serve.tracing import Traces
-from serve.visit import visit_in
+from serve.visit import Visit, new_request_id, visit_in
 
 log = logging.getLogger("serve")
 
@@ -26,6 +30,11 @@ REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 # Counted when the client hung up before its answer; nobody hears it. The number is nginx's.
 CLIENT_GONE = 499
+
+NOSNIFF = (b"x-content-type-options", b"nosniff")
+
+# Asked again and again by machines; not logged when all is well.
+PROBED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/metrics"})
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -47,7 +56,7 @@ class ErrorResponse(Response):
 
 
 def error_response(error: StillroomError, headers: Mapping[str, str] | None = None, *, path: str = "") -> Response:
-    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After.
+    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After, 401 with WWW-Authenticate.
 
     Where the `path` asked for is of the Open Inference Protocol, in that protocol's form: `{"error": message}`.
     """
@@ -57,6 +66,8 @@ def error_response(error: StillroomError, headers: Mapping[str, str] | None = No
     sent = dict(headers or {})
     if isinstance(error, Overloaded):
         sent["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, Unauthorized):
+        sent["WWW-Authenticate"] = 'Bearer realm="stillroom"'
     return ErrorResponse(described, error.http_status, sent, path=path)
 
 
@@ -91,54 +102,134 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 class Edge:
-    """ASGI middleware around everything: gives each request an id, counts and times it, and answers unknown errors."""
+    """ASGI middleware around everything: gives each request an id, lets it in, counts, times and logs it, answers unknown errors."""
 
     def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, endpoints: frozenset[str], traces: Traces | None = None
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        endpoints: frozenset[str],
+        access: Access,
+        bodies: Bodies,
+        traces: Traces | None = None,
     ) -> None:
         self.app = app
         self.metrics = metrics
         self.endpoints = endpoints
+        self.access = access
+        self.bodies = bodies
         self.traces = traces
+        # Finding a counter by its labels costs more than counting.
+        self._answered = cache(metrics.requests.labels)
+        self._timed = cache(metrics.request_seconds.labels)
+        metrics.held_body_bytes.set_function(lambda: bodies.held_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and see to its answer."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        headers = dict(scope["headers"])
         visit = visit_in(scope)
-        sent_id = Headers(scope=scope).get("x-request-id", "")
-        request_id = sent_id if REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex
-        # Paths of nobody's are counted together: a scanner must not fill the metrics.
-        endpoint = scope["path"] if scope["path"] in self.endpoints else "other"
-        status = 0
+        sent_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        visit.request_id = sent_id if REQUEST_ID.fullmatch(sent_id) else new_request_id()
+        added = [(b"x-request-id", visit.request_id.encode()), NOSNIFF, *self.access.origins.headers(headers)]
 
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
+        async def receive_held() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                if fault := scope.get(FAULT):
+                    raise fault
+                self.bodies.take(visit, len(message.get("body", b"")))
+            return message
+
+        async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
-                headers["X-Content-Type-Options"] = "nosniff"
-                if visit.model is not None:
-                    headers["Server-Timing"] = visit.server_timing()
+                visit.status = message["status"]
+                timing = [] if visit.model is None else [(b"server-timing", visit.server_timing().encode())]
+                message["headers"] = [*message["headers"], *added, *timing]
+            else:
+                visit.answer_bytes += len(message.get("body", b""))
             await send(message)
 
+        key = None
         try:
-            await self.app(scope, receive, send_with_id)
+            answer = self.access.origins.preflight(scope["method"], headers)
+            if answer is None:
+                key = self.access.enter(scope["path"], headers, visit)
+                set_deadline(visit, headers)
+            await (answer or self.app)(scope, receive_held, send_marked)
         except ClientDisconnect:
-            status, visit.error_code = CLIENT_GONE, "client_gone"
-        except Exception:
-            log.exception("request %s to %s failed", request_id, scope["path"])
-            if status:  # the answer has begun: all that is left is to break it off
-                raise
-            told = InternalError(f"the server failed; its log says why, under request {request_id}")
-            await error_response(told, path=scope["path"])(scope, receive, send_with_id)
+            visit.status, visit.error_code = CLIENT_GONE, "client_gone"
+        except Exception as error:
+            await self._answer_error(error, scope, receive, send_marked)
         finally:
-            endpoint = scope.get("stillroom.endpoint", endpoint)
-            self.metrics.requests.labels(endpoint, str(status)).inc()
-            self.metrics.request_seconds.labels(endpoint).observe(time.perf_counter() - visit.begun_s)
-            if visit.error_code is not None:
-                self.metrics.errors.labels(endpoint, visit.error_code).inc()
-            if self.traces:
-                self.traces.add(scope, visit, endpoint, status, request_id)
+            self._leave(scope, visit, key)
+
+    async def _answer_error(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers what the app did not: those who are not let in, and faults of ours, which go to the log."""
+        visit = visit_in(scope)
+        begun = visit.status != 0
+        if isinstance(error, StillroomError) and error.fault != "ours" and not begun:
+            told = error
+        else:
+            log.error("request %s to %s failed", visit.request_id, shortened(scope["path"]), exc_info=error)
+            if begun:  # all that is left is to break it off
+                raise error
+            told = InternalError(f"the server failed; its log says why, under request {visit.request_id}")
+        await error_response(told, path=scope["path"])(scope, receive, send)
+
+    def _leave(self, scope: Scope, visit: Visit, key: Key | None) -> None:
+        took_s = time.perf_counter() - visit.begun_s
+        self.bodies.release(visit)
+        status = str(visit.status)
+        if key is not None:
+            key.leave(took_s)
+        if visit.key_name is not None:
+            self.metrics.key_requests.labels(visit.key_name, status).inc()
+        # Paths of nobody's are counted together: a scanner must not fill the metrics.
+        endpoint = scope.get("stillroom.endpoint") or (scope["path"] if scope["path"] in self.endpoints else "other")
+        self._answered(endpoint, status).inc()
+        self._timed(endpoint).observe(took_s)
+        if visit.error_code is not None:
+            self.metrics.errors.labels(endpoint, visit.error_code).inc()
+        if self.traces:
+            self.traces.add(scope, visit, endpoint, visit.status, visit.request_id)
+        if not (visit.status == 200 and scope["path"] in PROBED) and access_log.isEnabledFor(logging.INFO):
+            note("request", access_fields(scope, visit, took_s))
+
+
+def set_deadline(visit: Visit, headers: Mapping[bytes, bytes]) -> None:
+    """Heeds `X-Timeout-Ms`: how long this client waits for an answer. BadInput when it is no whole number from 1."""
+    given = headers.get(b"x-timeout-ms")
+    if given is None:
+        return
+    if not (given.isdigit() and 0 < len(given) <= 9 and int(given) > 0):
+        raise BadInput(
+            f"X-Timeout-Ms is {shortened(given.decode('latin-1'))!r}; give a whole number of milliseconds from 1",
+            field="X-Timeout-Ms",
+        )
+    visit.due_s = asyncio.get_running_loop().time() + int(given) / 1000
+
+
+def access_fields(scope: Scope, visit: Visit, took_s: float) -> dict[str, object]:
+    """What the log has of one request."""
+    client = scope.get("client")
+    fields: dict[str, object] = {
+        "request_id": visit.request_id,
+        "key": visit.key_name,
+        "client": shortened(client[0]) if client else None,
+        "method": scope["method"],
+        "path": shortened(scope["path"]),
+        "status": visit.status,
+        "error": visit.error_code,
+        "ms": round(took_s * 1000, 2),
+        "model": visit.model,
+        "texts_count": visit.texts if visit.model else None,
+        "body_bytes": visit.body_bytes,
+        "answer_bytes": visit.answer_bytes,
+    }
+    if visit.logged_texts is not None:
+        fields["texts"] = visit.logged_texts
+    return fields

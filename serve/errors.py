@@ -4,14 +4,18 @@ StillroomError
 ├── InternalError       500  exit 1  ours: a fault of this program
 ├── BadInput            422  exit 2  the caller's: what was given cannot be used
 │   ├── BadRequest      400          the body is not JSON, or not an object
-│   ├── Unauthorized    401
+│   ├── Unauthorized    401          no key, or a wrong one
+│   ├── Forbidden       403          a page of an origin that was not allowed
 │   ├── NotFound        404          no such model or path
+│   ├── TooSlow         408          the request did not arrive in the time allowed
 │   ├── TooLarge        413          over a stated limit
 │   ├── UnsupportedMedia 415         not application/json
+│   ├── HeadTooLarge    431          more headers than a request needs
 │   └── BundleError          exit 2  a bundle that is damaged, incomplete or too new
 ├── GateMissed               exit 3  a stated bar was not reached: report written, bundle not
 └── Unavailable         503          a state of the server that passes
     ├── Overloaded      429          the queue is full; carries retry_after_s
+    │   └── RateLimited 429          one key asks more than it may
     └── DeadlineExceeded 504         no answer in the time allowed
 
 A message says what was given, what was needed and what to do. It reaches the caller, so it never holds a secret.
@@ -63,11 +67,25 @@ class Unauthorized(BadInput):
     http_status = 401
 
 
+class Forbidden(BadInput):
+    """A browser asks for a page whose origin the server was not told to allow."""
+
+    code = "forbidden"
+    http_status = 403
+
+
 class NotFound(BadInput):
     """No such model, or no such path."""
 
     code = "not_found"
     http_status = 404
+
+
+class TooSlow(BadInput):
+    """The request did not arrive whole in the time allowed, or came too slowly."""
+
+    code = "request_timeout"
+    http_status = 408
 
 
 class TooLarge(BadInput):
@@ -82,6 +100,13 @@ class UnsupportedMedia(BadInput):
 
     code = "unsupported_media_type"
     http_status = 415
+
+
+class HeadTooLarge(BadInput):
+    """The request line and headers are longer, or more, than the server reads."""
+
+    code = "head_too_large"
+    http_status = 431
 
 
 class BundleError(BadInput):
@@ -115,6 +140,12 @@ class Overloaded(Unavailable):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """One key asks more often, or more at once, than it may; others are not affected."""
+
+    code = "rate_limited"
 
 
 class DeadlineExceeded(Unavailable):

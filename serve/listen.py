@@ -1,13 +1,23 @@
-"""The socket a server listens on, and the signals that stop it."""
+"""The socket a server listens on, how it is encrypted, how many files it may open, and the signal to reload."""
 
 import asyncio
+import logging
+import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from serve.errors import BadInput
+from serve.settings import ServeSettings
+
+log = logging.getLogger("serve")
+
+TLS_PASSWORD_VARIABLE = "STILLROOM_TLS_PASSWORD"  # noqa: S105 - the name of a variable
+# Files that a server has open besides its connections: the models' pipes, its log, its bundles while they load.
+OTHER_FILES = 128
 
 
 @contextmanager
@@ -20,6 +30,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             listener.listen(1024)
         except (OSError, OverflowError) as error:
             raise BadInput(f"cannot listen on {host}, port {port} ({error}); give another --host or --port") from error
+        listener.setblocking(False)
         yield listener
 
 
@@ -47,16 +58,52 @@ def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> Iterator[None]
         reloader.cancel()
 
 
-@contextmanager
-def signals_kept_from_killing() -> Iterator[None]:
-    """Within it, SIGTERM and SIGINT do nothing by themselves.
+def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
+    """How to speak TLS (1.2 or later): None without a certificate. BadInput names the file that cannot be used."""
+    if settings.tls_cert is None:
+        if settings.tls_key or settings.tls_client_ca:
+            raise BadInput("--tls-key and --tls-client-ca are of use only with --tls-cert; give the certificate, too")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    load_certificate(context, settings)
+    return context
 
-    uvicorn handles both while it runs, and sends them again once it has drained; by default the process would then
-    die of them instead of returning.
-    """
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+
+def load_certificate(context: ssl.SSLContext, settings: ServeSettings) -> None:
+    """Has `context` use the files as they are now. BadInput names the one that cannot be used."""
+    certificate, key, authority = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+    assert certificate
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        # Without a password OpenSSL would ask for one at the terminal, and wait.
+        context.load_cert_chain(certificate, key, password=lambda: os.environ.get(TLS_PASSWORD_VARIABLE, ""))
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"the certificate {certificate} with the key {key or 'in it'} cannot be used ({error}); give a chain and its key "
+            f"in PEM, and the key's password, if it has one, in {TLS_PASSWORD_VARIABLE}"
+        ) from error
+    if authority:
+        try:
+            context.load_verify_locations(authority)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"the authority {authority} cannot be used ({error}); give certificates in PEM") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+
+
+def openable_connections(connections: int) -> int:
+    """How many of `connections` this process may have open, once its limit of open files is raised as far as it may be."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return connections
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        log.warning(
+            "this process may open %d files, so %d connections and not %d", hard, allowed - OTHER_FILES, connections
+        )
+    return max(1, allowed - OTHER_FILES)

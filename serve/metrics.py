@@ -91,6 +91,19 @@ class Metrics:
             ["model", "task", "variant", "digest"],
             registry=registry,
         )
+        self.connections = Gauge("stillroom_connections", "Open connections", registry=registry)
+        self.connections_cut = Counter(
+            "stillroom_connections_cut",
+            "Connections cut off, or turned away (full, handshake), by reason",
+            ["reason"],
+            registry=registry,
+        )
+        self.key_requests = Counter(
+            "stillroom_key_requests", "Requests by the name of their key", ["key", "status"], registry=registry
+        )
+        self.held_body_bytes = Gauge(
+            "stillroom_held_body_bytes", "Bytes of request bodies that are held", registry=registry
+        )
         ProcessCollector(registry=registry)  # of the server's own process: processor time, memory, open files
         self._serving: dict[str, tuple[str, str, str, str]] = {}
 

@@ -23,6 +23,8 @@ log = logging.getLogger("serve")
 MOST_BYTES = 1 << 30
 # How long a process whose input was closed may take to end before it is killed.
 LEAVE_S = 5.0
+# How long the last of what an ended process wrote may take to be read.
+LAST_WORDS_S = 1.0
 
 Answered = bytes | Logits
 
@@ -43,7 +45,9 @@ class ModelProcess:
         self._decoder = msgspec.msgpack.Decoder(Reply)
         assert process.stdin
         assert process.stdout
+        assert process.stderr
         self._to, self._from = process.stdin, process.stdout
+        self._telling = asyncio.get_running_loop().create_task(_tell(process.pid, process.stderr))
 
     @classmethod
     async def started(cls, opening: Opening, observe: Callable[[Parts], None]) -> "ModelProcess":
@@ -56,6 +60,7 @@ class ModelProcess:
             "serve.worker",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
             env={
                 **os.environ,
                 "PYTHONPATH": search_path,
@@ -111,6 +116,7 @@ class ModelProcess:
         self._to.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), LEAVE_S)
+            await asyncio.wait([self._telling], timeout=LAST_WORDS_S)
         await self.kill()
 
     async def kill(self) -> None:
@@ -118,6 +124,7 @@ class ModelProcess:
         with suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
+        await asyncio.wait([self._telling], timeout=LAST_WORDS_S)
         self.process._transport.close()  # type: ignore[attr-defined]  # its pipes; asyncio has no public name for it
         await asyncio.sleep(0)  # the pipes are told in the next turn of the loop
 
@@ -129,3 +136,9 @@ class ModelProcess:
             return await self._from.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise Unavailable("the process that computed this died; try again") from error
+
+
+async def _tell(process_id: int, said: asyncio.StreamReader) -> None:
+    """Puts what a process writes to its stderr into the log, so that it has the log's form, and no reader of it holds up the process."""
+    while words := await said.read(65536):
+        log.warning("process %d of a model says: %s", process_id, words.decode(errors="replace").rstrip())

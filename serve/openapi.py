@@ -14,7 +14,8 @@ from serve.answers import MOST_LABELS, EntitiesAnswer, LabelsAnswer
 from serve.bundle import Manifest
 from serve.openapi_v2 import V2_ERROR, v2_paths, v2_schemas
 from serve.relations import RelationItemsRequest, RelationRequest
-from serve.requests import ClassifyRequest, EntitiesRequest, Limits
+from serve.requests import ClassifyRequest, EntitiesRequest
+from serve.settings import Limits
 
 
 class EntitiesResponse(TypedDict):

@@ -20,8 +20,9 @@ from serve.edge import json_response
 from serve.errors import BadInput, NotFound, TooLarge, Unavailable, UnsupportedMedia
 from serve.model_process import Answered
 from serve.openapi import program_version
-from serve.requests import ClassifyRequest, EntitiesRequest, Limits, check_limits, options_of, read_body
+from serve.requests import ClassifyRequest, EntitiesRequest, check_limits, options_of, read_body
 from serve.served import ServedModel
+from serve.settings import Limits
 from serve.tensors import Datatype, InferRequest, OutputTensor, Tensor, read_tensors, written
 from serve.work import Logits, TextWork, TokenWork, Work
 

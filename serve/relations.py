@@ -8,7 +8,8 @@ from msgspec import UNSET, Meta, UnsetType
 from serve.answers import OffsetUnit, length_in
 from serve.errors import BadInput
 from serve.markers import MARKERS, marked
-from serve.requests import Limits, ModelName, Truncate, check_limits, decode
+from serve.requests import ModelName, Truncate, check_limits, decode
+from serve.settings import Limits
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
 from typing import Annotated, TypeVar, get_type_hints
 
 import msgspec
@@ -12,30 +11,8 @@ from starlette.requests import Request
 
 from serve.answers import AnswerOptions, OffsetUnit
 from serve.errors import BadInput, BadRequest, TooLarge, UnsupportedMedia
+from serve.settings import Limits
 from serve.spans import Aggregation
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one server accepts at most."""
-
-    body_bytes: int = 1_000_000
-    """Bytes of one request's body."""
-    texts: int = 1024
-    """Texts in one request."""
-    text_characters: int = 100_000
-    """Code points of one text. What is longer than the model is read in windows."""
-    queued_texts: int = 4096
-    """Texts that wait for one model; beyond it a request is answered 429."""
-    queue_s: float = 2.0
-    """Seconds that a text would wait at the speed of late; beyond it a request is answered 429."""
-    batch_tokens: int = 1024
-    """Tokens that a process is given at once."""
-    max_wait_ms: float = 20.0
-    """Milliseconds that a text may wait for others of its length, once it waits at all."""
-    answer_s: float = 30.0
-    """Seconds within which a request is answered, or refused with 504."""
-
 
 Text = Annotated[str | list[str], Meta(description="a string, or a list of strings")]
 ModelName = Annotated[str | None, Meta(description="a name from /v1/models; without it, the first model of this task")]

@@ -14,7 +14,7 @@ from serve.errors import StillroomError, Unavailable
 from serve.metrics import Metrics
 from serve.model_process import Answered, Asked, ModelProcess
 from serve.openapi import ModelDescription
-from serve.requests import Limits
+from serve.settings import Limits
 from serve.threads import available_cores
 from serve.visit import Visit
 from serve.work import Opening, Parts, Work, estimated_tokens
@@ -28,6 +28,8 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 # Attempts in a row after which callers are told so at once, instead of waiting for the next.
 ATTEMPTS_IN_SILENCE = 3
+# How long a process may go on with what nobody waits for any more, before it is told to leave.
+UNWANTED_S = 2.0
 
 
 class ServedModel:
@@ -131,7 +133,8 @@ class ServedModel:
         while self._holders:
             self._let_go.clear()
             await self._let_go.wait()
-        await self.batcher.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.batcher.close(), UNWANTED_S)
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)

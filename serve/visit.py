@@ -1,5 +1,7 @@
-"""One request on its way through the server: where its time went and how it ended, for its answer, the metrics and traces."""
+"""One request on its way through the server: where its time went and how it ended, for its answer, the log, the metrics and traces."""
 
+import itertools
+import secrets
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
@@ -9,6 +11,15 @@ from starlette.types import Scope
 from serve.work import Parts
 
 KEY = "stillroom.visit"  # in the scope
+
+# A request id is drawn once for the process and counted from there: as unique as a random one each time, and cheaper.
+_PROCESS = secrets.token_hex(8)
+_numbers = itertools.count(secrets.randbits(48))
+
+
+def new_request_id() -> str:
+    """32 hexadecimal digits that no other request of any process has."""
+    return f"{_PROCESS}{next(_numbers):016x}"
 
 
 class Stages(NamedTuple):
@@ -44,6 +55,16 @@ class Visit:
     variant: str | None = None
     texts: int = 0
     error_code: str | None = None
+    request_id: str = ""
+    key_name: str | None = None
+    """Of the key that it came with."""
+    due_s: float | None = None
+    """When its client wants its answer at the latest, on the loop's clock."""
+    logged_texts: list[str] | None = None
+    """Its texts, only where the log is to have them."""
+    body_bytes: int = 0
+    answer_bytes: int = 0
+    status: int = 0
 
     @property
     def queue_s(self) -> float:
@@ -65,6 +86,7 @@ class Visit:
 
 def visit_in(scope: Scope) -> Visit:
     """The visit that `scope` belongs to; a new one where nobody began it."""
-    visit = scope.setdefault(KEY, Visit())
-    assert isinstance(visit, Visit)
+    visit: Visit | None = scope.get(KEY)
+    if visit is None:
+        visit = scope[KEY] = Visit()
     return visit

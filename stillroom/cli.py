@@ -1,5 +1,6 @@
 """The command line: parse, call one verb, print. Errors become one message and an exit code."""
 
+import inspect as inspect_module
 import json
 import os
 import shlex
@@ -10,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -330,40 +331,47 @@ def _show_plan(plan: Any, as_json: bool) -> None:
     say(f"About {plan.minutes:.0f} minutes and {plan.memory_bytes / 2**30:.1f} GiB of memory.")
 
 
+def _with_serve_settings(verb: Callable[..., None]) -> Callable[..., None]:
+    """`verb` with every field of `ServeSettings` as an option, so that each setting stands in one place."""
+    from serve.settings import options
+
+    signature = inspect_module.signature(verb)
+    parameters = [
+        each for each in signature.parameters.values() if each.kind is not inspect_module.Parameter.VAR_KEYWORD
+    ]
+    for option in options():
+        kind: Any = Literal[option.choices] if option.choices else option.kind
+        if option.several:
+            kind = list[kind]
+        panel = {"limits": "What one request may ask", "connections": "What clients may occupy"}.get(option.group or "")
+        described = typer.Option(help=option.help, rich_help_panel=panel)
+        annotation: Any = Annotated[kind if option.default is not None else kind | None, described]
+        parameters.append(
+            inspect_module.Parameter(
+                option.name,
+                inspect_module.Parameter.KEYWORD_ONLY,
+                default=list(option.default) if option.several else option.default,
+                annotation=annotation,
+            )
+        )
+    verb.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    verb.__annotations__ |= {each.name: each.annotation for each in parameters}
+    return verb
+
+
 @app.command()
-def serve(
-    bundles: Annotated[list[Path], typer.Argument(help="One or more bundles.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    variant: Annotated[
-        str | None, typer.Option(help="Precision to serve: fp32 or int8; the bundle's default unless given.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of one process of a model; 1 unless given.")] = None,
-    processes: Annotated[
-        int | None, typer.Option(help="Processes that compute for each model; as many as fit the cores unless given.")
-    ] = None,
-    alias: Annotated[
-        list[str] | None, typer.Option(help="Another name for a model, such as prod=name; repeatable.")
-    ] = None,
-) -> None:
+@_with_serve_settings
+def serve(bundles: Annotated[list[Path], typer.Argument(help="One or more bundles.")], **given: Any) -> None:
     """Answer over HTTP from bundles. No torch is needed.
 
     [bold]Example[/]
 
       stillroom serve ner.bundle --port 8000
     """
-    from serve.app import aliases_of
     from serve.app import serve as serve_bundles
+    from serve.settings import settings_of
 
-    serve_bundles(
-        bundles,
-        host=host,
-        port=port,
-        variant=variant,
-        threads=threads,
-        processes=processes,
-        aliases=aliases_of(alias or []),
-    )
+    serve_bundles(bundles, settings_of(given))
 
 
 @app.command()

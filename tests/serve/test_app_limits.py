@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from serve.app import create_app
 from serve.errors import BadInput
-from serve.requests import Limits
+from serve.settings import Limits
 
 
 def model_processes() -> list[psutil.Process]:

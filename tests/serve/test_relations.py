@@ -11,7 +11,7 @@ from benchmarks.serve.small_server import serving
 from serve.markers import marked
 from serve.pipeline import Pipeline
 from serve.relations import decode_relations, marked_texts
-from serve.requests import Limits
+from serve.settings import Limits
 
 TEXT = "😀 fly from münchen to rome"
 # The same two words in each unit.

@@ -1,0 +1,361 @@
+"""One client's connection, and the watch over all of them: what is too slow, too much or unfinished is cut off.
+
+uvicorn reads and writes HTTP. It has no bound on a request's head, nor on how long a head, a body or an answer may take, nor
+on requests sent ahead of their answers; these are added here. There is no timer for each connection: one task looks at all.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+from functools import partial
+from typing import Any, Literal, cast
+
+import msgspec
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from serve.errors import BadRequest, HeadTooLarge, StillroomError, TooSlow, Unavailable
+from serve.logs import note
+from serve.metrics import Metrics
+from serve.settings import ConnectionLimits
+from serve.visit import new_request_id
+
+log = logging.getLogger("serve")
+
+# How often the watch looks.
+LOOK_S = 0.25
+# A body's rate is judged after so long: the first packets of a far client come slowly.
+GRACE_S = 5.0
+# Requests that a client may send ahead of their answers.
+AHEAD = 64
+# When a full server has found no idle connection to close, it does not look again for so long.
+LOOK_AGAIN_S = 0.05
+
+NOT_HTTP = "this is no HTTP/1.1 request that can be read; send one, without TLS unless the address begins with https"
+
+# Where a request's scope holds why its body will never be whole, and the future that is done once its client has gone.
+FAULT = "stillroom.fault"
+GONE = "stillroom.gone"
+
+# Why a connection was cut.
+Reason = Literal["full", "head", "body", "unread", "malformed", "idle_for_room", "handshake", "stopping"]
+
+
+class Watch:
+    """All connections of one server: how many there are, which are too slow, and whether the server is stopping."""
+
+    def __init__(self, limits: ConnectionLimits, metrics: Metrics) -> None:
+        self.limits = limits
+        self.stopping = False
+        self.open = 0
+        """Connections accepted and not yet closed, those in a TLS handshake among them."""
+        self.connections: set[Connection] = set()
+        self._metrics = metrics
+        self._looked_for_room_s = -LOOK_AGAIN_S
+        metrics.connections.set_function(lambda: self.open)
+
+    async def keep(self) -> None:
+        """Looks at every connection again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = time.monotonic()
+            try:
+                for connection in list(self.connections):
+                    connection.look(now_s)
+                self._cut_unread()
+            except Exception:
+                log.exception("the watch over connections failed at one; it goes on")
+
+    def has_room(self) -> bool:
+        """Whether one more may be opened; when full, an idle one is closed for it."""
+        if self.open < self.limits.connections:
+            return True
+        now_s = time.monotonic()
+        if now_s - self._looked_for_room_s < LOOK_AGAIN_S:
+            return False
+        idle = [each for each in self.connections if each.idle and not each.transport.is_closing()]
+        if not idle:
+            self._looked_for_room_s = now_s
+            return False
+        oldest = min(idle, key=lambda each: each.since_s)
+        self.cut("idle_for_room", oldest)
+        oldest.transport.close()
+        return True
+
+    def cut(self, reason: Reason, connection: "Connection | None" = None, request_id: str | None = None) -> None:
+        """Counts a connection that is cut, and writes down which it was, where that is known."""
+        self._metrics.connections_cut.labels(reason).inc()
+        if connection is not None:
+            client = connection.client[0] if connection.client else None
+            note("cut", {"request_id": request_id, "reason": reason, "client": client})
+
+    def _cut_unread(self) -> None:
+        """Cuts those that take least of their answers, until all together hold no more than they may."""
+        unsent = {each: each.unsent_bytes for each in self.connections if each.unsent_bytes}
+        held = sum(unsent.values())
+        for each in sorted(unsent, key=unsent.__getitem__, reverse=True):
+            if held <= self.limits.unsent_bytes:
+                return
+            held -= unsent[each]
+            each.abort("unread")
+
+
+class _Joining:
+    """The transport as one answer sees it: its head is sent together with what follows, in one packet and one system call.
+
+    ASGI wants no more than that: a server may keep the head until the first of the body is there.
+    """
+
+    __slots__ = ("_head", "_transport", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = b""
+        """b"" before there is one, None once it is sent."""
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """Sends, or keeps the head for a while."""
+        if self._head is None:
+            self._transport.write(data)
+        elif self._head:
+            self._transport.writelines((self._head, data))
+            self._head = None
+        elif data.startswith(b"HTTP/1.1 100 "):
+            self._transport.write(data)
+        else:
+            self._head = data
+
+    def flush(self) -> None:
+        """Sends a head that nothing follows."""
+        if self._head:
+            self._transport.write(self._head)
+        self._head = None
+
+    def close(self) -> None:
+        """Closes once all is sent."""
+        self.flush()
+        self._transport.close()
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, watched."""
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], watch: Watch) -> None:
+        super().__init__(config, server_state, app_state)
+        self.watch = watch
+        self.limits = watch.limits
+        self.reading: Literal["head", "body", "nothing"] = "head"
+        """What is being read. `since_s` is when that began; for nothing: when the last answer was given."""
+        self.since_s = time.monotonic()
+        self._looked_s = self.since_s
+        self.made = False
+        """Whether it came to be: a TLS handshake may fail before."""
+        self._broken = False
+        # Bytes in which the parser has found nothing yet, or only headers; of this request's headers; of its body.
+        self._silent_bytes = self._head_bytes = self._headers_seen = self._body_bytes = 0
+        # Since when some of an answer has been unsent, and how much it was; the least since, and since when.
+        self._unsent_since_s: float | None = None
+        self._unsent_first_bytes = self._unsent_least_bytes = 0
+        self._taken_s = 0.0
+        # Whether the client has taken so much since that more was written.
+        self._taken = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def idle(self) -> bool:
+        """Whether it stands between two requests."""
+        return self.reading == "nothing" and not self.busy
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the client has not taken."""
+        return self.transport.get_write_buffer_size()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begins to watch."""
+        super().connection_made(cast(asyncio.Transport, transport))  # uvloop's is one by its methods alone
+        self.made = True
+        self.watch.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tells those who answer this client that it has gone."""
+        super().connection_lost(exc)
+        self.watch.connections.discard(self)
+        self.watch.open -= 1
+        for cycle in [self.cycle, *(cycle for cycle, _ in self.pipeline)]:
+            gone = cast(dict[str, Any], cycle.scope)[GONE] if cycle is not None else None
+            if gone is not None and not gone.done():
+                gone.set_result(None)
+        self.pipeline.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Reads on, no further than the limits."""
+        if self._broken:
+            return
+        if self.reading == "nothing":
+            self._read("head")
+        self._silent_bytes += len(data)
+        super().data_received(data)
+        if self._silent_bytes > self.limits.head_bytes:
+            self._refuse(self._head_too_large(), "malformed")
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._head_bytes = self._headers_seen = 0
+        cast(dict[str, Any], self.scope)[GONE] = self.loop.create_future()
+        if self.reading != "head":
+            self._read("head")
+
+    def on_url(self, url: bytes) -> None:
+        """Some of the request's path."""
+        self._head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header. One that comes after the body is counted, and not believed."""
+        self._head_bytes += len(name) + len(value)
+        self._headers_seen += 1
+        if self._headers_seen > self.limits.headers or self._head_bytes > self.limits.head_bytes:
+            raise self._head_too_large()
+        if self.reading == "head":
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The request is begun to be answered, unless too many were sent ahead."""
+        if len(self.pipeline) >= AHEAD:
+            raise BadRequest(
+                f"more than {AHEAD} requests were sent ahead of their answers; wait for some answers first"
+            )
+        super().on_headers_complete()
+        joining = _Joining(self.transport)
+        self.cycle.transport = cast(asyncio.Transport, joining)
+        if self.cycle.scope["method"] == "HEAD":  # nothing follows its head
+            self.cycle.on_response = partial(self._head_answered, joining)
+        if self.watch.stopping:
+            self.cycle.keep_alive = False
+        self._read("body")
+
+    def on_body(self, body: bytes) -> None:
+        """Some of the body."""
+        self._silent_bytes = 0
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is there whole."""
+        super().on_message_complete()
+        self._read("nothing")
+
+    def on_response_complete(self) -> None:
+        """A request is answered: from now on the connection may be idle."""
+        super().on_response_complete()
+        if self.reading == "nothing":
+            self.since_s = time.monotonic()
+
+    def _head_answered(self, joining: _Joining) -> None:
+        joining.flush()
+        self.on_response_complete()
+
+    def resume_writing(self) -> None:
+        """The client has taken most of what was to be sent."""
+        super().resume_writing()
+        self._taken = True
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered in our form; so is what our own limits raised while uvicorn parsed."""
+        # httptools raises its own error, while it handles ours where there was one.
+        raised = getattr(sys.exception(), "__context__", None)
+        self._refuse(raised if isinstance(raised, StillroomError) else BadRequest(NOT_HTTP), "malformed")
+
+    def look(self, now_s: float) -> None:
+        """Cuts the connection when it is too slow."""
+        between_s, self._looked_s = now_s - self._looked_s, now_s
+        if self._unread(now_s):
+            self.abort("unread")
+        elif self._broken or self.transport.is_closing():
+            pass
+        elif self.reading == "nothing":
+            if not self.busy and now_s - self.since_s > self.limits.keep_alive_s:
+                self.transport.close()
+        elif self.reading == "head":
+            if self.busy:  # its time begins when the answers before it are given
+                self.since_s = now_s
+            elif now_s - self.since_s > self.limits.head_s:
+                self._refuse(TooSlow(f"no request came within {self.limits.head_s:g} s"), "head")
+        elif self.flow.read_paused:  # it is not the client who is slow
+            self.since_s += between_s
+        elif fault := self._slow_body(now_s - self.since_s):
+            self._refuse(fault, "body")
+
+    def abort(self, reason: Reason) -> None:
+        """Closes the connection at once; what was not sent is lost."""
+        self.watch.cut(reason, self)
+        self.transport.abort()
+
+    def _read(self, what: Literal["head", "body", "nothing"]) -> None:
+        self.reading = what
+        self.since_s = time.monotonic()
+        self._silent_bytes = self._body_bytes = 0
+
+    def _slow_body(self, spent_s: float) -> TooSlow | None:
+        limits = self.limits
+        if spent_s > limits.body_s:
+            return TooSlow(f"the body did not come within {limits.body_s:g} s; send less at once, or send it faster")
+        if spent_s > GRACE_S and self._body_bytes < limits.least_bytes_per_s * spent_s:
+            return TooSlow(f"the body comes more slowly than {limits.least_bytes_per_s} bytes a second; send it faster")
+        return None
+
+    def _unread(self, now_s: float) -> bool:
+        """Whether the client takes nothing of its answer, or too slowly."""
+        unsent_bytes = self.unsent_bytes
+        if not unsent_bytes or self._taken:
+            self._unsent_since_s, self._taken = None, False
+            return False
+        if self._unsent_since_s is None:
+            self._unsent_since_s = self._taken_s = now_s
+            self._unsent_first_bytes = self._unsent_least_bytes = unsent_bytes
+        if unsent_bytes < self._unsent_least_bytes:
+            self._unsent_least_bytes, self._taken_s = unsent_bytes, now_s
+        allowed_s = self.limits.write_s + self._unsent_first_bytes / self.limits.least_bytes_per_s
+        return now_s - self._taken_s > self.limits.write_s or now_s - self._unsent_since_s > allowed_s
+
+    def _head_too_large(self) -> HeadTooLarge:
+        return HeadTooLarge(
+            f"the head of a request may have {self.limits.head_bytes:,} bytes and {self.limits.headers} headers; send less"
+        )
+
+    def _refuse(self, error: StillroomError, reason: Reason) -> None:
+        """Reads no further, and answers with `error` where an answer is still due."""
+        if self._broken or self.transport.is_closing():
+            return
+        self._broken = True
+        request_id = new_request_id()
+        self.watch.cut(reason, self, request_id)
+        if self.busy:
+            self.cycle.keep_alive = False
+            if self.reading == "body":  # the one who reads this body answers
+                cast(dict[str, Any], self.cycle.scope)[FAULT] = error
+                self.cycle.message_event.set()
+            return
+        if self.reading == "head" and (self._silent_bytes or self._head_bytes):
+            self.transport.write(raw_answer(error, request_id))
+        self.transport.close()
+
+
+def raw_answer(error: StillroomError, request_id: str) -> bytes:
+    """A whole HTTP/1.1 answer that closes the connection: for those whose request never came to be one."""
+    body = msgspec.json.encode({"error": {"code": error.code, "message": error.message}})
+    retry = "Retry-After: 1\r\n" if isinstance(error, Unavailable) else ""
+    head = (
+        f"HTTP/1.1 {error.http_status} {error.code}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        f"X-Request-Id: {request_id}\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n{retry}\r\n"
+    )
+    return head.encode() + body

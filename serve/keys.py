@@ -1,0 +1,194 @@
+"""Who may ask: API keys, and how much each of them may."""
+
+import hashlib
+import hmac
+import logging
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve.errors import BadInput, RateLimited, Unauthorized
+
+log = logging.getLogger("serve")
+
+KEYS_VARIABLE = "STILLROOM_KEYS"
+# A key that a person made up is guessed; 16 characters of 4 bits each are not.
+LEAST_CHARACTERS = 16
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
+RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|min|h)")
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+# Weight of the newest request in the running estimate of how long one takes.
+SMOOTHING = 0.1
+
+
+@dataclass(frozen=True)
+class KeyLimits:
+    """What one key may at most; None for as much as the server can."""
+
+    rate_per_s: float | None = None
+    """Requests a second on the average; those of one second may come at once."""
+    concurrency: int | None = None
+    """Requests at once."""
+
+
+class Key:
+    """One client's key: its name, the digest of the secret (never the secret), and what it has used of its limits."""
+
+    def __init__(self, name: str, digest: bytes, limits: KeyLimits) -> None:
+        self.name = name
+        self.digest = digest
+        self.limits = limits
+        self.running = 0
+        self._burst = max(1.0, limits.rate_per_s or 0.0)
+        self._tokens = self._burst
+        self._counted_s = -math.inf
+        self._request_s = 0.0
+
+    def enter(self, now_s: float) -> None:
+        """Counts a request that begins. RateLimited, with when to come again, when the key may not have it."""
+        most, rate_per_s = self.limits.concurrency, self.limits.rate_per_s
+        if most is not None and self.running >= most:
+            raise RateLimited(
+                f"key {self.name!r} has {self.running} requests under way and may have {most}; wait for one to be answered",
+                retry_after_s=self._request_s / most,
+            )
+        if rate_per_s is not None:
+            gained = min(self._burst, (now_s - self._counted_s) * rate_per_s)
+            self._tokens = min(self._burst, self._tokens + gained)
+            self._counted_s = now_s
+            if self._tokens < 1:
+                wait_s = (1 - self._tokens) / rate_per_s
+                raise RateLimited(
+                    f"key {self.name!r} may ask {rate_per_s:g} times a second; try again in {wait_s:.1f} s",
+                    retry_after_s=wait_s,
+                )
+            self._tokens -= 1
+        self.running += 1
+
+    def leave(self, took_s: float) -> None:
+        """Counts a request that ended."""
+        self.running -= 1
+        self._request_s += SMOOTHING * (took_s - self._request_s) if self._request_s else took_s
+
+
+class Keyring:
+    """The keys of one server; with none of them everybody may ask."""
+
+    def __init__(self, keys: Sequence[Key] = ()) -> None:
+        self.keys = tuple(keys)
+
+    def key_of(self, headers: Mapping[bytes, bytes]) -> Key:
+        """The key that a request came with, as `Authorization: Bearer KEY` or `X-Api-Key: KEY`. Unauthorized without a right one.
+
+        Every key is compared, each in constant time, so that the time taken tells nothing about any of them.
+        """
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            given = headers.get(b"x-api-key", b"")
+        given = given.strip()
+        if not given:
+            raise Unauthorized("this server needs a key; send it as Authorization: Bearer KEY, or as X-Api-Key: KEY")
+        digest = hashlib.sha256(given).digest()
+        found = None
+        for key in self.keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        if found is None:
+            raise Unauthorized("this server does not know the key that was sent; ask who runs it for one")
+        return found
+
+    def after(self, before: "Keyring") -> "Keyring":
+        """These keys, where those that were there before go on with what they have used."""
+        known = {(key.name, key.digest, key.limits): key for key in before.keys}
+        return Keyring([known.get((key.name, key.digest, key.limits), key) for key in self.keys])
+
+
+def read_keys(file: Path | None, environment: Mapping[str, str] = os.environ) -> Keyring:
+    """The keys of `file` and of STILLROOM_KEYS, which has lines as the file has, or several set apart by commas.
+
+    BadInput with every line that cannot be read, never quoting one; also when a source is there and has no key: a server
+    that was meant to be closed must not come up open.
+    """
+    lines: list[tuple[str, str]] = []
+    for source, text in _sources(file, environment):
+        there = [(f"{source}, line {number}", line) for number, line in _lines(text)]
+        if not there:
+            raise BadInput(
+                f"{source} has no key; write one a line, as name:key, or leave it out to serve everybody without a key"
+            )
+        lines += there
+    keys, wrong = [], []
+    for place, line in lines:
+        try:
+            keys.append(_key(line))
+        except BadInput as error:
+            wrong.append(f"{place}: {error.message}")
+    for attribute, said in (("name", "the name"), ("digest", "the key")):
+        values = [getattr(key, attribute) for key in keys]
+        wrong += [
+            f"{said} of {key.name!r} stands there more than once"
+            for key in keys
+            if values.count(getattr(key, attribute)) > 1
+        ]
+    if wrong:
+        raise BadInput("; ".join(dict.fromkeys(wrong)))
+    return Keyring(keys)
+
+
+def _sources(file: Path | None, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if file is not None:
+        try:
+            text, mode = file.read_text(encoding="utf-8"), file.stat().st_mode
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"the keys in {file} cannot be read ({error}); give a text file of keys") from error
+        if mode & stat.S_IROTH:
+            log.warning("the keys in %s can be read by every user of this machine; run: chmod 600 %s", file, file)
+        yield str(file), text
+    if KEYS_VARIABLE in environment:
+        yield KEYS_VARIABLE, environment[KEYS_VARIABLE].replace(",", "\n")
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        # A key may hold a #; a comment stands at the start of a line or after a blank.
+        said = re.sub(r"(^|\s)#.*", "", line).strip()
+        if said:
+            yield number, said
+
+
+def _key(line: str) -> Key:
+    """The key of one line. BadInput, which does not hold the key."""
+    first, *rest = line.split()
+    if rest and (found := DIGEST.fullmatch(rest[0])):
+        name, digest = first, bytes.fromhex(found[1])
+        rest = rest[1:]
+    else:
+        name, colon, secret = first.partition(":")
+        if not colon or secret.startswith("sha256:"):
+            raise BadInput("neither `name:key` nor `name sha256:HEX` with 64 hexadecimal digits")
+        if len(secret) < LEAST_CHARACTERS or not secret.isascii():
+            raise BadInput(
+                f"the key has {len(secret)} characters; make one of at least {LEAST_CHARACTERS}, all ASCII: openssl rand -hex 16"
+            )
+        digest = hashlib.sha256(secret.encode()).digest()
+    if not NAME.fullmatch(name):
+        raise BadInput("the name is not of letters, digits, `.`, `_` and `-`, up to 64")
+    return Key(name, digest, _limits(rest))
+
+
+def _limits(words: Sequence[str]) -> KeyLimits:
+    rate_per_s, concurrency = None, None
+    for word in words:
+        what, _, amount = word.partition("=")
+        if what == "rate" and (found := RATE.fullmatch(amount)) and float(found[1]) > 0:
+            rate_per_s = float(found[1]) / SECONDS[found[2]]
+        elif what == "concurrency" and amount.isascii() and amount.isdigit() and int(amount) > 0:
+            concurrency = int(amount)
+        else:
+            raise BadInput("after the key may stand rate=NUMBER/s (or /min, /h) and concurrency=NUMBER, nothing else")
+    return KeyLimits(rate_per_s, concurrency)

@@ -1,0 +1,67 @@
+"""Pages of other origins: what a browser is told about whether they may call this server (CORS, the Fetch standard)."""
+
+from collections.abc import Mapping, Sequence
+
+from starlette.responses import Response
+
+from serve.errors import BadInput, Forbidden
+
+METHODS = "GET, POST"
+REQUEST_HEADERS = "authorization, content-type, x-api-key, x-request-id, x-timeout-ms"
+ANSWER_HEADERS = "retry-after, x-request-id"
+# How long a browser may remember a preflight's answer.
+REMEMBERED_S = 600
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+class Origins:
+    """The origins that were allowed: none unless given, `*` for all. BadInput when one is no origin."""
+
+    def __init__(self, allowed: Sequence[str] = ()) -> None:
+        for origin in allowed:
+            scheme, apart, host = origin.partition("://")
+            if origin != "*" and not (scheme in ("http", "https") and apart and host and "/" not in host):
+                raise BadInput(
+                    f"--allow-origin {origin!r} is no origin; give a scheme, a host and perhaps a port, such as https://app.example, or *"
+                )
+        self.allowed = frozenset(origin.lower().encode("latin-1", "replace") for origin in allowed)
+
+    def headers(self, asked: Mapping[bytes, bytes]) -> RawHeaders:
+        """What every answer says to the origin that asks."""
+        if not self.allowed:
+            return []
+        origin = asked.get(b"origin")
+        # What is kept for one origin must not be given to another.
+        found = [] if b"*" in self.allowed else [(b"vary", b"origin")]
+        if origin is not None and self.allow(origin):
+            allowed = b"*" if b"*" in self.allowed else origin
+            found += [
+                (b"access-control-allow-origin", allowed),
+                (b"access-control-expose-headers", ANSWER_HEADERS.encode()),
+            ]
+        return found
+
+    def allow(self, origin: bytes) -> bool:
+        """Whether pages of `origin` may call this server."""
+        return b"*" in self.allowed or origin.lower() in self.allowed
+
+    def preflight(self, method: str, asked: Mapping[bytes, bytes]) -> Response | None:
+        """The answer to a browser that asks before it calls; None when this is no such question. Forbidden for other origins."""
+        if method != "OPTIONS" or not self.allowed or b"access-control-request-method" not in asked:
+            return None
+        origin = asked.get(b"origin")
+        if origin is None:
+            return None
+        if not self.allow(origin):
+            raise Forbidden(
+                "pages of this origin may not call this server; it is started with --allow-origin for those that may"
+            )
+        return Response(
+            status_code=204,
+            headers={
+                "Access-Control-Allow-Methods": METHODS,
+                "Access-Control-Allow-Headers": REQUEST_HEADERS,
+                "Access-Control-Max-Age": str(REMEMBERED_S),
+            },
+        )

@@ -1,0 +1,131 @@
+"""A real server in a process of its own, whose log can be read, and raw connections to it."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 30
+
+
+class Server:
+    """`python -m serve`, running."""
+
+    def __init__(self, url: str, process: subprocess.Popen[str], log: IO[str]) -> None:
+        self.url = url
+        self.process = process
+        self._log = log
+        self.address = ("127.0.0.1", int(url.rpartition(":")[2]))
+
+    def log(self) -> list[str]:
+        """The lines of its log so far."""
+        self._log.seek(0)
+        return self._log.read().splitlines()
+
+    def entries(self, message: str = "request") -> list[dict[str, Any]]:
+        """The entries of its JSON log with that message."""
+        return [entry for entry in map(json.loads, self.log()) if entry["message"] == message]
+
+    def logged(self, wanted: Callable[[dict[str, Any]], bool], message: str = "request") -> dict[str, Any]:
+        """The first such entry, once it is there."""
+        found: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            found[:] = [entry for entry in self.entries(message) if wanted(entry)]
+            return bool(found)
+
+        until(there)
+        return found[0]
+
+    def connect(self) -> socket.socket:
+        """A new connection to it."""
+        return socket.create_connection(self.address, timeout=PATIENCE_S)
+
+    def metric(self, sample: str) -> float:
+        """What it says of one sample, 0 where it says nothing."""
+        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S).text
+        found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+
+@contextmanager
+def serving(
+    *arguments: object, environment: Mapping[str, str] | None = None, ready: bool = True, said: str = "http://"
+) -> Iterator[Server]:
+    """A server of one process and thread, ready unless told not to wait, stopped at the end."""
+    command = [sys.executable, "-m", "serve", *map(str, arguments), "--port", "0", "--threads", "1", "--processes", "1"]
+    if "--linger-s" not in command:
+        command += ["--linger-s", "0"]
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **(environment or {})}
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().strip()
+            server = Server(url, process, log) if url.startswith(said) else None
+            assert server, (url, log.seek(0), log.read())
+            if ready:
+                until(lambda: httpx.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200)
+            yield server
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for it."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers (names in small letters) and body of the next answer."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        part = connection.recv(65536)
+        assert part, data
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    while len(body) < int(headers.get("content-length", 0)):
+        part = connection.recv(65536)
+        assert part, body
+        body += part
+    return int(first.split()[1]), headers, body
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the server closes it, after whatever it still sends."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True  # otherwise `recv` ran out of its time
+
+
+def request(body: bytes, *headers: str, length: int | None = None) -> bytes:
+    """A POST to /v1/entities."""
+    lines = ["POST /v1/entities HTTP/1.1", "Host: here", "Content-Type: application/json", *headers]
+    return "\r\n".join([*lines, f"Content-Length: {len(body) if length is None else length}", "", ""]).encode() + body
