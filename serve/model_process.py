@@ -91,18 +91,16 @@ class ModelProcess:
         self._to.write(packed(works))
 
     async def hear(self, done: Done[Answered], visits: Sequence[Visit] = ()) -> None:
-        """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it."""
+        """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it.
+
+        `visits`, one for each work or none, are told what the batch has taken from now until their answer.
+        """
         stages = Stages(time.perf_counter(), 0.0, 0.0, 0.0)
         while True:
             reply = self._decoder.decode(await self._message())
             for parts in reply.parts:
                 self._observe(parts)
-                stages = Stages(
-                    stages.begun_s,
-                    stages.tokenise_s + parts.tokenise_s,
-                    stages.run_s + parts.run_s,
-                    stages.decode_s + parts.decode_s,
-                )
+                stages = stages.after(parts)
             answers: list[tuple[int, Answered]] = [*reply.answers, *reply.logits]
             for place, answer in answers:
                 if visits:

@@ -99,6 +99,10 @@ HEADERS: dict[str, Schema] = {
         "required": True,
         "schema": {"type": "string"},
     },
+    "Server-Timing": {
+        "description": "milliseconds of the text answered last: queue, tokenise, run and decode; and total, of the request",
+        "schema": {"type": "string"},
+    },
     "Allow": {"description": "the methods of this path", "schema": {"type": "string"}},
     "Retry-After": {"description": "seconds", "schema": {"type": "integer", "minimum": 1}},
 }
@@ -209,7 +213,8 @@ def _complete(operation: Schema, error: Schema) -> None:
     for status, meaning in sorted({**ERRORS, **operation.pop("x-errors")}.items()):
         operation["responses"][status] = {"description": meaning, "content": _json(error)}
     for status, response in operation["responses"].items():
-        names = ["X-Request-Id", *filter(None, [ADDED_HEADER.get(status)])]
+        timed = "Server-Timing" if status == "200" and "504" in operation["responses"] else None
+        names = ["X-Request-Id", *filter(None, [ADDED_HEADER.get(status), timed])]
         response.setdefault("headers", {}).update({name: {"$ref": f"#/components/headers/{name}"} for name in names})
 
 

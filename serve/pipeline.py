@@ -173,8 +173,9 @@ class Pipeline:
     ) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
         """The answers to `works` by their places, a run of the model at a time, the shortest first.
 
-        A run is of rows of like length, at most `run_tokens` padded tokens for each thread, or one row. A text longer than the model is read in several rows, perhaps
-        in several runs, and answered with the last. One that fails is answered by its error, and spoils no other's answer.
+        A run is of rows of like length, at most `run_tokens` padded tokens for each thread, or one row. A text longer than the
+        model is read in several rows, perhaps in several runs, and answered with the last. One that fails is answered by its
+        error, and spoils no other's answer.
         """
         began_s = time.perf_counter()
         read, failed = self._read(works)

@@ -7,6 +7,7 @@ hold no texts, no labels and no keys.
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -17,26 +18,31 @@ from starlette.types import Scope
 from serve.visit import Visit
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
 log = logging.getLogger("serve")
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
+# How long a server that stops tries to send its last spans.
+LAST_SENDING_S = 2.0
+
 
 class Traces:
-    """Spans of requests, handed to `processor` as each request ends."""
+    """Spans of requests, given to `exporter` in batches, in a thread of its own."""
 
-    def __init__(self, processor: "SpanProcessor") -> None:
+    def __init__(self, exporter: "SpanExporter") -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         # What the environment says of the service goes before our name for it.
         resource = Resource.create().merge(Resource({SERVICE_NAME: "stillroom"})).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(processor)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._exporter = exporter
         self._tracer = self._provider.get_tracer("stillroom")
         self._propagator = TraceContextTextMapPropagator()
 
@@ -65,8 +71,13 @@ class Traces:
         span.end(zero_ns + int(ended_s * 1e9))
 
     def close(self) -> None:
-        """Sends what was not sent yet."""
-        self._provider.shutdown()
+        """Sends what was not sent yet; gives up on a collector that does not take it within `LAST_SENDING_S`."""
+        giving_up = threading.Timer(LAST_SENDING_S, self._exporter.shutdown)
+        giving_up.start()
+        try:
+            self._provider.shutdown()
+        finally:
+            giving_up.cancel()
 
     def _add_stages(self, span: "Span", visit: Visit, zero_ns: int) -> None:
         from opentelemetry.trace import set_span_in_context
@@ -95,11 +106,10 @@ def traces_from_environment(environment: Mapping[str, str] = os.environ) -> Trac
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         log.warning("%s is set, but requests are not traced (%s); pip install 'stillroom[otel]'", named, error)
         return None
-    return Traces(BatchSpanProcessor(OTLPSpanExporter()))
+    return Traces(OTLPSpanExporter())
 
 
 def _trace_headers(headers: Headers) -> dict[str, str]:

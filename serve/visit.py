@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
+from serve.work import Parts
+
 KEY = "stillroom.visit"  # in the scope
 
 # A request id is drawn once for the process and counted from there: as unique as a random one each time, and cheaper.
@@ -27,6 +29,15 @@ class Stages(NamedTuple):
     tokenise_s: float
     run_s: float
     decode_s: float
+
+    def after(self, parts: Parts) -> "Stages":
+        """These, and one more run of the model."""
+        return Stages(
+            self.begun_s,
+            self.tokenise_s + parts.tokenise_s,
+            self.run_s + parts.run_s,
+            self.decode_s + parts.decode_s,
+        )
 
 
 @dataclass(slots=True)

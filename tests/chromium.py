@@ -21,7 +21,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 MOVED = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
-PATIENCE_S = 60.0
+PATIENCE_S = 30.0
 CONTROL = 2  # the protocol's bit for the Ctrl key
 
 

@@ -13,7 +13,8 @@ Measured are
   bound   the highest rate of an open loop (a Poisson process, latency from the due moment) whose p99 stays under `--bound-ms` with nothing
           refused or failed: the search of `latency.load.ramp`, by its own client
 
-Labels are compared with those of `Pipeline` alone; what differs is counted.
+Labels are compared with those of `Pipeline` alone; what differs is counted. In the environment MAX_BATCH (32) is the largest batch of
+mosec, LitServe and BentoML, and FAST_QUEUE=1 gives LitServe its ZeroMQ queue: take what is fastest for them on the machine at hand.
 """
 
 import argparse
@@ -288,7 +289,7 @@ def main() -> int:
         document = {
             "machine": facts,
             "versions": versions(given.environments),
-            "settings": vars(given) | {},
+            "settings": vars(given) | {name: os.environ.get(name) for name in ("MAX_BATCH", "FAST_QUEUE")},
             "summary": rows,
             **taken,
         }

@@ -70,6 +70,7 @@ class Driven:
 class _Connection:
     socket: socket.socket
     query: int = -1  # none
+    connecting: bool = True
     answers: int = 0
     received: bytearray = field(default_factory=bytearray)
 
@@ -119,7 +120,7 @@ class _Loop:
         self.free: list[_Connection] = []
 
     def run(self) -> Driven:
-        self.free.append(self._opened())
+        socket.create_connection(self.place).close()  # is anybody there?
         self.start_s = time.perf_counter()
         core_s = time.thread_time()
         swept_s = 0.0
@@ -178,20 +179,34 @@ class _Loop:
         connection.query = query
         connection.received.clear()
         self.sent_s[query] = self._now_s()
+        if not connection.connecting:
+            self._write(connection)
+
+    def _write(self, connection: _Connection) -> None:
         try:
-            connection.socket.sendall(self.requests[query])
+            connection.socket.sendall(self.requests[connection.query])
         except OSError:
             self._lost(connection)
 
+    def _connected(self, connection: _Connection) -> None:
+        """Sends the query that the connection was opened for; a full backlog may have held it up for seconds."""
+        connection.connecting = False
+        connection.socket.setblocking(True)
+        self.epoll.modify(connection.socket.fileno(), select.EPOLLIN)
+        self._write(connection)
+
     def _read(self, pause_s: float) -> None:
-        """Takes what has come; waits for it to the microsecond, where epoll's own wait counts milliseconds."""
-        events = self.epoll.poll(0)
-        if not events and pause_s > 0:
+        """Takes what has come. What is due is waited for to the microsecond, where epoll's own wait counts milliseconds."""
+        events = self.epoll.poll(pause_s if self.closed else 0)
+        if not events and not self.closed and pause_s > 0:
             select.select([self.epoll.fileno()], [], [], pause_s)
             events = self.epoll.poll(0)
         for number, _ in events:
             connection = self.connections.get(number)
             if connection is None:
+                continue
+            if connection.connecting and not connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._connected(connection)
                 continue
             try:
                 part = connection.socket.recv(READ_BYTES)
@@ -242,10 +257,12 @@ class _Loop:
             self._settle(self.waiting.popleft(), UNSENT, b"")
 
     def _opened(self) -> _Connection:
-        made = socket.create_connection(self.place)
+        made = socket.socket(socket.AF_INET6 if ":" in self.place.host else socket.AF_INET, socket.SOCK_STREAM)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setblocking(False)
+        made.connect_ex(self.place)
         connection = self.connections[made.fileno()] = _Connection(made)
-        self.epoll.register(made.fileno(), select.EPOLLIN)
+        self.epoll.register(made.fileno(), select.EPOLLOUT)
         return connection
 
     def _drop(self, connection: _Connection) -> None:

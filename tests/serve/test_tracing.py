@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -139,3 +140,18 @@ def test_a_server_without_the_packages_says_so_and_serves(
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     assert traces_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}) is None
     assert "stillroom[otel]" in caplog.text
+
+
+def test_a_collector_that_cannot_be_reached_costs_no_answer(
+    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        with running(entities_bundle) as (url, process), httpx.Client(base_url=url, timeout=20) as client:
+            wait_until_ready(client)
+            for _ in range(3):
+                client.post("/v1/entities", json={"text": "rome"}).raise_for_status()
+            process.terminate()
+            process.wait(timeout=20)
+        assert process.returncode == 0

@@ -16,6 +16,6 @@ class Classify:
     def __init__(self) -> None:
         self.student = Student(os.environ["MODEL"])
 
-    @bentoml.api(batchable=True, max_batch_size=32, max_latency_ms=1000)
+    @bentoml.api(batchable=True, max_batch_size=int(os.environ.get("MAX_BATCH", "32")), max_latency_ms=1000)
     def classify(self, texts: list[str]) -> list[dict[str, Any]]:
         return self.student(texts)

@@ -27,8 +27,9 @@ class Classify(ls.LitAPI):
 
 if __name__ == "__main__":
     # Two workers of one thread: one a core. No wait for a batch to fill: what has come is taken.
-    api = Classify(max_batch_size=32, batch_timeout=0.0)
-    server = ls.LitServer(api, accelerator="cpu", devices=1, workers_per_device=2)
+    api = Classify(max_batch_size=int(os.environ.get("MAX_BATCH", "32")), batch_timeout=0.0)
+    fast_queue = os.environ.get("FAST_QUEUE") == "1"  # ZeroMQ between the web server and the workers
+    server = ls.LitServer(api, accelerator="cpu", devices=1, workers_per_device=2, fast_queue=fast_queue)
     server.run(
         host="127.0.0.1", port=int(sys.argv[1]), num_api_servers=1, log_level="warning", generate_client_file=False
     )
