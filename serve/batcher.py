@@ -13,8 +13,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar, cast
 
 from serve.errors import Overloaded, Unavailable
 
@@ -37,14 +36,39 @@ WORTH_DIVIDING = 256
 CHOICE = 4
 
 
-@dataclass(order=True)
-class _Waiting(Generic[Item, Result]):
+class _Caller(Generic[Result]):
+    """One caller: its results so far, and what it waits for."""
+
+    __slots__ = ("answered", "left", "results", "since_s")
+
+    def __init__(self, items: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.results: list[Result | None] = [None] * items
+        self.left = items
+        self.since_s = loop.time()
+        self.answered: asyncio.Future[None] = loop.create_future()
+
+    def take(self, place: int, result: Result | Exception) -> None:
+        """Notes a result; an error ends the waiting at once."""
+        if self.answered.done():
+            return
+        if isinstance(result, Exception):
+            self.answered.set_exception(result)
+            return
+        self.results[place] = result
+        self.left -= 1
+        if not self.left:
+            self.answered.set_result(None)
+
+
+class _Waiting(NamedTuple, Generic[Item, Result]):
+    """An item in the queue, which is a heap of these: ordered by `start`, then by `number`, which is like no other."""
+
     start: float  # virtual
-    number: int  # breaks ties: first come, first served
-    item: Item = field(compare=False)
-    tokens: int = field(compare=False)
-    since_s: float = field(compare=False)
-    result: asyncio.Future[Result] = field(compare=False)
+    number: int
+    item: Item
+    tokens: int
+    caller: _Caller[Result]
+    place: int
 
 
 class Lane:
@@ -106,28 +130,24 @@ class Batcher(Generic[Item, Result]):
         Raises Overloaded when the queue has no room, Unavailable when no lane is to come, and for the first item that
         failed what its lane said. A caller that is cancelled takes its items with it: those not yet begun are never run.
         """
+        if not items:
+            return []
         self.refuse_if_full(len(items), sum(tokens))
-        loop = asyncio.get_running_loop()
-        start, now_s = self._virtual_now, loop.time()
-        mine = []
-        for item, length in zip(items, tokens, strict=True):
-            mine.append(_Waiting(start, next(self._numbers), item, length, now_s, loop.create_future()))
+        caller = _Caller[Result](len(items), asyncio.get_running_loop())
+        start = self._virtual_now
+        for place, (item, length) in enumerate(zip(items, tokens, strict=True)):
+            heapq.heappush(self._queue, _Waiting(start, next(self._numbers), item, length, caller, place))
             start += length
-        for each in mine:
-            heapq.heappush(self._queue, each)
         self._queued_tokens += sum(tokens)
         self._wake()
         try:
-            found: list[Result] = await asyncio.gather(*(each.result for each in mine))
-            return found
+            await caller.answered
         finally:
-            for each in mine:
-                each.result.cancel()  # no-op where there is a result already
-            if any(each.result.cancelled() for each in mine):
+            if caller.left:
+                if not caller.answered.cancel() and not caller.answered.cancelled():
+                    caller.answered.exception()  # looked at: whoever is cancelled as it comes does not hear of it
                 self._sweep()
-            for each in mine:
-                if not each.result.cancelled():
-                    each.result.exception()  # looked at, so that asyncio does not warn of items that failed beside the first
+        return cast("list[Result]", caller.results)
 
     def refuse_if_full(self, items: int, tokens: int = 0) -> None:
         """Overloaded when `items` more of `tokens` in all do not fit the queue; Unavailable once there is no lane to come."""
@@ -177,8 +197,7 @@ class Batcher(Generic[Item, Result]):
         self._refusal = reason
         waiting, self._queue, self._queued_tokens = self._queue, [], 0
         for each in waiting:
-            if not each.result.done():
-                each.result.set_exception(Unavailable(reason))
+            each.caller.take(each.place, Unavailable(reason))
 
     async def close(self) -> None:
         """Refuses what comes from now on, waits until everything accepted is answered, and ends the lanes."""
@@ -190,13 +209,16 @@ class Batcher(Generic[Item, Result]):
     async def _feed(self, lane: Lane, run: "Run[Item, Result]") -> None:
         try:
             while lane.open:
-                waited = not self._queue
-                if waited and not await self._work_or_end(lane):
-                    return
+                began_s = time.perf_counter()
+                if waited := not self._queue:
+                    if not await self._work_or_end(lane):
+                        return
+                    began_s = time.perf_counter()
                 batch, full = self._take()
                 if batch:
                     self._released("idle" if waited else "full" if full else "freed", len(batch))
                     await self._compute(batch, run)
+                    self._note_speed(sum(each.tokens for each in batch), time.perf_counter() - began_s)
         finally:
             lane.open = False
             self._lanes.remove(lane)
@@ -225,27 +247,24 @@ class Batcher(Generic[Item, Result]):
                     return
 
     async def _compute(self, batch: list[_Waiting[Item, Result]], run: "Run[Item, Result]") -> None:
-        def done(place: int, result: Result | Exception) -> None:
-            future = batch[place].result
-            if future.done():
-                return
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+        undone = set(range(len(batch)))
 
-        began_s = time.perf_counter()
+        def done(place: int, result: Result | Exception) -> None:
+            undone.discard(place)
+            batch[place].caller.take(batch[place].place, result)
+
         try:
             await run([each.item for each in batch], done)
         except BaseException as error:
             told = error if isinstance(error, Exception) else Unavailable("the server is stopping")
-            for place in range(len(batch)):
+            for place in list(undone):
                 done(place, told)
             raise
-        lost = [place for place, each in enumerate(batch) if not each.result.done()]
-        for place in lost:
+        for place in list(undone):
             done(place, Unavailable("the model gave no answer to this text"))
-        speed = sum(each.tokens for each in batch) / max(time.perf_counter() - began_s, 1e-9)
+
+    def _note_speed(self, tokens: int, seconds: float) -> None:
+        speed = tokens / max(seconds, 1e-9)
         before = self._tokens_per_s or speed
         self._tokens_per_s = before + SPEED_SMOOTHING * (speed - before)
 
@@ -257,16 +276,19 @@ class Batcher(Generic[Item, Result]):
         share = -(-self._queued_tokens // (len(self._idle) + 1))
         batch_tokens = min(self._batch_tokens, max(WORTH_DIVIDING, share))
         choice: list[_Waiting[Item, Result]] = []
-        tokens = 0
-        while self._queue and tokens < CHOICE * batch_tokens:
+        waited_long: list[bool] = []
+        tokens, patient = 0, False
+        now_s = asyncio.get_running_loop().time()
+        # Where nobody can wait for company, there is nothing to choose.
+        while self._queue and tokens < (CHOICE if patient else 1) * batch_tokens:
             each = heapq.heappop(self._queue)
             choice.append(each)
+            waited_long.append(now_s - each.caller.since_s > self._max_wait_s)
+            patient = patient or not waited_long[-1]
             tokens += each.tokens
         if not choice:
             return [], False
         self._virtual_now = max(self._virtual_now, choice[0].start)
-        now_s = asyncio.get_running_loop().time()
-        waited_long = [now_s - each.since_s > self._max_wait_s for each in choice]
         taken = set(picked([each.tokens for each in choice], waited_long, batch_tokens))
         for place, each in enumerate(choice):
             if place not in taken:
@@ -279,7 +301,7 @@ class Batcher(Generic[Item, Result]):
 
     def _sweep(self) -> None:
         """Takes out of the queue what nobody waits for any more: it must not fill it."""
-        self._queue = [each for each in self._queue if not each.result.done()]
+        self._queue = [each for each in self._queue if not each.caller.answered.done()]
         heapq.heapify(self._queue)
         self._queued_tokens = sum(each.tokens for each in self._queue)
 
