@@ -199,8 +199,6 @@ class Connection(HttpToolsProtocol):
         """Reads on, no further than the limits."""
         if self._broken:
             return
-        if self.reading == "nothing":
-            self._read("head")
         self._silent_bytes += len(data)
         super().data_received(data)
         if self._silent_bytes > self.limits.head_bytes:

@@ -19,6 +19,8 @@ log = logging.getLogger("serve")
 
 # How often a server that stops looks whether it has finished.
 LOOK_S = 0.02
+# How long requests may take to end by themselves once their clients are cut off.
+CUT_OFF_S = 1.0
 # How long the models' processes may take for what they compute, once nobody waits for it.
 LEAVE_S = 10.0
 
@@ -98,6 +100,6 @@ class DrainingServer(uvicorn.Server):
         # Their requests hear of it and end by themselves; one that does not is cancelled.
         tasks = set(self.server_state.tasks)
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=1)
+            _, late = await asyncio.wait(tasks, timeout=CUT_OFF_S)
             for task in late:
                 task.cancel()

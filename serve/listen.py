@@ -65,6 +65,7 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
             raise BadInput("--tls-key and --tls-client-ca are of use only with --tls-cert; give the certificate, too")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     load_certificate(context, settings)
     return context

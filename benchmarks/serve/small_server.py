@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[2]
 SERVE = """
 import json, sys
 from serve.app import serve
-from serve.requests import Limits
-serve(sys.argv[2:], port=0, threads=1, processes=1, limits=Limits(**json.loads(sys.argv[1])))
+from serve.settings import Limits, ServeSettings
+limits = Limits(**json.loads(sys.argv[1]))
+serve(sys.argv[2:], ServeSettings(port=0, threads=1, processes=1, access_log=False, limits=limits))
 """
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from deploy_files import ROOT, dockerfile, image_health_check
 
-from serve.app import DRAIN_S
+from serve.settings import ServeSettings
 
 # What the root user of a new mount namespace does before it runs a command: makes every file system read-only, the one of the
 # devices aside, and drops all capabilities.
@@ -68,7 +68,7 @@ def test_the_base_install_serves_without_torch_and_without_writing(
     found = subprocess.run([python, "-I", "-c", absent], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
-    command = [*read_only, "stillroom", "serve", "--port", "0", str(served_bundle)]
+    command = [*read_only, "stillroom", "serve", "--no-access-log", "--port", "0", str(served_bundle)]
     with subprocess.Popen(
         command, env=environment, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:
@@ -82,7 +82,7 @@ def test_the_base_install_serves_without_torch_and_without_writing(
             assert subprocess.run(check, env=environment, check=False, timeout=30).returncode == 0
         finally:
             server.send_signal(signal.SIGTERM)
-        _, complaints = server.communicate(timeout=DRAIN_S + 30)
+        _, complaints = server.communicate(timeout=ServeSettings.drain_s + 30)
     assert server.returncode == 0
     assert complaints == ""
     # Now nobody listens.

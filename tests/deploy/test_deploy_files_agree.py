@@ -18,11 +18,12 @@ from deploy_files import (
 )
 from typer.main import get_command
 
-from serve.app import DRAIN_S, create_app
-from serve.model_process import LEAVE_S
+from serve.app import create_app
+from serve.drain import CUT_OFF_S, LEAVE_S
+from serve.settings import ServeSettings
 
 # From SIGTERM to the end at the latest: the answers under way, then the processes.
-STOPPING_S = DRAIN_S + LEAVE_S
+STOPPING_S = ServeSettings.linger_s + ServeSettings.drain_s + CUT_OFF_S + LEAVE_S
 CONTAINERS = ["kubernetes/deployment.yaml", "kserve/serving-runtime.yaml"]
 
 

@@ -132,6 +132,7 @@ def test_a_request_is_one_line_of_json_that_says_who_what_and_how_long(client: h
         "method": "POST",
         "path": "/v1/entities",
         "status": 200,
+        "error": None,
         "model": "cities",
         "texts_count": 2,
         "body_bytes": len(sent),
