@@ -22,7 +22,18 @@ CUT = 'stillroom_connections_cut_total{{reason="{}"}}'
 @pytest.fixture(scope="module")
 def server(entities_bundle: Path) -> Iterator[Server]:
     """Impatient, so that the tests need not be patient."""
-    limits = ["--head-s", "0.4", "--body-s", "0.6", "--write-s", "0.4", "--keep-alive-s", "0.8", "--least-bytes-per-s", "1"]
+    limits = [
+        "--head-s",
+        "0.4",
+        "--body-s",
+        "0.6",
+        "--write-s",
+        "0.4",
+        "--keep-alive-s",
+        "0.8",
+        "--least-bytes-per-s",
+        "1",
+    ]
     with serving(entities_bundle, *limits) as server:
         yield server
 
