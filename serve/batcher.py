@@ -32,6 +32,10 @@ Reason = Literal["idle", "full", "freed"]
 SPEED_SMOOTHING = 0.2
 # Tokens below which a batch is not divided among lanes that are idle: a run of the model has a cost of its own.
 WORTH_DIVIDING = 256
+# Tokens that must wait before a lane is given its next batch while it computes one: with so much to do it should not stand still until
+# this process, busy with requests, hears that it has ended. With less, a larger batch a little later is worth more.
+WORTH_HURRYING = 256
+HANDS = 2  # batches that a lane has at most: one that it computes, one that waits beside it
 # Of how many batches' worth of waiting items, in fair order, those of like length are picked.
 CHOICE = 4
 
@@ -76,6 +80,7 @@ class Lane:
 
     def __init__(self) -> None:
         self.open = True
+        self.under_way = 0  # batches that it was given and has not answered
         self.task: asyncio.Task[None]
 
 
@@ -107,7 +112,7 @@ class Batcher(Generic[Item, Result]):
         self._queue: list[_Waiting[Item, Result]] = []
         self._queued_tokens = 0
         self._lanes: list[Lane] = []
-        self._idle: list[asyncio.Future[None]] = []
+        self._asleep: list[tuple[Lane, asyncio.Future[None]]] = []
         self._virtual_now = 0.0
         self._numbers = itertools.count()
         self._tokens_per_s: float | None = None  # of one lane
@@ -207,44 +212,64 @@ class Batcher(Generic[Item, Result]):
             await asyncio.wait(tasks)
 
     async def _feed(self, lane: Lane, run: "Run[Item, Result]") -> None:
+        """Keeps a lane fed by hands that each wait for the batch they gave; ends with what the first of them ends with."""
+        hands = [asyncio.ensure_future(self._hand(lane, run)) for _ in range(HANDS)]
         try:
-            while lane.open:
-                began_s = time.perf_counter()
-                if waited := not self._queue:
-                    if not await self._work_or_end(lane):
-                        return
-                    began_s = time.perf_counter()
-                batch, full = self._take()
-                if batch:
-                    self._released("idle" if waited else "full" if full else "freed", len(batch))
-                    await self._compute(batch, run)
-                    self._note_speed(sum(each.tokens for each in batch), time.perf_counter() - began_s)
+            await asyncio.wait(hands, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             lane.open = False
             self._lanes.remove(lane)
+            self._wake(everyone=True)
+            ends = await asyncio.gather(*hands, return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
 
-    async def _work_or_end(self, lane: Lane) -> bool:
-        """Waits for work; False when there will be none for this lane."""
-        while lane.open and not self._queue:
-            if self._closing:
-                return False
-            asleep = asyncio.get_running_loop().create_future()
-            self._idle.append(asleep)
+    async def _hand(self, lane: Lane, run: "Run[Item, Result]") -> None:
+        while True:
+            began_s, idle = time.perf_counter(), False
+            while lane.open and not self._may_take(lane):
+                if self._closing and not self._queue:
+                    self._wake(everyone=True)
+                    return
+                self._wake()  # it was woken for what another lane may take
+                await self._sleep(lane)
+                began_s, idle = time.perf_counter(), not lane.under_way
+            if not lane.open:
+                return
+            lane.under_way += 1
+            batch, full = self._take()
+            self._released("idle" if idle else "full" if full else "freed", len(batch))
             try:
-                await asleep
+                await self._compute(batch, run)
+            except BaseException:
+                lane.open = False  # at once: no other hand may give it more
+                raise
             finally:
-                if asleep in self._idle:
-                    self._idle.remove(asleep)
-        return lane.open
+                lane.under_way -= 1
+            self._note_speed(sum(each.tokens for each in batch), time.perf_counter() - began_s)
+
+    def _may_take(self, lane: Lane) -> bool:
+        return bool(self._queue) and (not lane.under_way or self._queued_tokens >= WORTH_HURRYING)
+
+    async def _sleep(self, lane: Lane) -> None:
+        """Until there may be work for this lane."""
+        asleep = (lane, asyncio.get_running_loop().create_future())
+        self._asleep.append(asleep)
+        try:
+            await asleep[1]
+        finally:
+            if asleep in self._asleep:
+                self._asleep.remove(asleep)
 
     def _wake(self, *, everyone: bool = False) -> None:
-        """Wakes an idle lane, or all of them."""
-        while self._idle:
-            asleep = self._idle.pop()  # the one that computed last: its caches are warm
-            if not asleep.done():
-                asleep.set_result(None)
-                if not everyone:
-                    return
+        """Wakes a hand that may take what waits, of an idle lane if there is one; or all of them."""
+        able = [each for each in self._asleep if everyone or self._may_take(each[0])]
+        # Of the idle ones that computed last: its caches are warm.
+        for asleep in able if everyone else [min(reversed(able), key=lambda each: each[0].under_way)] if able else []:
+            self._asleep.remove(asleep)
+            if not asleep[1].done():
+                asleep[1].set_result(None)
 
     async def _compute(self, batch: list[_Waiting[Item, Result]], run: "Run[Item, Result]") -> None:
         undone = set(range(len(batch)))
@@ -273,7 +298,8 @@ class Batcher(Generic[Item, Result]):
 
         Where other lanes are idle, it leaves them their share.
         """
-        share = -(-self._queued_tokens // (len(self._idle) + 1))
+        others = {lane for lane, _ in self._asleep if not lane.under_way}
+        share = -(-self._queued_tokens // (len(others) + 1))
         batch_tokens = min(self._batch_tokens, max(WORTH_DIVIDING, share))
         choice: list[_Waiting[Item, Result]] = []
         waited_long: list[bool] = []
