@@ -13,8 +13,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar, cast
 
 from serve.errors import Overloaded, Unavailable
 
@@ -33,18 +32,47 @@ Reason = Literal["idle", "full", "freed"]
 SPEED_SMOOTHING = 0.2
 # Tokens below which a batch is not divided among lanes that are idle: a run of the model has a cost of its own.
 WORTH_DIVIDING = 256
+# Tokens that must wait before a lane is given its next batch while it computes one: with so much to do it should not stand still until
+# this process, busy with requests, hears that it has ended. With less, a larger batch a little later is worth more.
+WORTH_HURRYING = 256
+HANDS = 2  # batches that a lane has at most: one that it computes, one that waits beside it
 # Of how many batches' worth of waiting items, in fair order, those of like length are picked.
 CHOICE = 4
 
 
-@dataclass(order=True)
-class _Waiting(Generic[Item, Result]):
+class _Caller(Generic[Result]):
+    """One caller: its results so far, and what it waits for."""
+
+    __slots__ = ("answered", "left", "results", "since_s")
+
+    def __init__(self, items: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.results: list[Result | None] = [None] * items
+        self.left = items
+        self.since_s = loop.time()
+        self.answered: asyncio.Future[None] = loop.create_future()
+
+    def take(self, place: int, result: Result | Exception) -> None:
+        """Notes a result; an error ends the waiting at once."""
+        if self.answered.done():
+            return
+        if isinstance(result, Exception):
+            self.answered.set_exception(result)
+            return
+        self.results[place] = result
+        self.left -= 1
+        if not self.left:
+            self.answered.set_result(None)
+
+
+class _Waiting(NamedTuple, Generic[Item, Result]):
+    """An item in the queue, which is a heap of these: ordered by `start`, then by `number`, which is like no other."""
+
     start: float  # virtual
-    number: int  # breaks ties: first come, first served
-    item: Item = field(compare=False)
-    tokens: int = field(compare=False)
-    since_s: float = field(compare=False)
-    result: asyncio.Future[Result] = field(compare=False)
+    number: int
+    item: Item
+    tokens: int
+    caller: _Caller[Result]
+    place: int
 
 
 class Lane:
@@ -52,6 +80,7 @@ class Lane:
 
     def __init__(self) -> None:
         self.open = True
+        self.under_way = 0  # batches that it was given and has not answered
         self.task: asyncio.Task[None]
 
 
@@ -83,7 +112,7 @@ class Batcher(Generic[Item, Result]):
         self._queue: list[_Waiting[Item, Result]] = []
         self._queued_tokens = 0
         self._lanes: list[Lane] = []
-        self._idle: list[asyncio.Future[None]] = []
+        self._asleep: list[tuple[Lane, asyncio.Future[None]]] = []
         self._virtual_now = 0.0
         self._numbers = itertools.count()
         self._tokens_per_s: float | None = None  # of one lane
@@ -106,28 +135,24 @@ class Batcher(Generic[Item, Result]):
         Raises Overloaded when the queue has no room, Unavailable when no lane is to come, and for the first item that
         failed what its lane said. A caller that is cancelled takes its items with it: those not yet begun are never run.
         """
+        if not items:
+            return []
         self.refuse_if_full(len(items), sum(tokens))
-        loop = asyncio.get_running_loop()
-        start, now_s = self._virtual_now, loop.time()
-        mine = []
-        for item, length in zip(items, tokens, strict=True):
-            mine.append(_Waiting(start, next(self._numbers), item, length, now_s, loop.create_future()))
+        caller = _Caller[Result](len(items), asyncio.get_running_loop())
+        start = self._virtual_now
+        for place, (item, length) in enumerate(zip(items, tokens, strict=True)):
+            heapq.heappush(self._queue, _Waiting(start, next(self._numbers), item, length, caller, place))
             start += length
-        for each in mine:
-            heapq.heappush(self._queue, each)
         self._queued_tokens += sum(tokens)
         self._wake()
         try:
-            found: list[Result] = await asyncio.gather(*(each.result for each in mine))
-            return found
+            await caller.answered
         finally:
-            for each in mine:
-                each.result.cancel()  # no-op where there is a result already
-            if any(each.result.cancelled() for each in mine):
+            if caller.left:
+                if not caller.answered.cancel() and not caller.answered.cancelled():
+                    caller.answered.exception()  # looked at: whoever is cancelled as it comes does not hear of it
                 self._sweep()
-            for each in mine:
-                if not each.result.cancelled():
-                    each.result.exception()  # looked at, so that asyncio does not warn of items that failed beside the first
+        return cast("list[Result]", caller.results)
 
     def refuse_if_full(self, items: int, tokens: int = 0) -> None:
         """Overloaded when `items` more of `tokens` in all do not fit the queue; Unavailable once there is no lane to come."""
@@ -177,8 +202,7 @@ class Batcher(Generic[Item, Result]):
         self._refusal = reason
         waiting, self._queue, self._queued_tokens = self._queue, [], 0
         for each in waiting:
-            if not each.result.done():
-                each.result.set_exception(Unavailable(reason))
+            each.caller.take(each.place, Unavailable(reason))
 
     async def close(self) -> None:
         """Refuses what comes from now on, waits until everything accepted is answered, and ends the lanes."""
@@ -188,64 +212,84 @@ class Batcher(Generic[Item, Result]):
             await asyncio.wait(tasks)
 
     async def _feed(self, lane: Lane, run: "Run[Item, Result]") -> None:
+        """Keeps a lane fed by hands that each wait for the batch they gave; ends with what the first of them ends with."""
+        hands = [asyncio.ensure_future(self._hand(lane, run)) for _ in range(HANDS)]
         try:
-            while lane.open:
-                waited = not self._queue
-                if waited and not await self._work_or_end(lane):
-                    return
-                batch, full = self._take()
-                if batch:
-                    self._released("idle" if waited else "full" if full else "freed", len(batch))
-                    await self._compute(batch, run)
+            await asyncio.wait(hands, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             lane.open = False
             self._lanes.remove(lane)
+            self._wake(everyone=True)
+            ends = await asyncio.gather(*hands, return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
 
-    async def _work_or_end(self, lane: Lane) -> bool:
-        """Waits for work; False when there will be none for this lane."""
-        while lane.open and not self._queue:
-            if self._closing:
-                return False
-            asleep = asyncio.get_running_loop().create_future()
-            self._idle.append(asleep)
+    async def _hand(self, lane: Lane, run: "Run[Item, Result]") -> None:
+        while True:
+            began_s, idle = time.perf_counter(), False
+            while lane.open and not self._may_take(lane):
+                if self._closing and not self._queue:
+                    self._wake(everyone=True)
+                    return
+                self._wake()  # it was woken for what another lane may take
+                await self._sleep(lane)
+                began_s, idle = time.perf_counter(), not lane.under_way
+            if not lane.open:
+                return
+            lane.under_way += 1
+            batch, full = self._take()
+            self._released("idle" if idle else "full" if full else "freed", len(batch))
             try:
-                await asleep
+                await self._compute(batch, run)
+            except BaseException:
+                lane.open = False  # at once: no other hand may give it more
+                raise
             finally:
-                if asleep in self._idle:
-                    self._idle.remove(asleep)
-        return lane.open
+                lane.under_way -= 1
+            self._note_speed(sum(each.tokens for each in batch), time.perf_counter() - began_s)
+
+    def _may_take(self, lane: Lane) -> bool:
+        return bool(self._queue) and (not lane.under_way or self._queued_tokens >= WORTH_HURRYING)
+
+    async def _sleep(self, lane: Lane) -> None:
+        """Until there may be work for this lane."""
+        asleep = (lane, asyncio.get_running_loop().create_future())
+        self._asleep.append(asleep)
+        try:
+            await asleep[1]
+        finally:
+            if asleep in self._asleep:
+                self._asleep.remove(asleep)
 
     def _wake(self, *, everyone: bool = False) -> None:
-        """Wakes an idle lane, or all of them."""
-        while self._idle:
-            asleep = self._idle.pop()  # the one that computed last: its caches are warm
-            if not asleep.done():
-                asleep.set_result(None)
-                if not everyone:
-                    return
+        """Wakes a hand that may take what waits, of an idle lane if there is one; or all of them."""
+        able = [each for each in self._asleep if everyone or self._may_take(each[0])]
+        # Of the idle ones that computed last: its caches are warm.
+        for asleep in able if everyone else [min(reversed(able), key=lambda each: each[0].under_way)] if able else []:
+            self._asleep.remove(asleep)
+            if not asleep[1].done():
+                asleep[1].set_result(None)
 
     async def _compute(self, batch: list[_Waiting[Item, Result]], run: "Run[Item, Result]") -> None:
-        def done(place: int, result: Result | Exception) -> None:
-            future = batch[place].result
-            if future.done():
-                return
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+        undone = set(range(len(batch)))
 
-        began_s = time.perf_counter()
+        def done(place: int, result: Result | Exception) -> None:
+            undone.discard(place)
+            batch[place].caller.take(batch[place].place, result)
+
         try:
             await run([each.item for each in batch], done)
         except BaseException as error:
             told = error if isinstance(error, Exception) else Unavailable("the server is stopping")
-            for place in range(len(batch)):
+            for place in list(undone):
                 done(place, told)
             raise
-        lost = [place for place, each in enumerate(batch) if not each.result.done()]
-        for place in lost:
+        for place in list(undone):
             done(place, Unavailable("the model gave no answer to this text"))
-        speed = sum(each.tokens for each in batch) / max(time.perf_counter() - began_s, 1e-9)
+
+    def _note_speed(self, tokens: int, seconds: float) -> None:
+        speed = tokens / max(seconds, 1e-9)
         before = self._tokens_per_s or speed
         self._tokens_per_s = before + SPEED_SMOOTHING * (speed - before)
 
@@ -254,19 +298,23 @@ class Batcher(Generic[Item, Result]):
 
         Where other lanes are idle, it leaves them their share.
         """
-        share = -(-self._queued_tokens // (len(self._idle) + 1))
+        others = {lane for lane, _ in self._asleep if not lane.under_way}
+        share = -(-self._queued_tokens // (len(others) + 1))
         batch_tokens = min(self._batch_tokens, max(WORTH_DIVIDING, share))
         choice: list[_Waiting[Item, Result]] = []
-        tokens = 0
-        while self._queue and tokens < CHOICE * batch_tokens:
+        waited_long: list[bool] = []
+        tokens, patient = 0, False
+        now_s = asyncio.get_running_loop().time()
+        # Where nobody can wait for company, there is nothing to choose.
+        while self._queue and tokens < (CHOICE if patient else 1) * batch_tokens:
             each = heapq.heappop(self._queue)
             choice.append(each)
+            waited_long.append(now_s - each.caller.since_s > self._max_wait_s)
+            patient = patient or not waited_long[-1]
             tokens += each.tokens
         if not choice:
             return [], False
         self._virtual_now = max(self._virtual_now, choice[0].start)
-        now_s = asyncio.get_running_loop().time()
-        waited_long = [now_s - each.since_s > self._max_wait_s for each in choice]
         taken = set(picked([each.tokens for each in choice], waited_long, batch_tokens))
         for place, each in enumerate(choice):
             if place not in taken:
@@ -279,7 +327,7 @@ class Batcher(Generic[Item, Result]):
 
     def _sweep(self) -> None:
         """Takes out of the queue what nobody waits for any more: it must not fill it."""
-        self._queue = [each for each in self._queue if not each.result.done()]
+        self._queue = [each for each in self._queue if not each.caller.answered.done()]
         heapq.heapify(self._queue)
         self._queued_tokens = sum(each.tokens for each in self._queue)
 

@@ -1,5 +1,7 @@
 """What the server counts, for Prometheus to scrape. Each app has its own registry, so that two apps never mix."""
 
+from functools import cache
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -106,6 +108,10 @@ class Metrics:
         )
         ProcessCollector(registry=registry)  # of the server's own process: processor time, memory, open files
         self._serving: dict[str, tuple[str, str, str, str]] = {}
+        # Finding a series by its labels costs more than counting.
+        self._stage_seconds = cache(self.stage_seconds.labels)
+        self._batch_texts = cache(self.batch_texts.labels)
+        self._tokens = cache(self.tokens.labels)
 
     def serving(self, manifest: Manifest, variant: str, batcher: Batcher[Asked, Answered]) -> None:
         """Speaks of a model that is served from now on, in place of an earlier one of its name."""
@@ -119,14 +125,14 @@ class Metrics:
     def ran(self, model: str, parts: Parts) -> None:
         """Counts one run of a model, or, with no texts, a batch of which some could not even be tokenised."""
         if parts.tokenise_s:  # told with the first run of its batch
-            self.stage_seconds.labels(model, "tokenise").observe(parts.tokenise_s)
+            self._stage_seconds(model, "tokenise").observe(parts.tokenise_s)
         if not parts.texts:
             return
-        self.batch_texts.labels(model).observe(parts.texts)
-        self.stage_seconds.labels(model, "run").observe(parts.run_s)
-        self.stage_seconds.labels(model, "decode").observe(parts.decode_s)
-        self.tokens.labels(model, "text").inc(parts.tokens)
-        self.tokens.labels(model, "padding").inc(parts.padded_tokens - parts.tokens)
+        self._batch_texts(model).observe(parts.texts)
+        self._stage_seconds(model, "run").observe(parts.run_s)
+        self._stage_seconds(model, "decode").observe(parts.decode_s)
+        self._tokens(model, "text").inc(parts.tokens)
+        self._tokens(model, "padding").inc(parts.padded_tokens - parts.tokens)
 
     def text(self) -> bytes:
         """Everything counted so far, in Prometheus's text format."""

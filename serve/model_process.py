@@ -42,6 +42,7 @@ class ModelProcess:
     def __init__(self, process: asyncio.subprocess.Process, observe: Callable[[Parts], None]) -> None:
         self.process = process
         self._observe = observe
+        self._hearing = asyncio.Lock()  # given to who waits longest
         self._decoder = msgspec.msgpack.Decoder(Reply)
         assert process.stdin
         assert process.stdout
@@ -82,9 +83,13 @@ class ModelProcess:
         return made
 
     async def run(self, asked: list[Asked], done: Done[Answered]) -> None:
-        """Has a batch answered, and notes in each one's visit what that took. Unavailable when the process dies of it."""
+        """Has a batch answered, and notes in each one's visit what that took. Unavailable when the process dies of it.
+
+        Batches may be given while earlier ones are computed; they are answered in their order.
+        """
         self.ask([each.work for each in asked])
-        await self.hear(done, [each.visit for each in asked])
+        async with self._hearing:
+            await self.hear(done, [each.visit for each in asked])
 
     def ask(self, works: list[Work]) -> None:
         """Sends a batch, which may be while earlier ones are computed: it is begun when they are done."""

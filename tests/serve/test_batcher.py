@@ -403,3 +403,29 @@ def test_a_lane_that_is_removed_ends_its_batch_and_takes_no_other() -> None:
         await batcher.close()
 
     run(scenario)
+
+
+def test_a_busy_lane_is_given_its_next_batch_beforehand_when_much_waits_and_idle_ones_come_first() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=200, max_wait_ms=0)
+        busy, idle = Computer(held=True), Computer(held=True)
+        batcher.add_lane(busy)
+        batcher.add_lane(idle)
+        await turns()
+        little = []
+        for _ in range(3):  # one for each lane, one that is too little to be given beforehand
+            little.append(ask(batcher, 20))
+            await turns()
+        assert [len(computer.batches) for computer in (busy, idle)] == [1, 1]
+        assert batcher.waiting == 1
+        much = [ask(batcher, 100) for _ in range(20)]
+        await turns()
+        # Each has one that it computes and one beside it; what is left waits for both alike.
+        assert [len(computer.batches) for computer in (busy, idle)] == [2, 2]
+        assert batcher.waiting > 10
+        busy.gate.set()
+        idle.gate.set()
+        assert await asyncio.gather(*little, *much) == [[1020]] * 3 + [[1100]] * 20
+        await batcher.close()
+
+    run(scenario)
