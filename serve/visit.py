@@ -1,6 +1,7 @@
 """One request on its way through the server: where its time went and how it ended, for its answer, the log, the metrics and traces."""
 
 import itertools
+import re
 import secrets
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -9,6 +10,9 @@ from typing import NamedTuple
 from starlette.types import Scope
 
 from serve.work import Parts
+
+# What of a client's own request id is echoed: enough for any common form, nothing that could break a header or a log.
+REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 KEY = "stillroom.visit"  # in the scope
 
