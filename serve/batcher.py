@@ -99,7 +99,7 @@ class Batcher(Generic[Item, Result]):
         batch_tokens: int = 1024,
         max_texts: int = 4096,
         max_tokens: int = 262_144,
-        max_queue_s: float = 1.0,
+        max_queue_s: float = 0.5,
         max_wait_ms: float = 20.0,
         released: Callable[[Reason, int], None] = lambda reason, items: None,
     ) -> None:
