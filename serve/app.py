@@ -46,7 +46,7 @@ from serve.served import ServedModel
 from serve.settings import ConnectionLimits, Limits, ServeSettings
 from serve.texts import as_texts, pairs_of
 from serve.tracing import Traces, traces_from_environment
-from serve.visit import visit_in
+from serve.visit import TIMEOUT_HEADER, client_timeout_s, visit_in
 from serve.work import TextWork, Work
 
 log = logging.getLogger("serve")
@@ -199,17 +199,17 @@ class Service:
         visit = visit_in(request.scope)
         if self.log_texts:
             visit.logged_texts = [work.text for work in works if isinstance(work, TextWork)]
+        # The client's own time began when its request did.
+        left_s = client_timeout_s(request.headers.get(TIMEOUT_HEADER)) - (time.perf_counter() - visit.begun_s)
         loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        due_s = min(visit.due_s or math.inf, now_s + self.limits.answer_s)
         # A server whose connections say when the client is gone saves a task that waits for it.
         gone: asyncio.Future[None] = request.scope.get(GONE) or asyncio.ensure_future(_hung_up(request))
         try:
             if gone.done():
                 raise ClientDisconnect
-            if due_s <= now_s:
+            if left_s <= 0:
                 raise TimeoutError
-            async with asyncio.timeout_at(due_s) as waiting:
+            async with asyncio.timeout(min(left_s, self.limits.answer_s)) as waiting:
 
                 def hung_up(_: object) -> None:
                     waiting.reschedule(loop.time())

@@ -32,6 +32,8 @@ LOOK_S = 0.25
 GRACE_S = 5.0
 # Requests that a client may send ahead of their answers.
 AHEAD = 64
+# Connections that are closed but not gone, beyond those that may be open.
+GOING = 64
 # When a full server has found no idle connection to close, it does not look again for so long.
 LOOK_AGAIN_S = 0.05
 
@@ -106,8 +108,11 @@ class Watch:
         if self.open < self.limits.connections:
             return True
         now_s = time.monotonic()
-        if now_s - self._looked_for_room_s < LOOK_AGAIN_S:
+        if now_s - self._looked_for_room_s < LOOK_AGAIN_S or self.open >= self.limits.connections + GOING:
             return False
+        going = sum(each.going for each in self.connections)
+        if self.open - going < self.limits.connections:
+            return True
         idle = [each for each in self.connections if each.idle and not each.transport.is_closing()]
         if not idle:
             self._looked_for_room_s = now_s
@@ -207,6 +212,11 @@ class Connection(HttpToolsProtocol):
     def idle(self) -> bool:
         """Whether it stands between two requests."""
         return self.reading == "nothing" and not self.busy
+
+    @property
+    def going(self) -> bool:
+        """Whether it is closed, with nothing left to send."""
+        return self.transport.is_closing() and not self.unsent_bytes
 
     @property
     def unsent_bytes(self) -> int:

@@ -1,6 +1,5 @@
 """What surrounds every answer: who may ask, its request id, its headers, its count, time and log, and the form that errors take."""
 
-import asyncio
 import logging
 import math
 import time
@@ -15,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.access import Access, Bodies
 from serve.connections import FAULT
-from serve.errors import BadInput, InternalError, NotFound, Overloaded, StillroomError, Unauthorized, in_form_of
+from serve.errors import InternalError, NotFound, Overloaded, StillroomError, Unauthorized, in_form_of
 from serve.keys import Key
 from serve.logs import access_log, note, shortened
 from serve.metrics import Metrics
@@ -149,7 +148,6 @@ class Edge:
             answer = self.access.origins.preflight(scope["method"], headers)
             if answer is None:
                 key = self.access.enter(scope["path"], headers, visit)
-                set_deadline(visit, headers)
             await (answer or self.app)(scope, receive_held, send_marked)
         except ClientDisconnect:
             visit.status, visit.error_code = CLIENT_GONE, "client_gone"
@@ -189,19 +187,6 @@ class Edge:
             self.traces.add(scope, visit, endpoint, visit.status, visit.request_id)
         if not (visit.status == 200 and scope["path"] in PROBED) and access_log.isEnabledFor(logging.INFO):
             note("request", access_fields(scope, visit, took_s))
-
-
-def set_deadline(visit: Visit, headers: Mapping[bytes, bytes]) -> None:
-    """Heeds `X-Timeout-Ms`: how long this client waits for an answer. BadInput when it is no whole number from 1."""
-    given = headers.get(b"x-timeout-ms")
-    if given is None:
-        return
-    if not (given.isdigit() and 0 < len(given) <= 9 and int(given) > 0):
-        raise BadInput(
-            f"X-Timeout-Ms is {shortened(given.decode('latin-1'))!r}; give a whole number of milliseconds from 1",
-            field="X-Timeout-Ms",
-        )
-    visit.due_s = asyncio.get_running_loop().time() + int(given) / 1000
 
 
 def access_fields(scope: Scope, visit: Visit, took_s: float) -> dict[str, object]:

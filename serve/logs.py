@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -22,8 +22,8 @@ Format = Literal["json", "text"]
 
 access_log = logging.getLogger("serve.access")
 
-# Lines that wait to be written; more are dropped.
-MOST_LINES = 10_000
+# Characters of lines that wait to be written; what is more is dropped.
+MOST_WAITING = 8_000_000
 # Lines that come within this time are written at once.
 GATHER_S = 0.05
 # How long a server that ends waits for its last lines to be written.
@@ -69,6 +69,7 @@ class PatientWriter(logging.Handler):
         super().__init__()
         self._descriptor = descriptor
         self._lines: deque[str] = deque()
+        self._waiting = 0
         self._dropped = 0
         self._some = threading.Event()
         self._ending = False
@@ -82,9 +83,10 @@ class PatientWriter(logging.Handler):
         except Exception:
             self.handleError(record)
             return
-        if len(self._lines) >= MOST_LINES:
+        if self._waiting + len(line) > MOST_WAITING:
             self._dropped += 1
             return
+        self._waiting += len(line)
         self._lines.append(line)
         if not self._some.is_set():
             self._some.set()
@@ -105,6 +107,7 @@ class PatientWriter(logging.Handler):
             if self._ending:
                 self._some.set()
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            taken = sum(map(len, lines))
             if dropped := self._dropped:
                 self._dropped = 0
                 told = logging.LogRecord(
@@ -122,7 +125,9 @@ class PatientWriter(logging.Handler):
                 while data:
                     data = data[os.write(self._descriptor, data) :]
             except OSError:
-                continue  # nobody reads any more: there is nobody to tell
+                pass  # nobody reads any more: there is nobody to tell
+            with self.lock or nullcontext():  # which `emit` is called with
+                self._waiting -= taken
 
 
 @contextmanager

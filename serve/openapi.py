@@ -16,6 +16,7 @@ from serve.openapi_v2 import V2_ERROR, v2_paths, v2_schemas
 from serve.relations import RelationItemsRequest, RelationRequest
 from serve.requests import ClassifyRequest, EntitiesRequest
 from serve.settings import Limits
+from serve.visit import MOST_TIMEOUT_MS, TIMEOUT_HEADER
 
 
 class EntitiesResponse(TypedDict):
@@ -78,18 +79,22 @@ Schema = dict[str, Any]
 
 # Of every endpoint, of those that take a body, and of those that a model answers.
 ERRORS = {
+    "401": "no key, or none that this server knows; only where it has keys",
     "404": "no such path or model",
     "405": "not by this method; Allow says by which",
+    "429": "the key asks more than it may; Retry-After says when to come again",
+    "431": "more headers than a request needs",
     "500": "a fault of the server",
 }
 BODY_ERRORS = {
     "400": "the body is not JSON, or its parts are not as the headers say",
+    "408": "the body does not come, or too slowly",
     "413": "over one of the server's limits",
     "415": "of another media type, or compressed",
     "422": "a field is missing, unknown or not as needed",
 }
 MODEL_ERRORS = {
-    "429": "the queue is full; Retry-After says when to come again",
+    "429": "the queue is full, or the key asks more than it may; Retry-After says when to come again",
     "503": "no process can compute it now",
     "504": "no answer in the time allowed",
 }
@@ -103,15 +108,29 @@ HEADERS: dict[str, Schema] = {
         "description": "milliseconds of the text answered last: queue, tokenise, run and decode; and total, of the request",
         "schema": {"type": "string"},
     },
+    "WWW-Authenticate": {"description": "Bearer", "schema": {"type": "string"}},
     "Allow": {"description": "the methods of this path", "schema": {"type": "string"}},
     "Retry-After": {"description": "seconds", "schema": {"type": "integer", "minimum": 1}},
 }
-ADDED_HEADER = {"405": "Allow", "429": "Retry-After"}
+ADDED_HEADER = {"401": "WWW-Authenticate", "405": "Allow", "429": "Retry-After"}
 REQUEST_ID: Schema = {
     "name": "X-Request-Id",
     "in": "header",
     "description": "a name for this request, for the log and for its answer",
     "schema": {"type": "string"},
+}
+
+TIMEOUT: Schema = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "description": "milliseconds that the client waits for an answer, where that is less than the server's own limit",
+    "schema": {"type": "integer", "minimum": 1, "maximum": MOST_TIMEOUT_MS},
+}
+# Either, and on a server without keys neither.
+SECURITY: list[Schema] = [{}, {"bearer": []}, {"key": []}]
+SECURITY_SCHEMES: Schema = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
 }
 
 # What `AnswerOptions` needs beyond types.
@@ -169,7 +188,12 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
         "openapi": "3.1.0",
         "info": {"title": "stillroom", "version": program_version()},
         "paths": paths,
-        "components": {"schemas": {**schemas, **v2_schemas(OPTION_SCHEMAS)}, "headers": HEADERS},
+        "security": SECURITY,
+        "components": {
+            "schemas": {**schemas, **v2_schemas(OPTION_SCHEMAS)},
+            "headers": HEADERS,
+            "securitySchemes": SECURITY_SCHEMES,
+        },
     }
 
 
@@ -210,6 +234,8 @@ def _get(summary: str, name: str, content: Schema, errors: dict[str, str] | None
 def _complete(operation: Schema, error: Schema) -> None:
     """Gives an operation what all have: the request's id, and its errors as answers in the form `error`."""
     operation.setdefault("parameters", []).append(REQUEST_ID)
+    if "504" in operation["x-errors"]:
+        operation["parameters"].append(TIMEOUT)
     for status, meaning in sorted({**ERRORS, **operation.pop("x-errors")}.items()):
         operation["responses"][status] = {"description": meaning, "content": _json(error)}
     for status, response in operation["responses"].items():

@@ -1,6 +1,7 @@
 """One request on its way through the server: where its time went and how it ended, for its answer, the log, the metrics and traces."""
 
 import itertools
+import math
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -9,12 +10,16 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
+from serve.errors import BadInput
 from serve.work import Parts
 
 # What of a client's own request id is echoed: enough for any common form, nothing that could break a header or a log.
 REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 KEY = "stillroom.visit"  # in the scope
+
+TIMEOUT_HEADER = "X-Timeout-Ms"
+MOST_TIMEOUT_MS = 999_999_999
 
 # A request id is drawn once for the process and counted from there: as unique as a random one each time, and cheaper.
 _PROCESS = secrets.token_hex(8)
@@ -62,8 +67,6 @@ class Visit:
     request_id: str = ""
     key_name: str | None = None
     """Of the key that it came with."""
-    due_s: float | None = None
-    """When its client wants its answer at the latest, on the loop's clock."""
     logged_texts: list[str] | None = None
     """Its texts, only where the log is to have them."""
     body_bytes: int = 0
@@ -94,3 +97,18 @@ def visit_in(scope: Scope) -> Visit:
     if visit is None:
         visit = scope[KEY] = Visit()
     return visit
+
+
+def client_timeout_s(given: str | None) -> float:
+    """How long the client waits for its answer, which is what `given`, its `X-Timeout-Ms`, says; without it, for ever.
+
+    BadInput when it is no whole number from 1.
+    """
+    if given is None:
+        return math.inf
+    if not (given.isascii() and given.isdigit() and len(given) <= len(str(MOST_TIMEOUT_MS)) and int(given) > 0):
+        raise BadInput(
+            f"{TIMEOUT_HEADER} is {given[:40]!r}; give a whole number of milliseconds from 1 to {MOST_TIMEOUT_MS}",
+            field=TIMEOUT_HEADER,
+        )
+    return int(given) / 1000

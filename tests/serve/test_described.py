@@ -38,7 +38,8 @@ def test_the_document_knows_the_models_and_the_limits_of_its_server(url: str) ->
     assert schemas["EntitiesRequest"]["properties"]["text"]["maxItems"] == LIMITS["texts"]
     infer = document["paths"]["/v2/models/{name}/infer"]["post"]
     assert infer["parameters"][0]["schema"]["enum"] == ["cities", "intents", "relations"]
-    assert set(infer["responses"]) == {"200", "400", "404", "405", "413", "415", "422", "429", "500", "503", "504"}
+    refusals = {"400", "401", "404", "405", "408", "413", "415", "422", "429", "431"}
+    assert set(infer["responses"]) == {"200", *refusals, "500", "503", "504"}
     assert "X-Request-Id" in infer["responses"]["200"]["headers"]
     assert "Retry-After" in infer["responses"]["429"]["headers"]
 
