@@ -143,6 +143,10 @@ class Service:
             raise reason
         return json_response({"status": "ready"})
 
+    def full_s(self) -> float:
+        """Seconds until the queue of any model has room again; 0 where one has."""
+        return min((model.batcher.full_s for model in self.models.values()), default=0.0)
+
     def unready(self) -> Unavailable | None:
         """Why not every model can answer now; None when all can."""
         if self.stopping():
@@ -394,6 +398,7 @@ def _server(bundles: Sequence[Path | str], settings: ServeSettings, announce: Ca
     service: Service = app.state.service
     most = openable_connections(settings.connections.connections)
     watch = Watch(replace(settings.connections, connections=most), service.metrics)
+    watch.full_s = service.full_s
     service.stopping = lambda: watch.stopping
     service.read_again = partial(read_again, settings, access, context)
     config = uvicorn.Config(

@@ -99,7 +99,7 @@ class Batcher(Generic[Item, Result]):
         batch_tokens: int = 1024,
         max_texts: int = 4096,
         max_tokens: int = 262_144,
-        max_queue_s: float = 2.0,
+        max_queue_s: float = 0.5,
         max_wait_ms: float = 20.0,
         released: Callable[[Reason, int], None] = lambda reason, items: None,
     ) -> None:
@@ -170,6 +170,12 @@ class Batcher(Generic[Item, Result]):
                 f"{self.waiting} texts are waiting, {items} more do not fit; try again in {wait_s:.1f} s",
                 retry_after_s=wait_s,
             )
+
+    @property
+    def full_s(self) -> float:
+        """About how long until there is room for one more; 0 where there is."""
+        wait_s = self.wait_s
+        return wait_s if self.waiting >= self._max_texts or wait_s > self._max_queue_s else 0.0
 
     @property
     def wait_s(self) -> float:

@@ -21,6 +21,7 @@ import msgspec
 
 from serve.answers import EntitiesAnswer, LabelsAnswer, OffsetUnit
 from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, Unavailable
+from serve.spans import Aggregation
 
 if TYPE_CHECKING:
     from serve.openapi import ModelDescription
@@ -41,6 +42,9 @@ class EntitiesOptions(TypedDict, total=False):
     model: str
     min_score: float
     offsets: OffsetUnit
+    aggregation: Aggregation
+    constrained: bool
+    truncate: bool
 
 
 class ClassifyOptions(TypedDict, total=False):
@@ -48,6 +52,8 @@ class ClassifyOptions(TypedDict, total=False):
 
     model: str
     top_k: int
+    truncate: bool
+    abstain: bool
 
 
 class RelationsOptions(TypedDict, total=False):
@@ -55,6 +61,8 @@ class RelationsOptions(TypedDict, total=False):
 
     model: str
     top_k: int
+    truncate: bool
+    abstain: bool
 
 
 class Part(TypedDict):

@@ -6,8 +6,10 @@ on requests sent ahead of their answers; these are added here. There is no timer
 
 import asyncio
 import logging
+import math
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -16,11 +18,11 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from serve.errors import BadRequest, HeadTooLarge, StillroomError, TooSlow, Unavailable
+from serve.errors import BadRequest, HeadTooLarge, Overloaded, StillroomError, TooSlow, Unavailable, in_form_of
 from serve.logs import note
 from serve.metrics import Metrics
 from serve.settings import ConnectionLimits
-from serve.visit import new_request_id
+from serve.visit import REQUEST_ID, new_request_id
 
 log = logging.getLogger("serve")
 
@@ -36,6 +38,12 @@ GOING = 64
 LOOK_AGAIN_S = 0.05
 
 NOT_HTTP = "this is no HTTP/1.1 request that can be read; send one, without TLS unless the address begins with https"
+
+# How late this process may come to what it has to do before new work is refused as it arrives.
+BEHIND_S = 0.1
+FEEL_S = 0.02  # how often that is felt
+# What asks for work; what watches the server and what it shows to a person is answered always.
+ASKS_FOR_WORK = b"POST"
 
 # Where a request's scope holds why its body will never be whole, and the future that is done once its client has gone.
 FAULT = "stillroom.fault"
@@ -54,6 +62,10 @@ class Watch:
         self.open = 0
         """Connections accepted and not yet closed, those in a TLS handshake among them."""
         self.connections: set[Connection] = set()
+        self.behind_s = 0.0
+        """How late this process was of late: it has more to read and to write than time."""
+        self.full_s: Callable[[], float] = lambda: 0.0
+        """Seconds until any model has room again; 0 where one has."""
         self._metrics = metrics
         self._looked_for_room_s = -LOOK_AGAIN_S
         metrics.connections.set_function(lambda: self.open)
@@ -69,6 +81,27 @@ class Watch:
                 self._cut_unread()
             except Exception:
                 log.exception("the watch over connections failed at one; it goes on")
+
+    async def feel(self) -> None:
+        """Notes how late this process is, again and again, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + FEEL_S
+            await asyncio.sleep(FEEL_S)
+            self.behind_s = loop.time() - due_s
+
+    def refusal(self) -> Overloaded | None:
+        """Why work that arrives now is refused before it is read, which costs a tenth of answering it; None when it is not.
+
+        Otherwise a server that is asked for several times what it can do would be busy with refusing, and not with answering.
+        """
+        if wait_s := self.full_s():
+            self._metrics.shed.labels("full").inc()
+            return Overloaded(f"the queue is full; try again in {wait_s:.1f} s", retry_after_s=wait_s)
+        if self.behind_s > BEHIND_S:
+            self._metrics.shed.labels("behind").inc()
+            return Overloaded("more requests arrive than can be read; try again in a second", retry_after_s=1.0)
+        return None
 
     def has_room(self) -> bool:
         """Whether one more may be opened; when full, an idle one is closed for it."""
@@ -159,6 +192,8 @@ class Connection(HttpToolsProtocol):
         self.made = False
         """Whether it came to be: a TLS handshake may fail before."""
         self._broken = False
+        # What a request that is refused unread is answered with, once it is there whole.
+        self._refusal: Overloaded | None = None
         # Bytes in which the parser has found nothing yet, or only headers; of this request's headers; of its body.
         self._silent_bytes = self._head_bytes = self._headers_seen = self._body_bytes = 0
         # Since when some of an answer has been unsent, and how much it was; the least since, and since when.
@@ -242,6 +277,10 @@ class Connection(HttpToolsProtocol):
             raise BadRequest(
                 f"more than {AHEAD} requests were sent ahead of their answers; wait for some answers first"
             )
+        if not self.busy and self.parser.get_method() == ASKS_FOR_WORK and (refusal := self.watch.refusal()):
+            self._refusal = refusal
+            self._read("body")
+            return
         super().on_headers_complete()
         joining = _Joining(self.transport)
         self.cycle.transport = cast(asyncio.Transport, joining)
@@ -255,11 +294,23 @@ class Connection(HttpToolsProtocol):
         """Some of the body."""
         self._silent_bytes = 0
         self._body_bytes += len(body)
-        super().on_body(body)
+        if self._refusal is None:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is there whole."""
-        super().on_message_complete()
+        if self._refusal is None:
+            super().on_message_complete()
+        elif not self.transport.is_closing():
+            stays = self.parser.should_keep_alive() and not self.watch.stopping
+            self.transport.write(
+                raw_answer(
+                    self._refusal, self._sent_id() or new_request_id(), path=self.url.decode("latin-1"), stays=stays
+                )
+            )
+            if not stays:
+                self.transport.close()
+        self._refusal = None
         self._read("nothing")
 
     def on_response_complete(self) -> None:
@@ -307,6 +358,11 @@ class Connection(HttpToolsProtocol):
         """Closes the connection at once; what was not sent is lost."""
         self.watch.cut(reason, self)
         self.transport.abort()
+
+    def _sent_id(self) -> str | None:
+        """The request id that the client gave."""
+        sent = next((value for name, value in self.headers if name == b"x-request-id"), b"").decode("latin-1")
+        return sent if REQUEST_ID.fullmatch(sent) else None
 
     def _read(self, what: Literal["head", "body", "nothing"]) -> None:
         self.reading = what
@@ -358,12 +414,14 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def raw_answer(error: StillroomError, request_id: str) -> bytes:
-    """A whole HTTP/1.1 answer that closes the connection: for those whose request never came to be one."""
-    body = msgspec.json.encode({"error": {"code": error.code, "message": error.message}})
-    retry = "Retry-After: 1\r\n" if isinstance(error, Unavailable) else ""
+def raw_answer(error: StillroomError, request_id: str, *, path: str = "", stays: bool = False) -> bytes:
+    """A whole HTTP/1.1 answer, after which the connection is closed, unless it `stays`: for requests that nobody read."""
+    body = msgspec.json.encode(in_form_of(path, {"code": error.code, "message": error.message}))
+    retry_s = max(1, math.ceil(error.retry_after_s)) if isinstance(error, Overloaded) else 1
+    retry = f"Retry-After: {retry_s}\r\n" if isinstance(error, Unavailable) else ""
+    connection = "" if stays else "Connection: close\r\n"
     head = (
         f"HTTP/1.1 {error.http_status} {error.code}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        f"X-Request-Id: {request_id}\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n{retry}\r\n"
+        f"X-Request-Id: {request_id}\r\nX-Content-Type-Options: nosniff\r\n{connection}{retry}\r\n"
     )
     return head.encode() + body

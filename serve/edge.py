@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 import time
 from collections.abc import Mapping
 from functools import cache
@@ -15,17 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.access import Access, Bodies
 from serve.connections import FAULT
-from serve.errors import InternalError, NotFound, Overloaded, StillroomError, Unauthorized
+from serve.errors import InternalError, NotFound, Overloaded, StillroomError, Unauthorized, in_form_of
 from serve.keys import Key
 from serve.logs import access_log, note, shortened
 from serve.metrics import Metrics
 from serve.tracing import Traces
-from serve.visit import Visit, new_request_id, visit_in
+from serve.visit import REQUEST_ID, Visit, new_request_id, visit_in
 
 log = logging.getLogger("serve")
-
-# What of a client's own request id is echoed: enough for any common form, nothing that could break a header or a log.
-REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 # Counted when the client hung up before its answer; nobody hears it. The number is nginx's.
 CLIENT_GONE = 499
@@ -68,11 +64,6 @@ def error_response(error: StillroomError, headers: Mapping[str, str] | None = No
     if isinstance(error, Unauthorized):
         sent["WWW-Authenticate"] = 'Bearer realm="stillroom"'
     return ErrorResponse(described, error.http_status, sent, path=path)
-
-
-def in_form_of(path: str, described: dict[str, str]) -> dict[str, object]:
-    """The body of an error at `path`."""
-    return {"error": described["message"] if path == "/v2" or path.startswith("/v2/") else described}
 
 
 async def on_stillroom_error(request: Request, error: Exception) -> Response:

@@ -153,3 +153,8 @@ class DeadlineExceeded(Unavailable):
 
     code = "deadline_exceeded"
     http_status = 504
+
+
+def in_form_of(path: str, described: dict[str, str]) -> dict[str, object]:
+    """The body of an error at `path`."""
+    return {"error": described["message"] if path == "/v2" or path.startswith("/v2/") else described}

@@ -94,6 +94,12 @@ class Metrics:
             registry=registry,
         )
         self.connections = Gauge("stillroom_connections", "Open connections", registry=registry)
+        self.shed = Counter(
+            "stillroom_shed_requests",
+            "Requests answered 429 before they were read, by reason: full (every model's queue is), behind (too many to read)",
+            ["reason"],
+            registry=registry,
+        )
         self.connections_cut = Counter(
             "stillroom_connections_cut",
             "Connections cut off, or turned away (full, handshake), by reason",

@@ -28,7 +28,7 @@ class Limits:
     """Code points of one text. What is longer than the model is read in windows."""
     queued_texts: int = 4096
     """Texts that wait for one model; beyond it a request is answered 429."""
-    queue_s: float = 2.0
+    queue_s: float = 0.5
     """Seconds that a text would wait at the speed of late; beyond it a request is answered 429."""
     batch_tokens: int = 1024
     """Tokens that a process is given at once."""

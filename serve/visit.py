@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import secrets
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -11,6 +12,9 @@ from starlette.types import Scope
 
 from serve.errors import BadInput
 from serve.work import Parts
+
+# What of a client's own request id is echoed: enough for any common form, nothing that could break a header or a log.
+REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 KEY = "stillroom.visit"  # in the scope
 

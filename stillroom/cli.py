@@ -387,7 +387,19 @@ def annotate(
     field: Annotated[str, typer.Option(help="Under which a row's answer is added to it.")] = "answer",
     min_score: Annotated[float, typer.Option(help="Entities that score less are left out, 0 to 1.")] = 0.0,
     offsets: Annotated[str, typer.Option(help="What start and end count: codepoints, utf16 or utf8.")] = "codepoints",
+    aggregation: Annotated[
+        str, typer.Option(help="How tags of tokens become entities: first, average, max or strict.")
+    ] = "first",
+    constrained: Annotated[
+        bool, typer.Option("--constrained", help="Take the likeliest tags that form a valid sequence.")
+    ] = False,
     top_k: Annotated[int | None, typer.Option(help="How many labels.", show_default="all")] = None,
+    abstain: Annotated[
+        bool, typer.Option("--abstain", help="Give no label where the bundle's model is not sure enough.")
+    ] = False,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts longer than the model; they are read in windows otherwise.")
+    ] = False,
     bad_rows: Annotated[
         str, typer.Option(help="stop at the first, or skip: its line holds an error in place of an answer.")
     ] = "stop",
@@ -415,7 +427,7 @@ def annotate(
 
     if as_json and str(output) == "-":
         raise BadInput("--json and --output - both want stdout; give --output a file")
-    options = AnswerOptions(min_score=min_score, offsets=offsets, top_k=top_k)  # type: ignore[arg-type]
+    options = AnswerOptions(min_score, offsets, top_k, aggregation, constrained, truncate, abstain)  # type: ignore[arg-type]
     document = annotate_rows(
         Annotation(
             bundle, input, output, options, format=format, answer_field=field, bad_rows=bad_rows, restart=restart,  # type: ignore[arg-type]

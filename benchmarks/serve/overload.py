@@ -1,6 +1,6 @@
 """What becomes of a server that is asked for several times what it can do.
 
-    python benchmarks/serve/overload.py BUNDLE TEXTS [--times 5] [--seconds 60] [--a-request 1] [--connections 4000] [--timeout-s 10]
+    python benchmarks/serve/overload.py BUNDLE TEXTS [--times 5] [--seconds 60] [--a-request 1] [--connections 1000] [--timeout-s 10]
         [--json F]
 
 Its capacity is taken first, by a closed loop. Then requests leave at `--times` that rate, as those of many users who know nothing of each
@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--times", type=float, default=5.0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--a-request", type=int, default=1, help="texts")
-    parser.add_argument("--connections", type=int, default=4000)
+    parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--timeout-s", type=float, default=10.0)
     parser.add_argument("--capacity-passes", type=int, default=20, help="over the texts, for each of three looks")
     parser.add_argument("--json", type=Path)
