@@ -141,7 +141,11 @@ def logging_to_stderr(log_format: Format | None, *, requests: bool) -> Iterator[
     handler.setFormatter(
         TextLines() if (log_format or ("text" if sys.stderr.isatty() else "json")) == "text" else JsonLines()
     )
-    levels = {"serve": logging.INFO, "uvicorn": logging.WARNING, "asyncio": logging.WARNING}
+    levels = {
+        "serve": logging.INFO,
+        "uvicorn": logging.ERROR,
+        "asyncio": logging.WARNING,
+    }  # uvicorn warns of each malformed request
     for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.addHandler(handler)

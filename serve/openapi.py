@@ -16,7 +16,7 @@ from serve.openapi_v2 import V2_ERROR, v2_paths, v2_schemas
 from serve.relations import RelationItemsRequest, RelationRequest
 from serve.requests import ClassifyRequest, EntitiesRequest
 from serve.settings import Limits
-from serve.visit import MOST_TIMEOUT_MS, TIMEOUT_HEADER
+from serve.visit import TIMEOUT_HEADER
 
 
 class EntitiesResponse(TypedDict):
@@ -96,7 +96,7 @@ BODY_ERRORS = {
 MODEL_ERRORS = {
     "429": "the queue is full, or the key asks more than it may; Retry-After says when to come again",
     "503": "no process can compute it now",
-    "504": "no answer in the time allowed",
+    "504": f"no answer in the time allowed: the server's, or the milliseconds that the client gave in {TIMEOUT_HEADER}",
 }
 HEADERS: dict[str, Schema] = {
     "X-Request-Id": {
@@ -120,12 +120,6 @@ REQUEST_ID: Schema = {
     "schema": {"type": "string"},
 }
 
-TIMEOUT: Schema = {
-    "name": TIMEOUT_HEADER,
-    "in": "header",
-    "description": "milliseconds that the client waits for an answer, where that is less than the server's own limit",
-    "schema": {"type": "integer", "minimum": 1, "maximum": MOST_TIMEOUT_MS},
-}
 # Either, and on a server without keys neither.
 SECURITY: list[Schema] = [{}, {"bearer": []}, {"key": []}]
 SECURITY_SCHEMES: Schema = {
@@ -234,8 +228,6 @@ def _get(summary: str, name: str, content: Schema, errors: dict[str, str] | None
 def _complete(operation: Schema, error: Schema) -> None:
     """Gives an operation what all have: the request's id, and its errors as answers in the form `error`."""
     operation.setdefault("parameters", []).append(REQUEST_ID)
-    if "504" in operation["x-errors"]:
-        operation["parameters"].append(TIMEOUT)
     for status, meaning in sorted({**ERRORS, **operation.pop("x-errors")}.items()):
         operation["responses"][status] = {"description": meaning, "content": _json(error)}
     for status, response in operation["responses"].items():
