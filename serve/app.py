@@ -261,8 +261,10 @@ class Service:
     async def reload(self) -> None:
         """Reads keys, certificate and bundles again, and serves what is there now once it is warm; what cannot be read stays as it was.
 
-        Requests that were begun are answered by the model that they began with.
+        Requests that were begun are answered by the model that they began with. Models that are still being started are waited for.
         """
+        if self._warming is not None:
+            await asyncio.wait([self._warming])
         self.read_again()
         for name, old in list(self.models.items()):
             try:

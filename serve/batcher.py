@@ -81,6 +81,7 @@ class Lane:
     def __init__(self) -> None:
         self.open = True
         self.under_way = 0  # batches that it was given and has not answered
+        self.ended_s = 0.0  # when it last ended one
         self.task: asyncio.Task[None]
 
 
@@ -164,7 +165,7 @@ class Batcher(Generic[Item, Result]):
         if (
             self.waiting + items > self._max_texts
             or self._queued_tokens + tokens > self._max_tokens
-            or wait_s > self._max_queue_s
+            or (wait_s > self._max_queue_s and self._speed_is_known)
         ):
             raise Overloaded(
                 f"{self.waiting} texts are waiting, {items} more do not fit; try again in {wait_s:.1f} s",
@@ -175,7 +176,13 @@ class Batcher(Generic[Item, Result]):
     def full_s(self) -> float:
         """About how long until there is room for one more; 0 where there is."""
         wait_s = self.wait_s
-        return wait_s if self.waiting >= self._max_texts or wait_s > self._max_queue_s else 0.0
+        too_long = wait_s > self._max_queue_s and self._speed_is_known
+        return wait_s if self.waiting >= self._max_texts or too_long else 0.0
+
+    @property
+    def _speed_is_known(self) -> bool:
+        """Whether there is a lane, and it has ended a batch: until then only the numbers of texts and tokens bound the queue."""
+        return self._tokens_per_s is not None and self.lanes > 0
 
     @property
     def wait_s(self) -> float:
@@ -253,7 +260,10 @@ class Batcher(Generic[Item, Result]):
                 raise
             finally:
                 lane.under_way -= 1
-            self._note_speed(sum(each.tokens for each in batch), time.perf_counter() - began_s)
+            # A batch given beforehand begins when the one before it ends.
+            now_s = time.perf_counter()
+            self._note_speed(sum(each.tokens for each in batch), now_s - max(began_s, lane.ended_s))
+            lane.ended_s = now_s
 
     def _may_take(self, lane: Lane) -> bool:
         return bool(self._queue) and (not lane.under_way or self._queued_tokens >= WORTH_HURRYING)
@@ -295,9 +305,13 @@ class Batcher(Generic[Item, Result]):
             done(place, Unavailable("the model gave no answer to this text"))
 
     def _note_speed(self, tokens: int, seconds: float) -> None:
+        if self._tokens_per_s is None and tokens < self._batch_tokens // 4:
+            return
         speed = tokens / max(seconds, 1e-9)
         before = self._tokens_per_s or speed
-        self._tokens_per_s = before + SPEED_SMOOTHING * (speed - before)
+        # Small batches say little of the speed at which a queue is worked off.
+        weight = SPEED_SMOOTHING * min(1.0, tokens / self._batch_tokens)
+        self._tokens_per_s = before + weight * (speed - before)
 
     def _take(self) -> tuple[list[_Waiting[Item, Result]], bool]:
         """The next batch, taken out of the queue, and whether others had to stay behind. Empty when nothing waits.

@@ -280,6 +280,9 @@ class Connection(HttpToolsProtocol):
         if not self.busy and self.parser.get_method() == ASKS_FOR_WORK and (refusal := self.watch.refusal()):
             self._refusal = refusal
             self._read("body")
+            if self.expect_100_continue:  # it waits to be told whether to send the body
+                self._broken = True
+                self._answer_refusal(stays=False)
             return
         super().on_headers_complete()
         joining = _Joining(self.transport)
@@ -302,14 +305,7 @@ class Connection(HttpToolsProtocol):
         if self._refusal is None:
             super().on_message_complete()
         elif not self.transport.is_closing():
-            stays = self.parser.should_keep_alive() and not self.watch.stopping
-            self.transport.write(
-                raw_answer(
-                    self._refusal, self._sent_id() or new_request_id(), path=self.url.decode("latin-1"), stays=stays
-                )
-            )
-            if not stays:
-                self.transport.close()
+            self._answer_refusal(stays=self.parser.should_keep_alive() and not self.watch.stopping)
         self._refusal = None
         self._read("nothing")
 
@@ -358,6 +354,13 @@ class Connection(HttpToolsProtocol):
         """Closes the connection at once; what was not sent is lost."""
         self.watch.cut(reason, self)
         self.transport.abort()
+
+    def _answer_refusal(self, *, stays: bool) -> None:
+        assert self._refusal is not None
+        request_id, path = self._sent_id() or new_request_id(), self.url.decode("latin-1")
+        self.transport.write(raw_answer(self._refusal, request_id, path=path, stays=stays))
+        if not stays:
+            self.transport.close()
 
     def _sent_id(self) -> str | None:
         """The request id that the client gave."""
@@ -409,7 +412,9 @@ class Connection(HttpToolsProtocol):
                 cast(dict[str, Any], self.cycle.scope)[FAULT] = error
                 self.cycle.message_event.set()
             return
-        if self.reading == "head" and (self._silent_bytes or self._head_bytes):
+        if self._refusal is not None:
+            self._answer_refusal(stays=False)
+        elif self.reading == "head" and (self._silent_bytes or self._head_bytes):
             self.transport.write(raw_answer(error, request_id))
         self.transport.close()
 

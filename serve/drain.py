@@ -51,7 +51,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_s = drain_s
         self._opened = opened
         self._door: Door
-        self._watching: asyncio.Future[tuple[None, None]]
+        self._watching: list[asyncio.Future[None]]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts the app, then opens the door: the one socket, which listens."""
@@ -59,7 +59,7 @@ class DrainingServer(uvicorn.Server):
         (listener,) = sockets or []
         self._door = Door(listener, self._watch, self._connection, self._context)
         self._door.open()
-        self._watching = asyncio.gather(self._watch.keep(), self._watch.feel())
+        self._watching = [asyncio.ensure_future(each) for each in (self._watch.keep(), self._watch.feel())]
         self._opened(listener.getsockname()[1])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -77,7 +77,8 @@ class DrainingServer(uvicorn.Server):
                 await self._cut_off()
                 break
             await asyncio.sleep(LOOK_S)
-        self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.lifespan.shutdown(), LEAVE_S)
 

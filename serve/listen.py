@@ -46,7 +46,10 @@ def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> Iterator[None]
         while True:
             await asked.wait()
             asked.clear()
-            await reload()
+            try:
+                await reload()
+            except Exception:
+                log.exception("reloading failed; the server goes on as it was")
 
     loop = asyncio.get_running_loop()
     reloader = loop.create_task(when_asked())

@@ -19,8 +19,13 @@ from serve.work import LENGTH, Logits, Opened, Opening, Parts, Reply, Work, pack
 
 log = logging.getLogger("serve")
 
+# What the process that computes need not know.
+SECRETS = frozenset({"STILLROOM_KEYS", "STILLROOM_TLS_PASSWORD", "OTEL_EXPORTER_OTLP_HEADERS"})
+
 # The largest message that a process is believed to send: logits of a batch, with room to spare.
 MOST_BYTES = 1 << 30
+# A process that takes longer for one batch hangs, and one that takes longer to start will not; both are ended and replaced.
+HUNG_S = 120.0
 # How long a process whose input was closed may take to end before it is killed.
 LEAVE_S = 5.0
 # How long the last of what an ended process wrote may take to be read.
@@ -43,6 +48,7 @@ class ModelProcess:
         self.process = process
         self._observe = observe
         self._hearing = asyncio.Lock()  # given to who waits longest
+        self._lost = False  # whether an answer was not heard to its end
         self._decoder = msgspec.msgpack.Decoder(Reply)
         assert process.stdin
         assert process.stdout
@@ -63,7 +69,7 @@ class ModelProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={
-                **os.environ,
+                **{name: value for name, value in os.environ.items() if name not in SECRETS},
                 "PYTHONPATH": search_path,
                 # The tokenizer's threads, one for every core, would take the cores of the other processes.
                 "TOKENIZERS_PARALLELISM": "true" if opening.threads > 1 else "false",
@@ -73,7 +79,11 @@ class ModelProcess:
         made = cls(process, observe)
         try:
             made._to.write(packed(opening))
-            said = msgspec.msgpack.decode(await made._message(), type=Opened)
+            async with asyncio.timeout(HUNG_S):
+                said = msgspec.msgpack.decode(await made._message(), type=Opened)
+        except TimeoutError as error:
+            await made.kill()
+            raise Unavailable(f"the process was not ready within {HUNG_S:g} s") from error
         except BaseException:
             await made.kill()
             raise
@@ -89,7 +99,17 @@ class ModelProcess:
         """
         self.ask([each.work for each in asked])
         async with self._hearing:
-            await self.hear(done, [each.visit for each in asked])
+            if self._lost:  # what comes now is the rest of somebody else's answer
+                raise Unavailable("the process that computed this died; try again")
+            try:
+                async with asyncio.timeout(HUNG_S):
+                    await self.hear(done, [each.visit for each in asked])
+            except TimeoutError as error:
+                self._lost = True
+                raise Unavailable(f"the process that computed this gave no answer within {HUNG_S:g} s") from error
+            except BaseException:
+                self._lost = True
+                raise
 
     def ask(self, works: list[Work]) -> None:
         """Sends a batch, which may be while earlier ones are computed: it is begun when they are done."""

@@ -139,8 +139,9 @@ async def _infer(service: "Service", request: Request) -> Response:
     # tritonclient names no type, whatever it sends.
     if content_type and content_type.partition(";")[0].strip().lower() not in MEDIA:
         raise UnsupportedMedia(f"the content type is {content_type}; send one of {', '.join(MEDIA)}")
-    model = _asked_for(service, request)
+    _asked_for(service, request)
     body = await read_body(request, service.limits.body_bytes)
+    model = _asked_for(service, request)  # it may have been reloaded while the body came
     asked, tensors = read_tensors(body, request.headers.get(JSON_LENGTH), INPUTS)
     all_as_bytes, options = parameters_of(asked, model.manifest)
     works = works_of(tensors, options, model.manifest, service.limits)

@@ -10,7 +10,7 @@ from pathlib import Path
 from serve.batcher import Batcher, Reason
 from serve.bundle import Manifest, open_bundle
 from serve.choice import choose
-from serve.errors import StillroomError, Unavailable
+from serve.errors import Unavailable
 from serve.metrics import Metrics
 from serve.model_process import Answered, Asked, ModelProcess
 from serve.openapi import ModelDescription
@@ -180,7 +180,7 @@ class ServedModel:
             self._metrics.restarts.labels(self.manifest.name).inc()
             try:
                 return await ModelProcess.started(self._opening, self._observe)
-            except (StillroomError, OSError) as error:
+            except Exception as error:  # whatever it is, the next attempt may do
                 log.error("no process of model %r can be started: %s", self.manifest.name, error)
                 if attempt >= ATTEMPTS_IN_SILENCE and not self.ready:
                     self.batcher.give_up(

@@ -225,11 +225,16 @@ def _packed(elements: list[bytes]) -> bytes:
     return b"".join(part for each in elements for part in (BYTES_LENGTH.pack(len(each)), each))
 
 
+# What shapes may be of; none that is answered comes near.
+MOST_SIZES = 8
+LARGEST_SIZE = 2**63 - 1
+
+
 def _elements(tensor: InputTensor, field: str) -> int:
     """How many values the tensor's shape is of."""
-    if not tensor.shape or any(size < 1 for size in tensor.shape):
+    if not 1 <= len(tensor.shape) <= MOST_SIZES or any(not 1 <= size <= LARGEST_SIZE for size in tensor.shape):
         raise BadInput(
-            f"{field} ({tensor.name}) has the shape {tensor.shape}; give at least one size, each 1 or more",
+            f"{field} ({tensor.name}) has the shape {str(tensor.shape)[:100]}; give at least one size and at most {MOST_SIZES}, each 1 or more",
             field=f"{field}.shape",
         )
     return math.prod(tensor.shape)

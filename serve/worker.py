@@ -11,13 +11,15 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
 
 from serve.errors import BundleError, StillroomError
-from serve.pipeline import Pipeline
 from serve.work import LENGTH, Failure, Logits, Opened, Opening, Reply, Work, packed
+
+if TYPE_CHECKING:
+    from serve.pipeline import Pipeline
 
 # Each message wakes the server, which takes a core from those that compute: runs that end within this are told in one.
 TOLD_EVERY_S = 0.003
@@ -32,9 +34,11 @@ def main() -> None:
     asked = sys.stdin.buffer
     said = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not stand between the messages
+    from serve.pipeline import Pipeline  # only now: what a library prints as it is loaded goes astray no more
+
     opening = next(messages(asked, Opening))
     try:
-        pipeline = opened(opening)
+        pipeline = opened(Pipeline(opening.bundle, opening.variant, opening.threads), opening)
     except StillroomError as error:
         write(said, Opened(error.message))
         return
@@ -44,9 +48,8 @@ def main() -> None:
             write(said, reply)
 
 
-def opened(opening: Opening) -> Pipeline:
-    """The pipeline of the bundle that the server knows, warm. BundleError when another lies there by now."""
-    pipeline = Pipeline(opening.bundle, opening.variant, opening.threads)
+def opened(pipeline: "Pipeline", opening: Opening) -> "Pipeline":
+    """`pipeline`, warm, if its bundle is the one that the server knows. BundleError when another lies there by now."""
     if pipeline.manifest.digest != opening.digest:
         raise BundleError(
             f"the bundle {opening.bundle} was changed while it was served: its digest is {pipeline.manifest.digest[:12]}..., "
@@ -56,7 +59,7 @@ def opened(opening: Opening) -> Pipeline:
     return pipeline
 
 
-def replies(pipeline: Pipeline, works: list[Work], every_s: float) -> Iterator[Reply]:
+def replies(pipeline: "Pipeline", works: list[Work], every_s: float) -> Iterator[Reply]:
     """The answers to `works`: those of the runs that ended in about `every_s`, then those of the next."""
     encoder = msgspec.json.Encoder()
     left, reply, told_s = len(works), Reply([], [], [], []), time.perf_counter()

@@ -429,3 +429,34 @@ def test_a_busy_lane_is_given_its_next_batch_beforehand_when_much_waits_and_idle
         await batcher.close()
 
     run(scenario)
+
+
+def test_the_first_callers_wait_for_the_first_lane_however_many_they_are() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](max_queue_s=0.1)
+        early = [ask(batcher, 20) for _ in range(50)]
+        await turns()
+        assert batcher.full_s == 0
+        batcher.add_lane(Computer())
+        assert await asyncio.gather(*early) == [[1020]] * 50
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_small_batches_do_not_make_the_queue_seem_slow() -> None:
+    async def scenario() -> None:
+        async def fixed_cost(items: list[int], done: Done[int]) -> None:
+            await asyncio.sleep(0.002)
+            for place, item in enumerate(items):
+                done(place, item)
+
+        batcher = Batcher[int, int](batch_tokens=1000, max_queue_s=0.1)
+        batcher.add_lane(fixed_cost)
+        await batcher.results([100] * 100, [100] * 100)
+        for _ in range(50):
+            await batcher.results([1], [1])
+        await asyncio.gather(batcher.results([100] * 100, [100] * 100), batcher.results([1], [1]))
+        await batcher.close()
+
+    run(scenario)

@@ -66,3 +66,12 @@ def test_a_server_that_has_room_again_answers_again(full: tuple[Server, psutil.P
         assert client.post(ENTITIES, json={"text": "paris"}).status_code == 429
         model.send_signal(signal.SIGCONT)
         until(lambda: client.post(ENTITIES, json={"text": "paris"}).status_code == 200)
+
+
+def test_a_client_that_asks_first_is_told_without_its_body(full: tuple[Server, psutil.Process]) -> None:
+    server, _ = full
+    with server.connect() as client:
+        head = f"POST {ENTITIES} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Type: application/json\r\n"
+        client.sendall(head.encode() + b"Content-Length: 17\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 429 ")

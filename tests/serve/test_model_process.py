@@ -1,0 +1,77 @@
+"""A model's process as the server holds it, when something goes wrong in the middle of an answer."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from serve import model_process
+from serve.bundle import open_bundle
+from serve.errors import Unavailable
+from serve.model_process import Answered, Asked, ModelProcess
+from serve.visit import Visit
+from serve.work import Opening, Parts, TextWork
+
+
+async def two_batches(process: ModelProcess) -> tuple[list[BaseException | None], list[object]]:
+    """Both given at once: how each ended, and what was answered to the second."""
+    answers: list[object] = []
+
+    def second(place: int, answer: Answered | Exception) -> None:
+        answers.append(answer)
+
+    ends = await asyncio.gather(
+        process.run([Asked(TextWork("fly to rome"), Visit())], lambda place, answer: None),
+        process.run([Asked(TextWork("love it"), Visit())], second),
+        return_exceptions=True,
+    )
+    await process.kill()
+    return ends, answers
+
+
+def opening(bundle: Path) -> Opening:
+    return Opening(str(bundle), open_bundle(bundle).manifest.digest, None, 1)
+
+
+def test_an_answer_that_was_not_heard_to_its_end_is_nobody_elses(entities_bundle: Path) -> None:
+    def fails(parts: Parts) -> None:
+        raise ValueError("unforeseen")
+
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), fails)
+        (first, second), answers = await two_batches(process)
+        assert isinstance(first, ValueError)
+        assert isinstance(second, Unavailable)
+        assert answers == []
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_hangs_is_given_up(entities_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        monkeypatch.setattr(model_process, "HUNG_S", 0.2)
+        process.process.send_signal(signal.SIGSTOP)
+        (first, second), answers = await two_batches(process)
+        assert isinstance(first, Unavailable)
+        assert "no answer within 0.2 s" in first.message
+        assert isinstance(second, Unavailable)
+        assert answers == []
+
+    asyncio.run(scenario())
+
+
+def test_keys_are_not_handed_to_the_process_that_reads_texts(
+    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STILLROOM_KEYS", "me:a-secret-of-some-length")
+
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        environment = Path(f"/proc/{process.process.pid}/environ").read_bytes()
+        await process.kill()
+        assert b"PYTHONPATH=" in environment
+        assert b"STILLROOM_KEYS" not in environment
+
+    asyncio.run(scenario())
