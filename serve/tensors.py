@@ -234,7 +234,8 @@ def _elements(tensor: InputTensor, field: str) -> int:
     """How many values the tensor's shape is of."""
     if not 1 <= len(tensor.shape) <= MOST_SIZES or any(not 1 <= size <= LARGEST_SIZE for size in tensor.shape):
         raise BadInput(
-            f"{field} ({tensor.name}) has the shape {str(tensor.shape)[:100]}; give at least one size and at most {MOST_SIZES}, each 1 or more",
+            f"{field} ({tensor.name}) has the shape {str(tensor.shape)[:100]}; "
+            f"give at least one size and at most {MOST_SIZES}, each 1 or more",
             field=f"{field}.shape",
         )
     return math.prod(tensor.shape)
