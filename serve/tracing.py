@@ -67,7 +67,7 @@ class Traces:
         if span.is_recording():
             if status >= 500:
                 span.set_status(Status(StatusCode.ERROR))
-            self._add_stages(span, visit, zero_ns)
+            self._add_stages(span, visit, zero_ns, ended_s)
         span.end(zero_ns + int(ended_s * 1e9))
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Traces:
         finally:
             giving_up.cancel()
 
-    def _add_stages(self, span: "Span", visit: Visit, zero_ns: int) -> None:
+    def _add_stages(self, span: "Span", visit: Visit, zero_ns: int, ended_s: float) -> None:
         from opentelemetry.trace import set_span_in_context
 
         if visit.stages is None:
@@ -88,7 +88,7 @@ class Traces:
         at_s = visit.queued_s
         for name, seconds in visit.stage_seconds().items():
             stage = self._tracer.start_span(name, context, start_time=zero_ns + int(at_s * 1e9))
-            at_s += seconds
+            at_s = min(at_s + seconds, ended_s)  # stages were timed elsewhere; none outlasts its request
             stage.end(zero_ns + int(at_s * 1e9))
 
 

@@ -98,7 +98,7 @@ def test_two_exports_are_the_same_bytes(classifier: Path, task_data: Path, tmp_p
 
 
 def test_what_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    broken = with_cancelling_units(classifier, tmp_path / "broken", size=50)
+    broken = with_cancelling_units(classifier, tmp_path / "broken", size=90)
     out = face.export(broken, tmp_path / "mended", task_data, gate=0.99, precision="int8", **FAST)
     search = report_of(out)["search"]
     assert max(attempt["verdict"]["share"] for attempt in search["tried"]) < 0.6  # type: ignore[index]
@@ -130,7 +130,7 @@ def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("export.gate.MOST_KEPT", 0.0)  # nothing may be put back
-    broken = with_cancelling_units(classifier, tmp_path / "broken", size=50)
+    broken = with_cancelling_units(classifier, tmp_path / "broken", size=90)
     with pytest.raises(GateMissed, match=r"No bundle was written: int8 keeps 0\.\d+ of fp32's metric on validation"):
         face.export(broken, tmp_path / "out", task_data, gate=0.99, **FAST)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "out.report.html", "out.report.json"]

@@ -348,7 +348,7 @@ def test_a_reader_that_goes_is_one_message_and_no_traceback(cities: Path, tmp_pa
 def slow_job(tmp_path: Path, cities: Path) -> Iterator[tuple[subprocess.Popen[str], Annotation, list[psutil.Process]]]:
     """A job under way, with the processes that compute for it."""
     job = Annotation(cities, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    job.input.write_text(many_rows(60_000))
+    job.input.write_text(many_rows(120_000))
     with subprocess.Popen(
         [*command(cities, "--input", job.input, "--output", job.output), "--processes", "2"],
         cwd=ROOT, stderr=subprocess.PIPE, text=True,
@@ -370,7 +370,7 @@ def test_a_process_that_dies_costs_no_row(
     assert process.returncode == 0, said
     assert "died (-9); starting another" in said
     found = lines(job.output)
-    assert [each["id"] for each in found] == list(range(60_000))
+    assert [each["id"] for each in found] == list(range(120_000))
     assert [each["answer"] for each in found[-40:]] == Pipeline(job.bundle)([each["text"] for each in found[-40:]])
 
 

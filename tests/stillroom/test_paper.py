@@ -14,6 +14,11 @@ from serve.runtimes import has_openvino
 from stillroom.paper import PUBLISHED, SHAPES, TEACHER, make_models, paper_markdown, paper_rows, random_texts, runtimes
 
 
+def about(ratio: float) -> object:
+    """That ratio with an interval of hardly any width: that of two processes whose every turn agrees."""
+    return pytest.approx([ratio] * 3, rel=0.01)
+
+
 def document(*timed: tuple[str, str, str, str, float], tokens: int = 128) -> ProfileDocument:
     """A grid of (model, runtime, precision, device, p50_ms): eight turns of one call each, all turns alike for all."""
     rows = [
@@ -50,24 +55,24 @@ def test_each_model_stands_beside_its_published_figures() -> None:
     assert [row["theirs_speedup"] for row in rows] == [1.0, 2.0, 5.4, 6.8, 12.0]  # of their own times
     student = rows[-1]
     assert (student["device"], student["tokens"], student["theirs_ms"]) == ("cpu", 128, 5.41)
-    assert student["ours"]["torch fp32"] == {"name": "3x384 torch fp32", "p50_ms": 6.0, "speedup": [10.0, 10.0, 10.0]}
+    assert student["ours"]["torch fp32"] == {"name": "3x384 torch fp32", "p50_ms": 6.0, "speedup": about(10.0)}
     assert rows[1]["ours"] == {}  # it was not timed
 
 
 def test_int8_is_that_of_the_faster_runtime() -> None:
     rows = {row["model"]: row for row in paper_rows(document(*ON_CPU))}
     assert rows["3x384"]["ours"]["int8"]["name"] == "3x384 openvino int8"
-    assert rows["3x384"]["ours"]["int8"]["speedup"] == [60.0, 60.0, 60.0]
-    assert rows[TEACHER]["ours"]["int8"]["speedup"] == [4.0, 4.0, 4.0]
-    assert rows[TEACHER]["ours"]["torch fp32"]["speedup"] == [1.0, 1.0, 1.0]
+    assert rows["3x384"]["ours"]["int8"]["speedup"] == about(60.0)
+    assert rows[TEACHER]["ours"]["int8"]["speedup"] == about(4.0)
+    assert rows[TEACHER]["ours"]["torch fp32"]["speedup"] == about(1.0)
 
 
 def test_a_gpus_speed_up_is_over_the_teacher_on_the_gpu() -> None:
     rows = {(row["model"], row["device"]): row for row in paper_rows(document(*ON_CPU, *ON_GPU))}
     student = rows["3x384", "cuda"]
     assert (student["theirs_ms"], student["theirs_speedup"]) == (3.02, 2.9)
-    assert student["ours"]["torch fp32"]["speedup"] == [4.0, 4.0, 4.0]
-    assert rows["3x384", "cpu"]["ours"]["torch fp32"]["speedup"] == [10.0, 10.0, 10.0]
+    assert student["ours"]["torch fp32"]["speedup"] == about(4.0)
+    assert rows["3x384", "cpu"]["ours"]["torch fp32"]["speedup"] == about(10.0)
 
 
 def test_without_the_teacher_in_torch_there_is_no_speed_up() -> None:
@@ -83,7 +88,7 @@ def test_the_table_has_a_part_for_each_device_and_length() -> None:
     assert text.count("Batch 1, 128 tokens, cpu; speed-ups over 12x768 in torch fp32\n\n| ") == 1
     assert text.count("Batch 1, 128 tokens, cuda;") == text.count("Batch 1, 16 tokens, cuda;") == 1
     assert "|  | paper, ms | speed-up | torch fp32, ms | speed-up | int8, ms | speed-up |" in text
-    assert "| 3x384 | 5.41 | 12.0 | 6.00 | 10.0 [10.0, 10.0] | 1.00 | 60.0 [60.0, 60.0] |" in text
+    assert "| 3x384 | 5.41 | 12.0 | 6.00 | 10.0 [9.9, 10.1] | 1.00 | 60.0 [59.6, 60.4] |" in text
     assert "| 6x768 | 33.28 | 2.0 |  |  |  |  |" in text
     assert len({line.count("|") for line in text.split("\n\n")[1].strip().splitlines()}) == 1
 
@@ -129,7 +134,7 @@ def test_paper_times_the_teacher_and_every_student(tmp_path: Path) -> None:
     rows = json.loads((out / "report.json").read_text(encoding="utf-8"))["paper"]
     assert [(row["model"], row["tokens"]) for row in rows] == [(name, 16) for name in SHAPES]
     assert all({"torch fp32", "onnxruntime fp32", "int8"} <= set(row["ours"]) for row in rows)
-    assert rows[0]["ours"]["torch fp32"]["speedup"] == [1.0, 1.0, 1.0]
+    assert rows[0]["ours"]["torch fp32"]["speedup"] == about(1.0)
     fastest = np.array([row["ours"]["int8"]["p50_ms"] for row in rows])
     assert fastest[-1] < fastest[0]
     assert "| 3x384 | 5.41 | 12.0 |" in done.stdout
