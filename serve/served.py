@@ -1,6 +1,7 @@
 """One model as the server has it: a queue in front, processes behind, each replaced when it dies."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Iterator
@@ -10,7 +11,6 @@ from pathlib import Path
 from serve.batcher import Batcher, Reason
 from serve.bundle import Manifest, open_bundle
 from serve.choice import choose
-from serve.errors import Unavailable
 from serve.metrics import Metrics
 from serve.model_process import Answered, Asked, ModelProcess
 from serve.openapi import ModelDescription
@@ -76,15 +76,19 @@ class ServedModel:
         self._let_go = asyncio.Event()
 
     async def start(self) -> None:
-        """Starts the processes and waits until all are warm. What the first that cannot start says."""
-        started = await asyncio.gather(
-            *(ModelProcess.started(self._opening, self._observe) for _ in range(self.processes)), return_exceptions=True
-        )
-        failed = [each for each in started if isinstance(each, BaseException)]
-        if failed:
-            await asyncio.gather(*(each.kill() for each in started if isinstance(each, ModelProcess)))
-            raise failed[0]
-        self._keepers = [asyncio.create_task(self._keep(each)) for each in started if isinstance(each, ModelProcess)]
+        """Starts the processes and waits until all are warm. What the first that cannot start says; none is left then."""
+        starting = [
+            asyncio.ensure_future(ModelProcess.started(self._opening, self._observe)) for _ in range(self.processes)
+        ]
+        try:
+            started = await asyncio.gather(*starting)
+        except BaseException:
+            for each in starting:
+                each.cancel()
+            ends = await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*(each.kill() for each in ends if isinstance(each, ModelProcess)))
+            raise
+        self._keepers = [asyncio.create_task(self._keep(each)) for each in started]
         self._metrics.serving(self.manifest, self.variant, self.batcher)
 
     def opened_again(self) -> "ServedModel":
@@ -176,7 +180,7 @@ class ServedModel:
     async def _another(self) -> ModelProcess:
         """A process in the place of one that died, however many attempts it takes."""
         pause_s = FIRST_PAUSE_S
-        for attempt in range(1, 1_000_000):
+        for attempt in itertools.count(1):
             self._metrics.restarts.labels(self.manifest.name).inc()
             try:
                 return await ModelProcess.started(self._opening, self._observe)
@@ -188,7 +192,7 @@ class ServedModel:
                     )
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-        raise Unavailable("unreachable")
+        raise AssertionError("counting does not end")
 
     def _released(self, reason: Reason, texts: int) -> None:
         self._metrics.released.labels(self.manifest.name, reason).inc()

@@ -39,13 +39,13 @@ def server(entities_bundle: Path) -> Iterator[Server]:
 
 
 def still_answers(server: Server) -> bool:
-    # On a busy machine it may be late, and say so with 429 for a moment.
+    # Where the machine is busy it may be late for a moment, and then it says just that; nothing else is let pass.
     for _ in range(50):
-        status = httpx.post(f"{server.url}/v1/entities", json={"text": "rome"}, timeout=PATIENCE_S).status_code
-        if status != 429:
+        answer = httpx.post(f"{server.url}/v1/entities", json={"text": "rome"}, timeout=PATIENCE_S)
+        if "more requests arrive than can be read" not in answer.text:
             break
         time.sleep(0.1)
-    return status == 200
+    return answer.status_code == 200
 
 
 @pytest.mark.parametrize(
