@@ -11,7 +11,7 @@ demo: $(INSTALLED)  ## the whole road on generated support messages; ends with a
 	$(BIN)/stillroom demo --out demo
 
 test: $(INSTALLED)  ## every test that needs neither minutes of training nor a GPU
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --benchmark-disable
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --benchmark-disable
 
 test-slow: $(INSTALLED)  ## the whole road for real, kills and resumes included
 	$(BIN)/python -m pytest -m slow

@@ -91,14 +91,16 @@ class Service:
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Start the models' processes beside the first requests, which wait for them; at the end, finish what was accepted."""
         self._warming = asyncio.create_task(self._start())
-        with reloading_on_hangup(self.reload):
-            yield
-        if not self._warming.done():
-            self._warming.cancel()
-        await asyncio.wait([self._warming])
-        await asyncio.gather(*(model.stop() for model in self.models.values()))
-        if self.traces:
-            await asyncio.to_thread(self.traces.close)
+        try:
+            with reloading_on_hangup(self.reload):
+                yield
+        finally:  # whatever ended it, no process is left behind
+            if not self._warming.done():
+                self._warming.cancel()
+            await asyncio.wait([self._warming])
+            await asyncio.gather(*(model.stop() for model in self.models.values()))
+            if self.traces:
+                await asyncio.to_thread(self.traces.close)
 
     async def entities(self, request: Request) -> Response:
         """POST /v1/entities: entity spans in each text."""

@@ -240,7 +240,7 @@ class Batcher(Generic[Item, Result]):
 
     async def _hand(self, lane: Lane, run: "Run[Item, Result]") -> None:
         while True:
-            began_s, idle = time.perf_counter(), False
+            began_s, idle = time.perf_counter(), not lane.ended_s and not lane.under_way
             while lane.open and not self._may_take(lane):
                 if self._closing and not self._queue:
                     self._wake(everyone=True)

@@ -86,7 +86,7 @@ def test_a_full_queue_answers_429_and_says_when_to_come_again(entities_bundle: P
 
 
 def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=1, limits=Limits(answer_s=0.3))
+    app = create_app([entities_bundle], processes=1, limits=Limits(answer_s=1.0))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         with stopped():
@@ -193,6 +193,16 @@ def test_many_texts_are_answered_as_each_alone(entities_bundle: Path) -> None:
         assert [result["entities"][0]["text"] for result in many] == ["rome"] * 300
 
     asking(app, scenario)
+
+
+def test_an_app_that_is_broken_off_leaves_no_process(entities_bundle: Path) -> None:
+    async def broken_off(client: httpx.AsyncClient) -> None:
+        assert model_processes()
+        raise KeyError("what it stands in")
+
+    with pytest.raises(KeyError, match="what it stands in"):
+        asking(create_app([entities_bundle], processes=1), broken_off)
+    assert model_processes() == []
 
 
 def test_a_process_that_dies_costs_its_own_requests_and_another_takes_its_place(entities_bundle: Path) -> None:
