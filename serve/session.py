@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -139,7 +140,7 @@ def _in_openvino(onnx_file: Path, threads: int) -> Opened:
         "INFERENCE_PRECISION_HINT": "f32",
     }
     try:
-        compiled = openvino.Core().compile_model(str(onnx_file), "CPU", settings)
+        compiled = openvino_core().compile_model(str(onnx_file), "CPU", settings)
     except Exception as error:  # its errors are plain RuntimeErrors
         reason = str(error).strip().splitlines()[-1:]
         raise BundleError(
@@ -155,6 +156,18 @@ def _in_openvino(onnx_file: Path, threads: int) -> Opened:
     return Opened(
         tuple(port.any_name for port in compiled.inputs), tuple(port.any_name for port in compiled.outputs), run
     )
+
+
+@cache
+def openvino_core() -> Any:
+    """OpenVINO's core, one for the process and for good. ImportError where it is not installed.
+
+    Each core that compiles (2026.4) gives the thread a stack for its signal handlers and, when it ends, back the one that it found. Where
+    several end in another order, that one is gone, and the next Ctrl+C is a segmentation fault.
+    """
+    import openvino
+
+    return openvino.Core()
 
 
 def padded_length(longest: int, runtime: Runtime, max_length: int | None) -> int:

@@ -36,6 +36,7 @@ from tokenizers import Encoding, Tokenizer
 from serve.answers import softmax
 from serve.bundle import open_bundle
 from serve.pipeline import Pipeline
+from serve.session import openvino_core
 
 HERE = Path(__file__).parent
 GRAPHS = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
@@ -209,13 +210,12 @@ def in_chromium(
 def in_openvino(bundle: Path, texts: Sequence[str], variants: Sequence[str]) -> Told:
     """The graphs in OpenVINO, in float32 where it would rather compute in bfloat16."""
     try:
-        import openvino
+        core = openvino_core()
     except ImportError:
         raise NotRun("openvino is not installed") from None
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": THREADS}
 
     def opened(file: Path) -> tuple[list[str], Callable[[dict[str, np.ndarray]], np.ndarray]]:
-        core = openvino.Core()
         compiled = core.compile_model(core.read_model(file), "CPU", settings)
         return [port.any_name for port in compiled.inputs], lambda feeds: compiled(feeds)["logits"]
 

@@ -131,6 +131,31 @@ def test_openvino_answers_and_tells_nobody(entities_bundle: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+INTERRUPTED = """
+import os, signal, sys, time
+from pathlib import Path
+from serve.session import Session
+
+graph = Path(sys.argv[1]) / "onnx" / "model.onnx"
+first, second = Session(graph, 1, "openvino"), Session(graph, 1, "openvino")
+del first
+del second
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_whoever_closed_sessions_in_openvino_can_be_interrupted(entities_bundle: Path) -> None:
+    pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, entities_bundle], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+
+
 def test_in_openvino_texts_are_padded_to_whole_vectors_but_not_beyond_the_positions() -> None:
     assert [padded_length(tokens, "openvino", None) for tokens in (0, 1, 16, 17)] == [16, 16, 16, 32]
     assert [padded_length(tokens, "openvino", 20) for tokens in (3, 17, 20)] == [16, 20, 20]

@@ -1,19 +1,22 @@
-"""Our own server under our generator and under autocannon, taking turns: at one fixed rate, and in a closed loop.
+"""Our own server under our generator, autocannon and wrk, taking turns: in a closed loop, and at one fixed rate, which wrk has not.
 
     npm install --ignore-scripts --prefix NODE autocannon
-    python benchmarks/latency/against_autocannon.py BUNDLE --texts F --node NODE [--rate 200] [--connections 16]
+    apt-get install wrk
+    python benchmarks/latency/against_generators.py BUNDLE --texts F [--node NODE] [--wrk wrk] [--rate 200] [--connections 16]
         [--seconds 4] [--turns 3] [--json F]
 
-Printed are medians over the turns; --json keeps every turn. Closed, ours is the open loop with all queries due at the start and
-as many connections, timed from the moment of sending. CPU is the generator's own, a query.
+Those that were not given are left out. Printed are medians over the turns; --json keeps every turn. Closed, ours is the open loop with
+all queries due at the start and as many connections, timed from the moment of sending. CPU is the generator's own, a query.
 """
 
 import argparse
 import contextlib
 import json
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +28,7 @@ import numpy as np
 
 from compress.examples import read_texts
 from latency.load import AT_ONCE_PER_S, OUR_TEMPLATE, load, request_bodies
+from latency.measurement import paired_ratio
 from serve.app import ENDPOINT_OF
 from serve.bundle import open_bundle
 
@@ -42,6 +46,23 @@ process.stdin.on("end", async () => {
   found.cpu_us = used.user + used.system;
   console.log(JSON.stringify(found));
 });
+"""
+
+# Every request is made beforehand: wrk's costs nothing but sending.
+WRK = """
+local made, at = {}, 0
+function init(arguments)
+  for body in io.lines(arguments[1]) do
+    made[#made + 1] = wrk.format("POST", nil, {["Content-Type"] = "application/json"}, body)
+  end
+end
+function request() at = at % #made + 1; return made[at] end
+function done(summary, latency)
+  local errors, failed = summary.errors, 0
+  for _, kind in ipairs({"connect", "read", "write", "status", "timeout"}) do failed = failed + errors[kind] end
+  print(string.format('{"requests": %d, "us": %d, "failed": %d, "p50": %f, "p90": %f, "p99": %f}', summary.requests,
+    summary.duration, failed, latency:percentile(50), latency:percentile(90), latency:percentile(99)))
+end
 """
 
 
@@ -99,11 +120,47 @@ def theirs(
     }  # fmt: skip
 
 
+def wrks(wrk: Path, url: str, bodies: list[bytes], connections: int, seconds: int) -> dict[str, float]:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        script, lines = Path(folder) / "script.lua", Path(folder) / "bodies"
+        script.write_text(WRK)
+        lines.write_bytes(b"\n".join(bodies))
+        command = [
+            str(wrk),
+            "-t1",
+            f"-c{connections}",
+            f"-d{seconds}s",
+            "--timeout",
+            "60",
+            "-s",
+            str(script),
+            url,
+            "--",
+            str(lines),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = json.loads(done.stdout.splitlines()[-1])
+    answered = found["requests"] - found["failed"]
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "answered_per_s": answered / found["us"] * 1e6, "p50_ms": found["p50"] / 1000, "p90_ms": found["p90"] / 1000,
+        "p99_ms": found["p99"] / 1000, "late_p99_ms": float("nan"), "cpu_us": cpu_s / answered * 1e6, "failed": found["failed"],
+    }  # fmt: skip
+
+
+def per_query_s(runs: list[dict[str, Any]], who: str) -> list[np.ndarray]:
+    """Seconds from answer to answer in a closed loop, by turns."""
+    return [np.array([1 / run["answered_per_s"]]) for run in runs if (run["way"], run["who"]) == ("closed loop", who)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--texts", type=Path, required=True)
-    parser.add_argument("--node", type=Path, required=True)
+    parser.add_argument("--node", type=Path, help="where autocannon was installed")
+    parser.add_argument("--wrk", type=Path)
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--seconds", type=int, default=4)
@@ -119,14 +176,21 @@ def main() -> None:
             for way, rate in (("fixed rate", given.rate), ("closed loop", None)):
                 queries = round((rate or closed_per_s) * given.seconds)
                 of_ours = ours(url, bodies, rate, 256 if rate else given.connections, queries, seed=turn)
-                of_theirs = theirs(given.node, url, bodies, rate, given.connections, given.seconds)
-                runs += [{"way": way, "who": "ours", **of_ours}, {"way": way, "who": "autocannon", **of_theirs}]
+                runs.append({"way": way, "who": "ours", **of_ours})
+                if given.node:
+                    of_theirs = theirs(given.node, url, bodies, rate, given.connections, given.seconds)
+                    runs.append({"way": way, "who": "autocannon", **of_theirs})
+                if given.wrk and not rate:
+                    of_wrk = wrks(given.wrk, url, bodies, given.connections, given.seconds)
+                    runs.append({"way": way, "who": "wrk", **of_wrk})
     print(
         f"{'':12s}{'':12s}{'answers/s':>10s}{'p50 ms':>9s}{'p90 ms':>9s}{'p99 ms':>9s}{'late p99':>10s}{'CPU us':>8s}{'failed':>8s}"
     )
     for way in ("fixed rate", "closed loop"):
-        for who in ("ours", "autocannon"):
+        for who in ("ours", "autocannon", "wrk"):
             of_both = [run for run in runs if (run["way"], run["who"]) == (way, who)]
+            if not of_both:
+                continue
             middle = {
                 key: statistics.median(run[key] for run in of_both) for key in of_both[0] if key not in ("way", "who")
             }
@@ -134,6 +198,11 @@ def main() -> None:
                 f"{way:12s}{who:12s}{middle['answered_per_s']:10.1f}{middle['p50_ms']:9.2f}{middle['p90_ms']:9.2f}"
                 f"{middle['p99_ms']:9.2f}{middle['late_p99_ms']:10.2f}{middle['cpu_us']:8.0f}{middle['failed']:8.0f}"
             )
+    ours_closed = per_query_s(runs, "ours")
+    for who in ("autocannon", "wrk"):
+        if len(theirs_closed := per_query_s(runs, who)) > 1:
+            ratio, low, high = paired_ratio(ours_closed, theirs_closed)
+            print(f"closed loop, answers/s of ours over {who}'s: {1 / ratio:.3f} [{1 / high:.3f}, {1 / low:.3f}]")
     if given.json:
         given.json.write_text(json.dumps(runs, indent=1))
 
