@@ -53,7 +53,7 @@ def measured_peaks(threads: int, seconds: float = 6.0) -> Peaks:
     if threads < 1 or not seconds > 0:
         raise BadInput(f"{threads} threads and {seconds} seconds were given; give 1 or more and some time")
     environment = timing_environment() | dict.fromkeys(THREAD_VARIABLES, str(threads))
-    command = [sys.executable, "-m", "latency.roofline", str(threads), str(seconds)]
+    command = [sys.executable, "-P", "-m", "latency.roofline", str(threads), str(seconds)]
     try:
         ended = subprocess.run(
             command,

@@ -225,7 +225,7 @@ class Worker:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # closed in __exit__
         self._spawned_s = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "latency.worker"],
+            [sys.executable, "-P", "-m", "latency.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

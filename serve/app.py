@@ -333,10 +333,13 @@ def create_app(
             reason = "that is a bundle's own name" if alias in names else f"there is {', '.join(map(repr, names))}"
             raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
     service = Service(models, limits, metrics, aliases, traces_from_environment(), log_texts=log_texts)
+    direct = {
+        "/v1/entities": service.entities,
+        "/v1/classify": service.classify,
+        "/v1/relations": service.relations,
+    }
     routes = [
-        Route("/v1/entities", service.entities, methods=["POST"]),
-        Route("/v1/classify", service.classify, methods=["POST"]),
-        Route("/v1/relations", service.relations, methods=["POST"]),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),  # for other methods, and lists
         Route("/v1/models", service.describe_models),
         Route("/healthz", service.healthz),
         Route("/readyz", service.readyz),
@@ -351,6 +354,7 @@ def create_app(
         Edge,
         metrics=metrics,
         endpoints=endpoints,
+        direct=direct,
         access=access or Access(),
         bodies=Bodies(bodies_bytes),
         traces=service.traces,

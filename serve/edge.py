@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 
 import msgspec
@@ -92,7 +92,10 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 class Edge:
-    """ASGI middleware around everything: gives each request an id, lets it in, counts, times and logs it, answers unknown errors."""
+    """ASGI middleware around everything: gives each request an id, lets it in, counts, times and logs it, answers unknown errors.
+
+    What is posted to a path in `direct` is answered here, past the routes and what the toolkit wraps around each of them.
+    """
 
     def __init__(
         self,
@@ -100,11 +103,13 @@ class Edge:
         *,
         metrics: Metrics,
         endpoints: frozenset[str],
+        direct: Mapping[str, Callable[[Request], Awaitable[Response]]],
         access: Access,
         bodies: Bodies,
         traces: Traces | None = None,
     ) -> None:
         self.app = app
+        self.direct = direct
         self.metrics = metrics
         self.endpoints = endpoints
         self.access = access
@@ -148,6 +153,8 @@ class Edge:
             answer = self.access.origins.preflight(scope["method"], headers)
             if answer is None:
                 key = self.access.enter(scope["path"], headers, visit)
+                if scope["method"] == "POST" and (endpoint := self.direct.get(scope["path"])):
+                    answer = await endpoint(Request(scope, receive_held))
             await (answer or self.app)(scope, receive_held, send_marked)
         except ClientDisconnect:
             visit.status, visit.error_code = CLIENT_GONE, "client_gone"

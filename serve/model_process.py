@@ -63,6 +63,7 @@ class ModelProcess:
         search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # or a file called serve.py where the server was started would be taken for ours
             "-m",
             "serve.worker",
             stdin=asyncio.subprocess.PIPE,

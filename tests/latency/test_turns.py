@@ -166,6 +166,16 @@ def test_a_worker_keeps_its_channel_clean_when_a_library_prints_to_stdout(
         assert {"native noise", "python noise"} <= set(worker.last_words().splitlines())
 
 
+def test_a_file_of_the_users_is_not_taken_for_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, onnx_candidate: Candidate, workload: Workload
+) -> None:
+    (tmp_path / "latency.py").write_text("raise SystemExit('this is the user's own')")
+    monkeypatch.chdir(tmp_path)
+    with Worker(onnx_candidate) as worker:
+        worker.send_load([workload])
+        assert isinstance(worker.receive(), dict)
+
+
 def test_a_model_that_cannot_be_opened_is_named_with_what_the_runtime_says(
     tmp_path: Path, onnx_candidate: Candidate, workload: Workload
 ) -> None:

@@ -34,6 +34,19 @@ def opening(bundle: Path) -> Opening:
     return Opening(str(bundle), open_bundle(bundle).manifest.digest, None, 1)
 
 
+def test_a_file_of_the_users_is_not_taken_for_ours(
+    entities_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "serve.py").write_text("raise SystemExit('this is the user's own')")
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        await process.end()
+
+    asyncio.run(scenario())
+
+
 def test_an_answer_that_was_not_heard_to_its_end_is_nobody_elses(entities_bundle: Path) -> None:
     def fails(parts: Parts) -> None:
         raise ValueError("unforeseen")
