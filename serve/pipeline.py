@@ -35,9 +35,9 @@ log = logging.getLogger("serve")
 # EPYC with AVX-512 VNNI, onnxruntime 1.31) took 17 us a token in runs of 128 to 256, 20 in runs of 512 and more.
 RUN_TOKENS = 256
 
-# A run costs as much as this many tokens before it computes any, for each thread (there 91 us of 19 a token): padding beyond that costs
-# more than another run.
-RUN_COSTS_TOKENS = 5
+# A run costs as much as this many tokens before it computes any, for each thread (there 165 us of 18 a token where its shape differs from
+# the last one's, as it does in a server; half of that where not): padding beyond that costs more than another run.
+RUN_COSTS_TOKENS = 10
 
 # (texts, words in each) that warm-up runs: the shapes whose first run would be slow for somebody.
 WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))
