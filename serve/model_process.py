@@ -149,9 +149,13 @@ class ModelProcess:
         """Ends the process at once."""
         with suppress(ProcessLookupError):
             self.process.kill()
+        pipes = self.process._transport  # type: ignore[attr-defined]  # asyncio has no public name for it
+        # asyncio waits for the end of each pipe as well, and does not see that of one whose answers nobody reads any more.
+        if answers := pipes.get_pipe_transport(1):
+            answers.close()
         await self.process.wait()
         await asyncio.wait([self._telling], timeout=LAST_WORDS_S)
-        self.process._transport.close()  # type: ignore[attr-defined]  # its pipes; asyncio has no public name for it
+        pipes.close()
         await asyncio.sleep(0)  # the pipes are told in the next turn of the loop
 
     async def _message(self) -> bytes:

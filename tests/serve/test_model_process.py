@@ -47,6 +47,21 @@ def test_a_file_of_the_users_is_not_taken_for_ours(
     asyncio.run(scenario())
 
 
+def test_a_process_that_is_killed_with_answers_that_nobody_reads_is_gone(entities_bundle: Path) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        process.ask([TextWork("fly to rome and oslo") for _ in range(5000)])
+        # More than is read ahead of whoever listens: reading rests, and the end of the pipe is not seen.
+        assert process.process.stdout
+        while not process.process.stdout._paused:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            await process.kill()
+        assert process.process.returncode == -signal.SIGKILL
+
+    asyncio.run(scenario())
+
+
 def test_an_answer_that_was_not_heard_to_its_end_is_nobody_elses(entities_bundle: Path) -> None:
     def fails(parts: Parts) -> None:
         raise ValueError("unforeseen")

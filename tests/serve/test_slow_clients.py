@@ -309,7 +309,7 @@ def test_answers_that_many_clients_leave_unread_do_not_grow_the_server(entities_
                 client.connect(server.address)
                 client.sendall(request(body) * 3)
             until(lambda: server.metric(CUT.format("unread")) >= 1)
-            assert still_answers(server)
+            until(lambda: still_answers(server))  # the queue was full of what those asked for
         finally:
             for client in clients:
                 client.close()
