@@ -82,6 +82,7 @@ class Service:
         self.metrics = metrics
         self.traces = traces
         self.models = {model.manifest.name: model for model in models}
+        self._replaced: set[ServedModel] = set()  # and not stopped yet
         self.aliases = dict(aliases)
         self.page = PAGE.read_bytes()
         self.page_headers = {"Content-Security-Policy": content_security_policy(self.page.decode("utf-8"))}
@@ -92,13 +93,13 @@ class Service:
         """Start the models' processes beside the first requests, which wait for them; at the end, finish what was accepted."""
         self._warming = asyncio.create_task(self._start())
         try:
-            with reloading_on_hangup(self.reload):
+            async with reloading_on_hangup(self.reload):
                 yield
         finally:  # whatever ended it, no process is left behind
             if not self._warming.done():
                 self._warming.cancel()
             await asyncio.wait([self._warming])
-            await asyncio.gather(*(model.stop() for model in self.models.values()))
+            await asyncio.gather(*(model.stop() for model in [*self.models.values(), *self._replaced]))
             if self.traces:
                 await asyncio.to_thread(self.traces.close)
 
@@ -281,9 +282,11 @@ class Service:
                 self.metrics.reloads.labels(name, "failed").inc()
                 continue
             self.models[name] = new
+            self._replaced.add(old)
             self.metrics.reloads.labels(name, "done").inc()
             log.warning("model %r is now %s", name, new.manifest.digest[:12])
             await old.stop()
+            self._replaced.remove(old)
 
     async def _start(self) -> None:
         for model in self.models.values():
@@ -407,6 +410,7 @@ def _server(bundles: Sequence[Path | str], settings: ServeSettings, announce: Ca
     most = openable_connections(settings.connections.connections)
     watch = Watch(replace(settings.connections, connections=most), service.metrics)
     watch.full_s = service.full_s
+    watch.origins = access.origins
     service.stopping = lambda: watch.stopping
     service.read_again = partial(read_again, settings, access, context)
     config = uvicorn.Config(

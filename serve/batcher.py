@@ -24,8 +24,8 @@ Done = Callable[[int, Result | Exception], None]
 # Computes a batch: tells `Done` of each item by its place, in any order, and returns once all are done. What it raises goes
 # to the items that are not done yet, and ends the lane.
 Run = Callable[[list[Item], Done[Result]], Awaitable[None]]
-# Why a batch was released: a lane was idle when its first item came; a lane became free and the batch was full; or it became
-# free and took all that waited.
+# Why a batch was released: a lane was idle when its first item came, or it was new; a lane became free and the batch was full; or it
+# became free and took all that waited.
 Reason = Literal["idle", "full", "freed"]
 
 # Weight of the newest batch in the running estimate of the lanes' speed.

@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from serve.errors import BadRequest, HeadTooLarge, Overloaded, StillroomError, TooSlow, Unavailable, in_form_of
 from serve.logs import note
 from serve.metrics import Metrics
+from serve.origins import Origins, RawHeaders
 from serve.settings import ConnectionLimits
 from serve.visit import REQUEST_ID, new_request_id
 
@@ -66,6 +67,7 @@ class Watch:
         """How late this process was of late: it has more to read and to write than time."""
         self.full_s: Callable[[], float] = lambda: 0.0
         """Seconds until any model has room again; 0 where one has."""
+        self.origins = Origins()
         self._metrics = metrics
         self._looked_for_room_s = -LOOK_AGAIN_S
         metrics.connections.set_function(lambda: self.open)
@@ -358,7 +360,8 @@ class Connection(HttpToolsProtocol):
     def _answer_refusal(self, *, stays: bool) -> None:
         assert self._refusal is not None
         request_id, path = self._sent_id() or new_request_id(), self.url.decode("latin-1")
-        self.transport.write(raw_answer(self._refusal, request_id, path=path, stays=stays))
+        origins = self.watch.origins.headers(dict(self.headers))
+        self.transport.write(raw_answer(self._refusal, request_id, path=path, headers=origins, stays=stays))
         if not stays:
             self.transport.close()
 
@@ -419,7 +422,9 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def raw_answer(error: StillroomError, request_id: str, *, path: str = "", stays: bool = False) -> bytes:
+def raw_answer(
+    error: StillroomError, request_id: str, *, path: str = "", headers: RawHeaders | None = None, stays: bool = False
+) -> bytes:
     """A whole HTTP/1.1 answer, after which the connection is closed, unless it `stays`: for requests that nobody read."""
     body = msgspec.json.encode(in_form_of(path, {"code": error.code, "message": error.message}))
     retry_s = max(1, math.ceil(error.retry_after_s)) if isinstance(error, Overloaded) else 1
@@ -427,6 +432,7 @@ def raw_answer(error: StillroomError, request_id: str, *, path: str = "", stays:
     connection = "" if stays else "Connection: close\r\n"
     head = (
         f"HTTP/1.1 {error.http_status} {error.code}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        f"X-Request-Id: {request_id}\r\nX-Content-Type-Options: nosniff\r\n{connection}{retry}\r\n"
+        f"X-Request-Id: {request_id}\r\nX-Content-Type-Options: nosniff\r\n{connection}{retry}"
     )
-    return head.encode() + body
+    more = b"".join(b"%s: %s\r\n" % header for header in headers or [])
+    return head.encode() + more + b"\r\n" + body

@@ -160,6 +160,9 @@ class Edge:
             visit.status, visit.error_code = CLIENT_GONE, "client_gone"
         except Exception as error:
             await self._answer_error(error, scope, receive, send_marked)
+            # It leads through frames to what the request held, and from there, by the future that failed, back to itself: without a cut
+            # all of that would lie there until the next collection, counted by nobody.
+            error.__traceback__ = None
         finally:
             self._leave(scope, visit, key)
 

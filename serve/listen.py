@@ -7,8 +7,8 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from serve.errors import BadInput
 from serve.settings import ServeSettings
@@ -34,9 +34,9 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-@contextmanager
-def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> Iterator[None]:
-    """Within it, SIGHUP calls `reload`, one call after another. Where there are no such signals, nothing does."""
+@asynccontextmanager
+async def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Within it, SIGHUP calls `reload`, one call after another; one under way is cancelled at its end. Where there are no such signals, nothing does."""
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -59,6 +59,7 @@ def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> Iterator[None]
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
         reloader.cancel()
+        await asyncio.wait([reloader])
 
 
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:

@@ -75,7 +75,7 @@ class Metrics:
         )
         self.released = Counter(
             "stillroom_batches_released",
-            "Batches given to a process, by reason: idle (it had nothing to do), full, freed (it took all that waited)",
+            "Batches given to a process, by reason: idle (it had nothing to do, or was new), full, freed (it took all that waited)",
             ["model", "reason"],
             registry=registry,
         )

@@ -150,7 +150,8 @@ class ModelProcess:
         with suppress(ProcessLookupError):
             self.process.kill()
         pipes = self.process._transport  # type: ignore[attr-defined]  # asyncio has no public name for it
-        # asyncio waits for the end of each pipe as well, and does not see that of one whose answers nobody reads any more.
+        # asyncio's own loop (uvloop does not) waits for the end of each pipe as well, and does not see that of one whose answers
+        # nobody reads any more.
         if answers := pipes.get_pipe_transport(1):
             answers.close()
         await self.process.wait()

@@ -158,13 +158,21 @@ def _in_openvino(onnx_file: Path, threads: int) -> Opened:
     )
 
 
-@cache
 def openvino_core() -> Any:
     """OpenVINO's core, one for the process and for good. ImportError where it is not installed.
 
     Each core that compiles (2026.4) gives the thread a stack for its signal handlers and, when it ends, back the one that it found. Where
     several end in another order, that one is gone, and the next Ctrl+C is a segmentation fault.
     """
+    with _making_the_core:  # or two threads that come first would have one each
+        return _openvino_core()
+
+
+_making_the_core = threading.Lock()
+
+
+@cache
+def _openvino_core() -> Any:
     import openvino
 
     return openvino.Core()

@@ -12,6 +12,7 @@ all queries due at the start and as many connections, timed from the moment of s
 import argparse
 import contextlib
 import json
+import random
 import resource
 import statistics
 import subprocess
@@ -28,7 +29,7 @@ import numpy as np
 
 from compress.examples import read_texts
 from latency.load import AT_ONCE_PER_S, OUR_TEMPLATE, load, request_bodies
-from latency.measurement import paired_ratio
+from latency.measurement import PAIRS_FOR_INTERVAL, paired_ratio
 from serve.app import ENDPOINT_OF
 from serve.bundle import open_bundle
 
@@ -60,7 +61,8 @@ function request() at = at % #made + 1; return made[at] end
 function done(summary, latency)
   local errors, failed = summary.errors, 0
   for _, kind in ipairs({"connect", "read", "write", "status", "timeout"}) do failed = failed + errors[kind] end
-  print(string.format('{"requests": %d, "us": %d, "failed": %d, "p50": %f, "p90": %f, "p99": %f}', summary.requests,
+  -- Its requests are whole answers, whatever their status.
+  print(string.format('{"ok": %d, "us": %d, "failed": %d, "p50": %f, "p90": %f, "p99": %f}', summary.requests - errors.status,
     summary.duration, failed, latency:percentile(50), latency:percentile(90), latency:percentile(99)))
 end
 """
@@ -142,7 +144,7 @@ def wrks(wrk: Path, url: str, bodies: list[bytes], connections: int, seconds: in
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     found = json.loads(done.stdout.splitlines()[-1])
-    answered = found["requests"] - found["failed"]
+    answered = found["ok"]
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
         "answered_per_s": answered / found["us"] * 1e6, "p50_ms": found["p50"] / 1000, "p90_ms": found["p90"] / 1000,
@@ -169,20 +171,22 @@ def main() -> None:
     given = parser.parse_args()
     bodies = request_bodies(OUR_TEMPLATE, read_texts(given.texts))
     runs: list[dict[str, Any]] = []
+    chance = random.Random(0)
     with serving(given.bundle) as server:
         url = server + ENDPOINT_OF[open_bundle(given.bundle).manifest.task]
         closed_per_s = ours(url, bodies, None, given.connections, 500, seed=0)["answered_per_s"]  # warms the server too
         for turn in range(given.turns):
             for way, rate in (("fixed rate", given.rate), ("closed loop", None)):
                 queries = round((rate or closed_per_s) * given.seconds)
-                of_ours = ours(url, bodies, rate, 256 if rate else given.connections, queries, seed=turn)
-                runs.append({"way": way, "who": "ours", **of_ours})
-                if given.node:
-                    of_theirs = theirs(given.node, url, bodies, rate, given.connections, given.seconds)
-                    runs.append({"way": way, "who": "autocannon", **of_theirs})
-                if given.wrk and not rate:
-                    of_wrk = wrks(given.wrk, url, bodies, given.connections, given.seconds)
-                    runs.append({"way": way, "who": "wrk", **of_wrk})
+                those = ["ours", *(["autocannon"] if given.node else []), *(["wrk"] if given.wrk and not rate else [])]
+                for who in chance.sample(those, len(those)):
+                    if who == "ours":
+                        found = ours(url, bodies, rate, 256 if rate else given.connections, queries, seed=turn)
+                    elif who == "autocannon":
+                        found = theirs(given.node, url, bodies, rate, given.connections, given.seconds)
+                    else:
+                        found = wrks(given.wrk, url, bodies, given.connections, given.seconds)
+                    runs.append({"way": way, "who": who, **found})
     print(
         f"{'':12s}{'':12s}{'answers/s':>10s}{'p50 ms':>9s}{'p90 ms':>9s}{'p99 ms':>9s}{'late p99':>10s}{'CPU us':>8s}{'failed':>8s}"
     )
@@ -202,7 +206,8 @@ def main() -> None:
     for who in ("autocannon", "wrk"):
         if len(theirs_closed := per_query_s(runs, who)) > 1:
             ratio, low, high = paired_ratio(ours_closed, theirs_closed)
-            print(f"closed loop, answers/s of ours over {who}'s: {1 / ratio:.3f} [{1 / high:.3f}, {1 / low:.3f}]")
+            spread = "interval of 95 %" if len(theirs_closed) >= PAIRS_FOR_INTERVAL else "range"
+            print(f"closed loop, answers/s of ours over {who}'s: {1 / ratio:.3f}, {spread} {1 / high:.3f} to {1 / low:.3f}")
     if given.json:
         given.json.write_text(json.dumps(runs, indent=1))
 

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import gc
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -13,6 +16,7 @@ import pytest
 from starlette.applications import Starlette
 
 from serve.app import create_app
+from serve.batcher import _Caller
 from serve.errors import BadInput
 from serve.settings import Limits
 
@@ -323,3 +327,78 @@ def test_a_model_answers_to_its_alias(entities_bundle: Path) -> None:
 def test_a_server_needs_at_least_one_bundle() -> None:
     with pytest.raises(BadInput, match="no bundle was given"):
         create_app([])
+
+
+def test_a_request_that_fails_in_the_model_leaves_nothing_behind(intents_bundle: Path) -> None:
+    """Nothing that waits for the collector of cycles, that is: until it comes, nobody counts what is held."""
+    app = create_app([intents_bundle], processes=1)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for body in ({"text": "hi", "abstain": True}, {"text": "hi"}):  # the first has no threshold: the process refuses it
+            gc.collect()
+            for _ in range(10):
+                await client.post("/v1/classify", json=body)
+            assert sum(isinstance(each, _Caller) for each in gc.get_objects()) <= 1, body
+
+    gc.disable()
+    try:
+        asking(app, scenario)
+    finally:
+        gc.enable()
+
+
+def test_what_is_answered_past_the_routes_is_answered_as_by_them(entities_bundle: Path, intents_bundle: Path) -> None:
+    """Status, headers, body and counts of good and bad requests; an app that has only its routes is the reference."""
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", "/v1/entities", {"json": {"text": ["fly to rome", "x"]}}),
+        ("POST", "/v1/entities?a=b", {"json": {"text": "rome", "model": "cities"}}),
+        ("POST", "/v1/entities/", {"json": {"text": "rome"}}),
+        ("POST", "/v1/%65ntities", {"json": {"text": "rome"}}),
+        ("POST", "/v1/classify", {"json": {"text": "refund please", "top_k": 1}}),
+        ("POST", "/v1/classify", {"json": {"text": "refund", "abstain": True}}),
+        ("POST", "/v1/classify", {"json": {"text": "refund", "model": "cities"}}),
+        ("POST", "/v1/relations", {"json": {"text": "a b", "head": {"start": 0, "end": 1}, "tail": {"start": 2, "end": 3}}}),
+        ("POST", "/v1/entities", {"json": {"text": ["a"] * 9}}),
+        ("POST", "/v1/entities", {"json": {"text": 1}}),
+        ("POST", "/v1/entities", {"json": {"text": "", "model": "nobody"}}),
+        ("POST", "/v1/entities", {"content": b"{", "headers": {"content-type": "application/json"}}),
+        ("POST", "/v1/entities", {"content": b"{}"}),
+        ("POST", "/v1/entities", {"json": {"text": "rome"}, "headers": {"content-encoding": "gzip"}}),
+        ("POST", "/v1/entities", {"json": {"text": "rome"}, "headers": {"x-timeout-ms": "no"}}),
+        ("POST", "/v1/entities", {"json": {"text": "rome"}, "headers": {"x-request-id": "mine"}}),
+        ("POST", "/v1/entities", {"json": {"text": "x" * 2_000_000}}),
+        ("GET", "/v1/entities", {}),
+        ("HEAD", "/v1/entities", {}),
+        ("OPTIONS", "/v1/entities", {}),
+        ("PUT", "/v1/entities", {"json": {"text": "rome"}}),
+        ("POST", "/v1/nothing", {"json": {"text": "rome"}}),
+    ]  # fmt: skip
+
+    def told(*, past_the_routes: bool) -> tuple[list[object], list[str]]:
+        app = create_app([entities_bundle, intents_bundle], processes=1, limits=Limits(texts=8))
+        (edge,) = app.user_middleware
+        assert edge.kwargs["direct"]
+        if not past_the_routes:
+            edge.kwargs["direct"] = {}
+        answers: list[object] = []
+        counts: list[str] = []
+
+        async def scenario(client: httpx.AsyncClient) -> None:
+            for method, path, what in asked:
+                answer = await client.request(method, path, **what)
+                headers = {
+                    name: [part.split(";")[0] for part in value.split(", ")] if name == "server-timing" else value
+                    for name, value in answer.headers.items()
+                    if name != "x-request-id" or value == "mine"
+                }
+                answers.append((method, path, answer.status_code, headers, answer.content))
+            counted = re.compile(r"stillroom_(requests|errors)_total.*/v1/|stillroom_request_seconds_count.*/v1/")
+            counts.extend(filter(counted.match, (await client.get("/metrics")).text.splitlines()))
+
+        asking(app, scenario)
+        return answers, sorted(counts)
+
+    direct, routed = told(past_the_routes=True), told(past_the_routes=False)
+    assert direct[0] == routed[0]
+    assert direct[1] == routed[1]
+    assert {status for _, _, status, *_ in direct[0]} >= {200, 400, 404, 405, 413, 415, 422}  # type: ignore[misc]

@@ -1,10 +1,14 @@
 """A model's process as the server holds it, when something goes wrong in the middle of an answer."""
 
 import asyncio
+import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
+import uvloop
 
 from serve import model_process
 from serve.bundle import open_bundle
@@ -47,17 +51,32 @@ def test_a_file_of_the_users_is_not_taken_for_ours(
     asyncio.run(scenario())
 
 
-def test_a_process_that_is_killed_with_answers_that_nobody_reads_is_gone(entities_bundle: Path) -> None:
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_process_that_is_killed_with_answers_that_nobody_reads_is_gone(
+    entities_bundle: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
         process.ask([TextWork("fly to rome and oslo") for _ in range(5000)])
         # More than is read ahead of whoever listens: reading rests, and the end of the pipe is not seen.
         assert process.process.stdout
-        while not process.process.stdout._paused:  # type: ignore[attr-defined]
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while not process.process.stdout._paused:  # type: ignore[attr-defined]
+                await asyncio.sleep(0.01)
         async with asyncio.timeout(20):
             await process.kill()
         assert process.process.returncode == -signal.SIGKILL
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(scenario())
+
+
+@pytest.mark.skipif(not hasattr(os, "nice"), reason="this system has no niceness")
+def test_models_stand_behind_the_process_that_reads(entities_bundle: Path) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        assert psutil.Process(process.process.pid).nice() == min(19, os.nice(0) + 5)
+        await process.end()
 
     asyncio.run(scenario())
 

@@ -11,12 +11,13 @@ import pytest
 from server_process import Server, serving, until
 
 ENTITIES = "/v1/entities"
+PAGES = "https://app.example"
 
 
 @pytest.fixture
 def full(entities_bundle: Path) -> Iterator[tuple[Server, psutil.Process]]:
     """A server whose one text waits behind a process that does not get on, and has room for no other."""
-    with serving(entities_bundle, "--queued-texts", 1) as server, ThreadPoolExecutor(2) as threads:
+    with serving(entities_bundle, "--queued-texts", 1, "--allow-origin", PAGES) as server, ThreadPoolExecutor(2) as threads:
         (model,) = (
             child for child in psutil.Process(server.process.pid).children() if "serve.worker" in child.cmdline()
         )
@@ -75,3 +76,17 @@ def test_a_client_that_asks_first_is_told_without_its_body(full: tuple[Server, p
         client.sendall(head.encode() + b"Content-Length: 17\r\n\r\n")
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 429 ")
+
+
+def test_a_page_that_may_ask_is_told_that_it_is_refused(full: tuple[Server, psutil.Process]) -> None:
+    server, _ = full
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        refused, other = (
+            client.post(ENTITIES, json={"text": "paris"}, headers={"Origin": origin})
+            for origin in (PAGES, "https://evil.example")
+        )
+        assert refused.status_code == other.status_code == 429
+        assert refused.headers["access-control-allow-origin"] == PAGES
+        assert "retry-after" in refused.headers["access-control-expose-headers"]
+        assert refused.headers["vary"] == other.headers["vary"] == "origin"
+        assert "access-control-allow-origin" not in other.headers

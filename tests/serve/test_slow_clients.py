@@ -39,10 +39,10 @@ def server(entities_bundle: Path) -> Iterator[Server]:
 
 
 def still_answers(server: Server) -> bool:
-    # Where the machine is busy it may be late for a moment, and then it says just that; nothing else is let pass.
-    for _ in range(50):
+    # It may be late for a moment, or its queue full of what was asked before, and then it says just that; nothing else is let pass.
+    for _ in range(100):
         answer = httpx.post(f"{server.url}/v1/entities", json={"text": "rome"}, timeout=PATIENCE_S)
-        if "more requests arrive than can be read" not in answer.text:
+        if answer.status_code != 429:
             break
         time.sleep(0.1)
     return answer.status_code == 200
@@ -309,7 +309,7 @@ def test_answers_that_many_clients_leave_unread_do_not_grow_the_server(entities_
                 client.connect(server.address)
                 client.sendall(request(body) * 3)
             until(lambda: server.metric(CUT.format("unread")) >= 1)
-            until(lambda: still_answers(server))  # the queue was full of what those asked for
+            assert still_answers(server)
         finally:
             for client in clients:
                 client.close()
