@@ -3,9 +3,13 @@
 A lane is one computer of batches (a model's process), busy with one batch at a time. There is no timer: an idle lane gets
 what has come at once; while all are busy, what comes waits, so that batches grow by themselves exactly when there is load.
 
-Order is fair between callers, not between items: start-time fair queueing (Goyal, Vin and Cheng 1996, section 2). Each
-item is stamped with the virtual time at which it would start if every caller had an equal share of tokens; the lowest
-stamp goes first. So one caller of a thousand items delays a caller of one by a batch, and not by a thousand items.
+Order is fair between callers, not between items: start-time fair queueing (Goyal, Vin and Cheng 1996, section 2). What a
+caller brings is cut into packets of about a quarter of a batch. Each is stamped with the virtual time at which it would start if
+every caller had an equal share of tokens; the lowest stamp goes first, and of equal ones the earlier. So one caller of a thousand
+items delays a caller of one by about a batch, and not by a thousand items; and callers of a few items, each one packet, are served
+in the order in which they came, for taking turns among them would make all of them late. Virtual time also goes on by what is
+computed, divided by those who wait (as it does in fair queueing itself, section 2 there): or an endless stream of new callers, all
+stamped with the same time, would keep back the second packet of a large one for ever.
 """
 
 import asyncio
@@ -38,6 +42,7 @@ WORTH_HURRYING = 256
 HANDS = 2  # batches that a lane has at most: one that it computes, one that waits beside it
 # Of how many batches' worth of waiting items, in fair order, those of like length are picked.
 CHOICE = 4
+PACKETS_A_BATCH = 4
 
 
 class _Caller(Generic[Result]):
@@ -114,7 +119,10 @@ class Batcher(Generic[Item, Result]):
         self._queued_tokens = 0
         self._lanes: list[Lane] = []
         self._asleep: list[tuple[Lane, asyncio.Future[None]]] = []
+        self._packet_tokens = batch_tokens / PACKETS_A_BATCH
         self._virtual_now = 0.0
+        self._not_in_virtual_now = 0  # tokens taken since it went on
+        self._callers = 0  # that wait for an answer
         self._numbers = itertools.count()
         self._tokens_per_s: float | None = None  # of one lane
         self._closing = False
@@ -140,15 +148,19 @@ class Batcher(Generic[Item, Result]):
             return []
         self.refuse_if_full(len(items), sum(tokens))
         caller = _Caller[Result](len(items), asyncio.get_running_loop())
-        start = self._virtual_now
+        start, packet_tokens = self._virtual_now, 0
         for place, (item, length) in enumerate(zip(items, tokens, strict=True)):
             heapq.heappush(self._queue, _Waiting(start, next(self._numbers), item, length, caller, place))
-            start += length
+            packet_tokens += length
+            if packet_tokens >= self._packet_tokens:
+                start, packet_tokens = start + packet_tokens, 0
         self._queued_tokens += sum(tokens)
+        self._callers += 1
         self._wake()
         try:
             await caller.answered
         finally:
+            self._callers -= 1
             if caller.left:
                 if not caller.answered.cancel() and not caller.answered.cancelled():
                     caller.answered.exception()  # looked at: whoever is cancelled as it comes does not hear of it
@@ -334,13 +346,16 @@ class Batcher(Generic[Item, Result]):
             tokens += each.tokens
         if not choice:
             return [], False
+        # What this batch is worth counts from the next one on: whoever comes while it is computed comes at its start.
+        self._virtual_now += self._not_in_virtual_now / max(1, self._callers)
         self._virtual_now = max(self._virtual_now, choice[0].start)
         taken = set(picked([each.tokens for each in choice], waited_long, batch_tokens))
         for place, each in enumerate(choice):
             if place not in taken:
                 heapq.heappush(self._queue, each)
         batch = [choice[place] for place in sorted(taken)]
-        self._queued_tokens -= sum(each.tokens for each in batch)
+        self._not_in_virtual_now = sum(each.tokens for each in batch)
+        self._queued_tokens -= self._not_in_virtual_now
         if self._queue:
             self._wake()  # there is more than one lane can take
         return batch, bool(self._queue)

@@ -36,7 +36,10 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 @asynccontextmanager
 async def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Within it, SIGHUP calls `reload`, one call after another; one under way is cancelled at its end. Where there are no such signals, nothing does."""
+    """Within it, SIGHUP calls `reload`, one call after another; one under way is cancelled at its end.
+
+    Where there are no such signals, nothing does.
+    """
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
         return

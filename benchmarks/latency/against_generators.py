@@ -207,7 +207,9 @@ def main() -> None:
         if len(theirs_closed := per_query_s(runs, who)) > 1:
             ratio, low, high = paired_ratio(ours_closed, theirs_closed)
             spread = "interval of 95 %" if len(theirs_closed) >= PAIRS_FOR_INTERVAL else "range"
-            print(f"closed loop, answers/s of ours over {who}'s: {1 / ratio:.3f}, {spread} {1 / high:.3f} to {1 / low:.3f}")
+            print(
+                f"closed loop, answers/s of ours over {who}'s: {1 / ratio:.3f}, {spread} {1 / high:.3f} to {1 / low:.3f}"
+            )
     if given.json:
         given.json.write_text(json.dumps(runs, indent=1))
 

@@ -8,8 +8,10 @@ bad and needs its own status; some clients hang up in mid-request. `--kill-every
 `--reload-every-s` sends it SIGHUP (0: never). Each answer is compared with that of `Pipeline`.
 
 A 503 within KILL_S after a kill is allowed and counted apart, for that process had requests; so is a 429 to at most MOST_REFUSED of
-all, as texts queue up while a process is replaced. Any other answer than the right one, or none, ends it with 1. Memory: the slope, by least squares after the warm-up, of the resident memory of all processes, and of the first
-one alone, over the samples with as many processes as usual (one that was killed is not there for a moment).
+all, as texts queue up while a process is replaced. Any other answer than the right one, or none, ends it with 1.
+
+Memory: the slope, by least squares after the warm-up, of the resident memory of all processes, and of the first one alone, over
+the samples with as many processes as usual (one that was killed is not there for a moment).
 """
 
 import argparse

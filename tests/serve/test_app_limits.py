@@ -334,7 +334,10 @@ def test_a_request_that_fails_in_the_model_leaves_nothing_behind(intents_bundle:
     app = create_app([intents_bundle], processes=1)
 
     async def scenario(client: httpx.AsyncClient) -> None:
-        for body in ({"text": "hi", "abstain": True}, {"text": "hi"}):  # the first has no threshold: the process refuses it
+        for body in (
+            {"text": "hi", "abstain": True},
+            {"text": "hi"},
+        ):  # the first has no threshold: the process refuses it
             gc.collect()
             for _ in range(10):
                 await client.post("/v1/classify", json=body)

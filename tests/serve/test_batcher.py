@@ -156,6 +156,48 @@ def test_two_callers_of_many_texts_share_the_lane_evenly() -> None:
     run(scenario)
 
 
+def test_callers_of_a_few_texts_are_served_in_their_order_and_not_all_late_together() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=100, max_wait_ms=0)
+        computer = Computer(held=True)
+        batcher.add_lane(computer)
+        await turns()
+        first = ask(batcher, 100)
+        await turns()
+        callers = [ask(batcher, 5, 5, 5, 5) for _ in range(5)] + [ask(batcher, 2, 6, 6, 6) for _ in range(5)]
+        await turns()
+        computer.gate.set()
+        await asyncio.gather(first, *callers)
+        await batcher.close()
+        assert computer.batches == [[100], [5] * 20, [2, 6, 6, 6] * 5]
+
+    run(scenario)
+
+
+def test_a_large_request_gets_its_share_of_a_server_that_small_ones_fill() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=100)
+        computer = Computer()
+        batcher.add_lane(computer)
+
+        async def without_end() -> None:
+            while True:
+                await batcher.results([20], [20])
+
+        streams = [asyncio.create_task(without_end()) for _ in range(50)]
+        await turns()
+        async with asyncio.timeout(20):
+            await batcher.results([21] * 20, [21] * 20)
+        # A 51st of the lane is two tokens of a batch of 100; it brought 420.
+        assert len(computer.batches) <= 300
+        for stream in streams:
+            stream.cancel()
+        await asyncio.wait(streams)
+        await batcher.close()
+
+    run(scenario)
+
+
 def test_a_text_of_odd_length_waits_for_its_like_no_longer_than_allowed() -> None:
     async def scenario(max_wait_ms: float) -> list[int]:
         batcher = Batcher[int, int](batch_tokens=100, max_wait_ms=max_wait_ms)

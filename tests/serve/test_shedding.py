@@ -17,7 +17,10 @@ PAGES = "https://app.example"
 @pytest.fixture
 def full(entities_bundle: Path) -> Iterator[tuple[Server, psutil.Process]]:
     """A server whose one text waits behind a process that does not get on, and has room for no other."""
-    with serving(entities_bundle, "--queued-texts", 1, "--allow-origin", PAGES) as server, ThreadPoolExecutor(2) as threads:
+    with (
+        serving(entities_bundle, "--queued-texts", 1, "--allow-origin", PAGES) as server,
+        ThreadPoolExecutor(2) as threads,
+    ):
         (model,) = (
             child for child in psutil.Process(server.process.pid).children() if "serve.worker" in child.cmdline()
         )
