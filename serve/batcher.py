@@ -147,7 +147,7 @@ class Batcher(Generic[Item, Result]):
         if not items:
             return []
         self.refuse_if_full(len(items), sum(tokens))
-        caller = _Caller[Result](len(items), asyncio.get_running_loop())
+        caller: _Caller[Result] = _Caller(len(items), asyncio.get_running_loop())
         start, packet_tokens = self._virtual_now, 0
         for place, (item, length) in enumerate(zip(items, tokens, strict=True)):
             heapq.heappush(self._queue, _Waiting(start, next(self._numbers), item, length, caller, place))

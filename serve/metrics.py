@@ -115,6 +115,7 @@ class Metrics:
         ProcessCollector(registry=registry)  # of the server's own process: processor time, memory, open files
         self._serving: dict[str, tuple[str, str, str, str]] = {}
         # Finding a series by its labels costs more than counting.
+        self._queue_seconds = cache(self.queue_seconds.labels)
         self._stage_seconds = cache(self.stage_seconds.labels)
         self._batch_texts = cache(self.batch_texts.labels)
         self._tokens = cache(self.tokens.labels)
@@ -127,6 +128,10 @@ class Metrics:
             self.model_info.remove(*before)
         self._serving[manifest.name] = (manifest.name, manifest.task, variant, manifest.digest)
         self.model_info.labels(*self._serving[manifest.name]).set(1)
+
+    def answered(self, model: str, queue_s: float) -> None:
+        """Counts one request that a model has answered."""
+        self._queue_seconds(model).observe(queue_s)
 
     def ran(self, model: str, parts: Parts) -> None:
         """Counts one run of a model, or, with no texts, a batch of which some could not even be tokenised."""

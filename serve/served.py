@@ -118,7 +118,7 @@ class ServedModel:
         answers = await self.batcher.results(
             [Asked(work, visit) for work in works], [estimated_tokens(work) for work in works]
         )
-        self._metrics.queue_seconds.labels(self.manifest.name).observe(visit.queue_s)
+        self._metrics.answered(self.manifest.name, visit.queue_s)
         return answers
 
     @contextmanager
