@@ -4,7 +4,7 @@ A lane is one computer of batches (a model's process), busy with one batch at a 
 what has come at once; while all are busy, what comes waits, so that batches grow by themselves exactly when there is load.
 
 Order is fair between callers, not between items: start-time fair queueing (Goyal, Vin and Cheng 1996, section 2). What a
-caller brings is cut into packets of about a quarter of a batch. Each is stamped with the virtual time at which it would start if
+caller brings is cut into packets of about half a batch. Each is stamped with the virtual time at which it would start if
 every caller had an equal share of tokens; the lowest stamp goes first, and of equal ones the earlier. So one caller of a thousand
 items delays a caller of one by about a batch, and not by a thousand items; and callers of a few items, each one packet, are served
 in the order in which they came, for taking turns among them would make all of them late. Virtual time also goes on by what is
@@ -42,7 +42,7 @@ WORTH_HURRYING = 256
 HANDS = 2  # batches that a lane has at most: one that it computes, one that waits beside it
 # Of how many batches' worth of waiting items, in fair order, those of like length are picked.
 CHOICE = 4
-PACKETS_A_BATCH = 4
+PACKETS_A_BATCH = 2
 
 
 class _Caller(Generic[Result]):
@@ -102,7 +102,7 @@ class Batcher(Generic[Item, Result]):
     def __init__(
         self,
         *,
-        batch_tokens: int = 1024,
+        batch_tokens: int = 512,
         max_texts: int = 4096,
         max_tokens: int = 262_144,
         max_queue_s: float = 0.5,

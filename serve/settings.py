@@ -30,8 +30,8 @@ class Limits:
     """Texts that wait for one model; beyond it a request is answered 429."""
     queue_s: float = 0.5
     """Seconds that a text would wait at the speed of late; beyond it a request is answered 429."""
-    batch_tokens: int = 1024
-    """Tokens that a process is given at once."""
+    batch_tokens: int = 512
+    """Tokens that a process is given at once. More at once is up to 2 % more a second, and a longer wait for whoever comes next."""
     max_wait_ms: float = 20.0
     """Milliseconds that a text may wait for others of its length, once it waits at all."""
     answer_s: float = 30.0
