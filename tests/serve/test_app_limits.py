@@ -341,7 +341,7 @@ def test_a_request_that_fails_in_the_model_leaves_nothing_behind(intents_bundle:
             gc.collect()
             for _ in range(10):
                 await client.post("/v1/classify", json=body)
-            assert sum(isinstance(each, _Caller) for each in gc.get_objects()) <= 1, body
+            assert sum(type(each) is _Caller for each in gc.get_objects()) <= 1, body
 
     gc.disable()
     try:
