@@ -15,6 +15,7 @@ stamped with the same time, would keep back the second packet of a large one for
 import asyncio
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar, cast
@@ -48,12 +49,13 @@ PACKETS_A_BATCH = 2
 class _Caller(Generic[Result]):
     """One caller: its results so far, and what it waits for."""
 
-    __slots__ = ("answered", "left", "results", "since_s")
+    __slots__ = ("answered", "left", "passed_over_s", "results")
 
     def __init__(self, items: int, loop: asyncio.AbstractEventLoop) -> None:
         self.results: list[Result | None] = [None] * items
         self.left = items
-        self.since_s = loop.time()
+        self.passed_over_s = [math.inf] * items
+        """When each was first passed over for others of more fitting length."""
         self.answered: asyncio.Future[None] = loop.create_future()
 
     def take(self, place: int, result: Result | Exception) -> None:
@@ -95,7 +97,8 @@ class Batcher(Generic[Item, Result]):
 
     A batch has at most `batch_tokens` tokens in all, or one item. At most `max_texts` items and `max_tokens` tokens wait, and
     no longer than about `max_queue_s` at the speed of late; beyond that callers are refused, though an empty queue takes
-    anything. Items of like length share a batch, but none waits more than `max_wait_ms` for such company.
+    anything. Items of like length share a batch, but none is passed over for such company for more than `max_wait_ms`; 0 keeps
+    strict order.
     `released` is told of each batch: why, and how many items it has.
     """
 
@@ -341,7 +344,7 @@ class Batcher(Generic[Item, Result]):
         while self._queue and tokens < (CHOICE if patient else 1) * batch_tokens:
             each = heapq.heappop(self._queue)
             choice.append(each)
-            waited_long.append(now_s - each.caller.since_s > self._max_wait_s)
+            waited_long.append(not self._max_wait_s or now_s - each.caller.passed_over_s[each.place] > self._max_wait_s)
             patient = patient or not waited_long[-1]
             tokens += each.tokens
         if not choice:
@@ -352,6 +355,7 @@ class Batcher(Generic[Item, Result]):
         taken = set(picked([each.tokens for each in choice], waited_long, batch_tokens))
         for place, each in enumerate(choice):
             if place not in taken:
+                each.caller.passed_over_s[each.place] = min(now_s, each.caller.passed_over_s[each.place])
                 heapq.heappush(self._queue, each)
         batch = [choice[place] for place in sorted(taken)]
         self._not_in_virtual_now = sum(each.tokens for each in batch)

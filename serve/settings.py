@@ -33,7 +33,7 @@ class Limits:
     batch_tokens: int = 512
     """Tokens that a process is given at once. More at once is up to 2 % more a second, and a longer wait for whoever comes next."""
     max_wait_ms: float = 20.0
-    """Milliseconds that a text may wait for others of its length, once it waits at all."""
+    """Milliseconds for which a text may be passed over, in a queue, for later ones that fit a batch's lengths better."""
     answer_s: float = 30.0
     """Seconds within which a request is answered, or refused with 504."""
 

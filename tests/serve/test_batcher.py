@@ -198,23 +198,27 @@ def test_a_large_request_gets_its_share_of_a_server_that_small_ones_fill() -> No
     run(scenario)
 
 
-def test_a_text_of_odd_length_waits_for_its_like_no_longer_than_allowed() -> None:
-    async def scenario(max_wait_ms: float) -> list[int]:
+def test_a_text_is_passed_over_for_texts_of_like_length_no_longer_than_allowed() -> None:
+    async def scenario(max_wait_ms: float) -> list[list[int]]:
         batcher = Batcher[int, int](batch_tokens=100, max_wait_ms=max_wait_ms)
         computer = Computer(held=True)
         batcher.add_lane(computer)
         await turns()
-        first = ask(batcher, 1)
+        asked = [ask(batcher, 1)]
         await turns()
-        odd_second = [ask(batcher, item) for item in (20, 70, 20, 20, 20)]
-        await asyncio.sleep(0.01)
+        asked += [ask(batcher, item) for item in (20, 30, 70, 20, 20, 20, 30, 30)]
+        await asyncio.sleep(0.03)  # that all waited so long, behind others, is no reason to mix lengths
         computer.gate.set()
-        await asyncio.gather(first, *odd_second)
+        computer.gate.clear()  # one batch goes on, the next is held
+        await asyncio.sleep(0.03)  # some were passed over for so long
+        computer.gate.set()
+        await asyncio.gather(*asked)
         await batcher.close()
-        return computer.batches[1]
+        return computer.batches[1:3]
 
-    assert asyncio.run(scenario(max_wait_ms=10_000)) == [20, 20, 20, 20]
-    assert asyncio.run(scenario(max_wait_ms=1)) == [20, 70]
+    assert asyncio.run(scenario(max_wait_ms=10_000)) == [[20, 20, 20, 20], [30, 30, 30]]
+    assert asyncio.run(scenario(max_wait_ms=10)) == [[20, 20, 20, 20], [30, 70]]
+    assert asyncio.run(scenario(max_wait_ms=0)) == [[20, 30], [70, 20]]
 
 
 def test_idle_lanes_share_one_large_request() -> None:
