@@ -140,13 +140,23 @@ class ModelProcess:
     async def end(self) -> None:
         """Lets the process leave by closing its input; kills one that does not."""
         self._to.close()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.process.wait(), LEAVE_S)
-            await asyncio.wait([self._telling], timeout=LAST_WORDS_S)
-        await self.kill()
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.process.wait(), LEAVE_S)
+                await asyncio.wait([self._telling], timeout=LAST_WORDS_S)
+        finally:
+            await self.kill()
 
     async def kill(self) -> None:
-        """Ends the process at once."""
+        """Ends the process at once; whoever is cancelled meanwhile hears of it when the process is gone."""
+        killing = asyncio.ensure_future(self._kill())
+        try:
+            await asyncio.shield(killing)
+        except asyncio.CancelledError:
+            await asyncio.wait([killing])
+            raise
+
+    async def _kill(self) -> None:
         with suppress(ProcessLookupError):
             self.process.kill()
         pipes = self.process._transport  # type: ignore[attr-defined]  # asyncio has no public name for it

@@ -71,6 +71,21 @@ def test_a_process_that_is_killed_with_answers_that_nobody_reads_is_gone(
         runner.run(scenario())
 
 
+@pytest.mark.parametrize("ended", ["kill", "end"])
+def test_a_process_is_gone_also_when_whoever_ends_it_is_cancelled(entities_bundle: Path, ended: str) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        process.process.send_signal(signal.SIGSTOP)  # it would not leave by itself
+        ending = asyncio.create_task(getattr(process, ended)())
+        await asyncio.sleep(0)
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        assert process.process.returncode == -signal.SIGKILL
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.skipif(not hasattr(os, "nice"), reason="this system has no niceness")
 def test_models_stand_behind_the_process_that_reads(entities_bundle: Path) -> None:
     async def scenario() -> None:
