@@ -353,9 +353,11 @@ class Batcher(Generic[Item, Result]):
         self._virtual_now += self._not_in_virtual_now / max(1, self._callers)
         self._virtual_now = max(self._virtual_now, choice[0].start)
         taken = set(picked([each.tokens for each in choice], waited_long, batch_tokens))
+        last = max(taken)
         for place, each in enumerate(choice):
             if place not in taken:
-                each.caller.passed_over_s[each.place] = min(now_s, each.caller.passed_over_s[each.place])
+                if place < last:
+                    each.caller.passed_over_s[each.place] = min(now_s, each.caller.passed_over_s[each.place])
                 heapq.heappush(self._queue, each)
         batch = [choice[place] for place in sorted(taken)]
         self._not_in_virtual_now = sum(each.tokens for each in batch)
@@ -374,15 +376,14 @@ class Batcher(Generic[Item, Result]):
 def picked(tokens: Sequence[int], waited_long: Sequence[bool], batch_tokens: int) -> list[int]:
     """Which of the candidates, in fair order, make the next batch: places, the first among them.
 
-    The first goes in, whatever its length, then those that have waited long, in their order, then those nearest in length to
-    the first, while all have at most `batch_tokens` tokens.
+    The first goes in, whatever its length. Where one has waited long, no more are preferred to it: all up to the last such go in first, in
+    their order. (Not those that waited long alone, or they would be preferred to others whose turn is before theirs.) Then those nearest in
+    length to the first, while all have at most `batch_tokens` tokens.
     """
-    nearest = sorted(
-        range(1, len(tokens)),
-        key=lambda place: (not waited_long[place], 0 if waited_long[place] else abs(tokens[place] - tokens[0])),
-    )
+    in_order = max((place for place, long in enumerate(waited_long) if long), default=0) + 1
+    nearest = sorted(range(in_order, len(tokens)), key=lambda place: abs(tokens[place] - tokens[0]))
     chosen, total = [0], tokens[0]
-    for place in nearest:
+    for place in (*range(1, in_order), *nearest):
         if total + tokens[place] > batch_tokens:
             break
         chosen.append(place)

@@ -29,7 +29,7 @@ COLLECT_AFTER = (10_000, 20, 20)
 
 
 def collect_seldom() -> None:
-    """Has this process look for cycles of garbage seldom, and not among what is there now.
+    """Has this process look for cycles of garbage seldom, from now on, and not among what is there now.
 
     A request leaves no cycles, but some hundred objects while it is answered: under load a tenth of this process's time went into
     looking through them, and every other second 30 to 60 ms at once, in which nobody was answered, for what will stay anyhow.

@@ -100,6 +100,8 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        for reason in ("full", "behind"):  # there from the start: a sum with what is not there is nothing
+            self.shed.labels(reason)
         self.connections_cut = Counter(
             "stillroom_connections_cut",
             "Connections cut off, or turned away (full, handshake), by reason",
