@@ -28,7 +28,7 @@ MOST_BYTES = 1 << 30
 HUNG_S = 120.0
 # How long a process whose input was closed may take to end before it is killed.
 LEAVE_S = 5.0
-# How long the last of what an ended process wrote may take to be read.
+# How long the last of what an ended process wrote may take to be read, and its status to be heard of.
 LAST_WORDS_S = 1.0
 
 Answered = bytes | Logits
@@ -157,6 +157,11 @@ class ModelProcess:
             raise
 
     async def _kill(self) -> None:
+        if self._from.at_eof():
+            # It has ended, or is about to. A signal now would take its status from the thread of asyncio that waits for it, which would
+            # then report one that it makes up.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.process.wait(), LAST_WORDS_S)
         with suppress(ProcessLookupError):
             self.process.kill()
         pipes = self.process._transport  # type: ignore[attr-defined]  # asyncio has no public name for it

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,31 @@ def test_a_process_is_gone_also_when_whoever_ends_it_is_cancelled(entities_bundl
         assert process.process.returncode == -signal.SIGKILL
 
     asyncio.run(scenario())
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="this system cannot wait for a process and leave its status")
+def test_what_a_process_died_of_is_known_also_when_it_is_heard_of_late(
+    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    really_wait = os.waitpid
+
+    def waits_late(process_id: int, options: int) -> tuple[int, int]:
+        if options == 0:  # asyncio's thread, which waits for each process; on a busy machine it comes late
+            os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
+            time.sleep(0.2)
+        return really_wait(process_id, options)
+
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        os.kill(process.process.pid, signal.SIGSEGV)
+        with pytest.raises(Unavailable):
+            await process.hear(lambda place, answer: None)
+        await process.kill()
+        assert process.process.returncode == -signal.SIGSEGV
+
+    monkeypatch.setattr(os, "waitpid", waits_late)
+    asyncio.run(scenario())
+    assert "Unknown child process" not in caplog.text
 
 
 @pytest.mark.skipif(not hasattr(os, "nice"), reason="this system has no niceness")
