@@ -1,6 +1,7 @@
 """Small real things that every test may use: a tiny teacher with a tokenizer, and a task that it can learn."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Without a GPU, kernels for one run in Triton's interpreter. Read when Triton is loaded, which torch does at times.
 if not Path("/proc/driver/nvidia").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# A shell that starts this in the background has it ignore Ctrl-C, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
