@@ -9,7 +9,8 @@ every caller had an equal share of tokens; the lowest stamp goes first, and of e
 items delays a caller of one by about a batch, and not by a thousand items; and callers of a few items, each one packet, are served
 in the order in which they came, for taking turns among them would make all of them late. Virtual time also goes on by what is
 computed, divided by those who wait (as it does in fair queueing itself, section 2 there): or an endless stream of new callers, all
-stamped with the same time, would keep back the second packet of a large one for ever.
+stamped with the same time, would keep back the second packet of a large one for ever. An item larger than a batch counts as one batch
+there, for it would lift a large caller's whole backlog above whoever comes next.
 """
 
 import asyncio
@@ -95,10 +96,10 @@ class Lane:
 class Batcher(Generic[Item, Result]):
     """Feeds lanes with batches of what callers bring.
 
-    A batch has at most `batch_tokens` tokens in all, or one item. At most `max_texts` items and `max_tokens` tokens wait, and
-    no longer than about `max_queue_s` at the speed of late; beyond that callers are refused, though an empty queue takes
-    anything. Items of like length share a batch, but none is passed over for such company for more than `max_wait_ms`; 0 keeps
-    strict order.
+    A batch has at most `batch_tokens` tokens in all, or one item. Items of like length share a batch, but none is passed over for such
+    company for more than `max_wait_ms`; 0 keeps strict order. At most `max_texts` items and `max_tokens` tokens wait; beyond that callers
+    are refused. So is who would wait for longer than about `max_queue_s` at the speed of late: a caller of one packet for what is before
+    its turn, a larger one for all that waits. An empty queue takes anything.
     `released` is told of each batch: why, and how many items it has.
     """
 
@@ -125,9 +126,10 @@ class Batcher(Generic[Item, Result]):
         self._packet_tokens = batch_tokens / PACKETS_A_BATCH
         self._virtual_now = 0.0
         self._not_in_virtual_now = 0  # tokens taken since it went on
+        self._counted_before: int | None = 0
         self._callers = 0  # that wait for an answer
         self._numbers = itertools.count()
-        self._tokens_per_s: float | None = None  # of one lane
+        self._s_per_token: float | None = None  # of one lane
         self._closing = False
         self._refusal: str | None = None
 
@@ -154,6 +156,8 @@ class Batcher(Generic[Item, Result]):
         start, packet_tokens = self._virtual_now, 0
         for place, (item, length) in enumerate(zip(items, tokens, strict=True)):
             heapq.heappush(self._queue, _Waiting(start, next(self._numbers), item, length, caller, place))
+            if self._counted_before is not None and start <= self._virtual_now:
+                self._counted_before += length
             packet_tokens += length
             if packet_tokens >= self._packet_tokens:
                 start, packet_tokens = start + packet_tokens, 0
@@ -176,37 +180,46 @@ class Batcher(Generic[Item, Result]):
             raise Unavailable(self._refusal or "the model is being closed; try again in a second")
         if not self._queue:
             return
-        wait_s = self.wait_s
-        if (
-            self.waiting + items > self._max_texts
-            or self._queued_tokens + tokens > self._max_tokens
-            or (wait_s > self._max_queue_s and self._speed_is_known)
-        ):
+        too_long_s = self._too_long_s(tokens)
+        if too_long_s or self.waiting + items > self._max_texts or self._queued_tokens + tokens > self._max_tokens:
+            retry_s = too_long_s or self.wait_s
             raise Overloaded(
-                f"{self.waiting} texts are waiting, {items} more do not fit; try again in {wait_s:.1f} s",
-                retry_after_s=wait_s,
+                f"{self.waiting} texts are waiting, {items} more do not fit; try again in {retry_s:.1f} s",
+                retry_after_s=retry_s,
             )
 
     @property
     def full_s(self) -> float:
         """About how long until there is room for one more; 0 where there is."""
+        return self._too_long_s(0) or (self.wait_s if self.waiting >= self._max_texts else 0.0)
+
+    def _too_long_s(self, tokens: int) -> float:
+        """About how long a caller of `tokens` would wait, if that is longer than anybody may; else 0."""
         wait_s = self.wait_s
-        too_long = wait_s > self._max_queue_s and self._speed_is_known
-        return wait_s if self.waiting >= self._max_texts or too_long else 0.0
+        if wait_s > self._max_queue_s and tokens <= self._packet_tokens:
+            wait_s *= self._tokens_before / self._queued_tokens
+        return wait_s if wait_s > self._max_queue_s and self._speed_is_known else 0.0
+
+    @property
+    def _tokens_before(self) -> int:
+        """Tokens whose turn is before that of whoever comes now. Counted when asked for, which is in a long queue."""
+        if self._counted_before is None:
+            self._counted_before = sum(each.tokens for each in self._queue if each.start <= self._virtual_now)
+        return self._counted_before
 
     @property
     def _speed_is_known(self) -> bool:
         """Whether there is a lane, and it has ended a batch: until then only the numbers of texts and tokens bound the queue."""
-        return self._tokens_per_s is not None and self.lanes > 0
+        return self._s_per_token is not None and self.lanes > 0
 
     @property
     def wait_s(self) -> float:
         """About how long what waits now will take; a second while no speed is known."""
         if not self._queue:
             return 0.0
-        if self._tokens_per_s is None:
+        if self._s_per_token is None:
             return 1.0
-        return self._queued_tokens / (self._tokens_per_s * max(1, self.lanes))
+        return self._queued_tokens * self._s_per_token / max(1, self.lanes)
 
     def add_lane(self, run: "Run[Item, Result]") -> Lane:
         """Feeds one more lane; its task ends when it is removed, or with what `run` raised."""
@@ -228,7 +241,7 @@ class Batcher(Generic[Item, Result]):
         Without it work waits for the next lane, as it should while a process that died is being replaced.
         """
         self._refusal = reason
-        waiting, self._queue, self._queued_tokens = self._queue, [], 0
+        waiting, self._queue, self._queued_tokens, self._counted_before = self._queue, [], 0, 0
         for each in waiting:
             each.caller.take(each.place, Unavailable(reason))
 
@@ -238,6 +251,8 @@ class Batcher(Generic[Item, Result]):
         self._wake(everyone=True)
         if tasks := [lane.task for lane in self._lanes]:
             await asyncio.wait(tasks)
+        if self._queue:  # no lane is left to compute it
+            self.give_up("the model is being closed; try again in a second")
 
     async def _feed(self, lane: Lane, run: "Run[Item, Result]") -> None:
         """Keeps a lane fed by hands that each wait for the batch they gave; ends with what the first of them ends with."""
@@ -320,13 +335,14 @@ class Batcher(Generic[Item, Result]):
             done(place, Unavailable("the model gave no answer to this text"))
 
     def _note_speed(self, tokens: int, seconds: float) -> None:
-        if self._tokens_per_s is None and tokens < self._batch_tokens // 4:
+        if self._s_per_token is None and tokens < self._batch_tokens // 4:
             return
-        speed = tokens / max(seconds, 1e-9)
-        before = self._tokens_per_s or speed
+        # Not tokens a second: of two batches heard of together the second seems to take no time, which is right on the average of times only.
+        now = seconds / max(1, tokens)
+        before = self._s_per_token or now
         # Small batches say little of the speed at which a queue is worked off.
         weight = SPEED_SMOOTHING * min(1.0, tokens / self._batch_tokens)
-        self._tokens_per_s = before + weight * (speed - before)
+        self._s_per_token = before + weight * (now - before)
 
     def _take(self) -> tuple[list[_Waiting[Item, Result]], bool]:
         """The next batch, taken out of the queue, and whether others had to stay behind. Empty when nothing waits.
@@ -350,7 +366,7 @@ class Batcher(Generic[Item, Result]):
         if not choice:
             return [], False
         # What this batch is worth counts from the next one on: whoever comes while it is computed comes at its start.
-        self._virtual_now += self._not_in_virtual_now / max(1, self._callers)
+        self._virtual_now += min(self._not_in_virtual_now, self._batch_tokens) / max(1, self._callers)
         self._virtual_now = max(self._virtual_now, choice[0].start)
         taken = set(picked([each.tokens for each in choice], waited_long, batch_tokens))
         last = max(taken)
@@ -362,6 +378,7 @@ class Batcher(Generic[Item, Result]):
         batch = [choice[place] for place in sorted(taken)]
         self._not_in_virtual_now = sum(each.tokens for each in batch)
         self._queued_tokens -= self._not_in_virtual_now
+        self._counted_before = None
         if self._queue:
             self._wake()  # there is more than one lane can take
         return batch, bool(self._queue)
@@ -371,6 +388,7 @@ class Batcher(Generic[Item, Result]):
         self._queue = [each for each in self._queue if not each.caller.answered.done()]
         heapq.heapify(self._queue)
         self._queued_tokens = sum(each.tokens for each in self._queue)
+        self._counted_before = None
 
 
 def picked(tokens: Sequence[int], waited_long: Sequence[bool], batch_tokens: int) -> list[int]:

@@ -251,6 +251,27 @@ def test_a_text_is_passed_over_for_texts_of_like_length_no_longer_than_allowed()
     assert asyncio.run(scenario(max_wait_ms=0)) == [[20, 30], [70, 20]]
 
 
+def test_whose_turn_has_not_come_was_not_passed_over() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=100, max_wait_ms=10)
+        computer = Computer(held=True)
+        batcher.add_lane(computer)
+        await turns()
+        asked = [ask(batcher, 1)]
+        await turns()
+        asked += [ask(batcher, item) for item in (50, 50, 20, 70, 20, 20, 20)]
+        await turns()
+        computer.gate.set()
+        computer.gate.clear()
+        await asyncio.sleep(0.03)  # behind the two that came first
+        computer.gate.set()
+        await asyncio.gather(*asked)
+        await batcher.close()
+        assert computer.batches[1:3] == [[50, 50], [20, 20, 20, 20]]
+
+    run(scenario)
+
+
 def test_idle_lanes_share_one_large_request() -> None:
     async def scenario() -> None:
         batcher = Batcher[int, int](batch_tokens=100_000)
@@ -270,7 +291,7 @@ def test_idle_lanes_share_one_large_request() -> None:
 
 def test_a_cancelled_caller_takes_its_items_out_of_the_queue() -> None:
     async def scenario() -> None:
-        batcher = Batcher[int, int]()
+        batcher = Batcher[int, int](max_texts=3, max_tokens=30)
         computer = Computer(held=True)
         batcher.add_lane(computer)
         first = ask(batcher, 1)
@@ -281,9 +302,12 @@ def test_a_cancelled_caller_takes_its_items_out_of_the_queue() -> None:
         with pytest.raises(asyncio.CancelledError):
             await leaving
         assert batcher.waiting == 1
+        others = ask(batcher, 20)  # it takes no more room, neither in texts nor in tokens
+        await turns()
+        assert batcher.waiting == 2
         computer.gate.set()
-        assert (await staying, await first) == ([1007], [1001])
-        assert computer.batches == [[1], [7]]
+        assert (await staying, await first, await others) == ([1007], [1001], [1020])
+        assert computer.batches == [[1], [7, 20]]
         await batcher.close()
 
     run(scenario)
@@ -343,6 +367,80 @@ def test_a_queue_that_would_take_too_long_is_full() -> None:
         refused = [each for each in answers if isinstance(each, Overloaded)]
         assert 10 < len(refused) < 19  # about four fit into 0.2 s
         assert all(0.1 < each.retry_after_s < 0.6 for each in refused)
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_batches_that_are_heard_of_together_do_not_make_the_queue_seem_quick() -> None:
+    async def scenario() -> None:
+        one_at_a_time, told_s = asyncio.Lock(), 0.05
+
+        async def told_of_late(items: list[int], done: Done[int]) -> None:
+            async with one_at_a_time:
+                await asyncio.sleep(sum(items) / 5000)
+            now_s = asyncio.get_running_loop().time()
+            await asyncio.sleep(told_s - now_s % told_s)
+            for place, item in enumerate(items):
+                done(place, item)
+
+        batcher = Batcher[int, int](batch_tokens=100, max_queue_s=100)
+        batcher.add_lane(told_of_late)
+        await batcher.results([20] * 250, [20] * 250)
+        waiting = ask(batcher, *[20] * 250)
+        await turns()
+        assert 0.5 < batcher.wait_s < 2  # 5000 tokens, 5000 a second
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_a_large_request_makes_the_queue_too_long_for_others_like_it_and_not_for_small_ones() -> None:
+    async def scenario() -> None:
+        one_at_a_time = asyncio.Lock()
+
+        async def slow(items: list[int], done: Done[int]) -> None:
+            async with one_at_a_time:
+                await asyncio.sleep(sum(items) / 5000)
+            for place, item in enumerate(items):
+                done(place, item)
+
+        batcher = Batcher[int, int](batch_tokens=100, max_queue_s=0.2)
+        batcher.add_lane(slow)
+        for _ in range(15):
+            await batcher.results([100], [100])  # 5000 tokens a second are known now
+        large = ask(batcher, *[20] * 200)  # 0.8 s
+        await turns()
+        with pytest.raises(Overloaded):
+            await batcher.results([20] * 10, [20] * 10)
+        assert batcher.full_s == 0
+        for _ in range(5):
+            assert await batcher.results([12], [12]) == [12]
+        assert not large.done()
+        small = await asyncio.gather(*(batcher.results([20], [20]) for _ in range(200)), return_exceptions=True)
+        refused = [each for each in small if isinstance(each, Overloaded)]
+        assert 100 < len(refused) < 170  # about 50 fit into 0.2 s; what they wait for is one another
+        assert await large == [20] * 200
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_a_long_text_does_not_lift_the_rest_of_a_large_request_above_who_comes_next() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=100)
+        computer = Computer()
+        batcher.add_lane(computer)
+        large = ask(batcher, *[20] * 1000)
+        await turns()
+        await batcher.results([5000], [5000])
+        before = len(computer.batches)
+        await batcher.results([12], [12])
+        assert len(computer.batches) - before <= 4
+        assert not large.done()
+        await large
         await batcher.close()
 
     run(scenario)
@@ -457,6 +555,18 @@ def test_closing_waits_for_what_was_accepted_and_refuses_what_comes() -> None:
         computer.gate.set()
         await closing
         assert (await first, await queued) == ([1001], [1005, 1005])
+
+    run(scenario)
+
+
+def test_closing_with_no_lane_left_leaves_nobody_waiting() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int]()
+        waiting = ask(batcher, 1)
+        await turns()
+        await batcher.close()
+        with pytest.raises(Unavailable, match="being closed"):
+            await waiting
 
     run(scenario)
 
