@@ -9,7 +9,7 @@ import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -215,7 +215,8 @@ class Service:
             async with asyncio.timeout(min(left_s, self.limits.answer_s)) as waiting:
 
                 def hung_up(_: object) -> None:
-                    waiting.reschedule(loop.time())
+                    with suppress(RuntimeError):  # its answer came in this very turn
+                        waiting.reschedule(loop.time())
 
                 gone.add_done_callback(hung_up)
                 try:

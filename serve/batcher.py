@@ -337,7 +337,7 @@ class Batcher(Generic[Item, Result]):
     def _note_speed(self, tokens: int, seconds: float) -> None:
         if self._s_per_token is None and tokens < self._batch_tokens // 4:
             return
-        # Not tokens a second: of two batches heard of together the second seems to take no time, which is right on the average of times only.
+        # Times, not speeds: of two batches heard of together the second seems to take no time, which is right only on the average of times.
         now = seconds / max(1, tokens)
         before = self._s_per_token or now
         # Small batches say little of the speed at which a queue is worked off.

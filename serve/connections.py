@@ -9,13 +9,15 @@ import logging
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, cast
 
 import msgspec
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from serve.errors import BadRequest, HeadTooLarge, Overloaded, StillroomError, TooSlow, Unavailable, in_form_of
@@ -157,7 +159,9 @@ class _Joining:
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """Sends, or keeps the head for a while."""
+        """Sends, or keeps the head for a while; to a client that has gone, nothing."""
+        if self.is_closing():
+            return
         if self._head is None:
             self._transport.write(data)
         elif self._head:
@@ -170,7 +174,7 @@ class _Joining:
 
     def flush(self) -> None:
         """Sends a head that nothing follows."""
-        if self._head:
+        if self._head and not self.is_closing():
             self._transport.write(self._head)
         self._head = None
 
@@ -194,6 +198,8 @@ class Connection(HttpToolsProtocol):
         self.made = False
         """Whether it came to be: a TLS handshake may fail before."""
         self._broken = False
+        # Requests that are to be answered, in their order: the one under way, and those that were sent ahead.
+        self._unanswered: deque[RequestResponseCycle] = deque()
         # What a request that is refused unread is answered with, once it is there whole.
         self._refusal: Overloaded | None = None
         # Bytes in which the parser has found nothing yet, or only headers; of this request's headers; of its body.
@@ -221,6 +227,13 @@ class Connection(HttpToolsProtocol):
         return self.transport.is_closing() and not self.unsent_bytes
 
     @property
+    def _little_ahead(self) -> bool:
+        """Whether of what was sent ahead of its answers so little is held that more may be read."""
+        return (
+            len(self.pipeline) < AHEAD // 2 and sum(len(cycle.body) for cycle, _ in self.pipeline) <= HIGH_WATER_LIMIT
+        )
+
+    @property
     def unsent_bytes(self) -> int:
         """Bytes of answers that the client has not taken."""
         return self.transport.get_write_buffer_size()
@@ -236,9 +249,11 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self.watch.connections.discard(self)
         self.watch.open -= 1
-        for cycle in [self.cycle, *(cycle for cycle, _ in self.pipeline)]:
-            gone = cast(dict[str, Any], cycle.scope)[GONE] if cycle is not None else None
-            if gone is not None and not gone.done():
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            gone = cast(dict[str, Any], cycle.scope)[GONE]
+            if not gone.done():
                 gone.set_result(None)
         self.pipeline.clear()
 
@@ -287,6 +302,7 @@ class Connection(HttpToolsProtocol):
                 self._answer_refusal(stays=False)
             return
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
         joining = _Joining(self.transport)
         self.cycle.transport = cast(asyncio.Transport, joining)
         if self.cycle.scope["method"] == "HEAD":  # nothing follows its head
@@ -306,6 +322,9 @@ class Connection(HttpToolsProtocol):
         """The request is there whole."""
         if self._refusal is None:
             super().on_message_complete()
+            # uvicorn reads no further than a large body, or another request, until there is an answer, and would not see the client go.
+            if self._little_ahead:
+                self.flow.resume_reading()
         elif not self.transport.is_closing():
             self._answer_refusal(stays=self.parser.should_keep_alive() and not self.watch.stopping)
         self._refusal = None
@@ -313,6 +332,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """A request is answered: from now on the connection may be idle."""
+        self._unanswered.popleft()
         super().on_response_complete()
         if self.reading == "nothing":
             self.since_s = time.monotonic()

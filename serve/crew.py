@@ -2,7 +2,8 @@
 
 The server's `Batcher` is fair between callers, refuses what is too much and never waits. Here there is one caller who wants
 everything: a window is sorted by length, cut into chunks and given to whichever process is free, each of which always has
-the next chunk at hand. The processes are spoken to in a thread of their own, so that the caller may read and write meanwhile.
+the next chunk at hand. No process is given up for being slow: a program that is stopped may go on much later. The processes are spoken
+to in a thread of their own, so that the caller may read and write meanwhile.
 """
 
 import asyncio
@@ -137,7 +138,8 @@ class Crew:
 
     def _enqueue(self, future: "Future[list[Result]]", chunks: list[_Chunk]) -> None:
         if self._broken:
-            future.set_exception(self._broken)
+            if not future.done():  # as that of no works is
+                future.set_exception(self._broken)
             return
         self._windows.add(future)
         future.add_done_callback(self._windows.discard)

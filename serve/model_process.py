@@ -22,9 +22,11 @@ log = logging.getLogger("serve")
 # What the process that computes need not know.
 SECRETS = frozenset({"STILLROOM_KEYS", "STILLROOM_TLS_PASSWORD", "OTEL_EXPORTER_OTLP_HEADERS"})
 
+DIED = "the process that computed this died; try again"
+
 # The largest message that a process is believed to send: logits of a batch, with room to spare.
 MOST_BYTES = 1 << 30
-# A process that takes longer for one batch hangs, and one that takes longer to start will not; both are ended and replaced.
+# A process of the server that takes longer for one batch hangs, and one that takes longer to start will not; both are ended and replaced.
 HUNG_S = 120.0
 # How long a process whose input was closed may take to end before it is killed.
 LEAVE_S = 5.0
@@ -101,7 +103,7 @@ class ModelProcess:
         self.ask([each.work for each in asked])
         async with self._hearing:
             if self._lost:  # what comes now is the rest of somebody else's answer
-                raise Unavailable("the process that computed this died; try again")
+                raise Unavailable(DIED)
             try:
                 async with asyncio.timeout(HUNG_S):
                     await self.hear(done, [each.visit for each in asked])
@@ -113,8 +115,16 @@ class ModelProcess:
                 raise
 
     def ask(self, works: list[Work]) -> None:
-        """Sends a batch, which may be while earlier ones are computed: it is begun when they are done."""
-        self._to.write(packed(works))
+        """Sends a batch, which may be while earlier ones are computed: it is begun when they are done.
+
+        Unavailable when the process is known to be gone.
+        """
+        try:
+            self._to.write(packed(works))
+        except (
+            RuntimeError
+        ) as error:  # uvloop's word on a closed pipe; asyncio's own writes into the void, and no answer comes
+            raise Unavailable(DIED) from error
 
     async def hear(self, done: Done[Answered], visits: Sequence[Visit] = ()) -> None:
         """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it.
@@ -181,7 +191,7 @@ class ModelProcess:
                 raise InternalError(f"a model's process announced a message of {size:,} bytes")
             return await self._from.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise Unavailable("the process that computed this died; try again") from error
+            raise Unavailable(DIED) from error
 
 
 async def _tell(process_id: int, said: asyncio.StreamReader) -> None:

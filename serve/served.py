@@ -17,12 +17,14 @@ from serve.openapi import ModelDescription
 from serve.settings import Limits
 from serve.threads import available_cores
 from serve.visit import Visit
-from serve.work import Opening, Parts, Work, estimated_tokens
+from serve.work import Opening, Parts, TextWork, Work, estimated_tokens
 
 log = logging.getLogger("serve")
 
 # Tokens that may wait for each text that may: a full queue of ordinary texts, or fewer long ones.
 QUEUED_TOKENS_PER_TEXT = 64
+# A process that was ready and dies within so long dies at once.
+AT_ONCE_S = 1.0
 # Pauses between attempts to replace a process that cannot be started, or dies at once: doubled each time.
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
@@ -116,7 +118,7 @@ class ServedModel:
         visit.model, visit.variant, visit.texts = self.manifest.name, self.variant, len(works)
         visit.queued_s = time.perf_counter()
         answers = await self.batcher.results(
-            [Asked(work, visit) for work in works], [estimated_tokens(work) for work in works]
+            [Asked(work, visit) for work in works], [self._estimated_tokens(work) for work in works]
         )
         self._metrics.answered(self.manifest.name, visit.queue_s)
         return answers
@@ -160,7 +162,9 @@ class ServedModel:
 
     async def _keep(self, process: ModelProcess) -> None:
         """Has `process` compute; when it dies, another in its place; until the batcher is closed, or this is cancelled."""
+        pause_s = 0.0
         while True:
+            began_s = time.monotonic()
             self._running.add(process)
             lane = self.batcher.add_lane(process.run)
             dying = asyncio.ensure_future(process.process.wait())
@@ -168,6 +172,7 @@ class ServedModel:
             dying.cancel()
             if lane.task.done() and lane.task.exception() is None:
                 return
+            lane.open = False  # at once: what comes while it is buried is for others
             await process.kill()
             self._running.remove(process)
             await self.batcher.remove_lane(lane)
@@ -175,6 +180,10 @@ class ServedModel:
                 lane.task.result()
             status = process.process.returncode
             log.error("a process of model %r died with status %s; starting another", self.manifest.name, status)
+            pause_s = (
+                0.0 if time.monotonic() - began_s > AT_ONCE_S else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
+            )
+            await asyncio.sleep(pause_s)
             process = await self._another()
 
     async def _another(self) -> ModelProcess:
@@ -193,6 +202,12 @@ class ServedModel:
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
         raise AssertionError("counting does not end")
+
+    def _estimated_tokens(self, work: Work) -> int:
+        cut = self.manifest.relations or (
+            isinstance(work, TextWork) and (work.options.truncate or work.pair is not None)
+        )
+        return estimated_tokens(work, self.manifest.max_length if cut else None)
 
     def _released(self, reason: Reason, texts: int) -> None:
         self._metrics.released.labels(self.manifest.name, reason).inc()

@@ -6,6 +6,9 @@ import msgspec
 
 from serve.answers import AnswerOptions
 
+# Tokens that are tokenised in the time in which a small encoder computes one: 2.6 microseconds of 40 to 60.
+TOKENISED_FOR_ONE = 16
+
 LENGTH = struct.Struct("<I")  # stands before each message: its bytes
 
 
@@ -84,14 +87,16 @@ class Opened(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def estimated_tokens(work: Work) -> int:
-    """About how many tokens a piece of work has: exact for token ids, about four bytes to a token for text.
+def estimated_tokens(work: Work, cut_to: int | None = None) -> int:
+    """About how many tokens of computing a piece of work is: exact for token ids, about four bytes to a token for text.
 
+    Of a text that is cut to `cut_to` tokens the rest is only tokenised.
     The queue is counted in these, so that nobody waits for the tokenizer there; the model's process counts exactly.
     """
     if isinstance(work, TokenWork):
         return len(work.input_ids)
-    return 2 + _bytes(work.text) // 4 + (0 if work.pair is None else 1 + _bytes(work.pair) // 4)
+    tokens = 2 + _bytes(work.text) // 4 + (0 if work.pair is None else 1 + _bytes(work.pair) // 4)
+    return tokens if cut_to is None or tokens <= cut_to else cut_to + (tokens - cut_to) // TOKENISED_FOR_ONE
 
 
 def packed(message: object) -> bytes:

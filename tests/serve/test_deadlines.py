@@ -1,14 +1,24 @@
 """How long a client waits: its own deadline, and what becomes of work that nobody waits for."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import httpx
 import psutil
 import pytest
-from server_process import PATIENCE_S, Server, serving, until
+from server_process import PATIENCE_S, Server, request, serving, until
+from starlette.requests import Request
+
+from serve.app import Service
+from serve.connections import GONE
+from serve.metrics import Metrics
+from serve.served import ServedModel
+from serve.settings import Limits
 
 QUEUED = 'stillroom_queue_texts{model="cities"}'
 COMPUTED = 'stillroom_batch_texts_sum{model="cities"}'
@@ -54,15 +64,27 @@ def test_work_whose_client_waits_no_longer_is_never_begun(server: Server, stoppe
     assert server.metric(COMPUTED) == before + len(begun)
 
 
-def test_a_client_that_hangs_up_takes_its_work_out_of_the_queue(server: Server, stopped_worker: psutil.Process) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [request(b'{"text": "oslo"}'), request(b'{"text": "oslo"%s}' % (b" " * 90_000)), request(b'{"text": "oslo"}') * 3],
+    ids=["small", "large", "with-others-ahead"],
+)
+def test_a_client_that_hangs_up_takes_its_work_out_of_the_queue(
+    server: Server, stopped_worker: psutil.Process, sent: bytes
+) -> None:
+    gone = 'stillroom_requests_total{endpoint="/v1/entities",status="499"}'
+    before, computed = server.metric(gone), server.metric(COMPUTED)
     with ThreadPoolExecutor(8) as threads:
         begun = held_up(server, threads)
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/entities", json={"text": "oslo"}, timeout=0.3)
+        with server.connect() as client:
+            client.sendall(sent)
+            until(lambda: server.metric(QUEUED) == 2)
         until(lambda: server.metric(QUEUED) == 1)
-        assert server.metric('stillroom_requests_total{endpoint="/v1/entities",status="499"}') == 1
+        until(lambda: server.metric(gone) == before + 1)
         stopped_worker.resume()
         assert [answer.result().status_code for answer in begun] == [200] * len(begun)
+    assert server.metric(COMPUTED) == computed + len(begun)
+    assert not [line for line in server.log() if '"level": "error"' in line]
 
 
 def test_a_client_s_deadline_counts_only_where_it_is_the_smaller(entities_bundle: Path) -> None:
@@ -84,3 +106,34 @@ def test_a_deadline_that_is_no_number_of_milliseconds_is_refused(server: Server,
     assert refused.status_code == 422
     assert refused.json()["error"]["field"] == "X-Timeout-Ms"
     assert "whole number of milliseconds" in refused.json()["error"]["message"]
+
+
+def test_an_answer_that_comes_as_its_client_goes_is_no_error() -> None:
+    """In one turn of the loop: the answer is read, and then the end of the connection."""
+    said: list[str] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: said.append(context["message"]))
+        answered: asyncio.Future[list[bytes]] = loop.create_future()
+        gone: asyncio.Future[None] = loop.create_future()
+
+        class Model:
+            @contextmanager
+            def held(self) -> Iterator[None]:
+                yield
+
+            async def answers(self, works: object, visit: object) -> list[bytes]:
+                return await answered
+
+        service = Service([], Limits(), Metrics(), {})
+        request = Request({"type": "http", "headers": [], GONE: gone})
+        answering = asyncio.create_task(service.answers(request, cast(ServedModel, Model()), []))
+        await asyncio.sleep(0)
+        answered.set_result([b"{}"])
+        gone.set_result(None)
+        assert await answering == [b"{}"]
+        await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+    assert said == []

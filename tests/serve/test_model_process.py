@@ -87,6 +87,23 @@ def test_a_process_is_gone_also_when_whoever_ends_it_is_cancelled(entities_bundl
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_process_that_is_gone_is_told_as_one_that_dies(
+    entities_bundle: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        os.kill(process.process.pid, signal.SIGKILL)
+        await process.process.wait()
+        await asyncio.sleep(0.05)
+        with pytest.raises(Unavailable, match="died; try again"):
+            await process.run([Asked(TextWork("rome"), Visit())], lambda place, answer: None)
+        await process.kill()
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(scenario())
+
+
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="this system cannot wait for a process and leave its status")
 def test_what_a_process_died_of_is_known_also_when_it_is_heard_of_late(
     entities_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
