@@ -35,6 +35,7 @@ clean:
 	rm -rf $(VENV) demo demo.data demo.work .pytest_cache .mypy_cache .ruff_cache
 
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "installing into $(VENV): about 3 GB, some minutes; pip is silent meanwhile"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[build,demo,dev]"
 	touch $@

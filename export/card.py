@@ -131,10 +131,17 @@ def _summary(facts: CardFacts) -> str:
     names = entity_labels(facts.labels) if facts.task == "token-classification" else tuple(facts.labels)
     shown = ", ".join(f"`{name}`" for name in names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
     return (
-        f"A small encoder that {does}, {made}. It reads up to {facts.max_length} tokens of a text; what is longer is cut off "
-        "and the answer says so.\n\n"
+        f"A small encoder that {does}, {made}. It reads {facts.max_length} tokens at once. {_of_longer(facts)}\n\n"
         f"Labels ({len(names)}): {shown}."
     )
+
+
+def _of_longer(facts: CardFacts) -> str:
+    """What becomes of a text that the model does not read at once."""
+    if facts.relations:
+        return "Of a longer text it reads the window around the two parts, and the answer says so."
+    windows = 'A longer text is read whole, in overlapping windows; `"truncate": true` cuts it, and the answer says so.'
+    return windows if facts.task == "token-classification" else f"{windows} A longer pair of texts is cut."
 
 
 def _figures(facts: CardFacts) -> list[str]:

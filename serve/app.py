@@ -170,7 +170,7 @@ class Service:
 
     async def docs(self, request: Request) -> Response:
         """GET /docs: the same for a person."""
-        page = docs_page(self._document())
+        page = docs_page(self._document(), request.url.scheme, request.headers.get("host", ""))
         headers = {"Content-Security-Policy": content_security_policy(page)}
         return Response(page, headers=headers, media_type="text/html; charset=utf-8")
 

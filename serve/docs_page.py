@@ -1,8 +1,12 @@
 """`/docs`: the endpoints for a person, made from the OpenAPI document alone. No script, nothing from elsewhere."""
 
 import json
+import re
 from html import escape
 from typing import Any
+
+# A server's address as its client wrote it, if it may stand in a command: a name or an IP address, and a port.
+ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -17,10 +21,14 @@ td:first-child { font-family: ui-monospace, monospace; white-space: nowrap; }
 """
 
 
-def docs_page(document: dict[str, Any]) -> str:
-    """A page of every operation of `document`: what it does, a call of it, its fields, its answers."""
+def docs_page(document: dict[str, Any], scheme: str = "http", host: str = "") -> str:
+    """A page of every operation of `document`: what it does, a call of it, its fields, its answers.
+
+    The calls go to `host`, as the client names the server, where that is an address.
+    """
+    base = f"{scheme}://{host if ADDRESS.fullmatch(host) else '127.0.0.1:8000'}"
     sections = [
-        _section(document, path, method, operation)
+        _section(document, base, path, method, operation)
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
@@ -34,24 +42,24 @@ def docs_page(document: dict[str, Any]) -> str:
     )
 
 
-def _section(document: dict[str, Any], path: str, method: str, operation: dict[str, Any]) -> str:
+def _section(document: dict[str, Any], base: str, path: str, method: str, operation: dict[str, Any]) -> str:
     parameters = [(each["name"], each.get("description", "")) for each in operation.get("parameters", [])]
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     fields = _fields(document, content.get("schema", {}))
     answers = [(status, response["description"]) for status, response in operation["responses"].items()]
     return (
         f"<h2><b>{method.upper()}</b> {escape(path)}</h2>\n<p>{escape(operation['summary'])}.</p>\n"
-        f"<pre>{escape(_call(path, content.get('example')))}</pre>\n"
+        f"<pre>{escape(_call(base + path, content.get('example')))}</pre>\n"
         f"{_table(fields)}{_table(parameters)}{_table(answers)}"
     )
 
 
-def _call(path: str, example: object) -> str:
+def _call(url: str, example: object) -> str:
     """The operation as a command."""
     if example is None:
-        return f"curl -s http://127.0.0.1:8000{path}"
+        return f"curl -s {url}"
     body = json.dumps(example, ensure_ascii=False)
-    return f"curl -s http://127.0.0.1:8000{path} \\\n  -H 'Content-Type: application/json' \\\n  -d '{body}'"
+    return f"curl -s {url} \\\n  -H 'Content-Type: application/json' \\\n  -d '{body}'"
 
 
 def _fields(document: dict[str, Any], schema: dict[str, Any]) -> list[tuple[str, str]]:

@@ -3,7 +3,9 @@
 Names are resolved when they are first used, so that nobody waits for torch who does not ask for it.
 """
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 _HOME = {
@@ -23,4 +25,19 @@ __all__ = sorted(_HOME)  # noqa: PLE0605 - one list of names, not two
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"stillroom has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if hides := _what_hides(str(error.name).partition(".")[0]):
+            raise ImportError(hides) from error
+        raise
+
+
+def _what_hides(part: str) -> str | None:
+    """What to tell a user whose own file or folder has the name of a part of stillroom, and is found first."""
+    found = getattr(sys.modules.get(part), "__file__", None)
+    if part not in {"compress", "export", "latency", "serve"} or found is None:
+        return None
+    if Path(found).parent.parent == Path(__file__).parent.parent:
+        return None
+    return f"{found} hides the part of stillroom that is called {part!r}; rename it, or run Python elsewhere or with -P"

@@ -64,6 +64,18 @@ def test_a_person_reads_scores_labels_lineage_and_limits() -> None:
     assert "of the data: not stated" in card
 
 
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({}, "reads 128 tokens at once. A longer text is read whole, in overlapping windows"),
+        ({"task": "text-classification"}, "A longer pair of texts is cut."),
+        ({"task": "text-classification", "relations": True}, "reads the window around the two parts"),
+    ],
+)
+def test_the_card_says_what_becomes_of_a_long_text(known: dict[str, Any], said: str) -> None:
+    assert said in model_card(replace(FACTS, **known))
+
+
 @pytest.mark.parametrize("license_name", [None, "mit"])
 def test_what_is_not_known_is_left_out(license_name: str | None) -> None:
     card = model_card(CardFacts("intents", "text-classification", ("yes", "no"), 64, license=license_name))

@@ -48,7 +48,7 @@ def test_the_page_of_the_document_holds_every_operation_and_its_calls_run(url: s
     response = httpx.get(f"{url}/docs")
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     assert "<script" not in response.text
-    assert "http" not in re.sub(r"http://127\.0\.0\.1:8000", "", response.text)
+    assert "http" not in response.text.replace(url, "")
     assert "default-src 'none'" in response.headers["content-security-policy"]
     document = httpx.get(f"{url}/openapi.json").json()
     shown = re.findall(r"<h2><b>(\w+)</b> ([^<]+)</h2>", response.text)
@@ -57,11 +57,30 @@ def test_the_page_of_the_document_holds_every_operation_and_its_calls_run(url: s
     with_bodies = [call for call in calls if " -d " in call]
     assert len(with_bodies) == 5
     for call in with_bodies:
-        path, body = re.findall(r"8000(\S+) .* -d '(.*)'$", call, re.DOTALL)[0]
+        called, body = re.findall(r"curl -s (\S+) .* -d '(.*)'$", call, re.DOTALL)[0]
+        assert called.startswith(url)
+        path = called.removeprefix(url)
         digest = httpx.get(f"{url}/v2/models/intents").json()["versions"][0]
         real_path = path.replace("{name}", "intents").replace("{version}", digest)
         answered = httpx.post(f"{url}{real_path}", json=json.loads(body))
         assert answered.status_code == 200, call
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("models.example", "http://models.example/v1/entities"),
+        ("[::1]:80", "http://[::1]:80/v1/entities"),
+        ("$(rm)", "http://127.0.0.1:8000/v1/entities"),
+        ("a b", "http://127.0.0.1:8000/v1/entities"),
+    ],
+)
+def test_the_page_s_calls_go_where_the_client_found_the_server_unless_that_is_no_address(
+    url: str, host: str, shown: str
+) -> None:
+    page = httpx.get(f"{url}/docs", headers={"Host": host}).text
+    assert f"curl -s {shown} " in page
+    assert host not in page or host in shown
 
 
 def test_a_request_id_comes_back_from_every_endpoint(url: str) -> None:

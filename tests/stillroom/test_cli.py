@@ -349,6 +349,17 @@ def test_the_face_gives_its_names_and_refuses_others() -> None:
         stillroom.teach  # noqa: B018
 
 
+def test_a_file_of_the_users_that_hides_a_part_is_named(tmp_path: Path) -> None:
+    (tmp_path / "serve.py").touch()
+    root = Path(__file__).parents[2]
+    started = [sys.executable, "-c", "from stillroom import Client"]
+    ended = subprocess.run(
+        started, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'serve.py'} hides the part of stillroom")
+
+
 def test_several_processes_are_for_verbs_that_train_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     from stillroom.cli import app, guarded
 
