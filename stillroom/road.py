@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from export.pack import clear_leftovers
+from latency.grid import PAIRED, doubts
 from latency.report import write_report
 from serve.bundle import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError, GateMissed
@@ -293,5 +294,9 @@ def show_result(out: Path) -> None:
         ["model", "texts x tokens", "p50 ms", "p90 ms", "p99 ms", "texts/s", "against torch teacher"],
         lines,
     )
+    say(PAIRED)
+    short, _ = doubts(latency)
+    if short:
+        say(short)
     for claim in report["claims"]:
         say(claim)
