@@ -8,7 +8,8 @@ from typing import Any, NotRequired, TypedDict
 
 from latency.document import ProfileDocument
 from latency.drawings import Interval, curve, intervals
-from latency.grid import doubts_in_short, grid_charts, grid_table, grid_tables
+from latency.grid import PAIRED, doubts_in_short, grid_charts, grid_table, grid_tables
+from latency.machine import MachineFacts, machine_line
 from latency.markup import (
     Cell,
     Markup,
@@ -83,9 +84,13 @@ class Report(TypedDict, total=False):
     title: str
     task: str
     created: str
+    machine: MachineFacts
+    made: str  # what was trained from what, on which data
+    names: Mapping[str, str]  # what each model of the summary is
     metric_name: str
     warnings: Sequence[str]
     summary: Sequence[SummaryRow]
+    summary_note: str  # what its columns are
     claims: Sequence[str]
     gates: Sequence[GateRow]
     latency: ProfileDocument
@@ -149,7 +154,8 @@ def _page(report: Report) -> str:
     links = joined([element("a", name, href=f"#{name.lower()}") for name, _ in shown])
     body = [
         element("h1", title),
-        element("p", about, class_="quiet") if about else Markup(""),
+        *(element("p", line, class_="quiet") for line in (about, machine_line(report.get("machine", {}))) if line),
+        element("p", report["made"]) if report.get("made") else Markup(""),
         _warnings(report.get("warnings", [])),
         element("nav", links, aria_label="Contents") if len(shown) > 1 else Markup(""),
         *(element("section", joined([element("h2", name), content]), id=name.lower()) for name, content in shown),
@@ -187,7 +193,9 @@ def _warnings(warnings: Sequence[str]) -> Markup:
 def _results(report: Report) -> Markup:
     rows = report.get("summary", [])
     metric_name = report.get("metric_name", "metric")
-    parts = [element("p", claim) for claim in report.get("claims", [])]
+    # What the models are comes before the claims, which are the first to name them.
+    parts = [facts(report["names"])] if report.get("names") else []
+    parts += [element("p", claim) for claim in report.get("claims", [])]
     if rows:
         drawn = [
             Interval(row["name"], row["metric"], row.get("low"), row.get("high"), f"{row['metric']:.4f}")
@@ -203,6 +211,8 @@ def _results(report: Report) -> Markup:
             ("size", [size(row.get("size_bytes")) for row in rows]),
         ]
         parts.append(columns_table(columns))
+        if report.get("summary_note"):
+            parts.append(element("p", report["summary_note"], class_="quiet"))
     return joined(parts)
 
 
@@ -219,8 +229,9 @@ def _gates(report: Report) -> Markup:
 def _latency(report: Report) -> Markup:
     document = report["latency"]
     tables = [joined([element("h3", caption), listed]) for caption, listed in grid_tables(document)]
+    paired = [element("p", PAIRED, class_="quiet")] if document["ratios"] else []
     machine = details("The machine", facts(document["machine"]))
-    return joined([grid_charts(document), doubts_in_short(document), *tables, machine])
+    return joined([grid_charts(document), doubts_in_short(document), *tables, *paired, machine])
 
 
 def _labels(report: Report) -> Markup:
@@ -309,7 +320,18 @@ def _fusions(report: Report) -> Markup:
 
 
 def _parity(report: Report) -> Markup:
-    return facts(report["parity"])
+    shown: dict[str, object] = {}
+    for name, found in report["parity"].items():
+        shown[name] = found
+        if isinstance(found, Mapping) and found.get("precision") == "int8":
+            shown[name] = {**found, "beyond_tolerance": "does not judge int8"}
+    reading = "Logits beside those of a reference: torch for fp32, fp32 for the others."
+    if shown != report["parity"]:
+        reading += (
+            " The tolerance does not judge int8, whose rounding moves every logit: int8 passes when a text gives the same bits "
+            "alone and in company, and its gate judges what rounding costs."
+        )
+    return joined([element("p", reading, class_="quiet"), facts(shown)])
 
 
 def _recipe(report: Report) -> Markup:

@@ -19,6 +19,7 @@ from export.pack import pack
 from export.variants import Wanted, make_variants
 from latency.candidates import Candidate
 from latency.document import ProfileDocument, RatioRow
+from latency.machine import machine_facts
 from latency.profile import Plan, time_grid
 from latency.report import Report, write_report
 from serve.bundle import canonical_json
@@ -40,6 +41,13 @@ SHOWN_AS = {
     "student": "student, torch",
     "fp32": "student, fp32",
     "int8": "student, int8",
+}
+MEANINGS = {
+    "teacher": "the large model that the student learns from",
+    "undistilled": "the student trained on labels alone, from the same start in as many steps: what distillation has to beat",
+    "student": "the small model, distilled from the teacher, in torch",
+    "fp32": "the student exported to ONNX, in 32-bit floating point",
+    "int8": "the exported student in 8-bit integers, which is what a bundle serves unless told otherwise",
 }
 
 
@@ -222,6 +230,9 @@ def report_of(
     document: dict[str, Any] = {
         "title": ground.recipe.model_name,
         "task": ground.recipe.task,
+        "machine": latency["machine"] if latency else machine_facts(),
+        "made": _made(ground, read_lineage(folders["student"])["method"], test_read="test" in scores),
+        "names": {name: MEANINGS[name] for name in MODELS if name in scores[split]},
         "metric_name": f"{scores['metric']}, {split}",
         "summary": [
             {"name": name, "metric": row["value"], "low": row["low"], "high": row["high"], "size_bytes": sizes[name]}
@@ -249,7 +260,34 @@ def report_of(
         times = latency_by_model(latency)
         for row in document["summary"]:
             row["latency_ms"] = times.get(row["name"])
+        shortest = min(row["tokens"] for row in latency["candidates"])
+        document["summary_note"] = (
+            f"Latency is the median (p50) of a batch of one text of {shortest} tokens: teacher and student in torch, fp32 and int8 "
+            "in onnxruntime."
+        )
     return cast(Report, document)
+
+
+def _made(ground: Ground, method: str, *, test_read: bool) -> str:
+    """What was trained from what, on which data, in words."""
+    config, recipe, splits = ground.opened.config, ground.recipe, ground.splits
+    data = Path(recipe.data).resolve().name if Path(recipe.data).exists() else recipe.data
+    texts = [f"{len(splits.train):,} labelled texts of {data}"]
+    texts += [f"{len(ground.unlabelled):,} unlabelled ones"] if ground.unlabelled else []
+    texts += [f"{recipe.augment} generated from each labelled one"] if recipe.augment else []
+    texts += [f"{len(ground.corpus):,} of a corpus"] if ground.corpus else []
+    tuned = "with its head as given" if ground.teacher_has_head else "fine-tuned on the same labels"
+    scored = f"scores are of {len(splits.test):,} texts of test, read once" if test_read else "test was not read"
+    return (
+        f"A student ({ground.shape}) was distilled by {method} from the teacher {ground.opened.public_name} "
+        f"({config.num_hidden_layers}x{config.hidden_size}, {tuned}) on {_listed(texts)}. "
+        f"Choices and gates are of {len(splits.validation):,} texts of validation; {scored}."
+    )
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
 
 
 def latency_by_model(latency: ProfileDocument) -> dict[str, float]:

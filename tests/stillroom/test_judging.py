@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
+import pytest
 from small_task import examples, make_teacher, write_rows
 
 from compress.checkpoint import Progress
 from compress.teacher import load
+from latency.document import ProfileDocument
 from stillroom.confiding import confidence_of, graph_logits, on_test
-from stillroom.ground import prepare
-from stillroom.judging import make_export, make_scores, read_json
+from stillroom.ground import Ground, prepare
+from stillroom.judging import make_export, make_scores, read_json, report_of
 from stillroom.recipe import Recipe
 from stillroom.road import fingerprints
 from stillroom.training import save
@@ -70,3 +73,74 @@ def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abs
         assert test[graph].out_of_scope_abstained in (0, 1 / 3, 2 / 3, 1)
         said = graph_logits(ground, folders, graph, ground.test)
         assert replace(test[graph], out_of_scope_texts=0, out_of_scope_abstained=None) == chosen.on(ground.test, said)
+
+
+TEXTS = 44
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ground, dict[str, Path], dict[str, Any]]:
+    """A teacher that says one label of every text and a student that says another, exported and scored."""
+    folder = tmp_path_factory.mktemp("judged")
+    (folder / "my data").mkdir()
+    for seed, name in enumerate(("train", "validation", "test")):
+        write_rows(folder / "my data" / f"{name}.jsonl", examples(TEXTS, seed))
+    ground = prepare(
+        Recipe(
+            teacher=str(make_teacher(folder / "teacher", num_hidden_layers=1)),
+            task="text-classification",
+            data=str(folder / "my data"),
+            out=str(folder / "out"),
+            student="layers=1,hidden=32,heads=4,ffn=32",
+            threads=1,
+            gate=0.0,
+            teacher_gate=0.0,
+        )
+    )
+    folders = {name: folder / "stages" / name for name in ("teacher", "start", "student", "export", "scores")}
+    for label, name in enumerate(("teacher", "start", "student")):
+        model = load(ground.opened, "text-classification", ground.labels)
+        model.classifier.bias.data[label] = 100
+        details = {"role": name, "method": "soft labels", "student": str(ground.shape), "origin": {}}
+        save(model, folders[name], ground, Progress(validation=[(1, 0.5)]), details)
+    folders["export"].mkdir()
+    make_export(folders["export"], ground, folders["student"], folders["teacher"])
+    folders["scores"].mkdir()
+    make_scores(folders["scores"], ground, folders)
+    return ground, folders, read_json(folders["scores"] / "scores.json")
+
+
+def latency() -> ProfileDocument:
+    """Of one text of 16 and of 32 tokens, in no time at all."""
+    row = {
+        "batch": 1,
+        "p50_ms": 1.5,
+        "p90_ms": 2.0,
+        "p99_ms": 3.0,
+        "texts_per_s": 500.0,
+        "doubts": [],
+        "precision": "fp32",
+    }
+    names = {"teacher torch fp32": "torch", "student ORT int8": "onnxruntime"}
+    rows = [{**row, "name": n, "runtime": r, "tokens": tokens} for tokens in (16, 32) for n, r in names.items()]
+    machine = {
+        "cpu": "Some CPU", "cores": 2, "versions": {"torch": "2.13.0"}, "measured_at": "2026-11-22T20:14:07Z",
+    }  # fmt: skip
+    return cast(ProfileDocument, {"machine": machine, "candidates": rows, "ratios": []})
+
+
+def test_a_report_says_what_was_trained_from_what_where_and_what_its_names_are(
+    judged: tuple[Ground, dict[str, Path], dict[str, Any]],
+) -> None:
+    ground, folders, scores = judged
+    report = report_of(ground, folders, scores, latency())
+    assert report["made"] == (
+        f"A student ({ground.shape}) was distilled by soft labels from the teacher teacher (1x32, fine-tuned on the same labels) "
+        "on 44 labelled texts of my data. Choices and gates are of 44 texts of validation; scores are of 44 texts of test, read once."
+    )
+    assert report["machine"]["cpu"] == "Some CPU"
+    assert list(report["names"]) == [row["name"] for row in report["summary"]] == ["teacher", "student", "fp32", "int8"]
+    assert "one text of 16 tokens" in report["summary_note"]
+    unread = report_of(ground, folders, {key: scores[key] for key in ("metric", "validation", "gates")}, None)
+    assert unread["made"].endswith("; test was not read.")
+    assert unread["machine"]["measured_at"] >= "2026"
