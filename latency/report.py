@@ -70,6 +70,16 @@ class Disagreement(TypedDict):
     gold: str
 
 
+class Disagreeing(TypedDict):
+    """On how many texts teacher and student differ, and how many of them are shown."""
+
+    count: int
+    texts: int  # of the split
+    split: str
+    shown: int
+    shown_in: NotRequired[str]  # the report with the texts, where this is the one without
+
+
 class TrainingStage(TypedDict):
     """The curves of one stage, as [step, value] pairs."""
 
@@ -95,6 +105,7 @@ class Report(TypedDict, total=False):
     gates: Sequence[GateRow]
     latency: ProfileDocument
     per_label: Sequence[LabelRow]
+    disagreeing: Disagreeing
     disagreements: Sequence[Disagreement]
     training: Sequence[TrainingStage]
     agreement: Mapping[str, object]
@@ -109,12 +120,12 @@ class Report(TypedDict, total=False):
 
 def write_report(path: Path, report: Report) -> None:
     """Writes `report` to `path` as one self-contained HTML file, without scripts; a reader never sees half of it."""
-    write_page(path, _page(report))
+    write_page(path, report_page(report))
 
 
 def write_page(path: Path, page: str) -> None:
     """Writes the HTML `page` to `path`; a reader never sees half of it."""
-    encoded = page.encode("utf-8", errors="xmlcharrefreplace")
+    encoded = page_bytes(page)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -126,12 +137,18 @@ def write_page(path: Path, page: str) -> None:
         raise
 
 
+def page_bytes(page: str) -> bytes:
+    """The HTML `page` as it stands in a file: UTF-8, with a reference for what that cannot hold."""
+    return page.encode("utf-8", errors="xmlcharrefreplace")
+
+
 def markdown_table(profile_document: ProfileDocument) -> str:
     """The latency table in Markdown: a row per candidate and workload, with its speed relative to the reference."""
     return markdown(*grid_table(profile_document, profile_document["candidates"], with_shape=True))
 
 
-def _page(report: Report) -> str:
+def report_page(report: Report) -> str:
+    """`report` as one self-contained HTML document."""
     title = report.get("title", "Report")
     about = " · ".join(filter(None, [report.get("task"), report.get("created")]))
     # In the order that a reader asks: is it good, did it pass, is it fast, where is it wrong, how was it made.
@@ -140,7 +157,7 @@ def _page(report: Report) -> str:
         ("Gates", _gates, bool(report.get("gates"))),
         ("Latency", _latency, bool(report.get("latency"))),
         ("Labels", _labels, bool(report.get("per_label"))),
-        ("Disagreements", _disagreements, bool(report.get("disagreements"))),
+        ("Disagreements", _disagreements, bool(report.get("disagreements") or report.get("disagreeing"))),
         ("Training", _training, bool(report.get("training"))),
         ("Agreement", _agreement, bool(report.get("agreement"))),
         ("Quantisation", _search, bool(report.get("search"))),
@@ -245,9 +262,19 @@ def _labels(report: Report) -> Markup:
 def _disagreements(report: Report) -> Markup:
     rows: list[list[Cell]] = [
         [element("div", row["text"], class_="words"), row["teacher"], row["student"], row["gold"]]
-        for row in report["disagreements"]
+        for row in report.get("disagreements", [])
     ]
-    return folded_if_long(table(["text", "teacher", "student", "gold"], rows), len(rows), "texts")
+    parts = []
+    if found := report.get("disagreeing"):
+        said = f"Teacher and int8 student differ on {found['count']} of {found['texts']} texts of {found['split']}."
+        if found["shown"]:
+            which = "all of them" if found["shown"] == found["count"] else f"the first {found['shown']}"
+            where = f"{found['shown_in']}, where it was made, shows {which}" if "shown_in" in found else ""
+            said += f" A bundle holds no texts of the data: {where}." if where else f" Here are {which}."
+        parts.append(element("p", said))
+    if rows:
+        parts.append(folded_if_long(table(["text", "teacher", "student", "gold"], rows), len(rows), "texts"))
+    return joined(parts)
 
 
 def _training(report: Report) -> Markup:

@@ -10,7 +10,7 @@ from read_page import HOSTILE, Page
 from latency.document import ProfileDocument
 from latency.drawings import curve
 from latency.markup import element, facts, number, size, table
-from latency.report import Report, markdown_table, write_report
+from latency.report import Disagreeing, Report, markdown_table, write_report
 
 
 def profile_document(names: tuple[str, ...] = ("teacher", "int8"), text: str = "Some CPU") -> ProfileDocument:
@@ -148,6 +148,19 @@ def test_the_page_can_be_read_by_who_was_not_there(tmp_path: Path) -> None:
         )
     )
     assert line < made < name < claim < note < labels
+
+
+def test_texts_that_differ_are_counted_and_said_to_stand_elsewhere(tmp_path: Path) -> None:
+    found: Disagreeing = {"count": 63, "texts": 400, "split": "test", "shown": 40}
+    page = written(tmp_path / "report.html", {"disagreeing": {**found, "shown_in": "my.work/report.html"}})
+    assert page.sections() == ["disagreements"]
+    assert "differ on 63 of 400 texts of test. A bundle holds no texts of the data: my.work/report.html" in page.words()
+    rows = full_report()["disagreements"]
+    page = written(tmp_path / "report.html", {"disagreeing": {**found, "shown": 1}, "disagreements": rows})
+    assert "differ on 63 of 400 texts of test. Here are the first 1." in page.words()
+    assert "A bundle holds" not in page.words()
+    none: Disagreeing = {"count": 0, "texts": 400, "split": "test", "shown": 0, "shown_in": "my.work/report.html"}
+    assert "my.work" not in written(tmp_path / "report.html", {"disagreeing": none}).words()
 
 
 def test_the_tolerance_is_said_not_to_judge_int8(tmp_path: Path) -> None:

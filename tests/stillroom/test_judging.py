@@ -1,5 +1,7 @@
 """What the stages that judge make of a student."""
 
+import html
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,9 +12,10 @@ from small_task import examples, make_teacher, write_rows
 from compress.checkpoint import Progress
 from compress.teacher import load
 from latency.document import ProfileDocument
+from serve.bundle import open_bundle
 from stillroom.confiding import confidence_of, graph_logits, on_test
 from stillroom.ground import Ground, prepare
-from stillroom.judging import make_export, make_scores, read_json, report_of
+from stillroom.judging import make_export, make_scores, read_json, report_of, write_bundle
 from stillroom.recipe import Recipe
 from stillroom.road import fingerprints
 from stillroom.training import save
@@ -75,7 +78,7 @@ def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abs
         assert replace(test[graph], out_of_scope_texts=0, out_of_scope_abstained=None) == chosen.on(ground.test, said)
 
 
-TEXTS = 44
+TEXTS = 44  # in test: more than a report shows
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +132,32 @@ def latency() -> ProfileDocument:
     return cast(ProfileDocument, {"machine": machine, "candidates": rows, "ratios": []})
 
 
+def test_a_bundle_holds_no_text_of_the_data_and_says_where_the_texts_are_shown(
+    judged: tuple[Ground, dict[str, Path], dict[str, Any]],
+) -> None:
+    ground, folders, scores = judged
+    out = Path(ground.recipe.out)
+    ground.work.root.mkdir()
+    write_bundle(out, ground, folders, scores, latency(), "mark", 1.0)
+    open_bundle(out)  # verifies every file
+    texts = [row.text for split in (ground.splits.train, ground.splits.validation, ground.splits.test) for row in split]
+    held = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in out.iterdir()
+        if path.suffix in {".html", ".json", ".md"}
+    }
+    assert {"README.md", "manifest.json", "report.html", "report.json"} <= held.keys()
+    for name, content in held.items():
+        spelled = [word for text in texts for word in (text, html.escape(text), json.dumps(text)[1:-1])]
+        assert not [word for word in spelled if word in content], name
+    said = f"Teacher and int8 student differ on {TEXTS} of {TEXTS} texts of test."
+    elsewhere = "A bundle holds no texts of the data: out.work/report.html, where it was made, shows the first 40."
+    assert f"{said} {elsewhere}" in held["report.html"]
+    full = (ground.work.root / "report.html").read_text(encoding="utf-8")
+    assert f"{said} Here are the first 40." in full
+    assert sum(html.escape(row.text) in full for row in ground.splits.test) >= 40
+
+
 def test_a_report_says_what_was_trained_from_what_where_and_what_its_names_are(
     judged: tuple[Ground, dict[str, Path], dict[str, Any]],
 ) -> None:
@@ -144,3 +173,4 @@ def test_a_report_says_what_was_trained_from_what_where_and_what_its_names_are(
     unread = report_of(ground, folders, {key: scores[key] for key in ("metric", "validation", "gates")}, None)
     assert unread["made"].endswith("; test was not read.")
     assert unread["machine"]["measured_at"] >= "2026"
+    assert "disagreeing" not in unread
