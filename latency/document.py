@@ -1,6 +1,6 @@
 """What `stillroom profile` finds out, as one JSON document: the raw samples, their conditions, and all that is derived."""
 
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from latency.machine import MachineFacts
 from latency.measurement import Condition
@@ -180,6 +180,9 @@ class Work(TypedDict):
     tokens_percentiles: dict[str, float]  # "p50", "p90", "p99", "max"
 
 
+Verdict = Literal["met", "perhaps", "missed"]  # "perhaps": the interval crosses the budget
+
+
 class Budget(TypedDict):
     """The answer to --budget-ms."""
 
@@ -188,6 +191,7 @@ class Budget(TypedDict):
     best: str | None  # the candidate of the best metric (without metrics: the fastest) that meets it
     nearest: str  # the fastest at that percentile
     nearest_ms: float
+    verdict: Verdict
     sentence: str
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from latency.document import Budget
+from latency.document import Budget, Verdict
 
 
 class Point(NamedTuple):
@@ -12,7 +12,8 @@ class Point(NamedTuple):
     name: str
     latency_ms: float
     metric: float | None
-    high_ms: float | None = None  # where the latency's interval ends
+    low_ms: float | None = None  # where the latency's interval begins
+    high_ms: float | None = None  # and where it ends
 
 
 def pareto_front(points: Sequence[Point]) -> list[str]:
@@ -34,6 +35,7 @@ def within_budget(points: Sequence[Point], budget_ms: float, percentile: int) ->
     """The candidate of the best metric whose latency, at `percentile`, meets the budget; without metrics the fastest.
 
     Of equal metrics the faster one. When none meets it the sentence says which came nearest, and by how much it missed.
+    Where the interval of the one that is named crosses the budget, the verdict is "perhaps".
     """
     nearest = min(points, key=lambda point: point.latency_ms)
     meeting = [point for point in points if point.latency_ms <= budget_ms]
@@ -44,21 +46,28 @@ def within_budget(points: Sequence[Point], budget_ms: float, percentile: int) ->
             f"No candidate meets the budget, {what}: {nearest.name} comes nearest with {nearest.latency_ms:.3g} ms, "
             f"{missed_ms:.3g} ms ({missed_ms / budget_ms:.0%}) too slow."
         )
-        return _budget(budget_ms, percentile, None, nearest, sentence)
+        perhaps = nearest.low_ms is not None and nearest.low_ms <= budget_ms
+        if perhaps:
+            sentence += f" That is not sure: the interval begins at {nearest.low_ms:.3g} ms."
+        return _budget(budget_ms, percentile, None, nearest, "perhaps" if perhaps else "missed", sentence)
     best = max(meeting, key=lambda point: (point.metric or 0.0, -point.latency_ms))
     reached = "" if best.metric is None else f" and the best metric of those that do, {best.metric:.4f}"
     sentence = f"{best.name} meets the budget, {what}, with {best.latency_ms:.3g} ms{reached}."
-    if best.high_ms is not None and best.high_ms > budget_ms:
+    perhaps = best.high_ms is not None and best.high_ms > budget_ms
+    if perhaps:
         sentence += f" That is not sure: the interval reaches {best.high_ms:.3g} ms."
-    return _budget(budget_ms, percentile, best.name, nearest, sentence)
+    return _budget(budget_ms, percentile, best.name, nearest, "perhaps" if perhaps else "met", sentence)
 
 
-def _budget(budget_ms: float, percentile: int, best: str | None, nearest: Point, sentence: str) -> Budget:
+def _budget(
+    budget_ms: float, percentile: int, best: str | None, nearest: Point, verdict: Verdict, sentence: str
+) -> Budget:
     return Budget(
         budget_ms=budget_ms,
         percentile=percentile,
         best=best,
         nearest=nearest.name,
         nearest_ms=nearest.latency_ms,
+        verdict=verdict,
         sentence=sentence,
     )

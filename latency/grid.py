@@ -19,6 +19,9 @@ from latency.markup import (
     table,
 )
 
+# Beside every table in which somebody could divide one p50 by another.
+PAIRED = "Speed-ups are ratios paired turn by turn, and so not the quotients of the p50 column."
+
 
 def grid_charts(document: ProfileDocument) -> Markup:
     """Bars of median and p99, a chart for each batch and length."""

@@ -3,9 +3,10 @@
 import os
 import platform
 import time
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from serve.threads import available_cores
 
@@ -53,6 +54,26 @@ def machine_facts() -> MachineFacts:
         load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0,
         measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
+
+
+def machine_line(machine: Mapping[str, Any], runtimes: Iterable[str] | None = None) -> str:
+    """`2026-11-24 · AMD EPYC, 2 cores · torch 2.13.0, onnxruntime 1.31.1`, of what is known.
+
+    `runtimes` are those that were used, as `torch-compile` is torch's; None leaves all libraries in.
+    """
+    versions = {
+        name: version
+        for name, version in machine.get("versions", {}).items()
+        if runtimes is None or any(runtime.startswith(name) for runtime in runtimes)
+    }
+    cpu = [str(machine["cpu"])] if machine.get("cpu") else []
+    cores = [f"{machine['cores']} cores" if machine["cores"] != 1 else "1 core"] if machine.get("cores") else []
+    parts = [
+        str(machine.get("measured_at", ""))[:10],
+        ", ".join(cpu + cores),
+        ", ".join(f"{name} {version}" for name, version in versions.items()),
+    ]
+    return " · ".join(filter(None, parts))
 
 
 def busy_core_seconds() -> float | None:

@@ -2,11 +2,11 @@
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --quiet: #5b6470; --paper: #ffffff; --panel: #f5f6f8; --line: #d9dde3;
-  --accent: #0b6e8f; --muted: #98a2ae; --good: #1a7f4b; --bad: #b3261e; --warn: #fdf3dc; --warn-line: #d9a520;
+  --accent: #0b6e8f; --muted: #98a2ae; --good: #1a7f4b; --bad: #b3261e; --warn: #fdf3dc; --warn-line: #d9a520; --unsure: #8a6100;
   --c0: #0b6e8f; --c1: #c2410c; --c2: #7e22ce; --c3: #15803d; --c4: #b91c5c; --c5: #8a6100; --c6: #1d4ed8; --c7: #57606a; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e7eaee; --quiet: #a3adb9; --paper: #14171b; --panel: #1d2228; --line: #343b44;
-    --accent: #4cb8d9; --muted: #69737f; --good: #5fcf93; --bad: #ff8a80; --warn: #33290f; --warn-line: #b98d1c;
+    --accent: #4cb8d9; --muted: #69737f; --good: #5fcf93; --bad: #ff8a80; --warn: #33290f; --warn-line: #b98d1c; --unsure: #e3c04a;
     --c0: #4cb8d9; --c1: #fb923c; --c2: #c99bff; --c3: #5fcf93; --c4: #f884b4; --c5: #e3c04a; --c6: #86a8ff; --c7: #b4bec9; } }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
@@ -29,6 +29,7 @@ tbody th { font-weight: 600; min-width: 6.5rem; }
 .number + .text { padding-left: .8rem; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .passed { color: var(--good); font-weight: 600; } .missed { color: var(--bad); font-weight: 600; }
+.perhaps { color: var(--unsure); font-weight: 600; }
 .warnings { background: var(--warn); border-left: 4px solid var(--warn-line); padding: .7rem 1rem; margin: 1.25rem 0; }
 .warnings ul { margin: .3rem 0 0; padding-left: 1.2rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); gap: 1.25rem 2.5rem; }

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from latency.document import ModelRow, ProfileDocument, RatioRow, SingleStream, SweepRow
+from latency.document import Budget, ModelRow, ProfileDocument, RatioRow, SingleStream, SweepRow
 from latency.drawings import Bar, Stack, bars, stacks
-from latency.grid import doubts, grid_charts, grid_table, grid_tables, speed_up
+from latency.grid import PAIRED, doubts, grid_charts, grid_table, grid_tables, speed_up
+from latency.machine import machine_line
 from latency.markup import (
     Cell,
     Markup,
@@ -79,28 +80,53 @@ def profile_page(document: ProfileDocument, title: str = "Profile") -> str:
 
 
 def profile_markdown(document: ProfileDocument) -> str:
-    """The tables to paste: a row per model, then a row per candidate, batch and length."""
+    """The tables to paste: a row per model, then a row per candidate, batch and length.
+
+    A line above says what was measured, when and on what, and one below what the marks mean.
+    """
+    above, below = f"`stillroom profile`: {_about(document)}", _marks(document)
+    if "budget" in document:
+        above = f"{above}. {_verdict(document['budget'])}"
     grid = markdown(*grid_table(document, document["candidates"], with_shape=True))
     if not document.get("models"):
-        return grid
+        return f"{above}\n\n{grid}\n{below}\n"
     front = document.get("front", [])
     columns: list[tuple[str, Sequence[Cell]]] = [
         ("model", [row["name"] for row in document["models"]]),
         ("front", ["yes" if row["name"] in front else None for row in document["models"]]),
         *_model_columns(document, lambda one: f"{one.value} [{one.low}, {one.high}]"),
     ]
-    return f"{markdown(*filled(columns))}\n{grid}"
+    return f"{above}\n\n{markdown(*filled(columns))}\n{grid}\n{below}\n"
+
+
+def _marks(document: ProfileDocument) -> str:
+    """One line on what a reader of the tables alone cannot know."""
+    said = []
+    if document.get("front"):
+        said.append("front: no other model here is at least as good and as fast.")
+    said.append("In brackets: 95 % intervals.")
+    if document["ratios"]:
+        said.append(PAIRED)
+    said.append(
+        "doubts: how many reservations a measurement has of itself (few samples, wide spread, drift, other load); the "
+        "report spells them out."
+    )
+    return " ".join(said)
 
 
 def answer_lines(document: ProfileDocument) -> list[str]:
     """What there is to say, a sentence or two a line: budget, front, speed, warnings, and how much is in doubt."""
     lines = []
     if "budget" in document:
-        lines.append(document["budget"]["sentence"])
+        lines.append(f"{_verdict(document['budget'])} {document['budget']['sentence']}")
     lines += [*_front_lines(document), *_speed_lines(document)]
     lines += [f"Warning: {warning}" for warning in document.get("warnings", [])]
     short, _ = doubts(document)
     return [*lines, short] if short else lines
+
+
+def _verdict(budget: Budget) -> str:
+    return {"met": "Budget met.", "perhaps": "Budget perhaps met.", "missed": "Budget missed."}[budget["verdict"]]
 
 
 def _front_lines(document: ProfileDocument) -> list[str]:
@@ -187,16 +213,14 @@ def _speed_ups(document: ProfileDocument) -> SpeedUps:
 
 
 def _about(document: ProfileDocument) -> str:
-    """One line: what, on what, when."""
-    machine: Mapping[str, object] = {**document["machine"]}
+    """One line: what, when, on what."""
     names = {row["name"] for row in document["candidates"]} | {row["name"] for row in document.get("models", [])}
+    runtimes = {row["runtime"] for row in [*document["candidates"], *document.get("models", [])]}
     work = document.get("work")
     parts = [
         f"{len(names)} models" if len(names) != 1 else "1 model",
         f"{work['texts']:,} texts of {work['source']}" if work else None,
-        str(machine["cpu"]) if machine.get("cpu") else None,
-        f"{machine['cores']} cores" if machine.get("cores") else None,
-        str(machine["measured_at"])[:10] if machine.get("measured_at") else None,
+        machine_line(document["machine"], runtimes),
     ]
     return " · ".join(part for part in parts if part)
 
@@ -204,8 +228,8 @@ def _about(document: ProfileDocument) -> str:
 def _answer(document: ProfileDocument) -> Markup:
     parts = []
     if "budget" in document:
-        met = document["budget"]["best"] is not None
-        verdict = element("strong", "Budget met." if met else "Budget missed.", class_="passed" if met else "missed")
+        classes = {"met": "passed", "perhaps": "perhaps", "missed": "missed"}
+        verdict = element("strong", _verdict(document["budget"]), class_=classes[document["budget"]["verdict"]])
         sentence = element("span", document["budget"]["sentence"])
         parts.append(element("p", joined([verdict, sentence]), class_="answer"))
     parts += [element("p", line) for line in [*_front_lines(document), *_speed_lines(document)]]
@@ -249,7 +273,7 @@ def _how_to_read(document: ProfileDocument) -> str:
         "Latency is that of one real text at a time, from text to answer; the small print is 95 % intervals.",
     ]
     if (speed_ups := _speed_ups(document)).ratios:
-        said.append(f"Speed-ups are over {speed_ups.over}: {speed_ups.where}.")
+        said.append(f"Speed-ups are over {speed_ups.over}: {speed_ups.where}. {PAIRED}")
     if any("offline" in row for row in models):
         said.append("Offline is all texts at hand, in batches by length.")
     if any("server" in row for row in models):
@@ -461,7 +485,8 @@ def _grid(document: ProfileDocument) -> Markup:
     if not document["candidates"]:
         return NOTHING
     tables = [details(f"The figures at {caption}", _pinned(listed)) for caption, listed in grid_tables(document)]
-    return joined([grid_charts(document), *tables])
+    paired = [element("p", PAIRED, class_="quiet")] if document["ratios"] else []
+    return joined([grid_charts(document), *tables, *paired])
 
 
 def _threads(document: ProfileDocument) -> Markup:

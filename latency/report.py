@@ -8,7 +8,8 @@ from typing import Any, NotRequired, TypedDict
 
 from latency.document import ProfileDocument
 from latency.drawings import Interval, curve, intervals
-from latency.grid import doubts_in_short, grid_charts, grid_table, grid_tables
+from latency.grid import PAIRED, doubts_in_short, grid_charts, grid_table, grid_tables
+from latency.machine import MachineFacts, machine_line
 from latency.markup import (
     Cell,
     Markup,
@@ -69,6 +70,16 @@ class Disagreement(TypedDict):
     gold: str
 
 
+class Disagreeing(TypedDict):
+    """On how many texts teacher and student differ, and how many of them are shown."""
+
+    count: int
+    texts: int  # of the split
+    split: str
+    shown: int
+    shown_in: NotRequired[str]  # the report with the texts, where this is the one without
+
+
 class TrainingStage(TypedDict):
     """The curves of one stage, as [step, value] pairs."""
 
@@ -83,13 +94,18 @@ class Report(TypedDict, total=False):
     title: str
     task: str
     created: str
+    machine: MachineFacts
+    made: str  # what was trained from what, on which data
+    names: Mapping[str, str]  # what each model of the summary is
     metric_name: str
     warnings: Sequence[str]
     summary: Sequence[SummaryRow]
+    summary_note: str  # what its columns are
     claims: Sequence[str]
     gates: Sequence[GateRow]
     latency: ProfileDocument
     per_label: Sequence[LabelRow]
+    disagreeing: Disagreeing
     disagreements: Sequence[Disagreement]
     training: Sequence[TrainingStage]
     agreement: Mapping[str, object]
@@ -104,12 +120,12 @@ class Report(TypedDict, total=False):
 
 def write_report(path: Path, report: Report) -> None:
     """Writes `report` to `path` as one self-contained HTML file, without scripts; a reader never sees half of it."""
-    write_page(path, _page(report))
+    write_page(path, report_page(report))
 
 
 def write_page(path: Path, page: str) -> None:
     """Writes the HTML `page` to `path`; a reader never sees half of it."""
-    encoded = page.encode("utf-8", errors="xmlcharrefreplace")
+    encoded = page_bytes(page)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -121,12 +137,18 @@ def write_page(path: Path, page: str) -> None:
         raise
 
 
+def page_bytes(page: str) -> bytes:
+    """The HTML `page` as it stands in a file: UTF-8, with a reference for what that cannot hold."""
+    return page.encode("utf-8", errors="xmlcharrefreplace")
+
+
 def markdown_table(profile_document: ProfileDocument) -> str:
     """The latency table in Markdown: a row per candidate and workload, with its speed relative to the reference."""
     return markdown(*grid_table(profile_document, profile_document["candidates"], with_shape=True))
 
 
-def _page(report: Report) -> str:
+def report_page(report: Report) -> str:
+    """`report` as one self-contained HTML document."""
     title = report.get("title", "Report")
     about = " · ".join(filter(None, [report.get("task"), report.get("created")]))
     # In the order that a reader asks: is it good, did it pass, is it fast, where is it wrong, how was it made.
@@ -135,7 +157,7 @@ def _page(report: Report) -> str:
         ("Gates", _gates, bool(report.get("gates"))),
         ("Latency", _latency, bool(report.get("latency"))),
         ("Labels", _labels, bool(report.get("per_label"))),
-        ("Disagreements", _disagreements, bool(report.get("disagreements"))),
+        ("Disagreements", _disagreements, bool(report.get("disagreements") or report.get("disagreeing"))),
         ("Training", _training, bool(report.get("training"))),
         ("Agreement", _agreement, bool(report.get("agreement"))),
         ("Quantisation", _search, bool(report.get("search"))),
@@ -149,7 +171,8 @@ def _page(report: Report) -> str:
     links = joined([element("a", name, href=f"#{name.lower()}") for name, _ in shown])
     body = [
         element("h1", title),
-        element("p", about, class_="quiet") if about else Markup(""),
+        *(element("p", line, class_="quiet") for line in (about, machine_line(report.get("machine", {}))) if line),
+        element("p", report["made"]) if report.get("made") else Markup(""),
         _warnings(report.get("warnings", [])),
         element("nav", links, aria_label="Contents") if len(shown) > 1 else Markup(""),
         *(element("section", joined([element("h2", name), content]), id=name.lower()) for name, content in shown),
@@ -187,7 +210,9 @@ def _warnings(warnings: Sequence[str]) -> Markup:
 def _results(report: Report) -> Markup:
     rows = report.get("summary", [])
     metric_name = report.get("metric_name", "metric")
-    parts = [element("p", claim) for claim in report.get("claims", [])]
+    # What the models are comes before the claims, which are the first to name them.
+    parts = [facts(report["names"])] if report.get("names") else []
+    parts += [element("p", claim) for claim in report.get("claims", [])]
     if rows:
         drawn = [
             Interval(row["name"], row["metric"], row.get("low"), row.get("high"), f"{row['metric']:.4f}")
@@ -203,6 +228,8 @@ def _results(report: Report) -> Markup:
             ("size", [size(row.get("size_bytes")) for row in rows]),
         ]
         parts.append(columns_table(columns))
+        if report.get("summary_note"):
+            parts.append(element("p", report["summary_note"], class_="quiet"))
     return joined(parts)
 
 
@@ -219,8 +246,9 @@ def _gates(report: Report) -> Markup:
 def _latency(report: Report) -> Markup:
     document = report["latency"]
     tables = [joined([element("h3", caption), listed]) for caption, listed in grid_tables(document)]
+    paired = [element("p", PAIRED, class_="quiet")] if document["ratios"] else []
     machine = details("The machine", facts(document["machine"]))
-    return joined([grid_charts(document), doubts_in_short(document), *tables, machine])
+    return joined([grid_charts(document), doubts_in_short(document), *tables, *paired, machine])
 
 
 def _labels(report: Report) -> Markup:
@@ -234,9 +262,19 @@ def _labels(report: Report) -> Markup:
 def _disagreements(report: Report) -> Markup:
     rows: list[list[Cell]] = [
         [element("div", row["text"], class_="words"), row["teacher"], row["student"], row["gold"]]
-        for row in report["disagreements"]
+        for row in report.get("disagreements", [])
     ]
-    return folded_if_long(table(["text", "teacher", "student", "gold"], rows), len(rows), "texts")
+    parts = []
+    if found := report.get("disagreeing"):
+        said = f"Teacher and int8 student differ on {found['count']} of {found['texts']} texts of {found['split']}."
+        if found["shown"]:
+            which = "all of them" if found["shown"] == found["count"] else f"the first {found['shown']}"
+            where = f"{found['shown_in']}, where it was made, shows {which}" if "shown_in" in found else ""
+            said += f" A bundle holds no texts of the data: {where}." if where else f" Here are {which}."
+        parts.append(element("p", said))
+    if rows:
+        parts.append(folded_if_long(table(["text", "teacher", "student", "gold"], rows), len(rows), "texts"))
+    return joined(parts)
 
 
 def _training(report: Report) -> Markup:
@@ -309,7 +347,18 @@ def _fusions(report: Report) -> Markup:
 
 
 def _parity(report: Report) -> Markup:
-    return facts(report["parity"])
+    shown: dict[str, object] = {}
+    for name, found in report["parity"].items():
+        shown[name] = found
+        if isinstance(found, Mapping) and found.get("precision") == "int8":
+            shown[name] = {**found, "beyond_tolerance": "does not judge int8"}
+    reading = "Logits beside those of a reference: torch for fp32, fp32 for the others."
+    if shown != report["parity"]:
+        reading += (
+            " The tolerance does not judge int8, whose rounding moves every logit: int8 passes when a text gives the same bits "
+            "alone and in company, and its gate judges what rounding costs."
+        )
+    return joined([element("p", reading, class_="quiet"), facts(shown)])
 
 
 def _recipe(report: Report) -> Markup:

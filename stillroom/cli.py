@@ -306,7 +306,9 @@ def _show_run(document: dict[str, Any]) -> None:
         f"The int8 student is {document['speedup']:.1f} times [{low:.1f}, {high:.1f}] as fast as the torch teacher "
         f"(one text of {document['speedup_tokens']} tokens). All of it took {document['minutes']:.1f} minutes."
     )
-    say(f"Bundle  {out}\nReport  {out / 'report.html'}")
+    say(f"Bundle  {out}\nReport  {document['report']}")
+    if document["report_with_texts"]:
+        say(f"        {document['report_with_texts']} has texts of the data too, and is not part of the bundle")
     say(f"Next    {ourselves()} serve {out}")
 
 

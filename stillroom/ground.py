@@ -151,6 +151,11 @@ def same_bits(threads: int) -> None:
     torch.use_deterministic_algorithms(True)
 
 
+def work_of(out: Path) -> Path:
+    """The folder that a run to `out` works in."""
+    return out.with_name(f"{out.name}.work")
+
+
 def prepare(recipe: Recipe, *, role: str = "--teacher") -> Ground:
     """Open and check everything that `recipe` names; nothing is written. `role` is the flag that its teacher was given by.
 
@@ -163,7 +168,7 @@ def prepare(recipe: Recipe, *, role: str = "--teacher") -> Ground:
     shape = faults.check(lambda: shape_of(recipe.student))
     opened = faults.check(lambda: open_model(recipe.teacher, role=role))
     out = Path(os.path.abspath(recipe.out))
-    work = Work(out.with_name(out.name + ".work"))
+    work = Work(work_of(out))
     faults.check(lambda: check_out(out))
     faults.check(lambda: check_precision(recipe.precision, device_here()))
     faults.check(lambda: check_trackers(recipe.trackers))

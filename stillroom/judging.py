@@ -19,8 +19,9 @@ from export.pack import pack
 from export.variants import Wanted, make_variants
 from latency.candidates import Candidate
 from latency.document import ProfileDocument, RatioRow
+from latency.machine import machine_facts
 from latency.profile import Plan, time_grid
-from latency.report import Report, write_report
+from latency.report import Report, page_bytes, report_page, write_report
 from serve.bundle import canonical_json
 from stillroom.confiding import GRAPHS, confidence_of, graph_logits, on_test, reliability_on_test
 from stillroom.ground import Ground, device_here
@@ -33,6 +34,7 @@ FP32, INT8 = GRAPHS["fp32"], GRAPHS["int8"]
 BATCHES = (1, 8)
 LENGTHS = (16, 128)  # tokens: a short message, a paragraph
 SHOWN_DISAGREEMENTS = 40
+REPORT = "report.html"
 MODELS = ("teacher", "undistilled", "student", "fp32", "int8")
 SHOWN_AS = {
     "teacher": "teacher",
@@ -40,6 +42,13 @@ SHOWN_AS = {
     "student": "student, torch",
     "fp32": "student, fp32",
     "int8": "student, int8",
+}
+MEANINGS = {
+    "teacher": "the large model that the student learns from",
+    "undistilled": "the student trained on labels alone, from the same start in as many steps: what distillation has to beat",
+    "student": "the small model, distilled from the teacher, in torch",
+    "fp32": "the student exported to ONNX, in 32-bit floating point",
+    "int8": "the exported student in 8-bit integers, which is what a bundle serves unless told otherwise",
 }
 
 
@@ -89,12 +98,19 @@ def make_scores(folder: Path, ground: Ground, folders: dict[str, Path]) -> None:
         said = _answers(ground.test, logits)
         gold = [gold_of(example, task) for example in ground.splits.test]
         reliability = reliability_on_test(ground, folders, exported, logits)
+        differing = _disagreements(ground.splits.test, gold, said)
         document |= {
             "test": with_intervals(_scores(ground.splits.test, said, task)),
             "reliability": {name: asdict(found) for name, found in reliability.items()},
             "differences": _differences(gold, said),
             "per_label": _per_label(gold, said),
-            "disagreements": _disagreements(ground.splits.test, gold, said),
+            "disagreeing": {
+                "count": sum(a != b for a, b in zip(said["teacher"], said["int8"], strict=True)),
+                "texts": len(gold),
+                "split": "test",
+                "shown": len(differing),
+            },
+            "disagreements": differing,
         }
     (folder / "scores.json").write_bytes(canonical_json(document))
 
@@ -211,7 +227,7 @@ def speedup(document: ProfileDocument) -> RatioRow:
 def report_of(
     ground: Ground, folders: dict[str, Path], scores: dict[str, Any], latency: ProfileDocument | None
 ) -> Report:
-    """All that the report shows; without test scores and latency when a gate was missed."""
+    """All that the report shows, texts of the data included; without test scores and latency when a gate was missed."""
     split = "test" if "test" in scores else "validation"
     exported = read_json(folders["export"] / "export.json")
     sizes = {
@@ -222,6 +238,9 @@ def report_of(
     document: dict[str, Any] = {
         "title": ground.recipe.model_name,
         "task": ground.recipe.task,
+        "machine": latency["machine"] if latency else machine_facts(),
+        "made": _made(ground, read_lineage(folders["student"])["method"], test_read="test" in scores),
+        "names": {name: MEANINGS[name] for name in MODELS if name in scores[split]},
         "metric_name": f"{scores['metric']}, {split}",
         "summary": [
             {"name": name, "metric": row["value"], "low": row["low"], "high": row["high"], "size_bytes": sizes[name]}
@@ -243,13 +262,48 @@ def report_of(
         "recipe": write_recipe(ground.recipe),
         "lineage": lineage_of(ground, folders),
     }
-    document |= {key: scores[key] for key in ("per_label", "disagreements") if key in scores}
+    document |= {key: scores[key] for key in ("per_label", "disagreeing", "disagreements") if key in scores}
     if latency is not None:
         document["latency"] = latency
         times = latency_by_model(latency)
         for row in document["summary"]:
             row["latency_ms"] = times.get(row["name"])
+        shortest = min(row["tokens"] for row in latency["candidates"])
+        document["summary_note"] = (
+            f"Latency is the median (p50) of a batch of one text of {shortest} tokens: teacher and student in torch, fp32 and int8 "
+            "in onnxruntime."
+        )
     return cast(Report, document)
+
+
+def _made(ground: Ground, method: str, *, test_read: bool) -> str:
+    """What was trained from what, on which data, in words."""
+    config, recipe, splits = ground.opened.config, ground.recipe, ground.splits
+    data = Path(recipe.data).resolve().name if Path(recipe.data).exists() else recipe.data
+    texts = [f"{len(splits.train):,} labelled texts of {data}"]
+    texts += [f"{len(ground.unlabelled):,} unlabelled ones"] if ground.unlabelled else []
+    texts += [f"{recipe.augment} generated from each labelled one"] if recipe.augment else []
+    texts += [f"{len(ground.corpus):,} of a corpus"] if ground.corpus else []
+    tuned = "with its head as given" if ground.teacher_has_head else "fine-tuned on the same labels"
+    scored = f"scores are of {len(splits.test):,} texts of test, read once" if test_read else "test was not read"
+    return (
+        f"A student ({ground.shape}) was distilled by {method} from the teacher {ground.opened.public_name} "
+        f"({config.num_hidden_layers}x{config.hidden_size}, {tuned}) on {_listed(texts)}. "
+        f"Choices and gates are of {len(splits.validation):,} texts of validation; {scored}."
+    )
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
+
+
+def shareable(report: Report, shown_in: str) -> Report:
+    """`report` without texts of the data, for a bundle: it says how many differ, and that `shown_in` shows them."""
+    kept: dict[str, Any] = {key: value for key, value in report.items() if key != "disagreements"}
+    if "disagreeing" in report:
+        kept["disagreeing"] = {**report["disagreeing"], "shown_in": shown_in}
+    return cast(Report, kept)
 
 
 def latency_by_model(latency: ProfileDocument) -> dict[str, float]:
@@ -312,11 +366,14 @@ def write_bundle(
     mark: str,
     minutes: float,
 ) -> None:
-    """Report, card and manifest around the graphs, renamed into place in one step."""
+    """Report, card and manifest around the graphs, renamed into place in one step.
+
+    The report with texts of the data stays in the work folder; a bundle, which is passed on, has the one without.
+    """
     exported = read_json(folders["export"] / "export.json")
-    report = report_of(ground, folders, scores, latency)
-    report_file = folders["export"].parent / "report.html"
-    write_report(report_file, report)
+    full = report_of(ground, folders, scores, latency)
+    write_report(ground.work.root / REPORT, full)
+    report = shareable(full, f"{ground.work.root.name}/{REPORT}")
     lineage = lineage_of(ground, folders) | {"run": mark}
     confidence = confidence_of(exported)
     metrics = {key: scores[key] for key in ("metric", "test", "validation")} | {"confidence": report["confidence"]}
@@ -343,7 +400,7 @@ def write_bundle(
             "README.md": card_of(
                 ground, report, lineage, exported["limits"], in_words(confidence, on_test(scores))
             ).encode(),
-            "report.html": report_file.read_bytes(),
+            REPORT: page_bytes(report_page(report)),
             "report.json": canonical_json({**report, "minutes": minutes}),
             "recipe.toml": write_recipe(ground.recipe).encode(),
         },

@@ -382,8 +382,8 @@ def _point(document: ProfileDocument, model: ModelRow, percentile: int) -> Point
     )
     metric = model.get("metric")
     interval_ms = times["intervals_ms"].get(f"p{percentile}")
-    high_ms = interval_ms[1] if interval_ms else None
-    return Point(model["name"], float(times[key]), metric["value"] if metric else None, high_ms)
+    low_ms, high_ms = interval_ms or (None, None)
+    return Point(model["name"], float(times[key]), metric["value"] if metric else None, low_ms, high_ms)
 
 
 def write_profile(out: Path, document: ProfileDocument) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from export.pack import clear_leftovers
+from latency.grid import PAIRED, doubts
 from latency.report import write_report
 from serve.bundle import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError, GateMissed
 from stillroom import judging, training
-from stillroom.ground import Ground, prepare, same_bits, texts_mark, trained_with
+from stillroom.ground import Ground, prepare, same_bits, texts_mark, trained_with, work_of
 from stillroom.plan import Plan, full_plan, timed_plan
 from stillroom.recipe import Recipe
 from stillroom.show import say, table
@@ -192,7 +193,7 @@ def _judge(ground: Ground, marks: dict[str, str], folders: dict[str, Path]) -> d
     missed = [f"{g['name']} is {g['value']:.4f}, needed {g['needed']:g}" for g in scores["gates"] if not g["passed"]]
     missed += judging.read_json(folders["export"] / "export.json")["faults"]
     if missed:
-        report = ground.work.root / "report.html"
+        report = ground.work.root / judging.REPORT
         write_report(report, judging.report_of(ground, folders, scores, None))
         raise GateMissed(
             f"No bundle was written: {'; '.join(missed)}. The report is {report}. "
@@ -252,6 +253,7 @@ def _result(out: Path) -> dict[str, Any]:
     metrics = open_bundle(out).manifest.metrics
     speed = judging.speedup(report["latency"])
     values = {row["name"]: row["metric"] for row in report["summary"]}
+    with_texts = work_of(out) / judging.REPORT
     return {
         "bundle": str(out),
         "metric": metrics["metric"],
@@ -260,7 +262,8 @@ def _result(out: Path) -> dict[str, Any]:
         "speedup_interval": [speed["low"], speed["high"]],
         "speedup_tokens": speed["tokens"],
         "minutes": report["minutes"],
-        "report": str(out / "report.html"),
+        "report": str(out / judging.REPORT),
+        "report_with_texts": str(with_texts) if with_texts.is_file() else None,
         "claims": report["claims"],
     }
 
@@ -293,5 +296,9 @@ def show_result(out: Path) -> None:
         ["model", "texts x tokens", "p50 ms", "p90 ms", "p99 ms", "texts/s", "against torch teacher"],
         lines,
     )
+    say(PAIRED)
+    short, _ = doubts(latency)
+    if short:
+        say(short)
     for claim in report["claims"]:
         say(claim)

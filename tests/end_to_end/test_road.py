@@ -150,6 +150,9 @@ def test_the_bundle_holds_what_it_says_and_its_card_nothing_of_this_machine(
         assert line in (out / "README.md").read_text(encoding="utf-8")
         assert [claim for claim in document["claims"] if claim.startswith(line)]
         assert variant.abstain_below is None
+    with_texts = out.with_name("tiny.work") / "report.html"
+    assert (document["report"], document["report_with_texts"]) == (str(out / "report.html"), str(with_texts))
+    assert with_texts.is_file()
     report = (out / "report.html").read_text(encoding="utf-8")
     assert "kettle" in report or "city" in report
     assert "http://" not in report.replace("http://www.w3.org", "")

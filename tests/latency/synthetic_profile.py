@@ -81,6 +81,7 @@ def synthetic_profile(models: int = 6, samples: int = 300) -> ProfileDocument:
             "best": best and best["name"],
             "nearest": nearest["name"],
             "nearest_ms": nearest["single_stream"]["p99_ms"],
+            "verdict": "met" if best else "missed",
             "sentence": f"No model answers within {BUDGET_MS:g} ms at p99."
             if best is None
             else f"Of the models whose p99 is at most {BUDGET_MS:g} ms, {best['name']} has the best entity F1, "

@@ -125,8 +125,18 @@ def test_the_budgets_answer_is_a_sentence(
     assert (answer["budget_ms"], answer["percentile"]) == (budget_ms, 99)
 
 
-def test_a_budget_that_the_interval_crosses_is_not_called_sure() -> None:
-    sure = within_budget([Point("a", 4.0, 0.9, 4.5)], 5.0, 99)["sentence"]
-    assert "not sure" not in sure
-    unsure = within_budget([Point("a", 4.0, 0.9, 6.25)], 5.0, 99)["sentence"]
-    assert unsure.endswith("That is not sure: the interval reaches 6.25 ms.")
+@pytest.mark.parametrize(
+    ("point", "verdict", "doubt"),
+    [
+        pytest.param(Point("a", 4.0, 0.9, 3.5, 4.5), "met", None, id="met"),
+        pytest.param(Point("a", 4.0, 0.9, 3.5, 6.25), "perhaps", "reaches 6.25 ms", id="perhaps-met"),
+        pytest.param(Point("a", 5.5, 0.9, 4.75, 6.25), "perhaps", "begins at 4.75 ms", id="perhaps-missed"),
+        pytest.param(Point("a", 5.5, 0.9, 5.25, 6.25), "missed", None, id="missed"),
+        pytest.param(Point("a", 5.5, 0.9), "missed", None, id="missed-without-interval"),
+    ],
+)
+def test_a_budget_that_the_interval_crosses_is_perhaps_met(point: Point, verdict: str, doubt: str | None) -> None:
+    answer = within_budget([point], 5.0, 99)
+    assert answer["verdict"] == verdict
+    assert ("That is not sure" in answer["sentence"]) is (doubt is not None)
+    assert doubt is None or answer["sentence"].endswith(f"That is not sure: the interval {doubt}.")

@@ -65,11 +65,23 @@ def test_the_page_answers_first_and_then_shows_everything_in_order() -> None:
 
 def test_a_missed_budget_is_said_in_words() -> None:
     def miss(document: Any) -> None:
-        document["budget"] |= {"best": None, "sentence": "No model answers within 0.1 ms at p99."}
+        document["budget"] |= {
+            "best": None, "verdict": "missed", "sentence": "No model answers within 0.1 ms at p99.",
+        }  # fmt: skip
 
     words = page_of(changed(synthetic_profile(), miss)).words()
     assert "Budget missed. No model answers within 0.1 ms at p99." in words
     assert "Budget met" not in words
+
+
+def test_a_budget_that_is_perhaps_met_is_neither_green_nor_red_and_says_so_everywhere() -> None:
+    document = changed(synthetic_profile(), lambda each: each["budget"].update(verdict="perhaps"))
+    page = page_of(document)
+    assert f"Budget perhaps met. {document['budget']['sentence']}" in page.words()
+    answer = next(i for i, (tag, attributes) in enumerate(page.tags) if attributes.get("class") == "answer")
+    assert page.tags[answer + 1] == ("strong", {"class": "perhaps"})
+    assert answer_lines(document)[0] == f"Budget perhaps met. {document['budget']['sentence']}"
+    assert profile_markdown(document).splitlines()[0].endswith(" Budget perhaps met.")
 
 
 def test_members_of_the_front_are_marked_with_a_word() -> None:
@@ -228,7 +240,7 @@ def test_an_older_document_still_makes_a_page() -> None:
     assert page.sections() == ["answer", "grid", "doubts", "conditions"]
     assert "Fastest at batch 1, 16 tokens: int8, 10 ms at the median. That is 2.00 times [1.90, 2.12]" in page.words()
     assert not {"p95 ms", "device"} & {name for table in page.tables for name in table[0]}
-    assert profile_markdown(profile_document()).startswith("| candidate | batch |")
+    assert profile_markdown(profile_document()).split("\n\n")[1].startswith("| candidate | batch |")
 
 
 def test_one_model_alone_is_compared_with_nothing() -> None:
@@ -270,7 +282,7 @@ def test_texts_of_one_length_stay_in_one_bin() -> None:
 
 def test_the_markdown_has_a_row_for_each_model_and_each_cell_of_the_grid() -> None:
     document = renamed(synthetic_profile(models=4), "a|b")
-    main, grid = profile_markdown(document).split("\n\n")
+    _, main, grid, _ = profile_markdown(document).split("\n\n")
     assert len(main.splitlines()) == 2 + 4
     assert len(grid.splitlines()) == 2 + 4 * 4
     assert main.splitlines()[3].startswith("| a\\|b | yes | 0.9409 [0.9278, 0.9531] |")
@@ -278,10 +290,37 @@ def test_the_markdown_has_a_row_for_each_model_and_each_cell_of_the_grid() -> No
         assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
 
 
+def test_the_markdown_can_be_read_where_it_is_pasted() -> None:
+    document = synthetic_profile(models=4)
+    above, _, _, below = profile_markdown(document).split("\n\n")
+    assert above == (
+        "`stillroom profile`: 4 models · 300 texts of snips/test.jsonl · 2026-11-22 · Intel(R) Xeon(R) Processor, 2 cores · "
+        "torch 2.13.0, onnxruntime 1.31.1. Budget met."
+    )
+    for said in ("front: no other model", "doubts: how many", "95 % intervals", "paired turn by turn"):
+        assert said in below
+    assert below.count("\n") == 1
+
+    def alone(document: Any) -> None:
+        del document["front"], document["budget"]
+        document["ratios"] = []
+
+    above, *_, below = profile_markdown(changed(document, alone)).split("\n\n")
+    assert "Budget" not in above
+    assert "front" not in below
+    assert "paired" not in below
+
+
+def test_a_table_with_speed_ups_says_that_they_are_no_quotients() -> None:
+    paired = "Speed-ups are ratios paired turn by turn, and so not the quotients of the p50 column."
+    assert page_of(synthetic_profile()).words().count(paired) == 2  # of whole answers, and of the grid
+    assert paired not in page_of(synthetic_profile(models=1)).words()
+
+
 def test_the_lines_for_the_screen_say_what_the_page_says_first() -> None:
     document = synthetic_profile()
     lines = answer_lines(document)
-    assert lines[0] == document["budget"]["sentence"]
+    assert lines[0] == f"Budget met. {document['budget']['sentence']}"
     assert lines[1].startswith(
         "On the Pareto front of entity F1 and median latency: student 3x384 ORT int8 (0.9349 at "
     )

@@ -10,7 +10,7 @@ from read_page import HOSTILE, Page
 from latency.document import ProfileDocument
 from latency.drawings import curve
 from latency.markup import element, facts, number, size, table
-from latency.report import Report, markdown_table, write_report
+from latency.report import Disagreeing, Report, markdown_table, write_report
 
 
 def profile_document(names: tuple[str, ...] = ("teacher", "int8"), text: str = "Some CPU") -> ProfileDocument:
@@ -123,6 +123,54 @@ def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|url\(|@import", text)
     assert len(text) < 40_000
+
+
+def test_the_page_can_be_read_by_who_was_not_there(tmp_path: Path) -> None:
+    report = full_report()
+    report["latency"]["machine"] |= {"measured_at": "2026-11-22T20:14:07Z"}
+    report |= {
+        "machine": report["latency"]["machine"],
+        "made": "A student was distilled from a teacher.",
+        "names": {"undistilled": "trained on labels alone"},
+        "summary_note": "Latency is the median of one text.",
+        "claims": ["int8 against undistilled"],
+    }
+    words = written(tmp_path / "report.html", report).words()
+    line, made, name, claim, note, labels = (
+        words.index(said)
+        for said in (
+            "2026-11-22 · plain, 2 cores · torch 2.13",
+            "A student was distilled from a teacher.",
+            "undistilled trained on labels alone",
+            "int8 against undistilled",
+            "Latency is the median of one text.",
+            "Speed-ups are ratios paired turn by turn, and so not the quotients of the p50 column.",
+        )
+    )
+    assert line < made < name < claim < note < labels
+
+
+def test_texts_that_differ_are_counted_and_said_to_stand_elsewhere(tmp_path: Path) -> None:
+    found: Disagreeing = {"count": 63, "texts": 400, "split": "test", "shown": 40}
+    page = written(tmp_path / "report.html", {"disagreeing": {**found, "shown_in": "my.work/report.html"}})
+    assert page.sections() == ["disagreements"]
+    assert "differ on 63 of 400 texts of test. A bundle holds no texts of the data: my.work/report.html" in page.words()
+    rows = full_report()["disagreements"]
+    page = written(tmp_path / "report.html", {"disagreeing": {**found, "shown": 1}, "disagreements": rows})
+    assert "differ on 63 of 400 texts of test. Here are the first 1." in page.words()
+    assert "A bundle holds" not in page.words()
+    none: Disagreeing = {"count": 0, "texts": 400, "split": "test", "shown": 0, "shown_in": "my.work/report.html"}
+    assert "my.work" not in written(tmp_path / "report.html", {"disagreeing": none}).words()
+
+
+def test_the_tolerance_is_said_not_to_judge_int8(tmp_path: Path) -> None:
+    fp32 = {"precision": "fp32", "beyond_tolerance": 0, "positions": 19233, "passed": True}
+    int8 = {**fp32, "precision": "int8", "beyond_tolerance": 19233}
+    words = written(tmp_path / "report.html", {"parity": {"fp32": fp32, "int8": int8}}).words()
+    assert "The tolerance does not judge int8" in words
+    assert "beyond tolerance 0 positions" in words
+    assert "beyond tolerance does not judge int8 positions" in words
+    assert "judge int8" not in written(tmp_path / "report.html", {"parity": {"fp32": fp32}}).words()
 
 
 def test_a_report_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path) -> None:
