@@ -14,6 +14,7 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from compress.hub import load_dataset, may_be_on_hub
 from serve.errors import BadInput
 from serve.labels import OUTSIDE, split_tag
 from serve.markers import MARKERS, marked
@@ -77,10 +78,6 @@ class Fault:
 # A capital and a dash, as prefixes are written, that no tag scheme has; or a prefix with no label.
 KNOWN_PREFIX = re.compile(r"[BIESLU]-")
 STRANGE_PREFIX = re.compile(r"(?![BIESLU]-)[A-Z]-|[BIESLU]-$")
-
-
-# What a name on the Hub looks like; anything else is a path, and a path that is not there is nothing to ask a network for.
-HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 class BadRows(BadInput):
@@ -645,20 +642,7 @@ def _is_datasets_folder(folder: Path) -> bool:
 
 
 def _read_datasets(data: str, task: Task) -> tuple[dict[str, list[Example]], list[Fault]]:
-    import datasets
-
-    if not HUB_NAME.fullmatch(data) and not Path(data).is_dir():
-        raise BadInput(
-            f"--data {data} is not there. Give a folder with train, validation and test files, or a `datasets` name."
-        )
-    try:
-        loaded = datasets.load_from_disk(data) if Path(data).is_dir() else datasets.load_dataset(data)
-    except Exception as error:
-        # Whatever `datasets` raises (no such name, no network, a broken cache) is about what the caller named.
-        raise BadInput(
-            f"--data {data} is neither a folder here nor a dataset that `datasets` can open ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else 'no reason given'}). Give a folder with train, validation and test files."
-        ) from None
+    loaded = _saved_dataset(data) if Path(data).is_dir() else _hub_dataset(data)
     readers: dict[str, _Reader] = {}
     for name in SPLITS:
         if name not in loaded:
@@ -671,6 +655,33 @@ def _read_datasets(data: str, task: Task) -> tuple[dict[str, list[Example]], lis
             except (ValueError, IndexError, KeyError):
                 reader.faults.append(Fault(reader.file, number, "holds a class number that has no name"))
     return {name: reader.examples for name, reader in readers.items()}, _faults_of(list(readers.values()))
+
+
+def _saved_dataset(folder: str) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_from_disk(folder)
+    except Exception as error:
+        # Whatever `datasets` raises (files that are missing, or of a version to come) is about the folder given.
+        raise BadInput(
+            f"--data {folder} holds a dataset_dict.json, and cannot be opened by `datasets` ({type(error).__name__}: {error}). "
+            "Save it again with save_to_disk, or give a folder with train, validation and test files."
+        ) from None
+
+
+def _hub_dataset(name: str) -> Any:
+    if not may_be_on_hub(name):
+        raise BadInput(
+            f"--data {name} is not there. Give a folder with train, validation and test files, or a `datasets` name."
+        )
+    try:
+        return load_dataset(name)
+    except LookupError as reason:
+        raise BadInput(
+            f"--data {name} is neither a folder here nor a data set that the Hub gives ({reason}). "
+            "Give a folder with train, validation and test files."
+        ) from None
 
 
 def _class_names(features: Any) -> dict[str, Callable[[Any], Any]]:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from compress.examples import HUB_NAME, Task
+from compress.examples import Task
 from compress.families import Family, encoder_of, family_of
+from compress.hub import download_model, may_be_on_hub
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.labels import MULTI_LABEL
@@ -91,17 +92,13 @@ def open_model(name: str, *, role: str = "--teacher") -> Opened:
 
 
 def _download(name: str, role: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    if not HUB_NAME.fullmatch(name):
+    if not may_be_on_hub(name):
         raise BadInput(f"{role} {name} is not there. Give the path of a transformers folder, or a name on the Hub.")
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.safetensors", "*.model"]))
-    except Exception as error:
-        # Whatever the client raises (not a valid name, no network, no such repository) is about the name given.
-        reason = str(error).splitlines()[0] if str(error) else "no reason given"
+        return download_model(name)
+    except LookupError as reason:
         raise BadInput(
-            f"{role} {name} is neither a folder here nor a model that the Hub gives ({type(error).__name__}: {reason}). "
+            f"{role} {name} is neither a folder here nor a model that the Hub gives ({reason}). "
             "Give the path of a transformers folder."
         ) from None
 

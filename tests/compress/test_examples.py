@@ -288,7 +288,7 @@ def test_a_dataset_saved_by_datasets_reads_with_its_class_names(tmp_path: Path) 
 
 
 def test_a_name_that_nobody_knows_says_what_to_give() -> None:
-    with pytest.raises(BadInput, match="neither a folder here nor a dataset"):
+    with pytest.raises(BadInput, match="neither a folder here nor a data set that the Hub gives"):
         read_splits("absent", TEXT)
 
 

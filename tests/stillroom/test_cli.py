@@ -284,13 +284,14 @@ def test_a_student_that_labels_alone_would_serve_better_is_told_so() -> None:
     assert len(claims({"differences": [better]})) == 1
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "no/such/folder"])
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "no/such/folder", "nowhere.v2", "tests/nowhere"])
 def test_a_path_that_is_not_there_asks_no_network(
     name: str, run: Run, given: dict[str, str | Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked(*_: object, **__: object) -> None:
         raise AssertionError("the network was asked")
 
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", asked)
     monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
     monkeypatch.setattr("datasets.load_dataset", asked)
     assert f"--teacher {name} is not there" in refused(run, given, teacher=name)
