@@ -536,9 +536,18 @@ def _mixed(readers: Sequence[_Reader], has: Callable[[Example], bool], so: str, 
     return [Fault(*place, reason) for place in places[fewer]] if all(places.values()) else []
 
 
-def _read_file(path: Path, task: Task) -> _Reader:
+def check_there(path: Path) -> None:
+    """Nothing, when `path` is a file.
+
+    Raises:
+        BadInput: it is a folder, or nothing.
+    """
     if not path.is_file():
         raise BadInput(f"{path} is not a file; examples are read from files ending in {', '.join(SUFFIXES)}.")
+
+
+def _read_file(path: Path, task: Task) -> _Reader:
+    check_there(path)
     reader = _Reader(str(path), task)
     suffix = path.suffix
     if suffix == ".txt" and task == "token-classification" and _looks_like_columns(path):

@@ -1,8 +1,7 @@
 """Every fault of the input, found before any training; and what a person would want to be told though it is no fault."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
@@ -12,35 +11,7 @@ from compress.teacher import Opened
 from serve.errors import BadInput
 from serve.labels import bio_tags, entity_labels
 
-T = TypeVar("T")
 SHOWN = 3
-
-
-class Faults:
-    """Collects the messages of checks that fail, so that a person mends them all at once."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def check(self, look: Callable[[], T]) -> T | None:
-        """What `look` returns, or None when it raised `BadInput`, whose message is kept."""
-        try:
-            return look()
-        except BadInput as fault:
-            self.messages.append(fault.message)
-            return None
-
-    def raise_if_any(self) -> None:
-        """Nothing when all checks passed.
-
-        Raises:
-            BadInput: one message with all of the faults.
-        """
-        if len(self.messages) == 1:
-            raise BadInput(self.messages[0])
-        if self.messages:
-            listed = "\n".join(f"{i}. {message}" for i, message in enumerate(self.messages, 1))
-            raise BadInput(f"{len(self.messages)} things stand in the way; nothing was trained.\n{listed}")
 
 
 def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) -> tuple[tuple[str, ...], bool]:

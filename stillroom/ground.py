@@ -15,11 +15,12 @@ from tokenizers import Tokenizer
 from compress import processes
 from compress.augment import augmented
 from compress.examples import Example, Splits, check_task, fingerprint, read_splits, read_texts
+from compress.faults import Faults
 from compress.initialise import layers_fit
 from compress.methods import Sizes, usual_relation_heads, usual_teacher_layer
 from compress.out_of_scope import refuse_in_scope, set_apart
 from compress.precision import check_precision
-from compress.preflight import Faults, labels_for, warnings_of
+from compress.preflight import labels_for, warnings_of
 from compress.relations import check_relation_heads
 from compress.scores import metric_name
 from compress.students import Shape, shape_of
