@@ -88,8 +88,12 @@ class BadRows(BadInput):
         shown = [f"  {fault}" for fault in faults[:SHOWN_FAULTS]]
         if len(faults) > SHOWN_FAULTS:
             shown.append(f"  ... and {len(faults) - SHOWN_FAULTS} more")
-        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        super().__init__(f"The data has {count}; nothing was done. Mend these and run again:\n" + "\n".join(shown))
+        count, these = ("1 fault", "it") if len(faults) == 1 else (f"{len(faults)} faults", "these")
+        super().__init__(f"The data has {count}; nothing was done. Mend {these} and run again:\n" + "\n".join(shown))
+
+
+class NotText(BadRows):
+    """A file that is not UTF-8, told of its first line that is not: what comes after it cannot be read either."""
 
 
 @dataclass(frozen=True)
@@ -532,7 +536,9 @@ def _mixed(readers: Sequence[_Reader], has: Callable[[Example], bool], so: str, 
             places[has(example)].append((reader.file, line))
     fewer = len(places[True]) < len(places[False])
     words = (so, otherwise) if fewer else (otherwise, so)
-    reason = f"{words[0]}, and in {len(places[not fewer])} other rows {words[1]}; one kind is needed in all splits"
+    others = len(places[not fewer])
+    rows = "1 other row" if others == 1 else f"{others} other rows"
+    reason = f"{words[0]}, and in {rows} {words[1]}; one kind is needed in all splits"
     return [Fault(*place, reason) for place in places[fewer]] if all(places.values()) else []
 
 
@@ -549,8 +555,16 @@ def check_there(path: Path) -> None:
 def _read_file(path: Path, task: Task) -> _Reader:
     check_there(path)
     reader = _Reader(str(path), task)
+    try:
+        _read_into(reader, path)
+    except NotText as error:
+        reader.faults += error.faults
+    return reader
+
+
+def _read_into(reader: _Reader, path: Path) -> None:
     suffix = path.suffix
-    if suffix == ".txt" and task == "token-classification" and _looks_like_columns(path):
+    if suffix == ".txt" and reader.task == "token-classification" and _looks_like_columns(path):
         suffix = ".conll"
     if suffix == ".conll":
         _read_conll(path, reader)
@@ -559,7 +573,6 @@ def _read_file(path: Path, task: Task) -> _Reader:
             reader.add(row, line)
     else:
         raise BadInput(f"{path} ends in {suffix or 'nothing'}; labelled examples are read from {', '.join(SUFFIXES)}.")
-    return reader
 
 
 def _rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]:
@@ -604,10 +617,14 @@ def _table_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, each without the line feed that ends it; other ends of line stand as they are."""
+    """The lines of a UTF-8 file, each without the line feed that ends it; other ends of line stand as they are.
+
+    Raises:
+        NotText: at the first line that is not UTF-8.
+    """
     position = 0
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             start = position
             position += len(line)
             if start == 0:
@@ -616,7 +633,8 @@ def _lines(path: Path) -> Iterator[str]:
                 yield line.removesuffix(b"\n").decode()
             except UnicodeDecodeError as error:
                 at = position - len(line) + error.start
-                raise BadInput(f"{path} is not UTF-8 text (byte {at}). Save it as UTF-8.") from None
+                reason = f"is not UTF-8 text (byte {at} of the file); save the file as UTF-8"
+                raise NotText([Fault(str(path), number, reason)]) from None
 
 
 def _looks_like_columns(path: Path) -> bool:

@@ -263,7 +263,9 @@ def _unseen_texts(texts: list[str], splits: Splits, what: str, warnings: list[st
     """The unseen ones of the texts given as --`what`; `warnings` tells of the others."""
     kept = [example.text for example in unseen([Example(text) for text in texts], splits)]
     if len(kept) < len(texts):
-        warnings.append(f"{len(texts) - len(kept)} texts of --{what} stand in validation or test; they were left out.")
+        seen = len(texts) - len(kept)
+        told = "1 text of --{0} stands in {1}; it was" if seen == 1 else "{2} texts of --{0} stand in {1}; they were"
+        warnings.append(told.format(what, "validation or test", seen) + " left out.")
     return kept
 
 
