@@ -50,7 +50,9 @@ class Ways:
         _refuse_unknown("--runtimes", self.runtimes, get_args(Runtime))
         _refuse_unknown("--precisions", self.precisions, ("fp32", "bf16", "fp16"))
         if "openvino" in self.runtimes and not has_openvino():
-            raise BadInput("--runtimes openvino: OpenVINO is not installed; pip install 'stillroom[openvino]'.")
+            raise BadInput(
+                "--runtimes openvino: OpenVINO is not installed; in a clone of stillroom, pip install '.[openvino]'."
+            )
 
     def in_torch(self) -> list[tuple[Device, Runtime]]:
         """Where and how torch runs a checkpoint."""
