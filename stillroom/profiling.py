@@ -171,6 +171,10 @@ def profile_models(
                 "int8 graphs of checkpoints were calibrated on the texts that they were scored on. Give --data the folder of splits, "
                 "so that train calibrates."
             )
+        say(
+            f"timing takes about {settings.seconds:g} s, and six turns of each of {len(now) + len(before)} candidates at least; loading, "
+            "scoring and the machine's peak come on top"
+        )
         document = _profiled([*now, *before], origins, given, settings)
     document["given"] = given_models(models)
     if against:

@@ -344,13 +344,19 @@ def test_help_shows_examples_and_needs_no_torch() -> None:
     assert "stillroom run --teacher bert-base-uncased" in done.stdout
 
 
+def test_profiles_example_gives_a_folder_and_its_help_says_what_its_seconds_are(run: Run) -> None:
+    _, said = run("profile", "--help")
+    assert "ner.bundle --data my-data --out timings" in said
+    assert "six turns of every model" in said.replace(" │ │ ", " ")
+
+
 def test_the_base_install_says_what_to_install_for_making_models(run: Run, given: dict[str, str | Path]) -> None:
     code = "import sys; sys.modules['torch'] = None; sys.argv = ['stillroom', *sys.argv[1:]]\n"
     code += "from stillroom.cli import app, guarded; sys.exit(guarded(app))"
     arguments = [str(part) for pair in given.items() for part in pair]
     done = subprocess.run([sys.executable, "-c", code, "run", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert 'pip install "stillroom[build]"' in done.stderr
+    assert 'in a clone of stillroom: pip install -c constraints.txt -e ".[build]"' in done.stderr
 
 
 def test_a_fault_of_ours_is_one_line_and_a_log(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from lookup_bundles import city_table, write_bundle
-from small_profiles import QUICK, TASK, Models, Profiled, stillroom
+from small_profiles import QUICK, TASK, Models, Profiled, profiled, stillroom
 from small_task import write_rows
 
 import stillroom as face
@@ -377,3 +377,11 @@ def test_help_tells_of_every_setting() -> None:
         "--price-per-core-hour",
     ):
         assert flag in done.stdout
+
+
+def test_who_calibrates_on_what_is_scored_is_told_how_not_to(models: Models, splits: Path, tmp_path: Path) -> None:
+    given = (models.checkpoint, "--runtimes", "onnxruntime", "--data", splits / "test.jsonl")
+    found = profiled(tmp_path / "timings", *given)
+    (warning,) = [each for each in found.document["warnings"] if "calibrated" in each]
+    assert warning.endswith("Give --data the folder of splits, so that train calibrates.")
+    assert "timing takes about 1 s, and six turns of each of 2 candidates at least" in found.said
