@@ -14,6 +14,7 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from compress.hub import load_dataset, may_be_on_hub
 from serve.errors import BadInput
 from serve.labels import OUTSIDE, split_tag
 from serve.markers import MARKERS, marked
@@ -79,10 +80,6 @@ KNOWN_PREFIX = re.compile(r"[BIESLU]-")
 STRANGE_PREFIX = re.compile(r"(?![BIESLU]-)[A-Z]-|[BIESLU]-$")
 
 
-# What a name on the Hub looks like; anything else is a path, and a path that is not there is nothing to ask a network for.
-HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
-
-
 class BadRows(BadInput):
     """Every fault found in the data, in one error."""
 
@@ -91,8 +88,12 @@ class BadRows(BadInput):
         shown = [f"  {fault}" for fault in faults[:SHOWN_FAULTS]]
         if len(faults) > SHOWN_FAULTS:
             shown.append(f"  ... and {len(faults) - SHOWN_FAULTS} more")
-        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        super().__init__(f"The data has {count}; nothing was done. Mend these and run again:\n" + "\n".join(shown))
+        count, these = ("1 fault", "it") if len(faults) == 1 else (f"{len(faults)} faults", "these")
+        super().__init__(f"The data has {count}; nothing was done. Mend {these} and run again:\n" + "\n".join(shown))
+
+
+class NotText(BadRows):
+    """A file that is not UTF-8, told of its first line that is not: what comes after it cannot be read either."""
 
 
 @dataclass(frozen=True)
@@ -535,16 +536,35 @@ def _mixed(readers: Sequence[_Reader], has: Callable[[Example], bool], so: str, 
             places[has(example)].append((reader.file, line))
     fewer = len(places[True]) < len(places[False])
     words = (so, otherwise) if fewer else (otherwise, so)
-    reason = f"{words[0]}, and in {len(places[not fewer])} other rows {words[1]}; one kind is needed in all splits"
+    others = len(places[not fewer])
+    rows = "1 other row" if others == 1 else f"{others} other rows"
+    reason = f"{words[0]}, and in {rows} {words[1]}; one kind is needed in all splits"
     return [Fault(*place, reason) for place in places[fewer]] if all(places.values()) else []
 
 
-def _read_file(path: Path, task: Task) -> _Reader:
+def check_there(path: Path) -> None:
+    """Nothing, when `path` is a file.
+
+    Raises:
+        BadInput: it is a folder, or nothing.
+    """
     if not path.is_file():
         raise BadInput(f"{path} is not a file; examples are read from files ending in {', '.join(SUFFIXES)}.")
+
+
+def _read_file(path: Path, task: Task) -> _Reader:
+    check_there(path)
     reader = _Reader(str(path), task)
+    try:
+        _read_into(reader, path)
+    except NotText as error:
+        reader.faults += error.faults
+    return reader
+
+
+def _read_into(reader: _Reader, path: Path) -> None:
     suffix = path.suffix
-    if suffix == ".txt" and task == "token-classification" and _looks_like_columns(path):
+    if suffix == ".txt" and reader.task == "token-classification" and _looks_like_columns(path):
         suffix = ".conll"
     if suffix == ".conll":
         _read_conll(path, reader)
@@ -553,7 +573,6 @@ def _read_file(path: Path, task: Task) -> _Reader:
             reader.add(row, line)
     else:
         raise BadInput(f"{path} ends in {suffix or 'nothing'}; labelled examples are read from {', '.join(SUFFIXES)}.")
-    return reader
 
 
 def _rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]:
@@ -598,10 +617,14 @@ def _table_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, each without the line feed that ends it; other ends of line stand as they are."""
+    """The lines of a UTF-8 file, each without the line feed that ends it; other ends of line stand as they are.
+
+    Raises:
+        NotText: at the first line that is not UTF-8.
+    """
     position = 0
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             start = position
             position += len(line)
             if start == 0:
@@ -610,7 +633,8 @@ def _lines(path: Path) -> Iterator[str]:
                 yield line.removesuffix(b"\n").decode()
             except UnicodeDecodeError as error:
                 at = position - len(line) + error.start
-                raise BadInput(f"{path} is not UTF-8 text (byte {at}). Save it as UTF-8.") from None
+                reason = f"is not UTF-8 text (byte {at} of the file); save the file as UTF-8"
+                raise NotText([Fault(str(path), number, reason)]) from None
 
 
 def _looks_like_columns(path: Path) -> bool:
@@ -645,20 +669,7 @@ def _is_datasets_folder(folder: Path) -> bool:
 
 
 def _read_datasets(data: str, task: Task) -> tuple[dict[str, list[Example]], list[Fault]]:
-    import datasets
-
-    if not HUB_NAME.fullmatch(data) and not Path(data).is_dir():
-        raise BadInput(
-            f"--data {data} is not there. Give a folder with train, validation and test files, or a `datasets` name."
-        )
-    try:
-        loaded = datasets.load_from_disk(data) if Path(data).is_dir() else datasets.load_dataset(data)
-    except Exception as error:
-        # Whatever `datasets` raises (no such name, no network, a broken cache) is about what the caller named.
-        raise BadInput(
-            f"--data {data} is neither a folder here nor a dataset that `datasets` can open ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else 'no reason given'}). Give a folder with train, validation and test files."
-        ) from None
+    loaded = _saved_dataset(data) if Path(data).is_dir() else _hub_dataset(data)
     readers: dict[str, _Reader] = {}
     for name in SPLITS:
         if name not in loaded:
@@ -671,6 +682,33 @@ def _read_datasets(data: str, task: Task) -> tuple[dict[str, list[Example]], lis
             except (ValueError, IndexError, KeyError):
                 reader.faults.append(Fault(reader.file, number, "holds a class number that has no name"))
     return {name: reader.examples for name, reader in readers.items()}, _faults_of(list(readers.values()))
+
+
+def _saved_dataset(folder: str) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_from_disk(folder)
+    except Exception as error:
+        # Whatever `datasets` raises (files that are missing, or of a version to come) is about the folder given.
+        raise BadInput(
+            f"--data {folder} holds a dataset_dict.json, and cannot be opened by `datasets` ({type(error).__name__}: {error}). "
+            "Save it again with save_to_disk, or give a folder with train, validation and test files."
+        ) from None
+
+
+def _hub_dataset(name: str) -> Any:
+    if not may_be_on_hub(name):
+        raise BadInput(
+            f"--data {name} is not there. Give a folder with train, validation and test files, or a `datasets` name."
+        )
+    try:
+        return load_dataset(name)
+    except LookupError as reason:
+        raise BadInput(
+            f"--data {name} is neither a folder here nor a data set that the Hub gives ({reason}). "
+            "Give a folder with train, validation and test files."
+        ) from None
 
 
 def _class_names(features: Any) -> dict[str, Callable[[Any], Any]]:

@@ -1,8 +1,7 @@
 """Every fault of the input, found before any training; and what a person would want to be told though it is no fault."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
@@ -12,35 +11,7 @@ from compress.teacher import Opened
 from serve.errors import BadInput
 from serve.labels import bio_tags, entity_labels
 
-T = TypeVar("T")
 SHOWN = 3
-
-
-class Faults:
-    """Collects the messages of checks that fail, so that a person mends them all at once."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def check(self, look: Callable[[], T]) -> T | None:
-        """What `look` returns, or None when it raised `BadInput`, whose message is kept."""
-        try:
-            return look()
-        except BadInput as fault:
-            self.messages.append(fault.message)
-            return None
-
-    def raise_if_any(self) -> None:
-        """Nothing when all checks passed.
-
-        Raises:
-            BadInput: one message with all of the faults.
-        """
-        if len(self.messages) == 1:
-            raise BadInput(self.messages[0])
-        if self.messages:
-            listed = "\n".join(f"{i}. {message}" for i, message in enumerate(self.messages, 1))
-            raise BadInput(f"{len(self.messages)} things stand in the way; nothing was trained.\n{listed}")
 
 
 def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) -> tuple[tuple[str, ...], bool]:
@@ -83,7 +54,9 @@ def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: in
     """What does not stop a run, and should be known: one sentence each."""
     found: list[str] = []
     if splits.held_out:
-        found.append(f"There is no validation file: {len(splits.validation)} texts of train were held out for it.")
+        found.append(
+            f"There is no validation file: {_counted(len(splits.validation), 'text of train was', 'texts of train were')} held out for it."
+        )
     train_labels = set(splits.labels(task))
     for split in ("validation", "test"):
         unseen = [label for label in splits.labels(task, [split]) if label not in train_labels]
@@ -109,7 +82,7 @@ def _in_two_splits(splits: Splits) -> list[str]:
             where.setdefault(f"{example.text_read}\x00{example.text_pair or ''}", set()).add(split)
     shared = Counter(" and ".join(sorted(names)) for names in where.values() if len(names) > 1)
     return [
-        f"{'1 text stands' if count == 1 else f'{count} texts stand'} in both {names}: scores there flatter every model."
+        f"{_counted(count, 'text stands', 'texts stand')} in both {names}: scores there flatter every model."
         for names, count in sorted(shared.items())
     ]
 
@@ -126,11 +99,14 @@ def _inside_words(examples: Sequence[Example], texts: Sequence[str], encodings: 
         lost += sum((e.start not in starts or e.end not in ends) and e.end <= reach for e in example.entities or ())
     if not lost:
         return []
-    return [
-        f"{lost} entities in {split} begin or end inside a word: models label whole words and cannot match them exactly."
-    ]
+    entities = _counted(lost, f"entity in {split} begins or ends", f"entities in {split} begin or end")
+    return [f"{entities} inside a word: models label whole words and cannot match them exactly."]
 
 
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"

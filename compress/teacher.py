@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from compress.examples import HUB_NAME, Task
+from compress.examples import Task
 from compress.families import Family, encoder_of, family_of
+from compress.hub import download_model, may_be_on_hub
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.labels import MULTI_LABEL
@@ -57,19 +58,17 @@ class Opened:
         return tuple(self.config.id2label[index] for index in range(self.config.num_labels))
 
 
-def open_model(name: str, *, role: str = "--teacher") -> Opened:
-    """The model folder that `name` is, or that it names on the Hub.
+def open_model(name: str, *, role: str = "--teacher", wanted: str = "a transformers folder") -> Opened:
+    """The model folder that `name` is, or that it names on the Hub; `wanted` is what could have been given in its place.
 
     Raises:
         BadInput: no such folder or Hub name, files missing, not an encoder of a known family, or pickled weights only.
     """
     from transformers import AutoConfig
 
-    folder = Path(name) if Path(name).exists() else _download(name, role)
+    folder = Path(name) if Path(name).exists() else _download(name, role, wanted)
     if not (folder / "config.json").is_file():
-        raise BadInput(
-            f"{role} {name} holds no config.json; a transformers folder is needed (save_pretrained writes one)."
-        )
+        raise BadInput(f"{role} {name} holds no config.json; {wanted} is needed (save_pretrained writes one).")
     try:
         kind = json.loads((folder / "config.json").read_text()).get("model_type", "unknown")
     except (ValueError, AttributeError) as error:
@@ -90,19 +89,15 @@ def open_model(name: str, *, role: str = "--teacher") -> Opened:
     return Opened(name, folder, config, family, role)
 
 
-def _download(name: str, role: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    if not HUB_NAME.fullmatch(name):
-        raise BadInput(f"{role} {name} is not there. Give the path of a transformers folder, or a name on the Hub.")
+def _download(name: str, role: str, wanted: str) -> Path:
+    if not may_be_on_hub(name):
+        raise BadInput(f"{role} {name} is not there. Give the path of {wanted}, or a name on the Hub.")
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.safetensors", "*.model"]))
-    except Exception as error:
-        # Whatever the client raises (not a valid name, no network, no such repository) is about the name given.
-        reason = str(error).splitlines()[0] if str(error) else "no reason given"
+        return download_model(name)
+    except LookupError as reason:
         raise BadInput(
-            f"{role} {name} is neither a folder here nor a model that the Hub gives ({type(error).__name__}: {reason}). "
-            "Give the path of a transformers folder."
+            f"{role} {name} is neither a folder here nor a model that the Hub gives ({reason}). "
+            f"Give the path of {wanted}."
         ) from None
 
 

@@ -60,7 +60,9 @@ class Wanted:
         if self.runtime not in ("onnxruntime", "openvino"):
             raise BadInput(f"--runtime {self.runtime} is unknown; the runtimes are onnxruntime, openvino.")
         if self.runtime == "openvino" and not has_openvino():
-            raise BadInput("--runtime openvino: OpenVINO is not installed; pip install 'stillroom[openvino]'.")
+            raise BadInput(
+                "--runtime openvino: OpenVINO is not installed; in a clone of stillroom, pip install '.[openvino]'."
+            )
         if self.runtime == "openvino" and self.int8 == "weight-only":
             raise BadInput("--int8 weight-only is read by onnxruntime alone; leave --runtime openvino out.")
 

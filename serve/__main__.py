@@ -12,7 +12,9 @@ from serve.settings import add_options, settings_of
 def main(arguments: list[str] | None = None) -> int:
     """Serve until stopped; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m serve", description="Serve bundles over HTTP.")
-    parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folder that `stillroom export` wrote")
+    parser.add_argument(
+        "bundles", nargs="+", metavar="BUNDLE", help="folder that `stillroom run`, `demo` or `export` wrote"
+    )
     add_options(parser)
     given = parser.parse_args(arguments)
     try:

@@ -34,7 +34,7 @@ from serve.edge import Edge, json_response, on_http_exception, on_stillroom_erro
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.keys import read_keys
 from serve.listen import listening, load_certificate, openable_connections, reloading_on_hangup, tls_context
-from serve.logs import logging_to_stderr
+from serve.logs import FIELDS, logging_to_stderr
 from serve.metrics import Metrics
 from serve.model_process import Answered
 from serve.openapi import openapi
@@ -290,12 +290,17 @@ class Service:
             self._replaced.remove(old)
 
     async def _start(self) -> None:
+        began_s, all_warm = time.perf_counter(), True
         for model in self.models.values():
             try:
                 await model.start()
             except (StillroomError, OSError) as error:
                 log.error("model %r cannot be served: %s", model.manifest.name, error)
                 model.batcher.give_up(f"model {model.manifest.name!r} cannot be served; the server's log says why")
+                all_warm = False
+        if all_warm:
+            fields = {"models": ",".join(self.models), "seconds": round(time.perf_counter() - began_s, 2)}
+            log.info("ready", extra={FIELDS: fields})
 
 
 def kind_of(manifest: Manifest) -> Kind:
@@ -322,7 +327,7 @@ def create_app(
     damaged; BadInput when there is none, or two have one name.
     """
     if not bundles:
-        raise BadInput("no bundle was given; name at least one folder that `stillroom export` wrote")
+        raise BadInput("no bundle was given; name at least one folder that `stillroom run`, `demo` or `export` wrote")
     limits, metrics = limits or Limits(), Metrics()
     models = [
         ServedModel(bundle, limits, metrics, variant=variant, threads=threads, processes=processes)

@@ -143,7 +143,8 @@ def verify(path: Path | str) -> Manifest:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise BundleError(f"{folder} is not a folder; a bundle is the folder that `stillroom export` writes")
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise BundleError(f"{folder} {what}; give a bundle, the folder that `stillroom run`, `demo` or `export` writes")
     manifest = _read_manifest(folder / MANIFEST)
     faults = list(_file_faults(folder, manifest.files))
     if faults:
@@ -156,7 +157,9 @@ def verify(path: Path | str) -> Manifest:
 
 def _read_manifest(path: Path) -> Manifest:
     if not path.is_file():
-        raise BundleError(f"{path.parent} has no {MANIFEST}; a bundle is the folder that `stillroom export` writes")
+        raise BundleError(
+            f"{path.parent} has no {MANIFEST}; give a bundle, the folder that `stillroom run`, `demo` or `export` writes"
+        )
     if fault := _link_fault(path, path.parent):
         raise BundleError(f"{path.parent}: {MANIFEST} {fault}; copy the bundle with its files")
     if path.stat().st_size > MAX_MANIFEST_BYTES:

@@ -50,7 +50,7 @@ def choose(
         runtime = "onnxruntime"
         notes.append(
             f"variant {name!r} of {bundle.manifest.name!r} was measured for OpenVINO, which is not installed: onnxruntime answers "
-            "instead; pip install 'stillroom[openvino]'"
+            "instead; in a clone of stillroom, pip install '.[openvino]'"
         )
     if variant.scheme == "dynamic":
         notes.append(

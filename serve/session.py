@@ -129,7 +129,7 @@ def _in_openvino(onnx_file: Path, threads: int) -> Opened:
         import openvino
     except ImportError:
         raise BundleError(
-            f"{onnx_file} is to run in OpenVINO, which is not installed: pip install 'stillroom[openvino]'"
+            f"{onnx_file} is to run in OpenVINO, which is not installed: in a clone of stillroom, pip install '.[openvino]'"
         ) from None
     settings = {
         "INFERENCE_NUM_THREADS": threads,

@@ -7,13 +7,18 @@ def as_texts(text: str | list[str]) -> list[str]:
     """One text or many as a list. BadInput for anything else, and for an empty list."""
     texts = [text] if isinstance(text, str) else text
     if not isinstance(texts, list):
-        raise BadInput(f"text is a {type(text).__name__}; give a string or a list of strings", field="text")
+        raise BadInput(f"text is {_kind(text)}; give a string or a list of strings", field="text")
     if not texts:
         raise BadInput("text is an empty list; give at least one text", field="text")
     for index, each in enumerate(texts):
         if not isinstance(each, str):
-            raise BadInput(f"text[{index}] is a {type(each).__name__}; give a string", field=f"text[{index}]")
+            raise BadInput(f"text[{index}] is {_kind(each)}; give a string", field=f"text[{index}]")
     return texts
+
+
+def _kind(given: object) -> str:
+    name = type(given).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
 def pairs_of(text: str | list[str], text_pair: str | list[str] | None) -> list[str] | None:

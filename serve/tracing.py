@@ -107,7 +107,9 @@ def traces_from_environment(environment: Mapping[str, str] = os.environ) -> Trac
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        log.warning("%s is set, but requests are not traced (%s); pip install 'stillroom[otel]'", named, error)
+        log.warning(
+            "%s is set, but requests are not traced (%s); in a clone of stillroom, pip install '.[otel]'", named, error
+        )
         return None
     return Traces(OTLPSpanExporter())
 

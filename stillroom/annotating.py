@@ -132,13 +132,15 @@ def annotate(settings: Annotation) -> dict[str, Any]:
                 windows = _windows(itertools.chain([first], rows), source, settings, tally)
                 _answer(windows, crew, settings, output, tally, shown)
                 seconds = time.monotonic() - began_s
+    written = tally.rows_before + tally.rows
     if tally.bad_rows and settings.bad_rows == "stop":
         raise BadInput(
-            f"{tally.rows_before + tally.rows:,} rows are in {output.name}; the next cannot be used:\n{tally.told()}\n"
+            f"{written:,} {'row is' if written == 1 else 'rows are'} in {output.name}; the next cannot be used:\n{tally.told()}\n"
             "Mend what is told and give the same command again, which goes on there; or give --bad-rows skip."
         )
     if tally.bad_rows:
-        say(f"{tally.bad_rows:,} bad rows have an error in place of an answer:\n{tally.told()}")
+        bad = "1 bad row has" if tally.bad_rows == 1 else f"{tally.bad_rows:,} bad rows have"
+        say(f"{bad} an error in place of an answer:\n{tally.told()}")
     return {
         "input": source.name,
         "output": output.name,
@@ -286,10 +288,14 @@ def _show(shown: Bar, rows: int, share_read: float | None) -> None:
 def summary(document: dict[str, Any]) -> Sequence[str]:
     """What a person is told at the end."""
     if document["texts_per_s"] is None:
-        return [f"{document['output']} holds the answers to all {document['rows']:,} rows already; nothing was done."]
+        rows = document["rows"]
+        answers = "the answer to its 1 row" if rows == 1 else f"the answers to all {rows:,} rows"
+        return [f"{document['output']} holds {answers} already; nothing was done."]
     done = document["rows"] - document["rows_before"]
+    count = document["processes"]
+    processes = "1 process" if count == 1 else f"{count} processes"
     before = f" after {document['rows_before']:,} that were there" if document["rows_before"] else ""
     return [
-        f"{done:,} rows{before} by {document['model']} ({document['variant']}) in {document['seconds']:.1f} s: "
-        f"{document['texts_per_s']:,.0f} texts/s on {document['processes']} processes. Output {document['output']}"
+        f"{done:,} {'row' if done == 1 else 'rows'}{before} by {document['model']} ({document['variant']}) in {document['seconds']:.1f} s: "
+        f"{document['texts_per_s']:,.0f} texts/s on {processes}. Output {document['output']}"
     ]

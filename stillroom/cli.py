@@ -89,7 +89,8 @@ def guarded(call: Callable[[], Any]) -> int:
             return _our_fault(error)
         console.print("[bold red]stillroom:[/] ", end="")
         say(
-            f'This verb makes models and needs {missing}, which the base install leaves out. Run: pip install "stillroom[build]"'
+            f"This verb makes models and needs {missing}, which the base install leaves out. "
+            'Run in a clone of stillroom: pip install -c constraints.txt -e ".[build]"'
         )
         return 2
     return 0
@@ -270,7 +271,7 @@ def run(
 
     [bold]Examples[/]
 
-      stillroom run --teacher bert-base-uncased --task token-classification --data my_data --student 3x384 --out ner.bundle
+      stillroom run --teacher bert-base-uncased --task token-classification --data my-data --student 3x384 --out ner.bundle
 
       stillroom run recipe.toml --student 6x384 --out larger.bundle
 
@@ -475,7 +476,7 @@ def evaluate(
 
     [bold]Example[/]
 
-      stillroom evaluate ner.bundle --data my_data/test.jsonl --variant int8
+      stillroom evaluate ner.bundle --data my-data/test.jsonl --variant int8
     """
     from stillroom.verbs import evaluate as evaluate_model
 
@@ -614,9 +615,9 @@ def finetune(
 
     [bold]Examples[/]
 
-      stillroom finetune --model bert-base-uncased --task text-classification --data my_data --out teacher
+      stillroom finetune --model bert-base-uncased --task text-classification --data my-data --out teacher
 
-      stillroom finetune --model small --task text-classification --data my_data --teacher teacher --out student
+      stillroom finetune --model small --task text-classification --data my-data --teacher teacher --out student
     """
     from stillroom.verbs import finetune as fine_tune
 
@@ -678,7 +679,7 @@ def compare(
 
     [bold]Example[/]
 
-      stillroom compare --teacher my_teacher --task text-classification --data my_data --corpus text.txt
+      stillroom compare --teacher my_teacher --task text-classification --data my-data --corpus text.txt
       --methods minilmv2,minilm@6x576,soft-labels --out compared
     """
     from stillroom.comparing import Comparison
@@ -746,9 +747,9 @@ def export(
 
     [bold]Examples[/]
 
-      stillroom export my_checkpoint --data my_data --out ner.bundle
+      stillroom export my_checkpoint --data my-data --out ner.bundle
 
-      stillroom export my_checkpoint --data my_data --out ner.bundle --precision fp32,fp16,int8 --runtime openvino
+      stillroom export my_checkpoint --data my-data --out ner.bundle --precision fp32,fp16,int8 --runtime openvino
     """
     from stillroom.verbs import export as export_bundle
 
@@ -810,7 +811,10 @@ def profile(
     precisions: Annotated[str, typer.Option(help="Of torch: fp32, bf16, fp16.")] = "fp32",
     batches: Annotated[str, typer.Option(help="Texts a call, of the grid.")] = "1,8",
     lengths: Annotated[str, typer.Option(help="Tokens a text, of the grid.")] = "16,128",
-    seconds: Annotated[float, typer.Option(help="Of timing; what is known closely sooner ends sooner.")] = 120.0,
+    seconds: Annotated[
+        float,
+        typer.Option(help="Of timing; exports, loading, scoring and six turns of every model at least come on top."),
+    ] = 120.0,
     tight: Annotated[float, typer.Option(help="How closely speed-ups are to be known, relative.")] = 0.02,
     threads: Annotated[int, typer.Option(help="Of one call.", show_default="what fits this container")] = 0,
     budget_ms: Annotated[
@@ -840,7 +844,7 @@ def profile(
 
     [bold]Examples[/]
 
-      stillroom profile my_teacher ner.bundle --data my_data/test.jsonl --out timings --budget-ms 5
+      stillroom profile my_teacher ner.bundle --data my-data --out timings --budget-ms 5
 
       stillroom profile ner.bundle --against timings/report.json --out again
 
@@ -907,9 +911,9 @@ def load(
 
     [bold]Examples[/]
 
-      stillroom load http://127.0.0.1:8000/v1/entities --data my_data/test.jsonl --rate 200
+      stillroom load http://127.0.0.1:8000/v1/entities --data my-data/test.jsonl --rate 200
 
-      stillroom load http://127.0.0.1:8000/v1/entities --data my_data/test.jsonl --bound-ms 50 --out loaded
+      stillroom load http://127.0.0.1:8000/v1/entities --data my-data/test.jsonl --bound-ms 50 --out loaded
 
       stillroom load https://example.com/classify --data texts.txt --template '{"input": \\["TEXT"]}' --header "X-Api-Key: K"
     """

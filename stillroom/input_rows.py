@@ -215,7 +215,9 @@ def _json_fault(line: bytes, error: Exception) -> str:
 
 def _table_row(line: int, header: list[str], cells: list[str]) -> InputRow:
     if len(cells) != len(header):
-        return _faulty(line, f"has {len(cells)} columns, and the header {len(header)}")
+        return _faulty(
+            line, f"has {len(cells)} {'column' if len(cells) == 1 else 'columns'}, and the header {len(header)}"
+        )
     fields = dict(zip(header, cells, strict=True))
     try:
         encoded = msgspec.json.encode(fields)

@@ -50,7 +50,9 @@ class Ways:
         _refuse_unknown("--runtimes", self.runtimes, get_args(Runtime))
         _refuse_unknown("--precisions", self.precisions, ("fp32", "bf16", "fp16"))
         if "openvino" in self.runtimes and not has_openvino():
-            raise BadInput("--runtimes openvino: OpenVINO is not installed; pip install 'stillroom[openvino]'.")
+            raise BadInput(
+                "--runtimes openvino: OpenVINO is not installed; in a clone of stillroom, pip install '.[openvino]'."
+            )
 
     def in_torch(self) -> list[tuple[Device, Runtime]]:
         """Where and how torch runs a checkpoint."""
@@ -87,9 +89,25 @@ def candidates_of(
         return _of_file(model, ways)
     if (model / MANIFEST).is_file():
         return _of_bundle(model, ways)
-    if (model / "config.json").is_file():
-        return _of_checkpoint(model, ways, work, calibration, say)
-    raise BadInput(f"{model} is neither a bundle, nor a checkpoint's folder, nor an .onnx file.")
+    check_model(model)
+    return _of_checkpoint(model, ways, work, calibration, say)
+
+
+def check_model(model: Path) -> None:
+    """Nothing, when `model` is one that can be profiled.
+
+    Raises:
+        BadInput: it is not there, or something else.
+    """
+    if (model.suffix == ".onnx" and model.is_file()) or any(
+        (model / name).is_file() for name in (MANIFEST, "config.json")
+    ):
+        return
+    what = "is neither a bundle, nor a checkpoint's folder, nor an .onnx file" if model.exists() else "does not exist"
+    raise BadInput(
+        f"{model} {what}. Give a bundle, as `stillroom run` or `export` writes it, the folder of a transformers checkpoint, or an "
+        ".onnx file."
+    )
 
 
 def _has_cuda_kernels() -> bool:

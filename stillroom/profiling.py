@@ -6,10 +6,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from compress.examples import Example, check_kind, read_examples, read_texts
+from compress.faults import Faults
 from compress.scores import gold_of, metric_name, prediction_of, score
 from latency.candidates import Candidate, Device, Runtime
 from latency.costs import add_costs
@@ -29,7 +31,7 @@ from serve.errors import BadInput
 from serve.markers import knows_markers
 from serve.threads import available_cores
 from stillroom.paper import make_models, paper_rows, random_texts, runtimes
-from stillroom.profiled_models import LONGEST, Ways, candidates_of, task_of
+from stillroom.profiled_models import LONGEST, Ways, candidates_of, check_model, task_of
 from stillroom.recipe import listed
 from stillroom.regression import BEFORE, given_models, models_of, named_before, refuse_strangers, regressions
 from stillroom.show import bar, say
@@ -140,6 +142,7 @@ def profile_models(
     if not models:
         raise BadInput("No model was given to profile. Give bundles, checkpoint folders or .onnx files, or --paper.")
     ways = settings.ways
+    _check_there(models, settings.data)
     earlier = models_of(against) if against else []
     with ExitStack() as stack:
         place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
@@ -164,7 +167,14 @@ def profile_models(
             refuse_strangers(now, before)
         exported = any(candidate.path.is_relative_to(place) for candidate in [*now, *before])
         if exported and given.examples and not given.calibrated_apart:
-            given.notes.append("int8 graphs of checkpoints were calibrated on the texts that they were scored on.")
+            given.notes.append(
+                "int8 graphs of checkpoints were calibrated on the texts that they were scored on. Give --data the folder of splits, "
+                "so that train calibrates."
+            )
+        say(
+            f"timing takes about {settings.seconds:g} s, and six turns of each of {len(now) + len(before)} candidates at least; loading, "
+            "scoring and the machine's peak come on top"
+        )
         document = _profiled([*now, *before], origins, given, settings)
     document["given"] = given_models(models)
     if against:
@@ -191,6 +201,16 @@ def profile_paper(settings: Profiling) -> ProfileDocument:
             document = time_grid(candidates, texts, tokenizer, plan, seed=settings.seed, progress=shown)
     document["paper"] = paper_rows(document)
     return document
+
+
+def _check_there(models: Sequence[Path], data: str) -> None:
+    """Nothing, when all models and the texts are there; otherwise all that are not, in one message."""
+    faults = Faults()
+    for model in models:
+        faults.check(partial(check_model, model))
+    if data and not Path(data).exists():
+        faults.messages.append(f"--data {data} does not exist. Give a file of texts, or a folder of splits.")
+    faults.raise_if_any()
 
 
 def _profiled(

@@ -15,6 +15,9 @@ if not console.is_terminal:
     console = Console(stderr=True, highlight=False, width=140)
 
 
+FIRST_UNITS = 5  # of the work; what is left is not told before, since the first ones may be far from the rest
+
+
 class Bar:
     """A progress bar that appears once the work has taken two seconds. Without a terminal it prints a line now and then."""
 
@@ -50,7 +53,10 @@ class Bar:
             self.progress.update(self.progress.task_ids[0], completed=done, total=total, note=f"{note}  {rate:.1f}/s")
         elif now - self.printed > 15 and rate > 0:
             self.printed = now
-            of, left = ("", "") if total is None else (f"/{total}", f", {(total - done) / rate / 60:.1f} min left")
+            of = "" if total is None else f"/{total}"
+            left = ""
+            if total is not None and done - self.first >= FIRST_UNITS:
+                left = f", {(total - done) / rate / 60:.1f} min left"
             console.print(f"  {self.what}: {done}{of}, {rate:.1f}/s{', ' + note if note else ''}{left}")
 
     def step(self, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:

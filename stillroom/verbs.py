@@ -1,12 +1,14 @@
 """The verbs as functions: what the command line calls, and what `from stillroom import ...` gives."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from serve.bundle import MANIFEST
 from serve.errors import BadInput
 from serve.labels import entity_labels
+
+T = TypeVar("T")
 
 
 def run(**settings: Any) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
     if (folder / MANIFEST).is_file():
         from serve.pipeline import Pipeline
 
-        pipeline = Pipeline(folder, variant)
+        pipeline = _with_data(lambda: Pipeline(folder, variant), data)
         found_task = check_task(pipeline.manifest.task)
         if task and task != found_task:
             raise BadInput(f"--task is {task}, but {model} is a bundle for {found_task}.")
@@ -68,7 +70,8 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         from compress.teacher import HEADS, load, open_model
         from serve.encoding import load_tokenizer
 
-        opened = open_model(model, role="MODEL")
+        wanted = "a bundle or a transformers folder"
+        opened = _with_data(lambda: open_model(model, role="MODEL", wanted=wanted), data)
         heads = [name for name in HEADS if opened.head_for(check_task(name)) and task in (None, name)]
         if not heads:
             raise BadInput(f"{model} has no head for {task or ' or '.join(HEADS)}; `stillroom run` gives it one.")
@@ -96,6 +99,19 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         "examples": len(examples),
         "unknown_labels": [name for name in there if name not in known],
     }
+
+
+def _with_data(open_it: Callable[[], T], data: Path | str) -> T:
+    """What `open_it` gives; BadInput for what is wrong with it and for a file `data` that is not there, in one message."""
+    from compress.examples import check_there
+    from compress.faults import Faults
+
+    faults = Faults()
+    opened = faults.check(open_it)
+    faults.check(lambda: check_there(Path(data)))
+    faults.raise_if_any()
+    assert opened is not None
+    return opened
 
 
 def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **settings: Any) -> Path:

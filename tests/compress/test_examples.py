@@ -228,6 +228,8 @@ def test_rows_with_one_label_among_rows_with_lists_are_faults_in_whichever_file_
     ) as caught:
         read_splits(str(tmp_path), TEXT)
     assert [(Path(f.file).name, f.line) for f in caught.value.faults] == [("train.jsonl", 4), ("test.jsonl", 1)]
+    with pytest.raises(BadRows, match="and in 1 other row "):
+        read_examples(written(tmp_path, "two.jsonl", listed + single), TEXT)
     with pytest.raises(BadRows, match=r"line 1: `label` is a list, and in 2 other rows one string"):
         read_examples(written(tmp_path, "train.jsonl", listed + single * 2), TEXT)
 
@@ -242,7 +244,7 @@ def test_the_order_of_a_list_of_labels_says_nothing_and_its_labels_do() -> None:
     ("name", "content", "message"),
     [
         pytest.param("train.jsonl", b"", "is empty: it holds no rows", id="an-empty-file"),
-        pytest.param("train.jsonl", b"\xff\xfe\x00", "is not UTF-8 text .byte 0", id="not-utf8"),
+        pytest.param("train.jsonl", b"\xff\xfe\x00", "line 1: is not UTF-8 text .byte 0", id="not-utf8"),
         pytest.param(
             "train.xlsx", b"PK", r"ends in \.xlsx; labelled examples are read from \.jsonl", id="a-spreadsheet"
         ),
@@ -252,6 +254,18 @@ def test_the_order_of_a_list_of_labels_says_nothing_and_its_labels_do() -> None:
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         read_examples(written(tmp_path, name, content), TEXT)
+
+
+def test_files_that_are_not_utf8_are_named_together_each_with_its_line_and_other_faults(tmp_path: Path) -> None:
+    good = '{"text": "a", "label": "x"}\n'
+    latin = '{"text": "Köln", "label": "x"}\n'
+    written(tmp_path, "train.jsonl", ('{"label": "x"}\n' + good + latin + good).encode("latin-1"))
+    written(tmp_path, "validation.csv", "text,label\na,x\nKöln,x\n".encode("latin-1"))
+    written(tmp_path, "test.jsonl", latin.encode("latin-1"))
+    with pytest.raises(BadRows, match=r"4 faults(?s:.*)line 3: is not UTF-8 text \(byte 54 of the file\)") as caught:
+        read_splits(str(tmp_path), TEXT)
+    places = [(Path(f.file).name, f.line) for f in caught.value.faults]
+    assert places == [("train.jsonl", 1), ("train.jsonl", 3), ("validation.csv", 3), ("test.jsonl", 1)]
 
 
 def test_a_folder_without_a_test_split_says_what_it_found(tmp_path: Path) -> None:
@@ -288,7 +302,7 @@ def test_a_dataset_saved_by_datasets_reads_with_its_class_names(tmp_path: Path) 
 
 
 def test_a_name_that_nobody_knows_says_what_to_give() -> None:
-    with pytest.raises(BadInput, match="neither a folder here nor a dataset"):
+    with pytest.raises(BadInput, match="neither a folder here nor a data set that the Hub gives"):
         read_splits("absent", TEXT)
 
 
@@ -346,7 +360,9 @@ def test_a_file_whose_every_row_is_bad_is_given_up(tmp_path: Path) -> None:
 def test_bytes_that_are_no_utf8_are_named_by_their_place_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\ntwo\n" + b"three\xff\n")
-    with pytest.raises(BadInput, match=r"a.txt is not UTF-8 text \(byte 16\)"):
+    with pytest.raises(
+        BadInput, match=r"a.txt, line 3: is not UTF-8 text \(byte 16 of the file\); save the file as UTF-8"
+    ):
         read_texts(path)
     path.write_bytes(b"\xef\xbb\xbfone\ntwo")
     assert read_texts(path) == ["one", "two"]

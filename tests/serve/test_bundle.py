@@ -153,8 +153,13 @@ def test_a_manifest_that_is_not_an_object_is_refused(tmp_path: Path, content: by
 def test_a_folder_that_is_no_bundle_is_named(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"has no manifest\.json"):
         open_bundle(tmp_path)
-    with pytest.raises(BundleError, match="nowhere is not a folder"):
+    with pytest.raises(
+        BundleError, match=r"nowhere does not exist; give a bundle, .* `stillroom run`, `demo` or `export`"
+    ):
         open_bundle(tmp_path / "nowhere")
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(BundleError, match=r"notes\.txt is not a folder; give a bundle"):
+        open_bundle(tmp_path / "notes.txt")
 
 
 def test_links_may_not_leave_the_bundle(entities_bundle: Path, copied: Copy, tmp_path: Path) -> None:

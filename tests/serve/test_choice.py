@@ -84,7 +84,7 @@ def test_onnxruntime_stands_in_for_openvino_and_a_note_says_so(
     assert choose(bundle, openvino=True) == ("fp32", "openvino", ())
     variant, runtime, (note,) = choose(bundle, openvino=False)
     assert (variant, runtime) == ("fp32", "onnxruntime")
-    assert "pip install 'stillroom[openvino]'" in note
+    assert "pip install '.[openvino]'" in note
 
 
 def test_openvino_gives_the_same_entities(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> None:

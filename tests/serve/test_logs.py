@@ -4,9 +4,10 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from server_process import until
+from server_process import serving, until
 
 from serve.logs import MOST_WAITING, JsonLines, PatientWriter, TextLines
 
@@ -65,3 +66,11 @@ def test_lines_for_people_keep_what_is_foreign_in_its_place() -> None:
     assert all(line.isprintable() for line in said)
     odd = record("request", fields={"path": '/a b="c"\n\x9b', "key": None, "status": 200, "method": "GET"})
     assert TextLines().format(odd).endswith(r' request path="/a b=\"c\"\n\u009b" status=200 method=GET')
+
+
+def test_a_line_says_once_that_all_models_are_warm(entities_bundle: Path, intents_bundle: Path) -> None:
+    with serving(entities_bundle, intents_bundle, "--log-format", "json") as server:
+        line = server.logged(lambda _: True, "ready")
+        assert (line["level"], line["models"]) == ("info", "cities,intents")
+        assert 0 < line["seconds"] < 60
+        assert len(server.entries("ready")) == 1

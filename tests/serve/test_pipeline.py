@@ -111,6 +111,13 @@ def test_what_cannot_be_answered_is_refused_with_its_field(
     assert caught.value.field == field
 
 
+def test_what_is_no_text_is_named_with_its_article(cities: Pipeline) -> None:
+    for wrong, told in ((7, "text is an int;"), ({}, "text is a dict;"), (["a", 7], "text[1] is an int;")):
+        with pytest.raises(BadInput) as caught:
+            cities(wrong)  # type: ignore[call-overload]
+        assert caught.value.message.startswith(told)
+
+
 @pytest.mark.parametrize(
     "changes", [{"labels": ["O", "B-city"]}, {"task": "text-classification"}], ids=["other-labels", "other-task"]
 )

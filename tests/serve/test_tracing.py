@@ -139,7 +139,7 @@ def test_a_server_without_the_packages_says_so_and_serves(
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     assert traces_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}) is None
-    assert "stillroom[otel]" in caplog.text
+    assert "pip install '.[otel]'" in caplog.text
 
 
 def test_a_collector_that_cannot_be_reached_costs_no_answer(

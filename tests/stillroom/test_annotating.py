@@ -117,7 +117,7 @@ def test_from_standard_input_to_standard_output(cities: Path) -> None:
     arguments = ("--input", "-", "--format", "txt", "--output", "-", "--min-score", "0.99", "--field", "found")
     code, said, error = told(cities, *arguments, stdin=b"rome\n")
     assert (code, said) == (0, b'{"text":"rome","found":{"entities":[],"truncated":false}}\n'), error
-    assert "1 rows by cities (fp32)" in error
+    assert "1 row by cities (fp32)" in error
     code, said, error = told(cities, *arguments, "--json", stdin=b"rome\n")
     assert (code, said) == (2, b"")
     assert "both want stdout" in error
@@ -280,6 +280,7 @@ def test_all_bad_rows_at_hand_are_told_at_once_and_a_mended_file_goes_on(cities:
     job.input.write_text('{"text": "rome"}\nnope\n' + "{}\n" * 30)
     with pytest.raises(BadInput) as stopped:
         annotate(job)
+    assert stopped.value.message.startswith("1 row is in ")
     assert "line 2: is not JSON" in stopped.value.message
     assert "line 21: has no field" in stopped.value.message
     assert "... and 11 more" in stopped.value.message
@@ -291,7 +292,7 @@ def test_all_bad_rows_at_hand_are_told_at_once_and_a_mended_file_goes_on(cities:
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        pytest.param(b"text,x\na,b\nc\n", "line 3: has 1 columns, and the header 2", id="too-few-cells"),
+        pytest.param(b"text,x\na,b\nc\n", "line 3: has 1 column, and the header 2", id="too-few-cells"),
         pytest.param(b"text\na\n\xff\n", "line 3: is not UTF-8", id="not-utf-8"),
         pytest.param(b"id\n1\n", "has the columns id; it needs one called text", id="no-text"),
         pytest.param(b"text,answer\na,b\n", "none called answer", id="an-answer"),

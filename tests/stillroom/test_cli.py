@@ -165,7 +165,7 @@ def test_a_student_that_cannot_start_from_its_teacher_is_told(run: Run, given: d
 
 def test_all_faults_come_in_one_message(run: Run, given: dict[str, str | Path]) -> None:
     said = refused(run, given, teacher="/nowhere", student="huge", data="/nothing")
-    assert "3 things stand in the way; nothing was trained" in said
+    assert "3 things stand in the way; nothing was done" in said
 
 
 def test_a_head_that_tags_in_another_scheme(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
@@ -284,17 +284,43 @@ def test_a_student_that_labels_alone_would_serve_better_is_told_so() -> None:
     assert len(claims({"differences": [better]})) == 1
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "no/such/folder"])
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "no/such/folder", "nowhere.v2", "tests/nowhere"])
 def test_a_path_that_is_not_there_asks_no_network(
     name: str, run: Run, given: dict[str, str | Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked(*_: object, **__: object) -> None:
         raise AssertionError("the network was asked")
 
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", asked)
     monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
     monkeypatch.setattr("datasets.load_dataset", asked)
     assert f"--teacher {name} is not there" in refused(run, given, teacher=name)
     assert f"--data {name} is not there" in refused(run, given, data=name)
+
+
+def test_evaluate_names_the_model_and_the_file_that_are_not_there(run: Run, tmp_path: Path) -> None:
+    code, said = run("evaluate", "nosuch", "--data", tmp_path / "gone.jsonl")
+    assert code == 2
+    assert "2 things stand in the way; nothing was done. 1. MODEL nosuch is neither" in said
+    assert "Give the path of a bundle or a transformers folder." in said
+    assert f"2. {tmp_path / 'gone.jsonl'} is not a file" in said
+
+
+def test_distill_names_all_that_is_wrong_at_once(run: Run, tmp_path: Path) -> None:
+    code, said = run(
+        "distill", "--teacher", "nosuch", "--corpus", tmp_path / "gone.txt", "--corpus", tmp_path / "gone.pdf",
+        "--student", "3by384", "--batch", "0", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert code == 2
+    assert "5 things stand in the way" in said
+    for fault in (
+        "--batch and --accumulate are",
+        "--teacher nosuch is neither",
+        "3by384",
+        "gone.txt is not a file",
+        "gone.pdf is",
+    ):
+        assert fault in said
 
 
 def test_the_version_is_told(run: Run) -> None:
@@ -318,13 +344,19 @@ def test_help_shows_examples_and_needs_no_torch() -> None:
     assert "stillroom run --teacher bert-base-uncased" in done.stdout
 
 
+def test_profiles_example_gives_a_folder_and_its_help_says_what_its_seconds_are(run: Run) -> None:
+    _, said = run("profile", "--help")
+    assert "ner.bundle --data my-data --out timings" in said
+    assert "six turns of every model" in said.replace(" │ │ ", " ")
+
+
 def test_the_base_install_says_what_to_install_for_making_models(run: Run, given: dict[str, str | Path]) -> None:
     code = "import sys; sys.modules['torch'] = None; sys.argv = ['stillroom', *sys.argv[1:]]\n"
     code += "from stillroom.cli import app, guarded; sys.exit(guarded(app))"
     arguments = [str(part) for pair in given.items() for part in pair]
     done = subprocess.run([sys.executable, "-c", code, "run", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert 'pip install "stillroom[build]"' in done.stderr
+    assert 'in a clone of stillroom: pip install -c constraints.txt -e ".[build]"' in done.stderr
 
 
 def test_a_fault_of_ours_is_one_line_and_a_log(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from lookup_bundles import city_table, write_bundle
-from small_profiles import QUICK, TASK, Models, Profiled, stillroom
+from small_profiles import QUICK, TASK, Models, Profiled, profiled, stillroom
 from small_task import write_rows
 
 import stillroom as face
@@ -270,7 +270,15 @@ def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> 
     [
         pytest.param((), "No model was given to profile", id="no-model"),
         pytest.param(
-            ("nowhere",), "nowhere is neither a bundle, nor a checkpoint's folder, nor an .onnx", id="no-path"
+            ("nowhere", "gone.onnx", "--data", "gone.jsonl"),
+            "3 things stand in the way; nothing was done. 1. nowhere does not exist. Give a bundle, as `stillroom run` or `export` writes "
+            "it, the folder of a transformers checkpoint, or an .onnx file. 2. gone.onnx does not exist. Give a bundle, as `stillroom run` "
+            "or `export` writes it, the folder of a transformers checkpoint, or an .onnx file. 3. --data gone.jsonl does not exist. Give a "
+            "file of texts, or a folder of splits.",
+            id="nothing-there",
+        ),
+        pytest.param(
+            (__file__,), "is neither a bundle, nor a checkpoint's folder, nor an .onnx file. Give", id="no-model-file"
         ),
         pytest.param(
             ("FAST", "--runtimes", "tensorflow"),
@@ -290,7 +298,7 @@ def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> 
             ("FAST", "--lengths", "8,33"), "--lengths asks for 33 tokens, and fast ORT fp32 takes 32", id="too-long"
         ),
         pytest.param(("FAST", "--lengths", "2"), "2 tokens were asked for and 2 of them are special", id="too-short"),
-        pytest.param(("FAST", "--data", "gone.jsonl"), "gone.jsonl is not a file", id="no-data"),
+        pytest.param(("FAST", "--data", "gone.jsonl"), "--data gone.jsonl does not exist", id="no-data"),
         pytest.param(("FAST", "FAST"), "two candidates are named fast ORT fp32", id="the-same-model-twice"),
         pytest.param(
             ("FILE", "--runtimes", "torch"), "cannot be run with --device 'cpu', --runtimes 'torch'", id="no-way"
@@ -369,3 +377,11 @@ def test_help_tells_of_every_setting() -> None:
         "--price-per-core-hour",
     ):
         assert flag in done.stdout
+
+
+def test_who_calibrates_on_what_is_scored_is_told_how_not_to(models: Models, splits: Path, tmp_path: Path) -> None:
+    given = (models.checkpoint, "--runtimes", "onnxruntime", "--data", splits / "test.jsonl")
+    found = profiled(tmp_path / "timings", *given)
+    (warning,) = [each for each in found.document["warnings"] if "calibrated" in each]
+    assert warning.endswith("Give --data the folder of splits, so that train calibrates.")
+    assert "timing takes about 1 s, and six turns of each of 2 candidates at least" in found.said

@@ -1,0 +1,35 @@
+"""All that is wrong with what was given, in one message."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from serve.errors import BadInput
+
+T = TypeVar("T")
+
+
+class Faults:
+    """Collects the messages of checks that fail, so that a person mends them all at once."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def check(self, look: Callable[[], T]) -> T | None:
+        """What `look` returns, or None when it raised `BadInput`, whose message is kept."""
+        try:
+            return look()
+        except BadInput as fault:
+            self.messages.append(fault.message)
+            return None
+
+    def raise_if_any(self) -> None:
+        """Nothing when all checks passed.
+
+        Raises:
+            BadInput: one message with all of the faults.
+        """
+        if len(self.messages) == 1:
+            raise BadInput(self.messages[0])
+        if self.messages:
+            listed = "\n".join(f"{i}. {message}" for i, message in enumerate(self.messages, 1))
+            raise BadInput(f"{len(self.messages)} things stand in the way; nothing was done.\n{listed}")
