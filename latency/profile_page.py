@@ -447,7 +447,14 @@ def _share_bars(shares: Mapping[str, float]) -> list[Bar]:
     """The largest first, and what KINDS_SHOWN leaves over as one."""
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     rest = sum(share for _, share in ordered[KINDS_SHOWN:])
-    kept = [*ordered[:KINDS_SHOWN], *([(f"{len(ordered) - KINDS_SHOWN} others", rest)] if rest else [])]
+    kept = [
+        *ordered[:KINDS_SHOWN],
+        *(
+            [("1 other" if len(ordered) == KINDS_SHOWN + 1 else f"{len(ordered) - KINDS_SHOWN} others", rest)]
+            if rest
+            else []
+        ),
+    ]
     return [Bar(name, share, share, percent(share) or "", reference=False) for name, share in kept]
 
 
