@@ -20,6 +20,7 @@ Kind = Literal["model", "dataset"]
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 ASK_S = 10.0  # for the first request to be answered in
 CALLED: dict[Kind, str] = {"model": "model", "dataset": "data set"}
+OFFLINE = "it is not asked, as HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set, and its cache here does not hold it"
 LIBRARIES = ("huggingface_hub", "datasets")
 
 
@@ -67,8 +68,8 @@ def load_dataset(name: str) -> Any:
     """
     import datasets
 
-    missed = _ask(name, "dataset")
-    offline = datasets.config.HF_HUB_OFFLINE
+    offline = datasets.config.HF_HUB_OFFLINE  # HF_DATASETS_OFFLINE sets it as well
+    missed = OFFLINE if offline else _ask(name, "dataset")
     with _quiet():
         try:
             datasets.config.HF_HUB_OFFLINE = offline or bool(missed)
@@ -86,7 +87,7 @@ def _ask(name: str, kind: Kind) -> str:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set, and its cache here does not hold it"
+        return OFFLINE
     if processes.main():
         sys.stderr.write(f"{name} is no folder here; asking the Hub for a {CALLED[kind]} of that name.\n")
     try:

@@ -98,8 +98,8 @@ class Batcher(Generic[Item, Result]):
 
     A batch has at most `batch_tokens` tokens in all, or one item. Items of like length share a batch, but none is passed over for such
     company for more than `max_wait_ms`; 0 keeps strict order. At most `max_texts` items and `max_tokens` tokens wait; beyond that callers
-    are refused. So is who would wait for longer than about `max_queue_s` at the speed of late: a caller of one packet for what is before
-    its turn, a larger one for all that waits. An empty queue takes anything.
+    are refused. So is who would wait for longer than about `max_queue_s` at the speed of late, for what is before the turn of the last that
+    it brings. An empty queue takes anything.
     `released` is told of each batch: why, and how many items it has.
     """
 
@@ -126,7 +126,7 @@ class Batcher(Generic[Item, Result]):
         self._packet_tokens = batch_tokens / PACKETS_A_BATCH
         self._virtual_now = 0.0
         self._not_in_virtual_now = 0  # tokens taken since it went on
-        self._counted_before: int | None = 0
+        self._counted_before: int | None = 0  # tokens whose turn is before that of a caller of one packet
         self._callers = 0  # that wait for an answer
         self._numbers = itertools.count()
         self._s_per_token: float | None = None  # of one lane
@@ -196,16 +196,21 @@ class Batcher(Generic[Item, Result]):
     def _too_long_s(self, tokens: int) -> float:
         """About how long a caller of `tokens` would wait, if that is longer than anybody may; else 0."""
         wait_s = self.wait_s
-        if wait_s > self._max_queue_s and tokens <= self._packet_tokens:
-            wait_s *= self._tokens_before / self._queued_tokens
-        return wait_s if wait_s > self._max_queue_s and self._speed_is_known else 0.0
+        if not self._speed_is_known or wait_s <= self._max_queue_s:
+            return 0.0
+        wait_s *= self._tokens_before(tokens) / max(1, self._queued_tokens)
+        return wait_s if wait_s > self._max_queue_s else 0.0
 
-    @property
-    def _tokens_before(self) -> int:
-        """Tokens whose turn is before that of whoever comes now. Counted when asked for, which is in a long queue."""
+    def _tokens_before(self, tokens: int) -> int:
+        """Tokens whose turn is before the last of a caller of `tokens` who comes now. Counted when asked for, which is in a long queue."""
+        if tokens > self._packet_tokens:
+            return self._tokens_until(self._virtual_now + tokens)
         if self._counted_before is None:
-            self._counted_before = sum(each.tokens for each in self._queue if each.start <= self._virtual_now)
+            self._counted_before = self._tokens_until(self._virtual_now)
         return self._counted_before
+
+    def _tokens_until(self, start: float) -> int:
+        return sum(each.tokens for each in self._queue if each.start <= start)
 
     @property
     def _speed_is_known(self) -> bool:
@@ -296,7 +301,7 @@ class Batcher(Generic[Item, Result]):
             lane.ended_s = now_s
 
     def _may_take(self, lane: Lane) -> bool:
-        return bool(self._queue) and (not lane.under_way or self._queued_tokens >= WORTH_HURRYING)
+        return lane.open and bool(self._queue) and (not lane.under_way or self._queued_tokens >= WORTH_HURRYING)
 
     async def _sleep(self, lane: Lane) -> None:
         """Until there may be work for this lane."""
@@ -349,7 +354,7 @@ class Batcher(Generic[Item, Result]):
 
         Where other lanes are idle, it leaves them their share.
         """
-        others = {lane for lane, _ in self._asleep if not lane.under_way}
+        others = {lane for lane, _ in self._asleep if lane.open and not lane.under_way}
         share = -(-self._queued_tokens // (len(others) + 1))
         batch_tokens = min(self._batch_tokens, max(WORTH_DIVIDING, share))
         choice: list[_Waiting[Item, Result]] = []

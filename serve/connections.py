@@ -227,13 +227,6 @@ class Connection(HttpToolsProtocol):
         return self.transport.is_closing() and not self.unsent_bytes
 
     @property
-    def _little_ahead(self) -> bool:
-        """Whether of what was sent ahead of its answers so little is held that more may be read."""
-        return (
-            len(self.pipeline) < AHEAD // 2 and sum(len(cycle.body) for cycle, _ in self.pipeline) <= HIGH_WATER_LIMIT
-        )
-
-    @property
     def unsent_bytes(self) -> int:
         """Bytes of answers that the client has not taken."""
         return self.transport.get_write_buffer_size()
@@ -256,6 +249,7 @@ class Connection(HttpToolsProtocol):
             if not gone.done():
                 gone.set_result(None)
         self.pipeline.clear()
+        self._unanswered.clear()  # each leads back to here, and all of them would stay until the next collection
 
     def data_received(self, data: bytes) -> None:
         """Reads on, no further than the limits."""
@@ -303,6 +297,7 @@ class Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
+        self._read_on()
         joining = _Joining(self.transport)
         self.cycle.transport = cast(asyncio.Transport, joining)
         if self.cycle.scope["method"] == "HEAD":  # nothing follows its head
@@ -322,9 +317,7 @@ class Connection(HttpToolsProtocol):
         """The request is there whole."""
         if self._refusal is None:
             super().on_message_complete()
-            # uvicorn reads no further than a large body, or another request, until there is an answer, and would not see the client go.
-            if self._little_ahead:
-                self.flow.resume_reading()
+            self._read_on()
         elif not self.transport.is_closing():
             self._answer_refusal(stays=self.parser.should_keep_alive() and not self.watch.stopping)
         self._refusal = None
@@ -389,6 +382,14 @@ class Connection(HttpToolsProtocol):
         """The request id that the client gave."""
         sent = next((value for name, value in self.headers if name == b"x-request-id"), b"").decode("latin-1")
         return sent if REQUEST_ID.fullmatch(sent) else None
+
+    def _read_on(self) -> None:
+        """Reads on while little is held that was sent ahead of its answers.
+
+        uvicorn reads no further than a large body, or another request, until there is an answer, and would not see the client go.
+        """
+        if len(self.pipeline) < AHEAD // 2 and sum(len(cycle.body) for cycle, _ in self.pipeline) <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
 
     def _read(self, what: Literal["head", "body", "nothing"]) -> None:
         self.reading = what

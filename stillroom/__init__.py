@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"stillroom has no {name!r}; it has {', '.join(__all__)}")
     try:
         return getattr(import_module(_HOME[name]), name)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if hides := _what_hides(str(error.name).partition(".")[0]):
             raise ImportError(hides) from error
         raise

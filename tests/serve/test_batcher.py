@@ -397,7 +397,7 @@ def test_batches_that_are_heard_of_together_do_not_make_the_queue_seem_quick() -
     run(scenario)
 
 
-def test_a_large_request_makes_the_queue_too_long_for_others_like_it_and_not_for_small_ones() -> None:
+def test_a_large_request_makes_the_queue_too_long_for_others_like_it_and_not_for_smaller_ones() -> None:
     async def scenario() -> None:
         one_at_a_time = asyncio.Lock()
 
@@ -413,9 +413,11 @@ def test_a_large_request_makes_the_queue_too_long_for_others_like_it_and_not_for
             await batcher.results([100], [100])  # 5000 tokens a second are known now
         large = ask(batcher, *[20] * 200)  # 0.8 s
         await turns()
-        with pytest.raises(Overloaded):
-            await batcher.results([20] * 10, [20] * 10)
+        with pytest.raises(Overloaded) as refused_like_it:
+            await batcher.results([20] * 200, [20] * 200)
+        assert refused_like_it.value.retry_after_s > 0.5
         assert batcher.full_s == 0
+        assert await batcher.results([20] * 10, [20] * 10) == [20] * 10  # four packets
         for _ in range(5):
             assert await batcher.results([12], [12]) == [12]
         assert not large.done()

@@ -65,12 +65,18 @@ def test_work_whose_client_waits_no_longer_is_never_begun(server: Server, stoppe
 
 
 @pytest.mark.parametrize(
-    "sent",
-    [request(b'{"text": "oslo"}'), request(b'{"text": "oslo"%s}' % (b" " * 90_000)), request(b'{"text": "oslo"}') * 3],
-    ids=["small", "large", "with-others-ahead"],
+    ("sent", "then"),
+    [
+        (request(b'{"text": "oslo"}'), b""),
+        (request(b'{"text": "oslo"%s}' % (b" " * 90_000)), b""),
+        (request(b'{"text": "oslo"}') * 3, b""),
+        (request(b'{"text": "oslo"}'), request(b'{"text": "oslo"}') * 2),
+        (request(b'{"text": "oslo"}'), request(b"", length=10)),
+    ],
+    ids=["small", "large", "with-others-ahead", "with-others-later", "with-a-head-later"],
 )
 def test_a_client_that_hangs_up_takes_its_work_out_of_the_queue(
-    server: Server, stopped_worker: psutil.Process, sent: bytes
+    server: Server, stopped_worker: psutil.Process, sent: bytes, then: bytes
 ) -> None:
     gone = 'stillroom_requests_total{endpoint="/v1/entities",status="499"}'
     before, computed = server.metric(gone), server.metric(COMPUTED)
@@ -79,6 +85,8 @@ def test_a_client_that_hangs_up_takes_its_work_out_of_the_queue(
         with server.connect() as client:
             client.sendall(sent)
             until(lambda: server.metric(QUEUED) == 2)
+            client.sendall(then)
+            time.sleep(0.2)
         until(lambda: server.metric(QUEUED) == 1)
         until(lambda: server.metric(gone) == before + 1)
         stopped_worker.resume()

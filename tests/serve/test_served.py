@@ -49,6 +49,24 @@ def test_what_comes_as_an_idle_process_is_buried_is_answered_by_another(
     assert [each for each in answers if not (isinstance(each, list) and b'"Rome"' in each[0].title())] == []
 
 
+def test_a_text_that_comes_as_a_process_is_buried_wakes_another(entities_bundle: Path) -> None:
+    """The dead one had slept last, and so would be woken first."""
+
+    async def scenario() -> None:
+        model = ServedModel(entities_bundle, Limits(), Metrics(), processes=2)
+        await model.start()
+        for _ in range(4):
+            await model.answers([TextWork("rome")])
+        lane = model.batcher._asleep[-1][0]
+        lane.open = False
+        async with asyncio.timeout(10):
+            assert await model.answers([TextWork("rome")])
+        lane.open = True
+        await model.stop()
+
+    asyncio.run(scenario())
+
+
 def test_a_process_that_dies_whenever_it_is_ready_is_replaced_less_and_less_often(
     entities_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
