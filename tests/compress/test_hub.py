@@ -119,6 +119,19 @@ def test_a_hub_that_does_not_answer_is_asked_once_for_each_name(hub: Hub, tmp_pa
     assert all("(it does not answer, HfHubHTTPError: Server error '503" in line for line in lines[3:])
 
 
+def test_data_sets_are_not_asked_for_where_their_library_is_offline(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    done = stillroom(
+        tmp_path, hub, "run", "--teacher", "some/teacher", "--task", "token-classification", "--data", "my-data",
+        "--student", "3x384", "--out", tmp_path / "x.bundle",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert {path for path in hub.asked if "my-data" in path} == set()
+    assert "it is not asked, as HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set" in done.stderr
+
+
 def test_a_name_that_the_hub_does_not_know_is_said_to_be_none(hub: Hub, tmp_path: Path) -> None:
     done = stillroom(tmp_path, hub, "distill", "--teacher", "nosuch", "--corpus", __file__, "--out", tmp_path / "out")
     assert done.returncode == 2
