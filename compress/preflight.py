@@ -55,7 +55,7 @@ def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: in
     found: list[str] = []
     if splits.held_out:
         found.append(
-            f"There is no validation file: {_counted(len(splits.validation), 'text of train was', 'texts of train were')} held out for it."
+            f"There is no validation file: {counted(len(splits.validation), 'text of train was', 'texts of train were')} held out for it."
         )
     train_labels = set(splits.labels(task))
     for split in ("validation", "test"):
@@ -82,7 +82,7 @@ def _in_two_splits(splits: Splits) -> list[str]:
             where.setdefault(f"{example.text_read}\x00{example.text_pair or ''}", set()).add(split)
     shared = Counter(" and ".join(sorted(names)) for names in where.values() if len(names) > 1)
     return [
-        f"{_counted(count, 'text stands', 'texts stand')} in both {names}: scores there flatter every model."
+        f"{counted(count, 'text stands', 'texts stand')} in both {names}: scores there flatter every model."
         for names, count in sorted(shared.items())
     ]
 
@@ -99,7 +99,7 @@ def _inside_words(examples: Sequence[Example], texts: Sequence[str], encodings: 
         lost += sum((e.start not in starts or e.end not in ends) and e.end <= reach for e in example.entities or ())
     if not lost:
         return []
-    entities = _counted(lost, f"entity in {split} begins or ends", f"entities in {split} begin or end")
+    entities = counted(lost, f"entity in {split} begins or ends", f"entities in {split} begin or end")
     return [f"{entities} inside a word: models label whole words and cannot match them exactly."]
 
 
@@ -108,5 +108,6 @@ def _some(names: Sequence[str]) -> str:
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 
 
-def _counted(count: int, one: str, several: str) -> str:
+def counted(count: int, one: str, several: str) -> str:
+    """`1 text stands`, `2 texts stand`."""
     return f"{count} {one if count == 1 else several}"

@@ -18,7 +18,7 @@ from export.pack import ONNX_NAMES
 from export.parity import Parity, Precision, Text, graph_parity, variant_parity
 from export.quantise import Quantised, Scheme, quantise_dynamic, quantise_weight_only
 from serve.errors import BadInput, GateMissed, StillroomError
-from serve.runtimes import Runtime, has_openvino
+from serve.runtimes import INSTALL_OPENVINO, Runtime, has_openvino
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -60,9 +60,7 @@ class Wanted:
         if self.runtime not in ("onnxruntime", "openvino"):
             raise BadInput(f"--runtime {self.runtime} is unknown; the runtimes are onnxruntime, openvino.")
         if self.runtime == "openvino" and not has_openvino():
-            raise BadInput(
-                "--runtime openvino: OpenVINO is not installed; in a clone of stillroom, pip install '.[openvino]'."
-            )
+            raise BadInput(f"--runtime openvino: OpenVINO is not installed; {INSTALL_OPENVINO}.")
         if self.runtime == "openvino" and self.int8 == "weight-only":
             raise BadInput("--int8 weight-only is read by onnxruntime alone; leave --runtime openvino out.")
 

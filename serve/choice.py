@@ -6,7 +6,7 @@ from typing import NamedTuple, cast, get_args
 from serve.bundle import Bundle
 from serve.cpu import cpu_features, suits
 from serve.errors import BundleError
-from serve.runtimes import Runtime, has_openvino
+from serve.runtimes import INSTALL_OPENVINO, Runtime, has_openvino
 
 
 class Choice(NamedTuple):
@@ -50,7 +50,7 @@ def choose(
         runtime = "onnxruntime"
         notes.append(
             f"variant {name!r} of {bundle.manifest.name!r} was measured for OpenVINO, which is not installed: onnxruntime answers "
-            "instead; in a clone of stillroom, pip install '.[openvino]'"
+            f"instead; {INSTALL_OPENVINO}"
         )
     if variant.scheme == "dynamic":
         notes.append(

@@ -5,6 +5,9 @@ from typing import Literal
 
 Runtime = Literal["onnxruntime", "openvino"]
 
+# What to do where OpenVINO is wanted and missing.
+INSTALL_OPENVINO = "in a clone of stillroom, pip install '.[openvino]'"
+
 
 def has_openvino() -> bool:
     """Whether OpenVINO is installed."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from serve.errors import BundleError, InternalError
-from serve.runtimes import Runtime
+from serve.runtimes import INSTALL_OPENVINO, Runtime
 from serve.threads import available_cores
 
 Feeds = Mapping[str, npt.NDArray[np.int64]]
@@ -128,9 +128,7 @@ def _in_openvino(onnx_file: Path, threads: int) -> Opened:
     try:
         import openvino
     except ImportError:
-        raise BundleError(
-            f"{onnx_file} is to run in OpenVINO, which is not installed: in a clone of stillroom, pip install '.[openvino]'"
-        ) from None
+        raise BundleError(f"{onnx_file} is to run in OpenVINO, which is not installed: {INSTALL_OPENVINO}") from None
     settings = {
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,

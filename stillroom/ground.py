@@ -20,7 +20,7 @@ from compress.initialise import layers_fit
 from compress.methods import Sizes, usual_relation_heads, usual_teacher_layer
 from compress.out_of_scope import refuse_in_scope, set_apart
 from compress.precision import check_precision
-from compress.preflight import labels_for, warnings_of
+from compress.preflight import counted, labels_for, warnings_of
 from compress.relations import check_relation_heads
 from compress.scores import metric_name
 from compress.students import Shape, shape_of
@@ -268,9 +268,9 @@ def _unseen_texts(texts: list[str], splits: Splits, what: str, warnings: list[st
     """The unseen ones of the texts given as --`what`; `warnings` tells of the others."""
     kept = [example.text for example in unseen([Example(text) for text in texts], splits)]
     if len(kept) < len(texts):
-        seen = len(texts) - len(kept)
-        told = "1 text of --{0} stands in {1}; it was" if seen == 1 else "{2} texts of --{0} stand in {1}; they were"
-        warnings.append(told.format(what, "validation or test", seen) + " left out.")
+        where = "in validation or test;"
+        one, several = f"text of --{what} stands {where} it was", f"texts of --{what} stand {where} they were"
+        warnings.append(f"{counted(len(texts) - len(kept), one, several)} left out.")
     return kept
 
 

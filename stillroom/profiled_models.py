@@ -14,7 +14,7 @@ from serve.bundle import MANIFEST, open_bundle
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput
 from serve.labels import MULTI_LABEL
-from serve.runtimes import has_openvino
+from serve.runtimes import INSTALL_OPENVINO, has_openvino
 
 LABELS: dict[Runtime, str] = {
     "torch": "torch",
@@ -50,9 +50,7 @@ class Ways:
         _refuse_unknown("--runtimes", self.runtimes, get_args(Runtime))
         _refuse_unknown("--precisions", self.precisions, ("fp32", "bf16", "fp16"))
         if "openvino" in self.runtimes and not has_openvino():
-            raise BadInput(
-                "--runtimes openvino: OpenVINO is not installed; in a clone of stillroom, pip install '.[openvino]'."
-            )
+            raise BadInput(f"--runtimes openvino: OpenVINO is not installed; {INSTALL_OPENVINO}.")
 
     def in_torch(self) -> list[tuple[Device, Runtime]]:
         """Where and how torch runs a checkpoint."""

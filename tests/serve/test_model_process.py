@@ -48,6 +48,7 @@ def test_a_file_of_the_users_is_not_taken_for_ours(
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
         await process.end()
+        assert process.process.returncode == 0
 
     asyncio.run(scenario())
 
