@@ -7,22 +7,23 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test test-slow test-gpu check format benchmark clean
 
-demo: $(INSTALLED)  ## the whole road on generated support messages; ends with a table and a curl line
+demo: $(INSTALLED)  ## the whole path on generated support messages; ends with a table and a curl line
 	$(BIN)/stillroom demo --out demo
 
 test: $(INSTALLED)  ## every test that needs neither minutes of training nor a GPU
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --benchmark-disable
 
-test-slow: $(INSTALLED)  ## the whole road for real, kills and resumes included
+test-slow: $(INSTALLED)  ## the whole path for real, kills and resumes included
 	$(BIN)/python -m pytest -m slow
 
 test-gpu: $(INSTALLED)  ## what needs CUDA; skips with a reason where there is none
 	$(BIN)/python -m pytest -m gpu
 
-check: $(INSTALLED)  ## lint, formatting, types
+check: $(INSTALLED)  ## lint, formatting, types, and which folder may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
@@ -32,7 +33,7 @@ benchmark: $(INSTALLED)
 	$(BIN)/python -m pytest benchmarks --benchmark-only -o addopts=
 
 clean:
-	rm -rf $(VENV) demo demo.data demo.work .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .import_linter_cache $(VENV) demo demo.data demo.work .pytest_cache .mypy_cache .ruff_cache
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "installing into $(VENV): about 3 GB, some minutes; pip is silent meanwhile"

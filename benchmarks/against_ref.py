@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from latency.measurement import process_ratio
+from latency.measure.statistics import process_ratio
 
 ROOT = Path(__file__).resolve().parent.parent
 

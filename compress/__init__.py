@@ -1,1 +1,27 @@
-"""Teacher to student checkpoint: reading labelled text, fine-tuning, distilling, scoring."""
+"""Distilling and fine-tuning encoders: a teacher in, a student checkpoint out. Usable without the rest of stillroom.
+
+Names are resolved when they are first used, so that `import compress` does not load torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compress.engine.distill import Distillation, distill
+    from compress.engine.finetune import FineTuning, finetune
+    from compress.progress import Event
+
+_HOME = {
+    "Distillation": "compress.engine.distill",
+    "Event": "compress.progress",
+    "FineTuning": "compress.engine.finetune",
+    "distill": "compress.engine.distill",
+    "finetune": "compress.engine.finetune",
+}
+__all__ = ["Distillation", "Event", "FineTuning", "distill", "finetune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"compress has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_HOME[name]), name)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latency.candidates import Candidate, size_bytes
-from latency.document import CandidateRow, ModelRow, ProfileDocument, RatioRow, Work
-from latency.end_to_end import Text
-from latency.machine import machine_facts
-from latency.measurement import Measurement, ratio
-from latency.scenarios import offline, server, single_stream
-from latency.turns import Patience, Progress, Worker, at_work, measure
-from latency.workloads import Workload, from_texts
+from latency.candidates.candidate import Candidate, size_bytes
+from latency.candidates.end_to_end import Text
+from latency.measure.interleave import Patience, Progress, Worker, at_work, measure
+from latency.measure.machine import machine_facts
+from latency.measure.result_document import CandidateRow, ModelRow, ProfileDocument, RatioRow, Work
+from latency.measure.statistics import Measurement, ratio
+from latency.measure.workloads import Workload, from_texts
+from latency.scenarios.server import offline, server, single_stream
 from serve.errors import BadInput
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def time_all(
 ) -> tuple[list[CandidateRow], list[RatioRow], dict[str, ModelRow]]:
     """The grid, and by name what each candidate does on the first `texts`: single stream, offline, by chance; its costs.
 
-    `workers` are those of `latency.turns.at_work`, which gave them the same `workloads` and the texts. Candidates that
+    `workers` are those of `latency.measure.interleave.at_work`, which gave them the same `workloads` and the texts. Candidates that
     cannot read text are left out of what is from end to end.
     """
     reading = {name: worker for name, worker in workers.items() if worker.candidate.reads and texts}

@@ -1,4 +1,4 @@
-"""A bundle's answers, in Python (`Pipeline`) and over HTTP (`serve.app`). Needs no torch and no transformers."""
+"""A bundle's answers, in Python (`Pipeline`) and over HTTP (`serve.http.app`). Needs no torch and no transformers."""
 
 import os
 from typing import TYPE_CHECKING
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
-    from serve.bundle import open_bundle
+    from serve.bundle.manifest import open_bundle
     from serve.client import Client
-    from serve.pipeline import Pipeline
+    from serve.model.pipeline import Pipeline
 
 __all__ = ["Client", "Pipeline", "open_bundle"]
 
@@ -18,7 +18,7 @@ __all__ = ["Client", "Pipeline", "open_bundle"]
 def __getattr__(name: str) -> object:
     # Looked up when asked for, so that `import serve` does not load onnxruntime.
     if name == "Pipeline":
-        from serve.pipeline import Pipeline
+        from serve.model.pipeline import Pipeline
 
         return Pipeline
     if name == "Client":
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> object:
 
         return Client
     if name == "open_bundle":
-        from serve.bundle import open_bundle
+        from serve.bundle.manifest import open_bundle
 
         return open_bundle
     raise AttributeError(f"module 'serve' has no attribute {name!r}")

@@ -4,8 +4,8 @@ import argparse
 import sys
 from functools import partial
 
-from serve.app import serve
 from serve.errors import StillroomError
+from serve.http.app import serve
 from serve.settings import add_options, settings_of
 
 

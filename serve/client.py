@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from serve.answers import EntitiesAnswer, LabelsAnswer, OffsetUnit
 from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, Unavailable
-from serve.spans import Aggregation
+from serve.text.answers import EntitiesAnswer, LabelsAnswer, OffsetUnit
+from serve.text.spans import Aggregation
 
 if TYPE_CHECKING:
-    from serve.openapi import ModelDescription
+    from serve.model.description import ModelDescription
 
 # Pauses before a request is sent again, where the server names none: up to the first, doubled each time, up to the longest; how
 # much of it is drawn, so that clients that failed together do not come back together ("Exponential Backoff and Jitter",

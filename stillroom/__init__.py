@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 _HOME = {
-    "run": "stillroom.verbs",
-    "distill": "stillroom.verbs",
-    "finetune": "stillroom.verbs",
-    "export": "stillroom.verbs",
-    "profile": "stillroom.verbs",
-    "evaluate": "stillroom.verbs",
-    "load": "stillroom.loading",
-    "Pipeline": "serve.pipeline",
+    "run": "stillroom.api",
+    "distill": "stillroom.api",
+    "finetune": "stillroom.api",
+    "export": "stillroom.api",
+    "profile": "stillroom.api",
+    "evaluate": "stillroom.api",
+    "load": "stillroom.commands.load",
+    "Pipeline": "serve.model.pipeline",
     "Client": "serve.client",
 }
 __all__ = sorted(_HOME)  # noqa: PLE0605 - one list of names, not two

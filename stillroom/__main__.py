@@ -1,5 +1,5 @@
 """`python -m stillroom`: the command line."""
 
-from stillroom.cli import main
+from stillroom.cli.main import main
 
 main()

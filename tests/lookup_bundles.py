@@ -11,9 +11,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from serve.bundle import SCHEMA_VERSION, canonical_json, digest, sha256_file
-from serve.labels import bio_tags
-from serve.markers import MARKERS
+from serve.bundle.manifest import SCHEMA_VERSION, canonical_json, digest, sha256_file
+from serve.text.entity_markers import MARKERS
+from serve.text.labels import bio_tags
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 CITIES = ["rome", "oslo", "paris", "münchen"]

@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertModel
 
-from compress.corpus import CorpusText, chunks
-from compress.distill import Settings, distil
-from compress.examples import read_texts
-from compress.families import FAMILIES
-from compress.initialise import student_of
-from compress.methods import Sizes, stages_of
-from compress.students import shape_of
-from compress.teacher import load_encoder, open_model, open_tokenizer, save_tokenizer
+from compress.data.corpus import CorpusText, chunks
+from compress.data.examples import read_texts
+from compress.methods.catalogue import Sizes, stages_of
+from compress.models.families import FAMILIES
+from compress.models.initialise import student_of
+from compress.models.pretrained import load_encoder, open_model, open_tokenizer, save_tokenizer
+from compress.models.shapes import shape_of
+from compress.training.stage import StageSettings, train_stage
 
 BERT = FAMILIES["bert"]
 
@@ -85,13 +85,13 @@ def side_by_side(given: argparse.Namespace, folder: Path, *, best: bool) -> dict
 
     def report(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
         nonlocal began
-        ours.append((time.perf_counter() - began) / text.order.tokens_at(done - 1))
+        ours.append((time.perf_counter() - began) / text.sampler.tokens_at(done - 1))
         theirs.append(peer.step())
         began = time.perf_counter()
 
     try:
-        distil(
-            stage, teacher, student, BERT, text, Settings(given.steps + 2, precision=str(settings["precision"])),
+        train_stage(
+            stage, teacher, student, BERT, text, StageSettings(given.steps + 2, precision=str(settings["precision"])),
             folder=folder / "ours", report=report,
         )  # fmt: skip
     finally:

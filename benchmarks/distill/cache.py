@@ -22,18 +22,18 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertModel
 
-from compress.corpus import CorpusText, tokenised
-from compress.distill import step_losses
-from compress.examples import read_texts
-from compress.families import FAMILIES
-from compress.initialise import student_of
-from compress.losses import total
-from compress.methods import Sizes, stages_of
-from compress.objectives import Projections
-from compress.precision import computing, matrices_in
-from compress.students import shape_of
-from compress.teacher import load_encoder, open_model, open_tokenizer
-from compress.teacher_cache import TaughtText, teacher_cache
+from compress.data.corpus import CorpusText, tokenised
+from compress.data.examples import read_texts
+from compress.losses.outputs import total
+from compress.methods.catalogue import Sizes, stages_of
+from compress.methods.objectives import Projections
+from compress.models.families import FAMILIES
+from compress.models.initialise import student_of
+from compress.models.precision import computing, matrices_in
+from compress.models.pretrained import load_encoder, open_model, open_tokenizer
+from compress.models.shapes import shape_of
+from compress.training.stage import step_losses
+from compress.training.teacher_cache import CachedTeacherText, teacher_cache
 
 BERT = FAMILIES["bert"]
 
@@ -97,7 +97,7 @@ def main() -> None:
         students = [student_of(teacher, BERT, shape, seed=0)[0] for _ in range(2)]
         learners = [
             Learner(teacher, student, text, stage, given.precision)
-            for student, text in zip(students, (live, TaughtText(live, cache)), strict=True)
+            for student, text in zip(students, (live, CachedTeacherText(live, cache)), strict=True)
         ]
         taken = [[learner.step(step) for learner in learners] for step in range(given.steps)][2:]
     asked, kept = (statistics.median(pair[i][0] for pair in taken) for i in range(2))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertModel
 
-from compress.precision import autocast, matrices_in
+from compress.models.precision import autocast, matrices_in
 
 SHAPES = {"teacher": (768, 12, 3072), "student": (384, 12, 1536)}
 

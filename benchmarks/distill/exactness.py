@@ -14,7 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests" / "compress")]
+sys.path[:0] = [
+    str(Path(__file__).parents[2]),
+    str(Path(__file__).parents[2] / "tests" / "compress"),
+    str(Path(__file__).parents[2] / "tests" / "compress" / "methods"),
+]
 import test_objectives as formulas  # noqa: E402 - the tests are no package
 
 DRAWS = 200

@@ -25,17 +25,18 @@ import torch
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests" / "compress")]
 from encoders import encoder  # noqa: E402 - the tests are no package
 
-from compress.corpus import CorpusText, chunks, masking_of  # noqa: E402
-from compress.distill import Settings, distil, step_losses  # noqa: E402
-from compress.examples import read_splits, stream_texts  # noqa: E402
-from compress.families import FAMILIES  # noqa: E402
-from compress.initialise import student_of  # noqa: E402
-from compress.losses import total  # noqa: E402
-from compress.methods import METHODS, Sizes, Stage, stages_of  # noqa: E402
-from compress.objectives import Projections  # noqa: E402
-from compress.students import Shape  # noqa: E402
-from compress.tasks import TaskText, encode, pad_id_of  # noqa: E402
-from serve.encoding import load_tokenizer  # noqa: E402
+from compress.data.batches import TaskText  # noqa: E402
+from compress.data.corpus import CorpusText, chunks, masking_of  # noqa: E402
+from compress.data.encoded import encode, pad_id_of  # noqa: E402
+from compress.data.examples import read_splits, stream_texts  # noqa: E402
+from compress.losses.outputs import total  # noqa: E402
+from compress.methods.catalogue import METHODS, Sizes, Stage, stages_of  # noqa: E402
+from compress.methods.objectives import Projections  # noqa: E402
+from compress.models.families import FAMILIES  # noqa: E402
+from compress.models.initialise import student_of  # noqa: E402
+from compress.models.shapes import Shape  # noqa: E402
+from compress.training.stage import StageSettings, step_losses, train_stage  # noqa: E402
+from serve.text.tokenizer import load_tokenizer  # noqa: E402
 
 SIZES = Sizes(4, 2, 24, 24)
 SHAPE = Shape(2, 24, 4, 48)
@@ -104,8 +105,8 @@ def before_and_after(kind: str, stage: Stage, given: argparse.Namespace) -> tupl
 
     before = loss()
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(STEPS, learning_rate=1e-3)
-        distil(stage, teacher, student, FAMILIES[kind], text, settings, folder=Path(folder), projections=maps)
+        settings = StageSettings(STEPS, learning_rate=1e-3)
+        train_stage(stage, teacher, student, FAMILIES[kind], text, settings, folder=Path(folder), projections=maps)
     return before, loss()
 
 

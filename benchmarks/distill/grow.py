@@ -3,7 +3,7 @@
     python benchmarks/distill/grow.py --teacher FOLDER --out FOLDER [--head ForSequenceClassification]
 
 A 6x384 teacher becomes a 12x768 one of four times the parameters a layer; it says nearly what the smaller one says
-(`compress.grow`). With `--head` the head for a task that the teacher has is grown too.
+(`compress.models.grow_teacher`). With `--head` the head for a task that the teacher has is grown too.
 """
 
 import argparse
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import transformers
 
-from compress.grow import grown
-from compress.teacher import open_model
-from stillroom.lineage import save_with_lineage
+from compress.engine.lineage import save_with_lineage
+from compress.models.grow_teacher import grown
+from compress.models.pretrained import open_model
 
 
 def main() -> None:

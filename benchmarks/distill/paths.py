@@ -23,28 +23,32 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from compress.corpus import CorpusText, chunks
-from compress.distill import Settings, distil
-from compress.examples import check_task, read_texts
-from compress.families import FAMILIES
-from compress.initialise import student_of
-from compress.loop import Schedule, train
-from compress.methods import Stage
-from compress.precision import autocast
-from compress.processes import Share
-from compress.relations import relation_loss, split_heads
-from compress.scores import counts, gold_of, metric_of
-from compress.tasks import inputs_for, predictions, row_logits
-from compress.teacher import load, load_encoder, open_model, save_tokenizer
-from stillroom.ground import Ground, prepare
-from stillroom.recipe import resolve
-from stillroom.training import on_task, relation_stage
+from compress.data.batches import inputs_for
+from compress.data.corpus import CorpusText, chunks
+from compress.data.examples import check_task, read_texts
+from compress.distributed import Share
+from compress.engine.task_stages import on_task, relation_stage
+from compress.evaluation.metrics import counts, gold_of, metric_of
+from compress.evaluation.predictions import predictions, row_logits
+from compress.losses.relations import relation_loss, split_heads
+from compress.methods.catalogue import Stage
+from compress.methods.presets import Schedule
+from compress.models.families import FAMILIES
+from compress.models.initialise import student_of
+from compress.models.precision import autocast
+from compress.models.pretrained import load, load_encoder, open_model, save_tokenizer
+from compress.training.loop import train
+from compress.training.stage import StageSettings, train_stage
+from stillroom.inputs.preflight import RunInputs, prepare
+from stillroom.inputs.recipe import resolve
 
 WAYS = {"plain": "fp32", "float32": "fp32", "bfloat16": "bf16"}
 BERT = FAMILIES["bert"]
 
 
-def plain(stage: Stage, teacher: Any, student: Any, text: CorpusText, settings: Settings, folder: Path) -> list[float]:
+def plain(
+    stage: Stage, teacher: Any, student: Any, text: CorpusText, settings: StageSettings, folder: Path
+) -> list[float]:
     """The loss of each step that is told of."""
     term = stage.objective.layers[0]
 
@@ -63,45 +67,45 @@ def plain(stage: Stage, teacher: Any, student: Any, text: CorpusText, settings: 
 
     torch.manual_seed(settings.seed)
     schedule = Schedule(settings.steps, stage.learning_rate, stage.warmup, betas=stage.betas)
-    with mock.patch("compress.loop.computing", autocast):  # without this engine's attention
+    with mock.patch("compress.training.loop.computing", autocast):  # without this engine's attention
         progress = train(student, loss_at, schedule, folder=folder, seed=settings.seed)
     return [loss for _, loss in progress.loss]
 
 
 def student_by(
-    way: str, ground: Ground, text: CorpusText, given: argparse.Namespace, *, seed: int, dropout: bool
+    way: str, inputs: RunInputs, text: CorpusText, given: argparse.Namespace, *, seed: int, dropout: bool
 ) -> Any:
     """The student, its loss curve and the seconds that it took."""
-    teacher = load_encoder(ground.opened, seed=0).eval()
-    student, _ = student_of(teacher, BERT, ground.shape, seed=seed)
+    teacher = load_encoder(inputs.opened, seed=0).eval()
+    student, _ = student_of(teacher, BERT, inputs.shape, seed=seed)
     for module in student.modules():
         if isinstance(module, nn.Dropout) and not dropout:
             module.p = 0.0
-    stage, settings = relation_stage(ground), Settings(given.steps, seed, WAYS[way], checkpoint_every_s=1e9)
+    stage, settings = relation_stage(inputs), StageSettings(given.steps, seed, WAYS[way], checkpoint_every_s=1e9)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         if way == "plain":
             curve = plain(stage, teacher, student, text, settings, Path(folder))
         else:
             curve = [
-                loss for _, loss in distil(stage, teacher, student, BERT, text, settings, folder=Path(folder)).loss
+                loss for _, loss in train_stage(stage, teacher, student, BERT, text, settings, folder=Path(folder)).loss
             ]
     return student, curve, time.perf_counter() - began
 
 
-def score(student: Any, ground: Ground, given: argparse.Namespace) -> float:
+def score(student: Any, inputs: RunInputs, given: argparse.Namespace) -> float:
     """The task metric on test of the student after fine-tuning."""
-    task = check_task(ground.recipe.task)
+    task = check_task(inputs.recipe.task)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         student.save_pretrained(folder / "student")
-        save_tokenizer(ground.opened, folder / "student")
+        save_tokenizer(inputs.opened, folder / "student")
         torch.manual_seed(0)
-        model = load(open_model(str(folder / "student")), task, ground.labels)
-        steps = round(given.task_epochs * -(-len(ground.train) // ground.recipe.batch))
-        on_task(model, folder, ground, steps, ground.recipe.student_learning_rate, "fine-tuning")
-        gold = [gold_of(example, task) for example in ground.splits.test]
-        return float(metric_of(counts(gold, predictions(ground.test, row_logits(model, ground.test))).sum(axis=0)))
+        model = load(open_model(str(folder / "student")), task, inputs.labels)
+        steps = round(given.task_epochs * -(-len(inputs.train) // inputs.recipe.batch))
+        on_task(model, folder, inputs, steps, inputs.recipe.student_learning_rate, "fine-tuning")
+        gold = [gold_of(example, task) for example in inputs.splits.test]
+        return float(metric_of(counts(gold, predictions(inputs.test, row_logits(model, inputs.test))).sum(axis=0)))
 
 
 def main() -> None:
@@ -121,18 +125,18 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory() as out:
         chosen = {name: getattr(given, name) for name in ("teacher", "task", "data", "student", "threads")}
-        ground = prepare(resolve({}, chosen | {"out": f"{out}/bundle", "precision": "fp32"}))
+        inputs = prepare(resolve({}, chosen | {"out": f"{out}/bundle", "precision": "fp32"}))
         texts = [text for file in given.corpus for text in read_texts(Path(file))]
-        pieces = chunks(texts, ground.tokenizer, given.tokens)
+        pieces = chunks(texts, inputs.tokenizer, given.tokens)
         curves: dict[str, Any] = {"without dropout": {}}
         scores: dict[str, list[float]] = {way: [] for way in WAYS}
         for seed in [None, *range(given.seeds)]:
-            text = CorpusText(pieces, ground.train.pad_id, given.batch, seed or 0)
+            text = CorpusText(pieces, inputs.train.pad_id, given.batch, seed or 0)
             for way in WAYS:
-                student, curve, seconds = student_by(way, ground, text, given, seed=seed or 0, dropout=seed is not None)
+                student, curve, seconds = student_by(way, inputs, text, given, seed=seed or 0, dropout=seed is not None)
                 curves.setdefault("without dropout" if seed is None else f"seed {seed}", {})[way] = curve
                 if seed is not None:
-                    scores[way].append(score(student, ground, given))
+                    scores[way].append(score(student, inputs, given))
                 print(way, seed, f"{seconds:.0f} s", curve[-1], scores[way], file=sys.stderr, flush=True)
     exact = curves["without dropout"]
     apart = {way: [b / a - 1 for a, b in zip(exact["plain"], exact[way], strict=True)] for way in WAYS}

@@ -20,15 +20,15 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from compress import processes
-from compress.corpus import CorpusText, chunks, masking_of
-from compress.distill import Settings, distil
-from compress.examples import read_texts
-from compress.families import FAMILIES
-from compress.initialise import student_of
-from compress.methods import Sizes, stages_of
-from compress.objectives import Projections
-from compress.students import Shape
+from compress import distributed
+from compress.data.corpus import CorpusText, chunks, masking_of
+from compress.data.examples import read_texts
+from compress.methods.catalogue import Sizes, stages_of
+from compress.methods.objectives import Projections
+from compress.models.families import FAMILIES
+from compress.models.initialise import student_of
+from compress.models.shapes import Shape
+from compress.training.stage import StageSettings, train_stage
 
 VOCABULARY = 4_000
 WIDTH, HEADS, LAYERS, TOKENS = 64, 4, 4, 64
@@ -68,8 +68,8 @@ def train(given: argparse.Namespace, folder: Path, tokenizer_file: Path, accumul
     masking = masking_of(tokenizer, config.vocab_size) if stage.objective.masks_tokens else None
     text = CorpusText(chunks(texts, tokenizer, TOKENS), 0, given.batch, 0, masking)
     maps = Projections(stage.objective, config, student.config).to(kind)
-    settings = Settings(given.steps, accumulate=accumulate)
-    progress = distil(
+    settings = StageSettings(given.steps, accumulate=accumulate)
+    progress = train_stage(
         stage, teacher.to(kind), student.to(kind), FAMILIES["bert"], text, settings, folder=folder, projections=maps
     )
     return [value for _, value in progress.loss]
@@ -95,7 +95,7 @@ def main() -> None:
         work = Path(scratch)
         if given.shared:
             curve = train(given, work, Path(given.shared, "tokenizer.json"))
-            if processes.main():
+            if distributed.main():
                 Path(given.shared, "curve.json").write_text(json.dumps(curve))
             return
         made = work / "tokenizer.json"

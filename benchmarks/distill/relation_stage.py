@@ -12,15 +12,16 @@ import dataclasses
 import json
 from pathlib import Path
 
-from compress.examples import check_task
-from compress.scores import difference, gold_of, score
-from compress.tasks import predictions, row_logits
-from stillroom import training
-from stillroom.ground import prepare, same_bits
-from stillroom.plan import full_plan, seconds_a_step
-from stillroom.recipe import Recipe
-from stillroom.show import say
-from stillroom.stages import fingerprint
+from compress.data.examples import check_task
+from compress.engine import task_stages
+from compress.engine.fingerprints import fingerprint
+from compress.engine.hardware import same_bits
+from compress.evaluation.metrics import difference, gold_of, score
+from compress.evaluation.predictions import predictions, row_logits
+from stillroom.commands.run.time_budget import full_plan, seconds_a_step
+from stillroom.console import say
+from stillroom.inputs.preflight import prepare
+from stillroom.inputs.recipe import Recipe
 
 
 def main() -> None:
@@ -40,10 +41,10 @@ def main() -> None:
         corpus=tuple(given.corpus), relation_epochs=1.0, student_epochs=given.student_epochs, augment=given.augment,
         threads=given.threads,
     )  # fmt: skip
-    ground = prepare(recipe)
-    same_bits(ground.recipe.threads)
-    rates, _ = seconds_a_step(ground)
-    plan = full_plan(ground)
+    inputs = prepare(recipe)
+    same_bits(inputs.recipe.threads)
+    rates, _ = seconds_a_step(inputs)
+    plan = full_plan(inputs)
     budget_s = plan.student_steps * rates["student"]
     relation_steps = max(1, round(given.share * budget_s / rates["relations"]))
     rest = round((1 - given.share) * plan.student_steps)
@@ -52,15 +53,15 @@ def main() -> None:
     )
 
     def stage(name: str, make: object) -> Path:
-        return ground.work.stage(name, fingerprint(name, dataclasses.asdict(recipe), relation_steps), make)  # type: ignore[arg-type]
+        return inputs.workdir.stage(name, fingerprint(name, dataclasses.asdict(recipe), relation_steps), make)  # type: ignore[arg-type]
 
-    teacher = stage("teacher", lambda f: training.make_teacher(f, ground, plan.teacher_steps))
-    soft = stage("soft-labels", lambda f: training.make_soft_labels(f, ground, teacher))
-    start = stage("start", lambda f: training.make_start(f, ground, teacher))
-    related = stage("relations", lambda f: training.make_relations(f, ground, teacher, start, relation_steps))
+    teacher = stage("teacher", lambda f: task_stages.make_teacher(f, inputs, plan.teacher_steps))
+    soft = stage("soft-labels", lambda f: task_stages.make_soft_labels(f, inputs, teacher))
+    start = stage("start", lambda f: task_stages.make_start(f, inputs, teacher))
+    related = stage("relations", lambda f: task_stages.make_relations(f, inputs, teacher, start, relation_steps))
     arms = {
-        "task only": stage("task-only", lambda f: training.make_student(f, ground, start, soft, plan.student_steps)),
-        "relations, then task": stage("both", lambda f: training.make_student(f, ground, related, soft, rest)),
+        "task only": stage("task-only", lambda f: task_stages.make_student(f, inputs, start, soft, plan.student_steps)),
+        "relations, then task": stage("both", lambda f: task_stages.make_student(f, inputs, related, soft, rest)),
     }
     task = check_task(recipe.task)
     document: dict[str, object] = {
@@ -71,10 +72,10 @@ def main() -> None:
     }
     said = {}
     for name, folder in arms.items():
-        model = training.load_stage(folder, ground)
-        said[name] = predictions(ground.test, row_logits(model, ground.test))
-        gold = [gold_of(example, task) for example in ground.splits.test]
-        validation = training.read_lineage(folder)["validation"]
+        model = task_stages.load_stage(folder, inputs)
+        said[name] = predictions(inputs.test, row_logits(model, inputs.test))
+        gold = [gold_of(example, task) for example in inputs.splits.test]
+        validation = task_stages.read_lineage(folder)["validation"]
         document[name] = {
             "test": dataclasses.asdict(score(gold, said[name])),
             "validation": max(value for _, value in validation),

@@ -25,35 +25,39 @@ import accelerate  # noqa: F401 - what a training imports when it begins
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests" / "compress")]
-import test_distill as tests  # noqa: E402 - the tests are no package
+sys.path[:0] = [
+    str(Path(__file__).parents[2]),
+    str(Path(__file__).parents[2] / "tests" / "compress"),
+    str(Path(__file__).parents[2] / "tests" / "compress" / "training"),
+]
+import test_stage as tests  # noqa: E402 - the tests are no package
 
-from compress.checkpoint import own_tensors, put_tensors, write_safetensors  # noqa: E402
-from compress.distill import Settings, distil  # noqa: E402
-from compress.families import FAMILIES  # noqa: E402
-from compress.loop import CHECKPOINT, METRICS  # noqa: E402
-from compress.methods import METHODS, Stage, stages_of  # noqa: E402
-from stillroom.ground import same_bits  # noqa: E402
-from stillroom.stages import TRAINING, Work  # noqa: E402
+from compress.engine.hardware import same_bits  # noqa: E402
+from compress.engine.resumable_stages import TRAINING, Workdir  # noqa: E402
+from compress.methods.catalogue import METHODS, Stage, stages_of  # noqa: E402
+from compress.models.families import FAMILIES  # noqa: E402
+from compress.training.checkpoint import own_tensors, put_tensors, write_safetensors  # noqa: E402
+from compress.training.loop import CHECKPOINT, METRICS  # noqa: E402
+from compress.training.stage import StageSettings, train_stage  # noqa: E402
 
 WEIGHTS = "student.safetensors"
 
 
 def train(method: str, root: Path, steps: int) -> None:
     """Every stage of `method`, each in a folder of `root`; finished ones are taken over, an unfinished one is gone on with."""
-    work, before = Work(root), None
+    work, before = Workdir(root), None
     for number, stage in enumerate(stages_of(method, tests.SIZES), 1):
-        make = partial(train_stage, stage=stage, before=before, steps=steps)
+        make = partial(trained, stage=stage, before=before, steps=steps)
         before = work.stage(f"{number}-{stage.name}", "the same", make)
 
 
-def train_stage(folder: Path, stage: Stage, before: Path | None, steps: int) -> None:
+def trained(folder: Path, stage: Stage, before: Path | None, steps: int) -> None:
     teacher, student = tests.models("bert", stage)
     if before:  # the layers of the stage before, under the head of this one
         learned, own = load_file(before / WEIGHTS), own_tensors(student)
         put_tensors(student, {name: learned.get(name, value) for name, value in own.items()})
-    settings = Settings(steps, learning_rate=3e-3, checkpoint_every_s=0)
-    distil(stage, teacher, student, FAMILIES["bert"], tests.text_of(stage), settings, folder=folder / TRAINING)
+    settings = StageSettings(steps, learning_rate=3e-3, checkpoint_every_s=0)
+    train_stage(stage, teacher, student, FAMILIES["bert"], tests.text_of(stage), settings, folder=folder / TRAINING)
     write_safetensors(folder / WEIGHTS, own_tensors(student))
 
 

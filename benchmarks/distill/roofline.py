@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from steps import Ground, ground, train
+from steps import Measured, opened, train
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from compress.precision import HALVES
+from compress.models.precision import HALVES
 
 SQUARE = 2_048
 
@@ -34,7 +34,7 @@ def forward(config: Any, layers: float, tokens: int) -> float:
     return layers * (2 * (4 * width**2 + 2 * width * inner) + 4 * tokens * width)
 
 
-def needed(on: Ground, tokens: int) -> dict[str, float]:
+def needed(on: Measured, tokens: int) -> dict[str, float]:
     """Floating-point operations a token, by what they are for."""
     teacher_layer, student_layer, _ = on.layers
     theirs, ours = on.teacher.config, on.student().config
@@ -51,7 +51,7 @@ def needed(on: Ground, tokens: int) -> dict[str, float]:
     }
 
 
-def spent(on: Ground, given: argparse.Namespace) -> float:
+def spent(on: Measured, given: argparse.Namespace) -> float:
     """Floating-point operations of all matrix products of a step."""
 
     def attention(query: Any, key: Any, value: Any, *_more: Any, **_others: Any) -> int:
@@ -79,9 +79,9 @@ def peak(precision: str) -> float:
 
 def measured(given: argparse.Namespace, tokens: int) -> dict[str, Any]:
     """Of sequences of `tokens`."""
-    on = ground(given, tokens)
+    on = opened(given, tokens)
     by_use = needed(on, tokens)
-    real = on.text.order.tokens_at(0)
+    real = on.text.sampler.tokens_at(0)
     products = spent(on, given) / real
     shares: list[float] = []
     speeds: list[float] = []
@@ -92,7 +92,7 @@ def measured(given: argparse.Namespace, tokens: int) -> dict[str, Any]:
         nonlocal began
         seconds = time.perf_counter() - began
         if done > 2:  # the first steps set things up
-            speeds.append(on.text.order.tokens_at(done - 1) / seconds)
+            speeds.append(on.text.sampler.tokens_at(done - 1) / seconds)
             peaks.append(peak(given.precision))
             shares.append(sum(by_use.values()) * speeds[-1] / peaks[-1])
         began = time.perf_counter()

@@ -34,21 +34,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertConfig, BertModel
 
-from compress.corpus import CorpusText, Piece, chunks
-from compress.distill import Settings, distil, step_losses
-from compress.examples import read_texts
-from compress.families import FAMILIES
-from compress.methods import Sizes, Stage, stages_of
-from compress.objectives import Projections
-from compress.students import shape_of
-from compress.teacher import load_encoder, open_model, open_tokenizer
+from compress.data.corpus import CorpusText, Piece, chunks
+from compress.data.examples import read_texts
+from compress.methods.catalogue import Sizes, Stage, stages_of
+from compress.methods.objectives import Projections
+from compress.models.families import FAMILIES
+from compress.models.pretrained import load_encoder, open_model, open_tokenizer
+from compress.models.shapes import shape_of
+from compress.training.stage import StageSettings, step_losses, train_stage
 
 LEARNING_RATE = 1e-4
 BERT = FAMILIES["bert"]
 
 
 @dataclass
-class Ground:
+class Measured:
     """What both are given."""
 
     teacher: Any
@@ -63,7 +63,7 @@ class Ground:
         return term.teacher_layer, term.student_layer, term.heads
 
 
-def ground(given: argparse.Namespace, tokens: int) -> Ground:
+def opened(given: argparse.Namespace, tokens: int) -> Measured:
     """Models and texts."""
     torch.manual_seed(0)
     if given.teacher:
@@ -90,13 +90,13 @@ def ground(given: argparse.Namespace, tokens: int) -> Ground:
         drawn = generator.integers(1000, config.vocab_size, (512, tokens))
         pieces = [Piece(ids, np.arange(tokens)) for ids in drawn]
     batch = max(1, given.tokens_per_step // round(np.mean([len(piece.ids) for piece in pieces])))
-    return Ground(teacher.eval(), student, stage, CorpusText(pieces, 0, batch, 0))
+    return Measured(teacher.eval(), student, stage, CorpusText(pieces, 0, batch, 0))
 
 
 class Textbook:
     """A student trained as it is usually written. `step` gives the real tokens that it saw."""
 
-    def __init__(self, on: Ground) -> None:
+    def __init__(self, on: Measured) -> None:
         # A teacher of its own: this engine holds the one that it is given in the precision it trains in.
         self.teacher, self.student = copy.deepcopy(on.teacher), on.student().train()
         self.layers, self.text = on.layers, on.text
@@ -145,7 +145,7 @@ class Textbook:
         return found
 
 
-def in_turns(on: Ground, given: argparse.Namespace) -> dict[str, Any]:
+def in_turns(on: Measured, given: argparse.Namespace) -> dict[str, Any]:
     """Seconds a real token of both, a step of the one after a step of the other."""
     textbook = Textbook(on)
     apart = first_losses(on, textbook)
@@ -155,7 +155,7 @@ def in_turns(on: Ground, given: argparse.Namespace) -> dict[str, Any]:
 
     def report(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
         nonlocal began
-        ours.append((time.perf_counter() - began) / on.text.order.tokens_at(done - 1))
+        ours.append((time.perf_counter() - began) / on.text.sampler.tokens_at(done - 1))
         began = time.perf_counter()
         tokens = textbook.step(done - 1)
         theirs.append((time.perf_counter() - began) / tokens)
@@ -175,13 +175,13 @@ def in_turns(on: Ground, given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def train(on: Ground, given: argparse.Namespace, steps: int, folder: Path, report: Any = None) -> None:
+def train(on: Measured, given: argparse.Namespace, steps: int, folder: Path, report: Any = None) -> None:
     """This engine, as `stillroom distill` runs it."""
-    settings = Settings(steps, precision=given.precision, learning_rate=LEARNING_RATE, checkpoint_every_s=1e9)
-    distil(on.stage, on.teacher, on.student(), BERT, on.text, settings, folder=folder, report=report)
+    settings = StageSettings(steps, precision=given.precision, learning_rate=LEARNING_RATE, checkpoint_every_s=1e9)
+    train_stage(on.stage, on.teacher, on.student(), BERT, on.text, settings, folder=folder, report=report)
 
 
-def first_losses(on: Ground, textbook: Textbook) -> float:
+def first_losses(on: Measured, textbook: Textbook) -> float:
     """The difference of the two losses of one batch without dropout, relative to them."""
     batch, student = on.text.at(0), on.student().eval()
     maps = Projections(on.stage.objective, on.teacher.config, student.config)
@@ -195,7 +195,7 @@ def first_losses(on: Ground, textbook: Textbook) -> float:
 
 def most_memory(given: argparse.Namespace, tokens: int, way: str) -> int:
     """Bytes that three steps take at most above weights and moments, in this process."""
-    on = ground(given, tokens)
+    on = opened(given, tokens)
     size = sum(parameter.nbytes for parameter in on.student().parameters())
     weights = sum(parameter.nbytes for parameter in on.teacher.parameters()) + 3 * size
     before = resident("VmRSS") - sum(parameter.nbytes for parameter in on.teacher.parameters())
@@ -237,7 +237,7 @@ def main() -> None:
         return
     found = {}
     for tokens in lengths:
-        found[tokens] = in_turns(ground(given, tokens), given)
+        found[tokens] = in_turns(opened(given, tokens), given)
         command = [sys.executable, __file__, *sys.argv[1:], "--tokens", str(tokens), "--memory-of"]
         memory = {way: int(subprocess.check_output([*command, way], text=True)) for way in ("ours", "textbook")}
         found[tokens] |= {f"{way}_bytes": size for way, size in memory.items()}

@@ -1,6 +1,6 @@
 """Every loss of the engine, forward and backward, by length; those that are computed in tiles beside the same written whole.
 
-    pytest benchmarks/distill/test_losses.py --benchmark-only -o addopts= --benchmark-group-by=func,param:tokens
+    pytest benchmarks/distill/test_outputs.py --benchmark-only -o addopts= --benchmark-group-by=func,param:tokens
 
 Two texts of width 768 and 384, 48 relation heads, 12 attention heads, one core. `held` in the extra information is what
 tensors take at most, forward and backward, above what is given. Each also checks its answer: that of the tiles against the
@@ -15,9 +15,9 @@ from held import Held
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from compress.hidden import cosine_loss, hidden_loss, summed_hidden_loss
-from compress.losses import label_loss, logit_loss, soft_label_loss
-from compress.relations import (
+from compress.losses.hidden import cosine_loss, hidden_loss, summed_hidden_loss
+from compress.losses.outputs import label_loss, logit_loss, soft_label_loss
+from compress.losses.relations import (
     attention_loss,
     attention_square_loss,
     direct_loss,
@@ -25,7 +25,7 @@ from compress.relations import (
     score_loss,
     split_heads,
 )
-from compress.tiled import Dots, tiled_loss
+from compress.losses.tiled_relations import Dots, tiled_loss
 
 TEXTS = 2
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]  # of vectors (texts, tokens, width) of teacher and student, and a mask

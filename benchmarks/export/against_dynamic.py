@@ -13,13 +13,13 @@ from pathlib import Path
 
 from onnxruntime.quantization import quantize_dynamic
 
-from compress.examples import read_texts
-from latency.candidates import Candidate
+from compress.data.examples import read_texts
+from latency.candidates.candidate import Candidate
 from latency.profile import Plan, time_grid
-from serve.bundle import open_bundle
-from serve.encoding import load_tokenizer
-from serve.session import has_openvino
-from serve.threads import available_cores
+from serve.bundle.cpu_quota import available_cores
+from serve.bundle.manifest import open_bundle
+from serve.bundle.runtimes import has_openvino
+from serve.text.tokenizer import load_tokenizer
 
 
 def main() -> None:

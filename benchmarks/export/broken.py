@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from export.graph import load_classifier, quiet
+from export.graph.exporter import load_classifier, quiet
 
 
 def plant(checkpoint: Path, out: Path, layer: int, units: int, size: float) -> None:

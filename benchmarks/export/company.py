@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Encoding
 
-from compress.examples import read_texts
-from serve.encoding import load_tokenizer
-from serve.session import Session
+from compress.data.examples import read_texts
+from serve.model.session import Session
+from serve.text.tokenizer import load_tokenizer
 
 
 def differing(session: Session, encodings: Sequence[Encoding], batches: int, seed: int = 0) -> tuple[int, int, float]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from serve.bundle import canonical_json, digest, open_bundle
+from serve.bundle.manifest import canonical_json, digest, open_bundle
 from serve.errors import BundleError
 
 Undo = Callable[[], None]

@@ -33,10 +33,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from serve.answers import softmax
-from serve.bundle import open_bundle
-from serve.pipeline import Pipeline
-from serve.session import openvino_core
+from serve.bundle.manifest import open_bundle
+from serve.model.pipeline import Pipeline
+from serve.model.session import openvino_core
+from serve.text.answers import softmax
 
 HERE = Path(__file__).parent
 GRAPHS = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}

@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from compress.examples import read_texts
-from latency.load import AT_ONCE_PER_S, OUR_TEMPLATE, load, request_bodies
-from latency.measurement import PAIRS_FOR_INTERVAL, paired_ratio
-from serve.app import ENDPOINT_OF
-from serve.bundle import open_bundle
+from compress.data.examples import read_texts
+from latency.load.generator import AT_ONCE_PER_S, OUR_TEMPLATE, load, request_bodies
+from latency.measure.statistics import PAIRS_FOR_INTERVAL, paired_ratio
+from serve.bundle.manifest import open_bundle
+from serve.http.service import ENDPOINT_OF
 
 # Its latencies are whole milliseconds; its rate is as many requests a second and connection, sent at once when each begins.
 THEIRS = """

@@ -3,7 +3,7 @@
     python benchmarks/latency/against_others.py BUNDLE --checkpoint TEACHER --optimum /path/to/venv/bin/python
 
 Against optimum-benchmark (`pip install optimum-benchmark[onnxruntime]`, an environment of its own): the checkpoint in torch, and
-the bundle's fp32 graph in onnxruntime, each round a fresh process of theirs and a visit of ours. Against onnxruntime itself: its
+the bundle's fp32 graph in onnxruntime, each round a fresh process of theirs and a turn of ours. Against onnxruntime itself: its
 profiler's own clock of each `Run` beside ours of the very same call.
 """
 
@@ -20,13 +20,13 @@ from typing import Literal
 import numpy as np
 import onnxruntime as ort
 
-from latency.candidates import Candidate
-from latency.measurement import paired_ratio
-from latency.turns import Worker, at_work, timing_environment
-from latency.worker import inputs_of
-from latency.workloads import Workload
-from serve.bundle import open_bundle
-from serve.session import onnxruntime_options
+from latency.candidates.candidate import Candidate
+from latency.measure.interleave import Worker, at_work, timing_environment
+from latency.measure.statistics import paired_ratio
+from latency.measure.worker import inputs_of
+from latency.measure.workloads import Workload
+from serve.bundle.manifest import open_bundle
+from serve.model.session import onnxruntime_options
 
 WORKER = Path(__file__).with_name("optimum_benchmark_worker.py")
 SECONDS = 2.0

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import numpy as np
 
-from export.graph import export_graph
-from latency.candidates import Candidate
-from latency.machine import machine_facts
-from latency.measurement import Ratio, ratio
-from latency.turns import Patience, at_work, measure
-from latency.workloads import Workload
+from export.graph.exporter import export_graph
+from latency.candidates.candidate import Candidate
+from latency.measure.interleave import Patience, at_work, measure
+from latency.measure.machine import machine_facts
+from latency.measure.statistics import Ratio, ratio
+from latency.measure.workloads import Workload
 
 LAYERS = 20
 WIDTH = 64

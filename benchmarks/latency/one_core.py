@@ -27,12 +27,12 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests" / "serve")]
 from limited_group import inside, limited_group  # noqa: E402 - the tests are no package
 
-from latency.machine import busy_core_seconds, machine_facts  # noqa: E402
-from latency.workloads import from_texts  # noqa: E402
-from serve.bundle import open_bundle  # noqa: E402
-from serve.encoding import load_tokenizer  # noqa: E402
-from serve.session import open_graph  # noqa: E402
-from serve.threads import read_cores, why  # noqa: E402
+from latency.measure.machine import busy_core_seconds, machine_facts  # noqa: E402
+from latency.measure.workloads import from_texts  # noqa: E402
+from serve.bundle.cpu_quota import read_cores, why  # noqa: E402
+from serve.bundle.manifest import open_bundle  # noqa: E402
+from serve.model.session import open_graph  # noqa: E402
+from serve.text.tokenizer import load_tokenizer  # noqa: E402
 
 WAYS = ["as served", "default", "default, not spinning"]
 TEXTS = [
@@ -41,7 +41,7 @@ TEXTS = [
 ]
 TURNS = 7
 REST_S = 0.2  # two periods of the quota
-UNTIMED = 3  # calls of each visit: caches belonged to another process until now
+UNTIMED = 3  # calls of each turn: caches belonged to another process until now
 
 
 def main() -> int:

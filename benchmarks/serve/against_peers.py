@@ -11,7 +11,7 @@ Measured are
   low     one connection, one text after another: p50 and p99
   peak    a closed loop of 32 connections: answers a second, and the p99 it comes at
   bound   the highest rate of an open loop (a Poisson process, latency from the due moment) whose p99 stays under `--bound-ms` with nothing
-          refused or failed: the search of `latency.load.ramp`, by its own client
+          refused or failed: the search of `latency.load.generator.ramp`, by its own client
 
 Labels are compared with those of `Pipeline` alone; what differs is counted. In the environment MAX_BATCH (32) is the largest batch of
 mosec, LitServe and BentoML, and FAST_QUEUE=1 gives LitServe its ZeroMQ queue: take what is fastest for them on the machine at hand.
@@ -36,12 +36,12 @@ import numpy as np
 from driver import Driven, Place, drive, post
 from running import START_S, serving, stop
 
-from compress.examples import read_texts
-from latency.load import ramp, request_bodies
-from latency.machine import machine_facts
-from latency.measurement import paired_ratio
-from serve.listen import listening
-from serve.pipeline import Pipeline
+from compress.data.examples import read_texts
+from latency.load.generator import ramp, request_bodies
+from latency.measure.machine import machine_facts
+from latency.measure.statistics import paired_ratio
+from serve.http.connections.sockets import listening
+from serve.model.pipeline import Pipeline
 
 HERE = Path(__file__).with_name("peers")
 MIXED_TEXTS = 700
@@ -168,7 +168,7 @@ def mixed_texts(texts: list[str], pipeline: Pipeline) -> list[str]:
     return found
 
 
-def visit(
+def drive_once(
     place: Place, peer: Peer, texts: list[str], right: list[str], given: argparse.Namespace, seed: int
 ) -> dict[str, Any]:
     """What one server does with one set of texts."""
@@ -204,7 +204,7 @@ def visit(
 
 
 def rounds(given: argparse.Namespace, log: Path) -> dict[str, Any]:
-    """Every visit: server -> set -> a list of rounds; and the servers that did not run, with the reason."""
+    """Every turn: server -> set -> a list of rounds; and the servers that did not run, with the reason."""
     pipeline = Pipeline(given.bundle, threads=1)
     texts = read_texts(given.texts)
     sets = {"texts": texts, "mixed": mixed_texts(texts, pipeline)}
@@ -221,7 +221,7 @@ def rounds(given: argparse.Namespace, log: Path) -> dict[str, Any]:
                 try:
                     with running(name, given.bundle, folders, given.environments, log) as place:
                         for which, each in sets.items():
-                            found = visit(place, PEERS[name], each, right[which], given, seed=turn)
+                            found = drive_once(place, PEERS[name], each, right[which], given, seed=turn)
                             visits[name][which].append(found)
                             print(
                                 f"round {turn + 1}, {name}, {which}: {json.dumps(found)}", file=sys.stderr, flush=True

@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from latency.machine import machine_facts
-from latency.measurement import paired_ratio
-from serve.answers import AnswerOptions
-from serve.crew import length_chunks
-from serve.pipeline import Pipeline, length_batches
-from serve.threads import available_cores
-from stillroom.input_rows import InputFile
+from latency.measure.machine import machine_facts
+from latency.measure.statistics import paired_ratio
+from serve.bundle.cpu_quota import available_cores
+from serve.model.pipeline import Pipeline, length_batches
+from serve.text.answers import AnswerOptions
+from serve.workers.offline_pool import length_chunks
+from stillroom.commands.annotate.reader import InputFile
 
 BLOCK_TOKENS = 4096
 

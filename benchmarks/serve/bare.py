@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compress.examples import read_texts
-from serve.answers import AnswerOptions
-from serve.pipeline import Pipeline, length_batches
+from compress.data.examples import read_texts
+from serve.model.pipeline import Pipeline, length_batches
+from serve.text.answers import AnswerOptions
 
 
 def main() -> None:

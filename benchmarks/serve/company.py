@@ -19,8 +19,8 @@ import msgspec
 from driver import drive, post
 from running import Server, endpoint, serving, text_body
 
-from compress.examples import read_texts
-from latency.machine import machine_facts
+from compress.data.examples import read_texts
+from latency.measure.machine import machine_facts
 
 MOST_TEXTS = 32  # a request
 SHOWN = 3  # differences

@@ -1,6 +1,6 @@
 """Requests to a server from one thread and bare sockets, as cheaply as Python can: for where client and server share cores.
 
-`latency.load` is the instrument for a server's user; here the client must cost next to nothing and every answer's bytes are
+`latency.load.generator` is the instrument for a server's user; here the client must cost next to nothing and every answer's bytes are
 kept, so that each can be compared with the right one. `noop.py` says what is left of its cost.
 """
 

@@ -5,7 +5,7 @@
 `bare` is tokenise, run and decode without a server on the same texts sorted by length: two processes of one thread or one of two, and
 the size of batch, whichever is fastest here. Over HTTP the same texts come in random order, 1 and 8 a request, by connections that stay
 open, from a client that shares the cores. All take turns. Ratios are paired by rounds, with a 95 % interval
-(`latency.measurement.paired_ratio`). Every answer is compared with that of `Pipeline`; one that differs ends it with 1.
+(`latency.measure.statistics.paired_ratio`). Every answer is compared with that of `Pipeline`; one that differs ends it with 1.
 
 Latency: one connection, one text a request, beside the same texts given to the bare model, taking turns.
 """
@@ -27,10 +27,10 @@ import numpy as np
 from driver import Driven, Place, drive, post
 from running import Server, endpoint, results_of, serving, text_body
 
-from compress.examples import read_texts
-from latency.machine import machine_facts
-from latency.measurement import paired_ratio
-from serve.pipeline import Pipeline
+from compress.data.examples import read_texts
+from latency.measure.machine import machine_facts
+from latency.measure.statistics import paired_ratio
+from serve.model.pipeline import Pipeline
 
 BARE = Path(__file__).with_name("bare.py")
 NOOP = Path(__file__).with_name("noop.py")
@@ -116,7 +116,7 @@ class Http:
         self.right = [json.loads(msgspec.json.encode(answer)) for answer in answers]
         self.wrong = 0
 
-    def visit(self, place: Place, a_request: int, seconds: float, speed: float, connections: int, seed: int) -> Driven:
+    def turn(self, place: Place, a_request: int, seconds: float, speed: float, connections: int, seed: int) -> Driven:
         """About `seconds` of requests at `speed` texts a second: whole passes over the texts, each in an order of its own."""
         asked = self._asked(a_request, max(1, round(seconds * speed / len(self.texts))), seed)
         driven = drive(place, [post(place, self.path, self._body(places)) for places in asked], connections=connections)
@@ -156,7 +156,7 @@ def throughput(server: Server, bare: Bare, tokens: int, http: Http, given: argpa
     speeds: dict[str, list[float]] = {"bare": [], **{f"http {n}": [] for n in TEXTS_A_REQUEST}}
     shares: dict[str, list[dict[str, float]]] = {name: [] for name in speeds if name != "bare"}
     guess = {
-        n: len(http.texts) / http.visit(server.place, n, 0, 0, given.connections, 0).seconds for n in TEXTS_A_REQUEST
+        n: len(http.texts) / http.turn(server.place, n, 0, 0, given.connections, 0).seconds for n in TEXTS_A_REQUEST
     }
     chance = random.Random(0)
     for turn in range(given.rounds):
@@ -166,7 +166,7 @@ def throughput(server: Server, bare: Bare, tokens: int, http: Http, given: argpa
                 continue
             a_request = int(name.split()[1])
             front_s, models_s = server.core_s()
-            driven = http.visit(
+            driven = http.turn(
                 server.place, a_request, given.seconds, guess[a_request], given.connections, seed=1 + turn
             )
             front_s, models_s = (
@@ -216,7 +216,7 @@ def main() -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of one visit")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of one turn")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -12,8 +12,8 @@ import numpy as np
 from driver import Place, post
 from running import endpoint, text_body
 
-from serve.pipeline import Pipeline
-from serve.requests import Limits
+from serve.http.v1.requests import Limits
+from serve.model.pipeline import Pipeline
 
 MOST_CHARACTERS = 2000
 MOST_TEXTS = 16  # a request

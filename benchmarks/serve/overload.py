@@ -26,10 +26,10 @@ import numpy as np
 from driver import LOST, TIMEOUT, UNSENT, Driven, drive, post
 from running import Server, endpoint, results_of, serving, text_body
 
-from compress.examples import read_texts
-from latency.arrivals import poisson_s
-from latency.machine import machine_facts
-from serve.pipeline import Pipeline
+from compress.data.examples import read_texts
+from latency.load.arrivals import poisson_s
+from latency.measure.machine import machine_facts
+from serve.model.pipeline import Pipeline
 
 REFUSED = 429
 WINDOW = 300  # single requests, of whose p99 normality is judged

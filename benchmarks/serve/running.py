@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 from driver import Place
 
-from serve.app import ENDPOINT_OF
-from serve.bundle import open_bundle
+from serve.bundle.manifest import open_bundle
+from serve.http.service import ENDPOINT_OF
 
 START_S = 180.0
 STOP_S = 60.0

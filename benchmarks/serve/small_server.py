@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SERVE = """
 import json, sys
-from serve.app import serve
+from serve.http.app import serve
 from serve.settings import Limits, ServeSettings
 limits = Limits(**json.loads(sys.argv[1]))
 serve(sys.argv[2:], ServeSettings(port=0, threads=1, processes=1, access_log=False, limits=limits))

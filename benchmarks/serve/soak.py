@@ -34,9 +34,9 @@ from driver import LOST, TIMEOUT, Driven, drive
 from mixed_traffic import Asked, bad_requests, good_requests, texts_of_all_lengths
 from running import Server, results_of, serving
 
-from compress.examples import read_texts
-from latency.machine import machine_facts
-from serve.requests import Limits
+from compress.data.examples import read_texts
+from latency.measure.machine import machine_facts
+from serve.http.v1.requests import Limits
 
 SLICE = 400  # requests between two looks at memory
 BAD_SHARE = 1 / 8

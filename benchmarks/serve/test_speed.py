@@ -13,10 +13,10 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 from tokenizers import Encoding, Tokenizer
 
-from serve.encoding import load_tokenizer
-from serve.labels import bio_tags
-from serve.session import Session, padded
-from serve.spans import decode_spans
+from serve.model.session import Session, padded
+from serve.text.labels import bio_tags
+from serve.text.spans import decode_spans
+from serve.text.tokenizer import load_tokenizer
 
 TEXTS = [
     "please book a table for two in the old town tomorrow evening at eight",
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers.processors import BertProcessing
     from transformers import BertConfig, BertForTokenClassification
 
-    from export.graph import export_graph
+    from export.graph.exporter import export_graph
 
     folder = tmp_path_factory.mktemp("model")
     pieces = sorted({part for text in TEXTS for character in text.lower() for part in (character, f"##{character}")})

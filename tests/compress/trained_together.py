@@ -16,15 +16,15 @@ import torch
 from encoders import VOCABULARY, encoder
 from torch import nn
 
-from compress import processes
-from compress.corpus import CorpusText, Masking, Piece
-from compress.distill import Settings, distil
-from compress.families import FAMILIES
-from compress.initialise import student_of
-from compress.loop import Watch
-from compress.methods import Sizes, stages_of
-from compress.objectives import Projections
-from compress.students import Shape
+from compress import distributed
+from compress.data.corpus import CorpusText, Masking, Piece
+from compress.methods.catalogue import Sizes, stages_of
+from compress.methods.objectives import Projections
+from compress.models.families import FAMILIES
+from compress.models.initialise import student_of
+from compress.models.shapes import Shape
+from compress.training.loop import Validation
+from compress.training.stage import StageSettings, train_stage
 
 # Batches of 8, and at the end of an epoch one of 1: fewer texts than processes.
 PIECES = [Piece(np.random.default_rng(i).integers(5, VOCABULARY, 4 + i % 9), np.arange(4 + i % 9)) for i in range(33)]
@@ -41,7 +41,7 @@ def trained(
     student, _ = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=1, new_layers=True)
     student.double()
     with torch.no_grad():
-        if not processes.main():  # the start of the main one counts
+        if not distributed.main():  # the start of the main one counts
             dict(student.named_parameters())[next(n for n, _ in student.named_parameters() if "layer.0." in n)].add_(
                 1.0
             )
@@ -51,11 +51,13 @@ def trained(
     maps = Projections(stage.objective, teacher.config, student.config).double()
     text = CorpusText(PIECES, 0, 8, 0, Masking(4, VOCABULARY) if masks else None)
 
-    def watch(_remap: Any) -> Watch:
-        return Watch(4, lambda: -float(next(student.parameters()).detach().norm()) if processes.main() else 1 / 0)
+    def validation(_remap: Any) -> Validation:
+        return Validation(
+            4, lambda: -float(next(student.parameters()).detach().norm()) if distributed.main() else 1 / 0
+        )
 
-    settings = Settings(STEPS, learning_rate=3e-3, checkpoint_every_s=0, accumulate=accumulate)
-    progress = distil(
+    settings = StageSettings(STEPS, learning_rate=3e-3, checkpoint_every_s=0, accumulate=accumulate)
+    progress = train_stage(
         stage,
         teacher,
         student,
@@ -64,7 +66,7 @@ def trained(
         settings,
         folder=folder,
         projections=maps,
-        watch=watch,
+        validation=validation,
         report=report,
     )
     return student, progress
@@ -73,7 +75,7 @@ def trained(
 def main() -> None:
     for job in sys.argv[2:]:
         name, method, dropout = job.split(":")
-        folder = Path(sys.argv[1]) / (name if processes.main() else "nothing is written here")
+        folder = Path(sys.argv[1]) / (name if distributed.main() else "nothing is written here")
         found = summary(*trained(folder, method, float(dropout)))
         Path(sys.argv[1], f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(found))
 

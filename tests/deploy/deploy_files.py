@@ -3,12 +3,11 @@
 import json
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 import yaml
+from repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 KSERVE = sorted((DEPLOY / "kserve").glob("*.yaml"))

@@ -18,8 +18,8 @@ from deploy_files import (
 )
 from typer.main import get_command
 
-from serve.app import create_app
-from serve.drain import CUT_OFF_S, LEAVE_S
+from serve.http.app import create_app
+from serve.http.connections.graceful_shutdown import CUT_OFF_S, LEAVE_S
 from serve.settings import ServeSettings
 
 # From SIGTERM to the end at the latest: the answers under way, then the processes.
@@ -29,7 +29,7 @@ CONTAINERS = ["kubernetes/deployment.yaml", "kserve/serving-runtime.yaml"]
 
 def given(command: list[str]) -> dict[str, object]:
     """What the command line takes `command` for; it exits when there is no such option."""
-    group = get_command(__import__("stillroom.cli", fromlist=["app"]).app)
+    group = get_command(__import__("stillroom.cli.main", fromlist=["app"]).app)
     assert command[0] == "stillroom"
     verb = group.commands[command[1]]  # type: ignore[attr-defined]
     return dict(verb.make_context(command[1], command[2:]).params)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_road import stillroom
+from test_run import stillroom
 
 from serve.errors import BadInput
-from stillroom.comparing import Comparison, compare
+from stillroom.commands.compare import Comparison, compare
 
 STUDENT = "layers=2,hidden=32,heads=4,ffn=32"
 ASSISTANT = "layers=4,hidden=16,heads=4,ffn=32"

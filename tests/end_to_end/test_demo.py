@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compress.examples import read_examples
-from compress.scores import gold_of, score
+from compress.data.examples import read_examples
+from compress.evaluation.metrics import gold_of, score
 from stillroom import Pipeline
 
 

@@ -10,13 +10,13 @@ import pytest
 from small_task import write_rows
 
 import stillroom as face
-from serve.bundle import open_bundle
-from serve.choice import choose
-from serve.encoding import load_tokenizer
+from compress.engine.resumable_stages import Workdir
+from serve.bundle.cpu_quota import read_cores, why
+from serve.bundle.manifest import open_bundle
+from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, GateMissed
-from serve.threads import read_cores, why
-from stillroom.exporting import scores_on_test
-from stillroom.stages import Work
+from serve.text.tokenizer import load_tokenizer
+from stillroom.commands.export import scores_on_test
 
 FAST = {"latency_seconds": 0.0, "threads": 1}
 
@@ -129,7 +129,7 @@ def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
 def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("export.gate.MOST_KEPT", 0.0)  # nothing may be put back
+    monkeypatch.setattr("export.precision.int8_search.MOST_KEPT", 0.0)  # nothing may be put back
     broken = with_cancelling_units(classifier, tmp_path / "broken", size=90)
     with pytest.raises(GateMissed, match=r"No bundle was written: int8 keeps 0\.\d+ of fp32's metric on validation"):
         face.export(broken, tmp_path / "out", task_data, gate=0.99, **FAST)
@@ -199,7 +199,7 @@ def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kil
         (tmp_path / left).mkdir(parents=True)
     (tmp_path / "out.export-work" / "made-by-stillroom").touch()
     (tmp_path / "out.report.json").write_text("{}")
-    monkeypatch.setattr("stillroom.exporting.scores_on_test", somebody_comes_first)
+    monkeypatch.setattr("stillroom.commands.export.scores_on_test", somebody_comes_first)
     with pytest.raises(BadInput, match="out exists and is not a bundle"):
         face.export(classifier, out, task_data, precision="fp32", **FAST)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/diary"]
@@ -210,7 +210,7 @@ def test_a_second_export_to_the_same_place_is_refused_and_harms_nothing(
 ) -> None:
     out = tmp_path / "out"
     (tmp_path / "out.report.json").write_text("{}")
-    with Work(tmp_path / "out.export-work").scratch() as folder:  # as the first one works
+    with Workdir(tmp_path / "out.export-work").scratch() as folder:  # as the first one works
         (folder / "half a graph").touch()
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(

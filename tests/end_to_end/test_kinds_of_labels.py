@@ -8,16 +8,16 @@ import pytest
 import torch
 from small_task import examples, relations, with_label_lists, write_rows
 from starlette.testclient import TestClient
-from test_road import stillroom
+from test_run import stillroom
 
 import stillroom as face
-from compress.examples import read_splits
-from compress.finetune import TaskTraining, train_on_task
-from compress.tasks import encode
-from compress.teacher import load, open_model, save_tokenizer
-from serve.app import create_app
-from serve.bundle import open_bundle
+from compress.data.encoded import encode
+from compress.data.examples import read_splits
+from compress.models.pretrained import load, open_model, save_tokenizer
+from compress.training.task_training import TaskTraining, train_on_task
+from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
+from serve.http.app import create_app
 
 TASK = "text-classification"
 RECIPE = """

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from repository import ROOT
 from safetensors.torch import load_file
 from small_task import examples, make_teacher
 
-import stillroom
-from stillroom.show import Bar
+import compress
+from compress import Event
 
 SETTINGS = {"method": "distilbert", "student": "layers=2,hidden=32,heads=4,ffn=48", "epochs": 1.0, "batch": 16}
 
@@ -21,28 +22,24 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_two_processes_go_on_where_one_stopped_and_make_the_same_student(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_go_on_where_one_stopped_and_make_the_same_student(tmp_path: Path) -> None:
     teacher = make_teacher(tmp_path / "teacher", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     corpus = tmp_path / "text.txt"
     corpus.write_text("\n".join(str(row["text"]) for row in examples(65, 0)))
-    one = stillroom.distill(str(teacher), [corpus], tmp_path / "one", **SETTINGS)
-    with monkeypatch.context() as stopped:
+    one = compress.distill(str(teacher), [corpus], tmp_path / "one", **SETTINGS)
 
-        def stop(bar: Bar, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
-            if bar.what == "distilbert" and done == 3:
-                raise KeyboardInterrupt
+    def stop(event: Event) -> None:
+        if event.text == "distilbert" and event.done == 3:
+            raise KeyboardInterrupt
 
-        stopped.setattr(Bar, "step", stop)
-        with pytest.raises(KeyboardInterrupt):  # the head of the teacher and the start of the student are finished
-            stillroom.distill(str(teacher), [corpus], tmp_path / "two", **SETTINGS)
+    with pytest.raises(KeyboardInterrupt):  # the head of the teacher and the start of the student are finished
+        compress.distill(str(teacher), [corpus], tmp_path / "two", progress=stop, **SETTINGS)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "stillroom", "distill"]
     command += ["--teacher", str(teacher), "--corpus", str(corpus), "--out", str(tmp_path / "two"), "--json"]
     command += [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
-    environment = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, *command], env=environment, timeout=240, capture_output=True, text=True, check=False
     )

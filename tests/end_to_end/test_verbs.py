@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import compress.teacher_cache
+import compress.training.teacher_cache
 import stillroom as face
-from compress.methods import METHODS, Sizes
+from compress.engine import method_runner, task_stages
+from compress.methods.catalogue import METHODS, Sizes
 from serve.errors import BadInput
-from stillroom import training, walk
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +66,14 @@ def test_every_method_that_needs_no_task_makes_a_student_and_goes_on_where_it_wa
 
     settings = {"student": "layers=2,hidden=32,heads=4,ffn=32", "method": method, "batch": 50}
     whole = face.distill(str(tiny_teacher), [corpus], tmp_path / "whole", **settings)
-    saved = walk._save
+    saved = method_runner._save
 
     def dies(model: Any, folder: Path, given: Any, details: dict[str, Any]) -> None:
         if details["role"] == "student":
             raise KeyboardInterrupt
         saved(model, folder, given, details)
 
-    monkeypatch.setattr(walk, "_save", dies)
+    monkeypatch.setattr(method_runner, "_save", dies)
     with pytest.raises(KeyboardInterrupt):
         face.distill(str(tiny_teacher), [corpus], tmp_path / "broken", **settings)
     monkeypatch.undo()
@@ -138,7 +138,7 @@ def test_a_teacher_is_asked_once_for_several_students(
     settings["teacher_cache"] = str(tmp_path / "kept" / "cache")
     first = face.distill(*common, tmp_path / "first", student=student, **settings)
     assert "teacher cache written: " in capsys.readouterr().err
-    monkeypatch.setattr(compress.teacher_cache, "read", None)  # what would ask the teacher
+    monkeypatch.setattr(compress.training.teacher_cache, "read", None)  # what would ask the teacher
     second = face.distill(*common, tmp_path / "second", student="layers=1,hidden=32,heads=4,ffn=32", **settings)
     assert "teacher cache found: " in capsys.readouterr().err
     lineages = [json.loads((made / "lineage.json").read_text(encoding="utf-8")) for made in (live, first, second)]
@@ -179,19 +179,21 @@ def test_an_assistant_stands_between_teacher_and_student(
     settings: dict[str, Any] = {"student": student, "method": "minilm", "batch": 50, "epochs": 2}
     direct = face.distill(str(tiny_teacher), [corpus], tmp_path / "direct", **settings)
     taught: list[tuple[int, int]] = []
-    distil = walk.distil
+    train_stage = method_runner.train_stage
 
     def seen(stage: Any, teacher: Any, trained: Any, *others: Any, **more: Any) -> Any:
         taught.append((teacher.config.num_hidden_layers, trained.config.num_hidden_layers))
         if len(taught) == 2:
             raise KeyboardInterrupt
-        return distil(stage, teacher, trained, *others, **more)
+        return train_stage(stage, teacher, trained, *others, **more)
 
-    monkeypatch.setattr(walk, "distil", seen)
+    monkeypatch.setattr(method_runner, "train_stage", seen)
     assisted = {**settings, "assistants": ("auto",)}
     with pytest.raises(KeyboardInterrupt):
         face.distill(str(tiny_teacher), [corpus], tmp_path / "assisted", **assisted)
-    monkeypatch.setattr(walk, "distil", lambda *given, **more: taught.append((0, 0)) or distil(*given, **more))
+    monkeypatch.setattr(
+        method_runner, "train_stage", lambda *given, **more: taught.append((0, 0)) or train_stage(*given, **more)
+    )
     made = face.distill(str(tiny_teacher), [corpus], tmp_path / "assisted", **assisted)
     assert taught == [(4, 4), (4, 2), (0, 0)]  # the assistant is as deep as the teacher, and is not made again
     assert "layers=4,hidden=16,heads=4,ffn=32" in capsys.readouterr().err
@@ -263,14 +265,14 @@ def test_a_model_is_fine_tuned_on_labels_and_on_soft_labels(
     assert (lineage["method"], lineage["teacher"], lineage["model"]) == ("soft labels", "teacher", "small")
     assert {"labels", "soft_labels"} == set(json.loads((whole / "metrics.jsonl").read_text().splitlines()[0])["terms"])
 
-    saved = training.save
+    saved = task_stages.save
 
-    def dies(model: Any, folder: Path, ground: Any, progress: Any, details: dict[str, Any]) -> None:
+    def dies(model: Any, folder: Path, inputs: Any, progress: Any, details: dict[str, Any]) -> None:
         if details["role"] == "fine-tuned":
             raise KeyboardInterrupt
-        saved(model, folder, ground, progress, details)
+        saved(model, folder, inputs, progress, details)
 
-    monkeypatch.setattr(training, "save", dies)
+    monkeypatch.setattr(task_stages, "save", dies)
     with pytest.raises(KeyboardInterrupt):
         face.finetune(str(small), *common, tmp_path / "broken", **quick)
     monkeypatch.undo()

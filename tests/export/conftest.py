@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from small_checkpoints import MAX_LENGTH, WORDS, Exported, write_checkpoint
 
-from export.gate import Prepared
-from export.graph import export_graph
-from export.quantise import quantise_static
+from export.graph.exporter import export_graph
+from export.precision.int8 import quantise_static
+from export.precision.int8_search import Prepared
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ import pytest
 from onnx import numpy_helper
 from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from export.graph import GraphInfo, quiet
-from serve.encoding import load_tokenizer
-from serve.runtimes import has_openvino
+from export.graph.exporter import GraphInfo, quiet
+from serve.bundle.runtimes import has_openvino
+from serve.text.tokenizer import load_tokenizer
 
 TAGS = ["O", "B-city", "I-city", "B-date", "I-date"]
 MAX_LENGTH = 32

@@ -9,8 +9,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from latency.candidates import Candidate
-from latency.workloads import Workload
+from latency.candidates.candidate import Candidate
+from latency.measure.workloads import Workload
 
 WORDS = [
     "[PAD]",

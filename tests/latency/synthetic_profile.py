@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from latency.document import ProfileDocument
+from latency.measure.result_document import ProfileDocument
 
 # name, given as, runtime, precision, fixed ms, ms per token, metric, megabytes, millions of parameters
 MODELS: list[tuple[str, str, str, str, float, float, float, float, float]] = [

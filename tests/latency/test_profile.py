@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from latency.candidates import Candidate, size_bytes
-from latency.machine import busy_core_seconds, machine_facts
+from latency.candidates.candidate import Candidate, size_bytes
+from latency.measure.machine import busy_core_seconds, machine_facts
 from latency.profile import Plan, time_grid
 from serve.errors import BadInput
 

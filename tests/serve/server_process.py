@@ -10,12 +10,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any
 
 import httpx
+from repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30
 
 

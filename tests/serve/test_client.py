@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from loopback import PAUSE, Asked, Loopback, answer, serving
+from repository import ROOT
 
 from serve import client as client_module
 from serve.client import Client, RelationItem, pauses_s, retry_after_s
@@ -29,9 +30,8 @@ from serve.errors import (
     Unauthorized,
     Unavailable,
 )
-from serve.pipeline import Pipeline
+from serve.model.pipeline import Pipeline
 
-ROOT = Path(__file__).parents[2]
 EMPTY = {"entities": [], "truncated": False}
 
 

@@ -11,7 +11,7 @@ from lookup_bundles import INTENTS, intent_table, write_bundle, write_tokenizer
 from small_profiles import CONFIG, TASK, Models, Profiled, intents, profiled, write_checkpoint
 from small_task import write_rows
 
-from stillroom.cli import app, guarded
+from stillroom.cli.main import app, guarded
 
 
 @pytest.fixture(scope="session")

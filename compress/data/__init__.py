@@ -1,0 +1,1 @@
+"""Examples and their readers, plain text, batches, and the order in which they are seen."""

@@ -1,0 +1,197 @@
+"""From text to rows of numbers and back: tokenised examples, padded batches, and what logits say of a text."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compress.data.encoded import IGNORED, Encoded
+from compress.data.sampler import Sampler
+from compress.distributed import Share
+
+BATCH_TOKENS = (
+    2_048  # padded tokens of a batch when only predicting: large enough for the matrix units, small enough for cache
+)
+
+
+class Weights(NamedTuple):
+    """What means over a part of a batch count for: its share of the whole batch's texts, real tokens, rows and labelled rows."""
+
+    texts: float = 1.0
+    tokens: float = 1.0
+    rows: float = 1.0
+    labelled: float = 1.0
+
+
+WHOLE = Weights()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded inputs `(batch, tokens)` and flat rows: `row_index` into `(batch * tokens)`, or into `(batch)` where a row is a
+    whole text (`whole_texts`)."""
+
+    inputs: dict[str, Tensor]
+    row_index: Tensor
+    targets: Tensor
+    soft: Tensor | None = None
+    whole_texts: bool = False
+    weights: Weights = WHOLE
+    # What the teacher computes of it, by part and layer, (batch, tokens, width), where that was kept and it need not be asked.
+    teacher_activations: dict[tuple[str, int], Tensor] | None = None
+
+
+def part_of(batch: Batch, share: Share) -> Batch:
+    """The texts of `batch` that are in `share`: means over each part, times its weights, add up to the mean over the whole.
+
+    A part of no text is the first one at no weight: every part then has gradients of the same parameters.
+    """
+    if share.of == 1:
+        return batch
+    texts, width = batch.inputs["input_ids"].shape
+    first, last = share.bounds(texts)
+    empty = first == last
+    if empty:
+        first, last = 0, 1
+    rows_a_text = 1 if batch.whole_texts else width
+    inside = (batch.row_index >= first * rows_a_text) & (batch.row_index < last * rows_a_text)
+    real, labelled = batch.inputs["attention_mask"], batch.targets != IGNORED
+
+    def weight(part: Tensor, whole: Tensor) -> float:
+        return 0.0 if empty else float(part.sum()) / max(1.0, float(whole.sum()))
+
+    return replace(
+        batch,
+        inputs={name: value[first:last] for name, value in batch.inputs.items()},
+        row_index=batch.row_index[inside] - first * rows_a_text,
+        targets=batch.targets[inside],
+        soft=None if batch.soft is None else batch.soft[inside],
+        teacher_activations=None
+        if batch.teacher_activations is None
+        else {part: value[first:last] for part, value in batch.teacher_activations.items()},
+        weights=Weights(
+            0.0 if empty else (last - first) / texts,
+            weight(real[first:last], real),
+            weight(inside, torch.ones_like(inside)),
+            weight(labelled[inside], labelled),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class TaskText:
+    """Batches of a task's texts for `compress.training.stage`; `others` are texts that a look at validation reads."""
+
+    texts: Encoded
+    batch: int
+    seed: int
+    others: Sequence[np.ndarray] = ()
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """Which texts each step sees."""
+        return Sampler(np.array([len(ids) for ids in self.texts.ids]), self.batch, self.seed)
+
+    @property
+    def pad_id(self) -> int:
+        """What fills padded positions."""
+        return self.texts.pad_id
+
+    @property
+    def ids(self) -> list[np.ndarray]:
+        """All token ids that occur."""
+        return [*self.texts.ids, *self.others]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Real tokens of a step, on average."""
+        return float(self.sampler.lengths.sum()) / self.sampler.steps_per_epoch
+
+    def at(self, step: int) -> Batch:
+        """The batch of one step."""
+        return collate(self.texts, self.sampler.at(step).tolist())
+
+
+def collate(
+    encoded: Encoded,
+    chosen: Sequence[int],
+    *,
+    soft: Sequence[np.ndarray] | None = None,
+    remap: np.ndarray | None = None,
+) -> Batch:
+    """The texts `chosen` as one batch, padded to its longest; `remap` gives each token id its row in a narrowed embedding."""
+    ids = padded([encoded.ids[i] for i in chosen], encoded.pad_id)
+    mask = padded([np.ones_like(encoded.ids[i]) for i in chosen], 0)
+    types = padded([encoded.encodings[i].type_ids for i in chosen], 0)
+    a_text = ids.shape[1] if encoded.task == "token-classification" else 1
+    flat = [encoded.rows[i] + row * a_text for row, i in enumerate(chosen)]
+    if remap is not None:
+        ids = remap[ids]
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    return Batch(
+        {name: torch.from_numpy(value) for name, value in inputs.items()},
+        torch.from_numpy(np.concatenate(flat)),
+        torch.from_numpy(np.concatenate([encoded.targets[i] for i in chosen])),
+        None if soft is None else torch.from_numpy(np.concatenate([soft[i] for i in chosen]).astype(np.float32)),
+        encoded.task == "text-classification",
+    )
+
+
+def inputs_for(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`inputs` as the forward of `model` takes them."""
+    if getattr(model.config, "type_vocab_size", 0) < 2:
+        # Families without segments (DistilBERT) or with one kind (RoBERTa) take no segment ids.
+        return {name: value for name, value in inputs.items() if name != "token_type_ids"}
+    return inputs
+
+
+def rows_of(model: Any, batch: Batch) -> Tensor:
+    """The model's logits on the rows of `batch`, (rows, labels)."""
+    logits: Tensor = model(**inputs_for(model, batch.inputs)).logits
+    return logits.reshape(-1, logits.shape[-1])[batch.row_index]
+
+
+def padded(rows: Sequence[Any], fill: int) -> np.ndarray:
+    """Rows of whole numbers, each of its own length, as (rows, longest), int64: `fill` stands where a row has ended."""
+    found = np.full((len(rows), max(map(len, rows))), fill, dtype=np.int64)
+    for i, row in enumerate(rows):
+        found[i, : len(row)] = row
+    return found
+
+
+def batches_by_length(lengths: Sequence[int] | np.ndarray, budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """All texts, longest first, in batches of at most `budget` padded tokens: short with short, so little is padding."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    batch: list[int] = []
+    for i in order:
+        if batch and (len(batch) + 1) * lengths[batch[0]] > budget:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """`batch` with its tensors on `device`."""
+    if device.type == "cpu":
+        return batch
+    soft = None if batch.soft is None else batch.soft.to(device)
+    inputs = {name: value.to(device) for name, value in batch.inputs.items()}
+    activations = (
+        None
+        if batch.teacher_activations is None
+        else {part: value.to(device) for part, value in batch.teacher_activations.items()}
+    )
+    return replace(
+        batch,
+        inputs=inputs,
+        teacher_activations=activations,
+        row_index=batch.row_index.to(device),
+        targets=batch.targets.to(device),
+        soft=soft,
+    )

@@ -1,0 +1,292 @@
+"""Plain text as batches of token ids, with tokens hidden for a masked language model where an objective needs that."""
+
+import hashlib
+import json
+import os
+import shutil
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from compress.data.batches import Batch, padded
+from compress.data.encoded import IGNORED
+from compress.data.sampler import Sampler
+from serve.errors import BadInput
+
+# BERT's, section 3.1: of the tokens chosen, how many become the mask token, and how many any other one.
+CHOSEN_SHARE, MASKED_SHARE, RANDOM_SHARE = 0.15, 0.8, 0.1
+# What a folder of tokenised text holds; raise the format when an older one would be read wrongly.
+IDS, WORDS, LENGTHS, IN_USE, MARK, FORMAT = "ids.bin", "words.bin", "lengths.bin", "ids-in-use.npy", "corpus.json", 1
+SPECIAL = 255  # in `WORDS`: a token of no word
+BLOCK = 256  # pieces
+BATCH_CHARACTERS = 1_000_000
+
+
+class Piece(NamedTuple):
+    """A stretch of text: token ids (tokens,), and which word each belongs to (tokens,), -1 for special tokens."""
+
+    ids: np.ndarray
+    words: np.ndarray
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How tokens are hidden: `mask_id` is the mask token, `size` the vocabulary's; `whole_words` hides words, not tokens."""
+
+    mask_id: int
+    size: int
+    whole_words: bool = False
+
+
+@dataclass(frozen=True)
+class CorpusText:
+    """Batches of pieces of about equal length; the batch of a step depends on the seed and its number alone."""
+
+    pieces: Sequence[Piece]
+    pad_id: int
+    batch: int
+    seed: int
+    masking: Masking | None = None
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """Which pieces each step sees."""
+        if isinstance(self.pieces, CorpusFile):
+            return Sampler(self.pieces.lengths, self.batch, self.seed)
+        return Sampler(np.array([len(piece.ids) for piece in self.pieces]), self.batch, self.seed)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Real tokens of a step, on average."""
+        return float(self.sampler.lengths.sum()) / self.sampler.steps_per_epoch
+
+    @property
+    def ids(self) -> list[np.ndarray]:
+        """All token ids that occur: those of every piece, or each once."""
+        if isinstance(self.pieces, CorpusFile):
+            return [self.pieces.ids_in_use]
+        return [piece.ids for piece in self.pieces]
+
+    def at(self, step: int) -> Batch:
+        """Ids and mask (batch, tokens). With masking, rows are the tokens chosen, their targets the ids that stood there."""
+        chosen = [self.pieces[i] for i in self.sampler.at(step)]
+        ids = padded([piece.ids for piece in chosen], self.pad_id)
+        words = padded([piece.words for piece in chosen], -1)
+        mask = padded([np.ones_like(piece.ids) for piece in chosen], 0)
+        rows, targets = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        if self.masking:
+            generator = np.random.default_rng([self.seed, step, 1])
+            hidden, ids = masked(ids, words, self.masking, generator)
+            rows = np.flatnonzero(hidden != IGNORED)
+            targets = hidden.ravel()[rows]
+        inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+        return Batch(inputs, torch.from_numpy(rows), torch.from_numpy(targets))
+
+
+def masked(
+    ids: np.ndarray, words: np.ndarray, masking: Masking, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """What is to be guessed, and the ids as the model sees them; both (batch, tokens), `IGNORED` where nothing is to be guessed.
+
+    Of the tokens in words (or of the words) 15 % are chosen, and always one; of those 80 % become the mask token, 10 % a
+    random one, and the rest stay (BERT, section 3.1).
+    """
+    in_words = words >= 0
+    if masking.whole_words:
+        draw = generator.random((len(words), int(words.max(initial=0)) + 1))
+        drawn = np.where(in_words, np.take_along_axis(draw, np.maximum(words, 0), axis=1), 1.0)
+    else:
+        drawn = np.where(in_words, generator.random(words.shape), 1.0)
+    chosen = drawn < max(CHOSEN_SHARE, float(drawn.min()) + 1e-12)
+    chosen &= in_words
+    becomes = generator.random(words.shape)
+    shown = np.where(chosen & (becomes < MASKED_SHARE), masking.mask_id, ids)
+    swapped = chosen & (becomes >= MASKED_SHARE) & (becomes < MASKED_SHARE + RANDOM_SHARE)
+    shown = np.where(swapped, generator.integers(0, masking.size, words.shape), shown)
+    return np.where(chosen, ids, IGNORED), shown
+
+
+def chunks(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> list[Piece]:
+    """`texts` cut into pieces of at most `longest` tokens, each with the special tokens of its own; all held in memory."""
+    return list(_pieces(texts, tokenizer, longest))
+
+
+def tokenised(texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: Path, *, mark: str) -> "CorpusFile":
+    """The same pieces in files under `folder`, for texts of any size: a batch of them is held at a time.
+
+    What stands in `folder` is used if it was made of the same `mark`, tokenizer and length; otherwise it is written anew,
+    beside it, and put in its place when it is whole. Several processes may ask for the same folder: one of them writes.
+
+    Args:
+        texts: gone through once, or not at all.
+        tokenizer: its truncation and padding are not looked at.
+        longest: tokens of a piece at most, special ones included.
+        folder: made if absent.
+        mark: one name for what the texts are, such as `compress.data.examples.fingerprint` gives.
+
+    Raises:
+        BadInput: `folder` holds other things; whatever reading `texts` raises.
+    """
+    import fcntl
+
+    mark = hashlib.sha256(f"{FORMAT} {mark} {_cutting(tokenizer, longest).to_str()}".encode()).hexdigest()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(folder.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists() and not (folder / MARK).is_file():
+            raise BadInput(
+                f"{folder} is there already and holds no tokenised text; nothing was written. Give another folder."
+            )
+        if folder.exists() and json.loads((folder / MARK).read_text())["mark"] == mark:
+            return CorpusFile(folder)
+        beside = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        _write(texts, tokenizer, longest, beside, mark)
+        old = folder.with_name(folder.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)  # of a kill in the middle of what follows
+        if folder.exists():
+            folder.replace(old)
+        beside.replace(folder)
+        shutil.rmtree(old, ignore_errors=True)
+        return CorpusFile(folder)
+
+
+class CorpusFile(Sequence[Piece]):
+    """The pieces that `tokenised` wrote into `folder`. They are read when asked for; memory holds 4 bytes a piece.
+
+    Files are read and not mapped: mapped, what has been seen once would count as this process's memory, all of it in the end.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.ids, self.words = _descriptor(self, folder / IDS), _descriptor(self, folder / WORDS)
+        about = json.loads((folder / MARK).read_text())
+        self.mark: str = about["mark"]  # of the texts, the tokenizer and the length
+        self.id_type = np.dtype(about["ids"])
+        self.lengths = np.fromfile(folder / LENGTHS, np.int32)  # (pieces,), tokens of each
+        self.ids_in_use = np.load(folder / IN_USE, allow_pickle=False)  # ascending
+        # The first token of each block of pieces; those of a block are added up when one is read.
+        sums = np.add.reduceat(self.lengths, np.arange(0, len(self.lengths), BLOCK), dtype=np.int64)
+        self.starts = np.concatenate([np.zeros(1, dtype=np.int64), sums.cumsum()])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> Piece: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Piece]: ...
+
+    def __getitem__(self, index: int | slice) -> Piece | list[Piece]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i = int(index) + (len(self) if index < 0 else 0)
+        if not 0 <= i < len(self):
+            raise IndexError(f"piece {index} of {len(self)}")
+        block = i // BLOCK
+        start = int(self.starts[block] + self.lengths[block * BLOCK : i].sum(dtype=np.int64))
+        length = int(self.lengths[i])
+        width = self.id_type.itemsize
+        ids = np.frombuffer(os.pread(self.ids, width * length, width * start), self.id_type)
+        steps = np.frombuffer(os.pread(self.words, length, start), np.uint8)
+        return Piece(ids.astype(np.int64), _words_of(steps))
+
+
+def _descriptor(owner: object, file: Path) -> int:
+    """`file`, open as long as `owner` is held; another may put a new one in its place meanwhile."""
+    number = os.open(file, os.O_RDONLY)
+    weakref.finalize(owner, os.close, number)
+    return number
+
+
+def _cutting(tokenizer: Tokenizer, longest: int) -> Tokenizer:
+    """A copy of `tokenizer` that cuts at `longest` tokens and pads nothing."""
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length=longest)
+    return tokenizer
+
+
+def _pieces(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> Iterator[Piece]:
+    tokenizer = _cutting(tokenizer, longest)
+    for batch in _batches(texts):
+        for encoding in tokenizer.encode_batch(batch):
+            for part in (encoding, *encoding.overflowing):
+                words = np.array([-1 if word is None else word for word in part.word_ids], dtype=np.int64)
+                if (words >= 0).any():
+                    words = np.where(words >= 0, words - words[words >= 0].min(), -1)
+                    yield Piece(np.array(part.ids, dtype=np.int64), words)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts to be tokenised at once: a thousand, or fewer long ones, since a token takes a hundred bytes while it is made."""
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if len(batch) == 1_000 or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _write(texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: Path, mark: str) -> None:
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    id_type = np.dtype("<u2" if size <= 2**16 else "<i4")
+    in_use = np.zeros(size, dtype=bool)
+    with (
+        (folder / IDS).open("wb") as ids,
+        (folder / WORDS).open("wb") as words,
+        (folder / LENGTHS).open("wb") as lengths,
+    ):
+        for piece in _pieces(texts, tokenizer, longest):
+            in_use[piece.ids] = True
+            ids.write(piece.ids.astype(id_type).tobytes())
+            words.write(_steps_of(piece.words).tobytes())
+            lengths.write(np.int32(len(piece.ids)).tobytes())
+    np.save(folder / IN_USE, np.flatnonzero(in_use), allow_pickle=False)
+    (folder / MARK).write_text(json.dumps({"mark": mark, "ids": id_type.str}))
+
+
+def _steps_of(words: np.ndarray) -> np.ndarray:
+    """Word numbers (tokens,) as bytes: how far each is from the word before it, `SPECIAL` where there is none.
+
+    A step of 254 stands for more, too: words that gave no tokens are counted up to there.
+    """
+    steps = np.full(len(words), SPECIAL, dtype=np.uint8)
+    inside = words >= 0
+    apart = np.diff(words[inside], prepend=0)
+    steps[inside] = np.where(apart == 0, 0, np.clip(apart, 1, SPECIAL - 1))
+    return steps
+
+
+def _words_of(steps: np.ndarray) -> np.ndarray:
+    """The word numbers that `_steps_of` was given, int64."""
+    special = steps == SPECIAL
+    return np.where(special, -1, np.where(special, 0, steps).cumsum(dtype=np.int64))
+
+
+def masking_of(tokenizer: Tokenizer, size: int, *, whole_words: bool = False) -> Masking:
+    """The masking of a tokenizer's vocabulary, of `size` rows.
+
+    Raises:
+        BadInput: it has no mask token.
+    """
+    for token in ("[MASK]", "<mask>"):
+        found = tokenizer.token_to_id(token)
+        if found is not None:
+            return Masking(found, size, whole_words)
+    raise BadInput(
+        "The teacher's tokenizer has no mask token ([MASK] or <mask>), and this method trains on masked text. "
+        "Take a method that reads hidden states or attention (minilmv2, minilm, hidden-states)."
+    )

@@ -1,0 +1,139 @@
+"""Tokenised texts with the target of each row: a whole text, or the first token of a word."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from compress.data.examples import Example, Task
+from serve.text.spans import Word, words
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokenised texts and, where labels are known, the target of each row.
+
+    A row is what gets one answer: a whole text, or the first token of a word. `rows[i]` are its token positions in text
+    `i` (position 0 alone for a whole text, whose answer is pooled), `targets[i]` the label index of each.
+    """
+
+    task: Task
+    labels: tuple[str, ...]
+    texts: list[str]
+    encodings: list[Encoding]
+    ids: list[np.ndarray]
+    rows: list[np.ndarray]
+    targets: list[np.ndarray]
+    truncated: int
+    pad_id: int
+    # Whether any number of labels may apply to a text: its targets are then (1, labels), 1 for each that does.
+    multi_label: bool = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, part: slice) -> "Encoded":
+        return Encoded(
+            self.task,
+            self.labels,
+            self.texts[part],
+            self.encodings[part],
+            self.ids[part],
+            self.rows[part],
+            self.targets[part],
+            sum(bool(e.overflowing) for e in self.encodings[part]),
+            self.pad_id,
+            self.multi_label,
+        )
+
+    def __add__(self, other: "Encoded") -> "Encoded":
+        return Encoded(
+            self.task,
+            self.labels,
+            self.texts + other.texts,
+            self.encodings + other.encodings,
+            self.ids + other.ids,
+            self.rows + other.rows,
+            self.targets + other.targets,
+            self.truncated + other.truncated,
+            self.pad_id,
+            self.multi_label,
+        )
+
+
+def encode(
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    task: Task,
+    labels: Sequence[str],
+    *,
+    multi_label: bool = False,
+) -> Encoded:
+    """Tokenise `examples`; `labels` are classes or tags by index. A label that is not among them carries no target.
+
+    `multi_label` says that any number of labels may apply to a text.
+    """
+    index = {label: i for i, label in enumerate(labels)}
+    encodings: list[Encoding] = tokenizer.encode_batch([example.text_or_pair for example in examples])
+    rows: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    for example, encoding in zip(examples, encodings, strict=True):
+        if task == "text-classification":
+            rows.append(np.zeros(1, dtype=np.int64))
+            if multi_label:
+                targets.append(_several(example, index))
+            else:
+                known = index.get(example.label, IGNORED) if isinstance(example.label, str) else IGNORED
+                targets.append(np.array([known], dtype=np.int64))
+        else:
+            found = words(example.text, encoding.offsets, encoding.word_ids)
+            rows.append(np.array([word.first_token for word in found], dtype=np.int64))
+            targets.append(_tags(example, found, index))
+    return Encoded(
+        task,
+        tuple(labels),
+        [e.text for e in examples],
+        encodings,
+        [np.array(e.ids, dtype=np.int64) for e in encodings],
+        rows,
+        targets,
+        sum(bool(e.overflowing) for e in encodings),
+        pad_id_of(tokenizer),
+        multi_label,
+    )
+
+
+def pad_id_of(tokenizer: Tokenizer) -> int:
+    """The id that fills padded positions; they are masked, so where a tokenizer has no such token 0 serves."""
+    for token in ("[PAD]", "<pad>"):
+        found = tokenizer.token_to_id(token)
+        if found is not None:
+            return found
+    return 0
+
+
+def _several(example: Example, index: dict[str, int]) -> np.ndarray:
+    """Which labels apply, (1, labels): 1 for each that does, `IGNORED` for all when it is not known."""
+    applies = np.full((1, len(index)), IGNORED if example.label is None else 0, dtype=np.float32)
+    applies[0, [index[name] for name in example.label or () if name in index]] = 1
+    return applies
+
+
+def _tags(example: Example, found: Sequence[Word], index: dict[str, int]) -> np.ndarray:
+    """The tag of each word: that of the entity its characters touch; `B` on the first word of an entity."""
+    if example.entities is None:
+        return np.full(len(found), IGNORED, dtype=np.int64)
+    tags = np.full(len(found), index.get("O", IGNORED), dtype=np.int64)
+    at, opened = 0, -1
+    for row, word in enumerate(found):
+        while at < len(example.entities) and example.entities[at].end <= word.start:
+            at += 1
+        if at < len(example.entities) and example.entities[at].start < word.end:
+            prefix = "I" if opened == at else "B"
+            tags[row] = index.get(f"{prefix}-{example.entities[at].label}", IGNORED)
+            opened = at
+    return tags
+
+
+IGNORED = -100  # the target of a row that carries no label

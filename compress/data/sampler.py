@@ -1,0 +1,47 @@
+"""Which texts each step of a training sees."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Which texts each step sees: `batch` of about equal length, every text once an epoch, shuffled by `seed`."""
+
+    lengths: np.ndarray
+    batch: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which every text is seen once."""
+        return -(-len(self.lengths) // self.batch)
+
+    def tokens_at(self, step: int) -> int:
+        """Real tokens of step `step`."""
+        return int(self.lengths[self.at(step)].sum())
+
+    def at(self, step: int) -> np.ndarray:
+        """Indices of the texts of step `step`."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        ordered, turns = self._epoch(epoch)
+        start = turns[within] * self.batch
+        chosen: np.ndarray = ordered[start : start + self.batch]
+        return chosen
+
+    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """All texts, those of a batch side by side, and which batch comes when; 8 bytes a text."""
+        cached: tuple[int, tuple[np.ndarray, np.ndarray]] | None = self.__dict__.get("cached")
+        if cached is None or cached[0] != epoch:
+            object.__setattr__(self, "cached", None)  # before the next one is made: a corpus has many texts
+            generator = np.random.default_rng([self.seed, epoch])
+            order = generator.permutation(len(self.lengths))
+            # Sorting within pools of some batches keeps padding low and still mixes what stands together.
+            pool = 64 * self.batch
+            for i in range(0, len(order), pool):
+                part = order[i : i + pool]
+                order[i : i + pool] = part[np.argsort(self.lengths[part], kind="stable")]
+            cached = (epoch, (order, generator.permutation(self.steps_per_epoch)))
+            object.__setattr__(self, "cached", cached)
+        return cached[1]

@@ -1,0 +1,1 @@
+"""Runs the stages of a method in resumable folders: `distill` and `finetune`, whole."""

@@ -1,0 +1,281 @@
+"""A task-agnostic student from a teacher and plain text."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compress.data.corpus import tokenised
+from compress.data.examples import TextFiles, stream_texts
+from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.engine.hardware import device_here, same_bits
+from compress.engine.method_runner import (
+    RANDOM,
+    Link,
+    MethodInputs,
+    asks_words,
+    cached_of,
+    fit_head,
+    is_checkpoint,
+    kept_parts,
+    run_method,
+)
+from compress.engine.resumable_stages import Workdir, free_target
+from compress.input_errors import Faults, refuse_unknown
+from compress.methods.catalogue import Stage, chain_of
+from compress.methods.presets import preset_of
+from compress.models.initialise import check_same_tokens, layers_fit, shape_in, starting_layers
+from compress.models.precision import check_precision
+from compress.models.pretrained import Opened, open_model, open_tokenizer
+from compress.models.shapes import BY_RULE, Shape, assistants_of, shape_of
+from compress.progress import Notify, message, silent
+from compress.training.teacher_cache import check_cache, identity_of
+from compress.training.trackers import check_trackers
+from serve.bundle.cpu_quota import available_cores
+from serve.errors import BadInput
+
+# Settings that only some methods read.
+USED_BY = {
+    "relation_heads": ("minilmv2",),
+    "teacher_layer": ("minilmv2", "directminilm"),
+    "layer_map": ("hidden-states", "output-distribution"),
+}
+BATCH, TOKENS = 32, 128  # where neither a setting nor a schedule says otherwise
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Settings of `distill`."""
+
+    student: str = ""  # 3x384 unless given, or as the checkpoint that it starts from
+    method: str = "minilmv2"
+    schedule: str = ""  # of a paper, by name: what is not given below is as it says
+    # Over the corpus, all stages of the method together; each assistant has as many. 1 unless given.
+    epochs: float | None = None
+    learning_rate: float = 0.0  # 0 is each stage's own
+    batch: int | None = None  # pieces a step; 32 unless given
+    relation_heads: int = 0  # 0 is the paper's 48, or the nearest below it that divides both widths
+    teacher_layer: int = 0  # 0 is the usual one of the method
+    layer_map: str = ""  # none is the usual one of the method
+    tokens: int | None = None  # longest piece of the corpus; 128 unless given
+    whole_words: bool = False  # are hidden, and not tokens, where the method learns from masked text
+    # The teacher's layers that the student starts from where they fit: uniform, alternate, first, last, or by the layer-map;
+    # random starts with new layers, and anything else is a checkpoint of the student's own.
+    start: str = "uniform"
+    assistants: tuple[str, ...] = ()  # students between the teacher and the last one, in order; or `auto`
+    seed: int = 0
+    precision: str = "fp32"
+    accumulate: int = 1  # parts that a step's batch is cut into, for memory; what is learned is the same
+    trackers: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow
+    teacher_cache: str = ""  # a folder that keeps what the teacher computes, for more than one epoch or student
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What was opened and checked."""
+
+    opened: Opened
+    shapes: tuple[Shape, ...]  # of the assistants and the student
+    stages: tuple[tuple[Stage, ...], ...]  # of each
+    texts: TextFiles
+    texts_fingerprint: str
+    settings: Distillation
+    messages: tuple[str, ...]  # that a person should see
+
+
+def distill(
+    teacher: str, corpus: Sequence[Path | str], out: Path | str, *, progress: Notify = silent, **settings: Any
+) -> Path:
+    """Distil a task-agnostic student on plain text, and write it as a checkpoint that `AutoModel` opens.
+
+    Settings are the fields of `Distillation`: student, method, epochs, and so on. A killed call goes on from its last
+    checkpoint when it is made again. `progress` hears each `Event`. Returns `out`.
+
+    Raises:
+        BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
+    """
+    refuse_unknown("distill", settings, Distillation)
+    return distill_student(teacher, [Path(path) for path in corpus], Path(out), Distillation(**settings), progress)
+
+
+def distill_student(
+    teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation, notify: Notify = silent
+) -> Path:
+    """See `distill`."""
+    target = free_target(out)
+    given = _checked(teacher, corpus, target, settings)
+    for line in given.messages:
+        message(notify, line)
+    cores = available_cores()
+    same_bits(cores)
+    common = [folder_fingerprint(given.opened.folder), given.texts_fingerprint, cores, trained_with()]
+    start = folder_fingerprint(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
+    # Who is told of a training changes nothing about it, nor where the cache lies.
+    decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache)}
+    named = fingerprint("distill", *common, start, dataclasses.asdict(settings) | decide)
+    workdir = Workdir(target.with_name(target.name + ".distil-work"))
+    with workdir.locked():
+        workdir.publish(_run(workdir, named, given, notify), target)
+    return target
+
+
+def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation) -> _Given:
+    s = settings
+    faults = Faults()
+    faults.check(lambda: _check_settings(s))
+    found = faults.check(lambda: open_model(teacher))
+    if s.student:
+        faults.check(lambda: shape_of(s.student))
+    if is_checkpoint(s.start):
+        faults.check(lambda: open_model(s.start, role="--start"))
+    for path in corpus:
+        faults.check(partial(stream_texts, path))
+    if not corpus:
+        faults.messages.append("No --corpus was given; distillation without a task needs plain text.")
+    faults.raise_if_any()
+    assert found
+    opened = found
+    shape = _shape(s, opened)
+    shapes = (*assistants_of(s.assistants, shape, opened.config), shape)
+    messages: tuple[str, ...] = ()
+    if tuple(s.assistants) == (BY_RULE,):
+        messages = (
+            f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or 'none; the student is no half of its teacher'}.",
+        )
+    if s.schedule:
+        preset_of(s.schedule, "distillation")
+    _check_start(s, shapes, opened.config)
+    choices = {name: getattr(s, name) for name in USED_BY}
+    stages = chain_of(s.method, shapes, opened.config, **choices)
+    if any(stage.text != "corpus" for several in stages for stage in several):
+        raise BadInput(
+            f"--method {s.method} needs a task: labels, and a teacher that was fine-tuned on it. "
+            "Here a student learns from plain text alone; take one of the methods that do (see `stillroom distill --help`)."
+        )
+    if s.schedule and len(stages[-1]) > 1:
+        raise BadInput(
+            f"--schedule is of one stage, and --method {s.method} has {len(stages[-1])} with rates of their own. Leave it out and give "
+            "--epochs and --batch (the paper's output distribution is --epochs 10 --batch 32 --tokens 256)."
+        )
+    masks = any(stage.objective.masks_tokens for several in stages for stage in several)
+    if s.whole_words and not masks:
+        raise BadInput(f"--whole-words says nothing to --method {s.method}, which hides no words. Leave it out.")
+    if s.teacher_cache:
+        _check_cache(s, opened, stages[0], out)
+    texts = TextFiles(tuple(corpus))
+    return _Given(opened, shapes, stages, texts, texts_fingerprint(texts), s, messages)
+
+
+def _check_settings(s: Distillation) -> None:
+    """Nothing, when the settings can be used, whatever the teacher is."""
+    if (
+        (s.batch is not None and s.batch < 1)
+        or (s.tokens is not None and s.tokens < 8)
+        or (s.epochs is not None and not s.epochs > 0)
+        or s.learning_rate < 0
+        or s.accumulate < 1
+        or s.precision not in ("fp32", "bf16", "fp16")
+    ):
+        raise BadInput(
+            "--batch and --accumulate are whole numbers from 1, --tokens from 8, --epochs above 0, --learning-rate 0 (the method's own) "
+            "or more, --precision fp32, bf16 or, on GPUs, fp16."
+        )
+    check_precision(s.precision, device_here())
+    check_trackers(s.trackers)
+    for name, users in USED_BY.items():
+        if getattr(s, name) and s.method not in users and not (name == "layer_map" and s.start == "layer-map"):
+            raise BadInput(
+                f"--{name.replace('_', '-')} says nothing to --method {s.method}; it is for {' and '.join(users)}. Leave it out."
+            )
+
+
+def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage], out: Path) -> None:
+    """Nothing, when the method can read a teacher's cache and the folder is one for it."""
+    parts = kept_parts(stages)
+    if not parts:
+        raise BadInput(
+            f"--teacher-cache keeps vectors of text as it is, and --method {settings.method} asks the teacher about masked text or not at "
+            "all. Leave it out."
+        )
+    if settings.assistants:
+        raise BadInput(
+            "--teacher-cache keeps what one teacher computes, and an --assistant is another. Leave one of the two out."
+        )
+    folder = Path(os.path.abspath(settings.teacher_cache))
+    target = Path(os.path.abspath(out))
+    if folder == target or target in folder.parents or folder.is_file():
+        raise BadInput(
+            f"--teacher-cache {settings.teacher_cache} is a file, or where --out is to stand. Give a folder of its own."
+        )
+    check_cache(folder, identity_of(cached_of(opened), parts, settings.precision))
+
+
+def _shape(settings: Distillation, teacher: Opened) -> Shape:
+    """The shape asked for, or that of the checkpoint that the student starts from."""
+    if not is_checkpoint(settings.start):
+        return shape_of(settings.student or "3x384")
+    checkpoint = open_model(settings.start, role="--start")
+    check_same_tokens(teacher, checkpoint)
+    own = shape_in(checkpoint)
+    if settings.student and shape_of(settings.student) != own:
+        raise BadInput(f"--start {settings.start} is {own}, and --student is {settings.student}. Leave --student out.")
+    return own
+
+
+def _check_start(settings: Distillation, shapes: Sequence[Shape], config: Any) -> None:
+    """Nothing, when the layers that were asked for can be copied."""
+    if settings.start in ("uniform", RANDOM) or is_checkpoint(settings.start):
+        return
+    if settings.start == "layer-map" and not settings.layer_map:
+        raise BadInput("--start layer-map starts from the layers of a --layer-map; give its name (uniform, last, ...).")
+    teacher: Any = config
+    for shape in shapes:
+        if not layers_fit(teacher, shape):
+            raise BadInput(
+                f"--start {settings.start} copies the teacher's layers, and {shape} has another width or number of heads "
+                f"({teacher.hidden_size}, {teacher.num_attention_heads}) or more layers. Take such a student, or another --start."
+            )
+        starting_layers(settings.start, teacher.num_hidden_layers, shape.layers, map_name=settings.layer_map)
+        teacher = shape.as_config()
+
+
+def _in_lineage(settings: Distillation) -> dict[str, Any]:
+    """What the student's lineage says of the settings; where a folder lies is a private matter."""
+    found = dataclasses.asdict(settings) | {"teacher_cache": bool(settings.teacher_cache)}
+    return found | ({"start": open_model(settings.start).public_name} if is_checkpoint(settings.start) else {})
+
+
+def _run(workdir: Workdir, named: str, given: _Given, notify: Notify) -> Path:
+    """The folder of the finished student."""
+    s, opened = given.settings, given.opened
+    tokenizer = open_tokenizer(opened)
+    preset = preset_of(s.schedule, "distillation") if s.schedule else None
+    batch = s.batch or (preset.batch if preset else BATCH)
+    readers = [opened, *([open_model(s.start)] if is_checkpoint(s.start) else [])]
+    longest = min(s.tokens or (preset.tokens if preset else TOKENS), *(reader.max_length for reader in readers))
+    pieces = tokenised(given.texts, tokenizer, longest, workdir.root / "corpus", mark=given.texts_fingerprint)
+    if not len(pieces):
+        raise BadInput("The --corpus holds no words: every line of it is empty. Give files with text.")
+    steps_per_epoch = -(-len(pieces) // batch)
+    schedule = preset.schedule(steps_per_epoch) if preset else None
+    epochs = s.epochs or (schedule.steps / steps_per_epoch if schedule else 1.0)
+    tokens = epochs * float(pieces.lengths.sum())
+    teaching = MethodInputs(
+        opened, tokenizer, pieces, {}, batch, s.seed, s.precision, learning_rate=s.learning_rate, schedule=schedule,
+        accumulate=s.accumulate, trackers=tuple(s.trackers), start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
+        lineage=_in_lineage(s) | {"batch": batch, "tokens": longest, "epochs": epochs},
+        teacher_cache=Path(os.path.abspath(s.teacher_cache)) if s.teacher_cache else None, notify=notify,
+    )  # fmt: skip
+    if asks_words(given.stages[0]):
+        head = workdir.stage(
+            "teacher-head", fingerprint(named, "head"), partial(fit_head, teaching=teaching, tokens=tokens)
+        )
+        teaching = dataclasses.replace(teaching, words=head)
+    links = [
+        Link(shape, stages, tuple(stage.share * tokens for stage in stages))
+        for shape, stages in zip(given.shapes, given.stages, strict=True)
+    ]
+    return run_method(workdir, named, links, teaching)[-1]

@@ -1,0 +1,324 @@
+"""From a teacher through the stages of a method to a student, by way of assistants if there are any: each stage a folder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from compress.data.batches import TaskText
+from compress.data.corpus import CorpusFile, CorpusText, Piece, masking_of
+from compress.data.encoded import Encoded, pad_id_of
+from compress.data.examples import Example, Task
+from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
+from compress.engine.lineage import save_with_lineage
+from compress.engine.resumable_stages import TRAINING, Workdir
+from compress.methods.catalogue import Stage
+from compress.methods.mlm_head import HEAD_STAGE
+from compress.methods.objectives import Projections
+from compress.methods.presets import Schedule
+from compress.models.activations import Part, sources_of
+from compress.models.families import encoder_of
+from compress.models.initialise import STARTS, starting_layers, student_from, student_of
+from compress.models.pretrained import Opened, has_vocabulary_head, load, load_encoder, open_model
+from compress.models.shapes import Shape
+from compress.progress import Notify, advancing, message, silent
+from compress.training.checkpoint import write_safetensors
+from compress.training.loss_checks import doubts
+from compress.training.stage import StageSettings, train_stage
+from compress.training.task_training import validating
+from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
+
+MAPS = "maps.safetensors"  # what an objective learned beside the student
+RANDOM = "random"  # new layers
+WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification")
+VALIDATIONS = 10  # at validation, in one training
+HEAD_SHARE = 0.2  # of the tokens of plain text, for fitting a head for masked words
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The text of a task, and the folder of the teacher that was fine-tuned on it."""
+
+    task: Task
+    train: Encoded
+    validation: Encoded
+    gold: Sequence[Example]
+    teacher: Path
+
+
+@dataclass(frozen=True)
+class MethodInputs:
+    """What the stages of a method have at hand: the teacher as it was given, what is read, and how."""
+
+    opened: Opened
+    tokenizer: Tokenizer
+    pieces: Sequence[Piece]  # of plain text
+    labelled: dict[str, Labelled]  # by `Stage.text`, for stages that read a task
+    batch: int
+    seed: int
+    precision: str
+    # The teacher with a head for masked words, if a stage asks for one.
+    words: Path | None = None
+    # In place of each stage's own rate; 0 keeps that.
+    learning_rate: float = 0.0
+    # In place of each stage's warm-up, decay and rate; steps stay a matter of tokens.
+    schedule: Schedule | None = None
+    accumulate: int = 1
+    trackers: tuple[str, ...] = ()
+    # The student's first weights: `random`, the teacher's layers of a name in `STARTS`, or a checkpoint of its own.
+    start: str = "uniform"
+    layer_map: str = ""  # of the start `layer-map`
+    whole_words: bool = False  # are hidden from it, and not tokens, where it learns from masked text
+    lineage: dict[str, Any] = field(default_factory=dict)  # what every checkpoint's lineage says beside
+    teacher_cache: Path | None = None  # keeps what the teacher computes of `pieces`
+    notify: Notify = silent
+
+
+@dataclass(frozen=True)
+class Link:
+    """A student on the way and how it is trained: the last one is what was asked for, those before it are assistants."""
+
+    shape: Shape
+    stages: tuple[Stage, ...]
+    tokens: tuple[float, ...]  # that each stage reads
+    # Whose parts it starts from, for the first link: the teacher as it was given, or the one fine-tuned on a task.
+    starts_from: str = "corpus"
+
+    @property
+    def masks(self) -> bool:
+        """Whether the student carries a head for masked words on its way."""
+        return any(stage.objective.masks_tokens for stage in self.stages)
+
+
+def run_method(workdir: Workdir, named: str, links: Sequence[Link], teaching: MethodInputs) -> list[Path]:
+    """The folder of each stage of each link, in order; the last holds the student. `named` fingerprints everything given.
+
+    An assistant learns from the teacher, and the next student learns from the assistant what it would from the teacher.
+    """
+    folders: list[Path] = []
+    plain: Path | Opened = teaching.opened
+    words = teaching.words or plain
+    for number, link in enumerate(links, 1):
+        name = "" if number == len(links) else f"assistant-{number}-"
+        source = words if asks_words(link.stages) else plain
+        begin = partial(_begin, teaching=teaching, link=link, source=source, last=number == len(links))
+        before = workdir.stage(f"{name}start", fingerprint(named, name, "start"), begin)
+        for step, stage in enumerate(link.stages, 1):
+            asks = stage.objective.masks_tokens and stage.objective.asks_teacher
+            train = partial(
+                _train, teaching=teaching, link=link, number=step, before=before, teacher=words if asks else plain
+            )
+            before = workdir.stage(f"{name}{step}-{stage.name}", fingerprint(named, name, "stage", step), train)
+            folders.append(before)
+        plain = words = before
+    return folders
+
+
+def asks_words(stages: Sequence[Stage]) -> bool:
+    """Whether the teacher is asked for masked words."""
+    return any(stage.objective.masks_tokens and stage.objective.asks_teacher for stage in stages)
+
+
+def fit_head(folder: Path, teaching: MethodInputs, tokens: float) -> None:
+    """The teacher with a head for masked words: its own, or one fitted to the corpus on a share of `tokens`."""
+    model = load_encoder(teaching.opened, seed=teaching.seed, vocabulary=True)
+    details: dict[str, Any] = {}
+    if not has_vocabulary_head(teaching.opened):
+        message(
+            teaching.notify,
+            "The teacher has no head for masked words; one is fitted to the corpus, its encoder untouched.",
+        )
+        text = _corpus(teaching, masks=True)
+        with advancing(teaching.notify, HEAD_STAGE.name) as shown:
+            progress = train_stage(
+                HEAD_STAGE,
+                None,
+                model,
+                teaching.opened.family,
+                text,
+                replace(_settings(teaching, text, HEAD_SHARE * tokens), schedule=None, learning_rate=0.0),
+                folder=folder / TRAINING,
+                report=shown.step,
+            )
+        details = {"loss": progress.loss}
+    _save(model, folder, teaching, {"role": "teacher with a head for masked words", **details})
+
+
+def _begin(folder: Path, teaching: MethodInputs, link: Link, source: Path | Opened, *, last: bool) -> None:
+    """The student before training, of the class that its first stage needs, from parts of the model in `source`."""
+    if last and is_checkpoint(teaching.start):
+        student, origin = student_from(teaching.start, teaching.opened, seed=teaching.seed, vocabulary=link.masks)
+    else:
+        if link.starts_from == "corpus":
+            model = load_encoder(source, seed=teaching.seed, vocabulary=link.masks)
+        else:
+            labelled = teaching.labelled[link.starts_from]
+            model = load(open_model(str(labelled.teacher)), labelled.task)
+        student, origin = student_of(
+            model, teaching.opened.family, link.shape, seed=teaching.seed, chosen=_chosen(teaching, link, model.config),
+            new_layers=teaching.start == RANDOM,
+        )  # fmt: skip
+    _save(student, folder, teaching, {"role": "start", "student": str(link.shape), "origin": origin})
+
+
+def _chosen(teaching: MethodInputs, link: Link, config: Any) -> tuple[int, ...]:
+    """The teacher's layers that the student starts from by the start's name; none leaves it to `student_of`."""
+    if teaching.start in ("uniform", RANDOM) or is_checkpoint(teaching.start):
+        return ()
+    return starting_layers(teaching.start, config.num_hidden_layers, link.shape.layers, map_name=teaching.layer_map)
+
+
+def is_checkpoint(start: str) -> bool:
+    """Whether a student starts from a checkpoint and not from its teacher."""
+    return start not in (*STARTS, RANDOM)
+
+
+def _train(folder: Path, teaching: MethodInputs, link: Link, number: int, before: Path, teacher: Path | Opened) -> None:
+    """The student of `before` after stage `number` of its link."""
+    stage, tokens = link.stages[number - 1], link.tokens[number - 1]
+    asks = bool(stage.objective.layers) or stage.objective.asks_teacher
+    validation = None
+    details: dict[str, Any] = {}
+    text: CorpusText | TaskText | CachedTeacherText
+    if stage.text == "corpus":
+        text = _corpus(teaching, masks=stage.objective.masks_tokens)
+        student = load_encoder(before, seed=teaching.seed, vocabulary=link.masks)
+        theirs = load_encoder(teacher, seed=teaching.seed, vocabulary=stage.objective.masks_tokens) if asks else None
+        settings = _settings(teaching, text, tokens)
+        if teaching.teacher_cache and stage.objective.can_be_kept:
+            text = CachedTeacherText(text, _cached(teaching, link, theirs))
+            details |= {"teacher_cache": text.cache.about["sha256"]}
+    else:
+        labelled = teaching.labelled[stage.text]
+        text = TaskText(labelled.train, teaching.batch, teaching.seed, labelled.validation.ids)
+        came_from = link.starts_from if number == 1 else link.stages[number - 2].text
+        student = _with_head(before, labelled, teaching, keeps=came_from == stage.text)
+        theirs = load(open_model(str(labelled.teacher)), labelled.task) if asks else None
+        settings = _settings(teaching, text, tokens)
+        if any(term.of == "classes" for term in stage.objective.outputs):
+            every = max(1, settings.steps // VALIDATIONS)
+
+            def validation(remap: np.ndarray | None) -> Any:
+                return validating(student, labelled.validation, labelled.gold, every, remap)
+
+    maps = _maps(stage, theirs, student, before, teaching.seed)
+    with advancing(teaching.notify, stage.name) as shown:
+        progress = train_stage(
+            stage,
+            theirs,
+            student,
+            teaching.opened.family,
+            text,
+            settings,
+            folder=folder / TRAINING,
+            projections=maps,
+            validation=validation,
+            report=shown.step,
+        )
+    if maps.state_dict():
+        write_safetensors(folder / MAPS, maps.state_dict())
+    warnings = doubts(progress.loss, stage.name)
+    for doubt in warnings:
+        message(teaching.notify, f"warning: {doubt}")
+    details |= {
+        "role": "student",
+        "student": str(link.shape),
+        "stage": stage.name,
+        "loss": progress.loss,
+        "validation": progress.validation,
+        "tokens_read": sum(text.sampler.tokens_at(step) for step in range(progress.step)),
+        "doubts": warnings,
+    }
+    _save(student, folder, teaching, details)
+
+
+def _with_head(before: Path, labelled: Labelled, teaching: MethodInputs, *, keeps: bool) -> Any:
+    """The student of `before` with a head for the task: the one it has where it is of this task (`keeps`), else a new one."""
+    opened = open_model(str(before))
+    own = opened.head_for(labelled.task)
+    torch.manual_seed(teaching.seed)
+    wanted, several = labelled.train.labels, labelled.train.multi_label
+    kept = keeps and own == wanted and opened.multi_label == several
+    student = load(opened, labelled.task, None if kept else wanted, multi_label=several)
+    if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
+        _give_pooler(student, teaching)
+    return student
+
+
+def _give_pooler(student: Any, teaching: MethodInputs) -> None:
+    """The general teacher's pooler to a student of its width that was trained with a head which reads none."""
+    ours = getattr(encoder_of(student), "pooler", None)
+    theirs = getattr(load_encoder(teaching.opened.folder, seed=0), "pooler", None)
+    if ours is not None and theirs is not None and student.config.hidden_size == teaching.opened.config.hidden_size:
+        ours.load_state_dict(theirs.state_dict())
+
+
+def _corpus(teaching: MethodInputs, *, masks: bool) -> CorpusText:
+    masking = None
+    if masks:
+        size = teaching.opened.config.vocab_size
+        masking = masking_of(teaching.tokenizer, size, whole_words=teaching.whole_words)
+    return CorpusText(teaching.pieces, pad_id_of(teaching.tokenizer), teaching.batch, teaching.seed, masking)
+
+
+def kept_parts(stages: Sequence[Stage]) -> list[Part]:
+    """The vectors of the teacher that `stages` read and a cache can hold."""
+    wanted = {part for stage in stages if stage.objective.can_be_kept for part in stage.objective.teacher_parts()}
+    return sorted(sources_of(wanted))
+
+
+def _cached(teaching: MethodInputs, link: Link, teacher: Any) -> TeacherCache:
+    """What `teacher` computes for all stages of `link` that can read it from a disk."""
+    assert teaching.teacher_cache is not None
+    assert isinstance(teaching.pieces, CorpusFile)
+    opened, folder = teaching.opened, teaching.teacher_cache
+    new = not folder.exists() or not any(folder.iterdir())
+    identity = cached_of(opened) | {"text or --tokens": teaching.pieces.mark}
+    with advancing(teaching.notify, "teacher cache") as shown:
+        cache = teacher_cache(
+            folder, lambda: teacher, opened.family, teaching.pieces, kept_parts(link.stages),
+            pad_id=pad_id_of(teaching.tokenizer), precision=teaching.precision, identity=identity, report=shown,
+        )  # fmt: skip
+    about = cache.about
+    size = f"{about['tokens']:,} tokens, {about['bytes_per_token']:,} bytes each, {about['relative_error']:.1%} lost in rounding"
+    message(teaching.notify, f"  teacher cache {'written' if new else 'found'}: {size}")
+    return cache
+
+
+def cached_of(opened: Opened) -> dict[str, str]:
+    """What a cache's numbers depend on beside the text: the teacher, and what computed it."""
+    return {"teacher": folder_fingerprint(opened.folder), "environment": ", ".join(trained_with())}
+
+
+def _settings(teaching: MethodInputs, text: CorpusText | TaskText, tokens: float) -> StageSettings:
+    """As many steps as read `tokens` tokens."""
+    steps = max(1, round(tokens / text.tokens_per_step))
+    schedule = teaching.schedule
+    if schedule:
+        schedule = replace(schedule, steps=steps, learning_rate=teaching.learning_rate or schedule.learning_rate)
+    return StageSettings(
+        steps, teaching.seed, teaching.precision, learning_rate=teaching.learning_rate, accumulate=teaching.accumulate,
+        trackers=teaching.trackers, schedule=schedule,
+    )  # fmt: skip
+
+
+def _maps(stage: Stage, teacher: Any, student: Any, before: Path, seed: int) -> Projections:
+    """The learned maps of the objective: those of the stage before, where it had the same ones (TinyBERT's two steps)."""
+    torch.manual_seed(seed)
+    maps = Projections(stage.objective, (student if teacher is None else teacher).config, student.config)
+    if (before / MAPS).is_file():
+        learned = load_file(before / MAPS)
+        ours = maps.state_dict()
+        if {n: v.shape for n, v in learned.items()} == {n: v.shape for n, v in ours.items()}:
+            maps.load_state_dict(learned)
+    return maps
+
+
+def _save(model: Any, folder: Path, teaching: MethodInputs, details: dict[str, Any]) -> None:
+    save_with_lineage(model, teaching.opened, folder, {"seed": teaching.seed} | teaching.lineage | details)

@@ -1,0 +1,284 @@
+"""What training on a task stands on: its settings, the opened teacher and the texts, all of it checked. Nothing here trains or writes."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TypeVar
+
+from tokenizers import Tokenizer
+
+from compress.data.augment import augmented
+from compress.data.encoded import Encoded, encode
+from compress.data.examples import Example, Splits, check_task, read_splits, read_texts
+from compress.data.out_of_scope import refuse_in_scope, set_apart
+from compress.engine.data_checks import counted, labels_for, warnings_of
+from compress.engine.fingerprints import folder_fingerprint
+from compress.engine.hardware import device_here, has_bf16
+from compress.engine.task_settings import AnySettings, TaskSettings
+from compress.evaluation.metrics import metric_name
+from compress.input_errors import Faults
+from compress.losses.relations import check_relation_heads
+from compress.methods.catalogue import Sizes, usual_relation_heads, usual_teacher_layer
+from compress.models.initialise import layers_fit
+from compress.models.precision import check_precision
+from compress.models.pretrained import Opened, open_model, open_tokenizer, with_markers
+from compress.models.shapes import Shape, shape_of
+from compress.progress import Notify, silent
+from compress.training.trackers import check_trackers
+from serve.bundle.cpu_quota import available_cores
+from serve.errors import BadInput
+from serve.text.entity_markers import MARKERS, has_markers
+
+T = TypeVar("T")
+
+
+# Float32 copies of the teacher's weights that a run keeps at most: checkpoints with two moments each, stages, graphs.
+DISK_COPIES = 12
+
+
+@dataclass
+class TaskInputs:
+    """The opened inputs of training on a task."""
+
+    settings: TaskSettings
+    opened: Opened
+    splits: Splits
+    outside: Splits | None
+    """Texts out of scope, which are in none of `splits`."""
+    shape: Shape
+    labels: tuple[str, ...]
+    teacher_has_head: bool
+    tokenizer: Tokenizer
+    max_length: int
+    corpus: list[str]
+    unlabelled: list[str]
+    warnings: list[str]
+    teacher_fingerprint: str
+    notify: Notify = silent
+
+    @cached_property
+    def train(self) -> Encoded:
+        """The train split, tokenised."""
+        return self._encoded(self.splits.train)
+
+    @cached_property
+    def validation(self) -> Encoded:
+        """The validation split, tokenised."""
+        return self._encoded(self.splits.validation)
+
+    @cached_property
+    def test(self) -> Encoded:
+        """The test split, tokenised."""
+        return self._encoded(self.splits.test)
+
+    @cached_property
+    def in_domain(self) -> Encoded | None:
+        """The texts that only the teacher labels, tokenised: given and generated ones; None when there are none."""
+        made = augmented(self.splits.train, self.tokenizer, self.settings.augment, self.settings.seed)
+        texts = [Example(text) for text in self.unlabelled] + unseen(made, self.splits)
+        return self._encoded(texts) if texts else None
+
+    @cached_property
+    def soft_labelled(self) -> Encoded:
+        """All texts that get the teacher's soft labels, in their order: train, then `in_domain`."""
+        return self.train if self.in_domain is None else self.train + self.in_domain
+
+    def out_of_scope(self, split: str) -> Encoded | None:
+        """The texts of `split` that are out of scope, tokenised; None when there are none."""
+        texts = getattr(self.outside, split) if self.outside else []
+        return self._encoded(texts) if texts else None
+
+    def _encoded(self, examples: list[Example]) -> Encoded:
+        return encode(
+            examples, self.tokenizer, check_task(self.settings.task), self.labels, multi_label=self.splits.multi_label
+        )
+
+    @property
+    def metric(self) -> str:
+        """The name of the task's metric."""
+        return metric_name(check_task(self.settings.task), multi_label=self.splits.multi_label)
+
+    @property
+    def relation_heads(self) -> int:
+        """As the settings say, or the usual number for these widths."""
+        return self.settings.relation_heads or usual_relation_heads(self.opened.config.hidden_size, self.shape.hidden)
+
+    @property
+    def relation_layer(self) -> int:
+        """As the settings say, or the usual one for this depth."""
+        config, shape = self.opened.config, self.shape
+        sizes = Sizes(config.num_hidden_layers, shape.layers, config.hidden_size, shape.hidden)
+        return self.settings.relation_layer or usual_teacher_layer(sizes)
+
+    @property
+    def data_fingerprint(self) -> str:
+        """What the examples are, whatever files they came in."""
+        return self.splits.fingerprint
+
+
+def on_this_machine(settings: AnySettings) -> AnySettings:
+    """`settings` with what they leave to the machine spelled out: the cores to train on, and the precision."""
+    precision = settings.precision
+    if precision == "auto":
+        precision = "bf16" if has_bf16() else "fp32"
+    return dataclasses.replace(settings, threads=settings.threads or available_cores(), precision=precision)
+
+
+def open_task(
+    settings: TaskSettings,
+    writes_to: Path,
+    *,
+    role: str = "--teacher",
+    more_checks: Sequence[Callable[[], object]] = (),
+    notify: Notify = silent,
+) -> TaskInputs:
+    """Open and check everything that `settings` name; nothing is written.
+
+    Args:
+        settings: the teacher, the task, its data, and how to train.
+        writes_to: the folder that will hold what is trained, whose disk needs room.
+        role: the flag that the teacher was given by.
+        more_checks: of the caller; what they raise stands in the same message.
+        notify: hears of progress.
+
+    Raises:
+        BadInput: every fault found, in one message.
+    """
+    settings = on_this_machine(settings)
+    faults = Faults()
+    task = faults.check(lambda: check_task(settings.task))
+    shape = faults.check(lambda: shape_of(settings.student))
+    opened = faults.check(lambda: open_model(settings.teacher, role=role))
+    for check in more_checks:
+        faults.check(check)
+    faults.check(lambda: check_precision(settings.precision, device_here()))
+    faults.check(lambda: check_trackers(settings.trackers))
+    splits = faults.check(lambda: read_splits(settings.data, task, seed=settings.seed)) if task else None
+    outside = None
+    if splits and settings.out_of_scope:
+        apart = faults.check(partial(set_apart, splits, settings.out_of_scope))
+        splits, outside = apart or (None, None)
+    corpus = _texts(faults, settings.corpus)
+    unlabelled = _texts(faults, settings.unlabelled)
+    labelled = tokenizer = None
+    if opened and splits and splits.relations:
+        opened = faults.check(partial(with_markers, opened))
+        faults.check(partial(check_marked, unlabelled))
+    if opened and splits and task:
+        labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=settings.new_head))
+    if labelled:
+        faults.check(partial(refuse_in_scope, settings.out_of_scope, labelled[0], f"{role} {settings.teacher}"))
+    if opened:
+        faults.check(lambda: check_disk(writes_to, opened))
+        faults.check(lambda: check_relations(settings, opened, shape))
+        faults.check(lambda: usable_length(settings.max_length, opened))
+        tokenizer = faults.check(lambda: open_tokenizer(opened))
+    faults.raise_if_any()
+    assert task and shape and opened and splits and labelled and tokenizer  # noqa: PT018 - no test
+    max_length = usable_length(settings.max_length, opened)
+    tokenizer.enable_truncation(max_length=max_length)
+    warnings = warnings_of(splits, tokenizer, task, max_length)
+    corpus = _unseen_texts(corpus, splits, "corpus", warnings)
+    unlabelled = _unseen_texts(unlabelled, splits, "unlabelled", warnings)
+    if not layers_fit(opened.config, shape):
+        warnings.append(
+            f"The student's layers start at random: {shape} has another width or number of heads than the teacher "
+            f"({opened.config.hidden_size}, {opened.config.num_attention_heads}), or more layers. It needs far more training than one "
+            "that starts from the teacher's layers."
+        )
+    return TaskInputs(
+        settings,
+        opened,
+        splits,
+        outside,
+        shape,
+        *labelled,
+        tokenizer,
+        max_length,
+        corpus,
+        unlabelled,
+        warnings,
+        folder_fingerprint(opened.folder),
+        notify,
+    )
+
+
+def check_relations(settings: TaskSettings, opened: Opened, shape: Shape | None) -> None:
+    """Nothing, when the relation stage's layer and heads fit the teacher and the student.
+
+    Raises:
+        BadInput: they do not.
+    """
+    depth = opened.config.num_hidden_layers
+    if settings.relation_layer > depth:
+        raise BadInput(f"`relation_layer` is {settings.relation_layer}; the teacher has layers 1 to {depth}.")
+    if shape and settings.relation_heads:
+        check_relation_heads(settings.relation_heads, opened.config.hidden_size, shape.hidden)
+
+
+def check_marked(unlabelled: Sequence[str]) -> None:
+    """Nothing, when each of the texts that a teacher of relations shall label has its head and tail marked.
+
+    Raises:
+        BadInput: one has not.
+    """
+    bare = [text for text in unlabelled if not has_markers(text)]
+    if bare:
+        raise BadInput(
+            f"{len(bare)} of {len(unlabelled)} texts of --unlabelled lack {', '.join(MARKERS)} round head and tail, and the data has "
+            f"relations between these; the first is {bare[0][:80]!r}. Put the markers into the texts."
+        )
+
+
+def unseen(examples: list[Example], splits: Splits) -> list[Example]:
+    """`examples` without those whose text stands in validation or test, which no training may see."""
+    held = {
+        text.strip() for example in (*splits.validation, *splits.test) for text in (example.text, example.text_read)
+    }
+    return [example for example in examples if example.text.strip() not in held]
+
+
+def _unseen_texts(texts: list[str], splits: Splits, what: str, warnings: list[str]) -> list[str]:
+    """The unseen ones of the texts given as --`what`; `warnings` tells of the others."""
+    kept = [example.text for example in unseen([Example(text) for text in texts], splits)]
+    if len(kept) < len(texts):
+        where = "in validation or test;"
+        one, several = f"text of --{what} stands {where} it was", f"texts of --{what} stand {where} they were"
+        warnings.append(f"{counted(len(texts) - len(kept), one, several)} left out.")
+    return kept
+
+
+def _texts(faults: Faults, paths: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for path in paths:
+        found += faults.check(partial(read_texts, Path(path))) or []
+    return found
+
+
+def check_disk(out: Path, opened: Opened) -> None:
+    """Nothing, when there is room for what a run writes.
+
+    Raises:
+        BadInput: too little is free.
+    """
+    needed = DISK_COPIES * sum(file.stat().st_size for file in opened.folder.glob("*.safetensors"))
+    parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise BadInput(
+            f"--out {out}: {free / 1e9:.1f} GB are free there and about {needed / 1e9:.1f} GB are needed. Free some, or give another place."
+        )
+
+
+def usable_length(asked: int, opened: Opened) -> int:
+    """The longest text in tokens: as asked, or all that the teacher takes.
+
+    Raises:
+        BadInput: longer than the teacher's position table, or too short to hold a word.
+    """
+    if asked and not 8 <= asked <= opened.max_length:
+        raise BadInput(f"--max-length is {asked}; {opened.name} takes 8 to {opened.max_length} tokens.")
+    return asked or opened.max_length

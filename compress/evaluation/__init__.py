@@ -1,0 +1,1 @@
+"""What a model says of texts, and how well: predictions, metrics, bootstrap intervals."""

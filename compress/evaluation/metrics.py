@@ -1,0 +1,176 @@
+"""The task metric, its bootstrap interval, and whether one model really beats another. No torch.
+
+Entities: micro F1 over exact spans (start, end and label all right), the CoNLL shared task's measure.
+Classes: accuracy; where any number of labels may apply to a text, micro F1 over pairs of a text and a label.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from compress.data.examples import Example, Task
+from serve.text.answers import Answer, EntitiesAnswer
+
+# What a model says of one text: its set of (start, end, label), its class, or the set of labels that apply.
+Prediction = frozenset[tuple[int, int, str]] | str | frozenset[str]
+RESAMPLES = 2_000
+METRICS = {"token-classification": "entity_f1", "text-classification": "accuracy"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric's value with its 95 % bootstrap interval over texts."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+def metric_name(task: Task, *, multi_label: bool) -> str:
+    """What the metric of a task is called; `multi_label` says that any number of labels may apply to a text."""
+    return "micro_f1" if multi_label else METRICS[task]
+
+
+def gold_of(example: Example, task: Task) -> Prediction:
+    """What a perfect model would say of `example`."""
+    if task == "text-classification":
+        return frozenset(example.label) if isinstance(example.label, tuple) else example.label or ""
+    return frozenset((entity.start, entity.end, entity.label) for entity in example.entities or ())
+
+
+def prediction_of(answer: Answer, *, multi_label: bool) -> Prediction:
+    """What a server's answer says of its text."""
+    if "entities" in answer:
+        found = cast(EntitiesAnswer, answer)["entities"]
+        return frozenset((each["start"], each["end"], each["label"]) for each in found)
+    labels = answer["labels"]
+    return frozenset(each["label"] for each in labels) if multi_label else labels[0]["label"]
+
+
+def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.ndarray:
+    """Per text: what was right, what was predicted, what was there; shape (texts, 3). A class counts as one of each."""
+    if len(gold) != len(predicted):
+        raise ValueError(f"{len(gold)} gold answers but {len(predicted)} predictions")
+    rows = np.zeros((len(gold), 3))
+    for row, theirs, ours in zip(rows, gold, predicted, strict=True):
+        if isinstance(theirs, str) or isinstance(ours, str):
+            row[:] = theirs == ours, 1, 1
+        else:
+            row[:] = len(set(theirs) & set(ours)), len(ours), len(theirs)
+    return rows
+
+
+def metric_of(totals: np.ndarray) -> np.ndarray:
+    """F1 from summed counts `(..., 3)`; 1 where there was nothing to find and nothing was said. Accuracy is its case of one each."""
+    right, predicted, there = totals[..., 0], totals[..., 1], totals[..., 2]
+    both = predicted + there
+    return np.where(both > 0, 2 * right / np.maximum(both, 1), 1.0)
+
+
+def score(gold: Sequence[Prediction], predicted: Sequence[Prediction], *, seed: int = 0) -> Score:
+    """The metric with its interval: percentile bootstrap over texts (Efron 1979)."""
+    rows = counts(gold, predicted)
+    low, high = np.quantile(metric_of(_resampled([rows], seed)[0]), (0.025, 0.975))
+    return Score(float(metric_of(rows.sum(axis=0))), float(low), float(high))
+
+
+def difference(gold: Sequence[Prediction], a: Sequence[Prediction], b: Sequence[Prediction], *, seed: int = 0) -> Score:
+    """Metric of `a` less metric of `b`, with its paired bootstrap interval: both are scored on the same resampled texts.
+
+    The difference is supported when the interval leaves out 0.
+    """
+    rows_a, rows_b = counts(gold, a), counts(gold, b)
+    resampled_a, resampled_b = _resampled([rows_a, rows_b], seed)
+    low, high = np.quantile(metric_of(resampled_a) - metric_of(resampled_b), (0.025, 0.975))
+    value = metric_of(rows_a.sum(axis=0)) - metric_of(rows_b.sum(axis=0))
+    return Score(float(value), float(low), float(high))
+
+
+def mean_score(rows: Sequence[np.ndarray], *, less: Sequence[np.ndarray] = (), seed: int = 0) -> Score:
+    """The mean metric of several trainings on the same texts, less that of others, with its bootstrap interval.
+
+    Texts are resampled, the same for every training, so the interval speaks of other texts and not of other seeds.
+
+    Args:
+        rows: what `counts` says of each training, (texts, 3).
+        less: of the trainings that it is compared with; none for the mean itself.
+        seed: of the resampling.
+    """
+    resampled = [metric_of(sums) for sums in _resampled([*rows, *less], seed)]
+    whole = [float(metric_of(one.sum(axis=0))) for one in (*rows, *less)]
+
+    def apart(values: Sequence[Any]) -> Any:
+        mean = np.mean(values[: len(rows)], axis=0)
+        return mean - np.mean(values[len(rows) :], axis=0) if less else mean
+
+    low, high = np.quantile(apart(resampled), (0.025, 0.975))
+    return Score(float(apart(whole)), float(low), float(high))
+
+
+def chance(
+    gold: Sequence[Prediction], predicted: Sequence[Prediction], constant: Iterable[Sequence[Prediction]] = ()
+) -> float:
+    """What can be scored without paying attention to what a text says.
+
+    The best of two: each of `predicted` paired with the gold of another text drawn at random, so that their frequencies
+    stay and their aim is lost; and every list in `constant`, the answers of models that say one thing always.
+    """
+    # Shuffled before it is shifted: in a file sorted by class the next text has the same label.
+    order = np.random.default_rng(0).permutation(len(gold))
+    strangers = [predicted[0]] * len(gold)
+    for text, other in zip(order, np.roll(order, 1), strict=True):
+        strangers[text] = predicted[other]
+    return max(float(metric_of(counts(gold, said).sum(axis=0))) for said in (strangers, *constant))
+
+
+def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
+    """For each label: precision, recall, f1 and support (how often it stands in the gold)."""
+    right: Counter[str] = Counter()
+    said: Counter[str] = Counter()
+    there: Counter[str] = Counter()
+    for theirs, ours in zip(gold, predicted, strict=True):
+        a, b = _items(theirs), _items(ours)
+        right.update(map(_label, a & b))
+        said.update(map(_label, b))
+        there.update(map(_label, a))
+    return {
+        label: {
+            "precision": right[label] / said[label] if said[label] else 0.0,
+            "recall": right[label] / there[label] if there[label] else 0.0,
+            "f1": 2 * right[label] / (said[label] + there[label]),
+            "support": there[label],
+        }
+        for label in sorted(said.keys() | there.keys())
+    }
+
+
+def _items(answer: Prediction) -> set[str | tuple[int, int, str]]:
+    """What an answer holds: entities or labels, any number of them, or one class."""
+    return {answer} if isinstance(answer, str) else set(answer)
+
+
+def _label(item: str | tuple[int, int, str]) -> str:
+    return item if isinstance(item, str) else item[-1]
+
+
+def _resampled(rows: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+    """Summed counts of each of `rows` (texts, 3) over the same resampled texts: (RESAMPLES, 3) each.
+
+    Drawn a hundred resamples at a time, so that memory stays small whatever the number of texts.
+    """
+    generator = np.random.default_rng(seed)
+    texts = len(rows[0])
+    sums: list[list[np.ndarray]] = [[] for _ in rows]
+    for _ in range(RESAMPLES // 100):
+        weights = generator.multinomial(
+            texts, np.full(texts, 1 / texts), size=100
+        )  # (100, texts): how often each stands
+        for found, counted in zip(sums, rows, strict=True):
+            found.append(weights @ counted)
+    return [np.concatenate(found) for found in sums]

@@ -1,0 +1,75 @@
+"""What a model says of tokenised texts: logits of each row, and the answers that serving would give."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from compress.data.batches import batches_by_length, collate, rows_of, to_device
+from compress.data.encoded import Encoded
+from compress.evaluation.metrics import Prediction
+from serve.text.labels import applies, split_tag
+from serve.text.spans import decode_spans
+
+
+def row_logits(
+    model: Any, encoded: Encoded, *, remap: np.ndarray | None = None, advance: Any = None
+) -> list[np.ndarray]:
+    """The logits of each text's rows, (rows, labels) a text, in order; `advance(texts)` is told of progress."""
+    out: list[np.ndarray] = [np.empty(0)] * len(encoded)
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        for chosen in batches_by_length([len(ids) for ids in encoded.ids]):
+            batch = to_device(collate(encoded, chosen, remap=remap), device)
+            logits = rows_of(model, batch).float().cpu().numpy()
+            ends = np.cumsum([len(encoded.rows[i]) for i in chosen])
+            for i, rows in zip(chosen, np.split(logits, ends[:-1]), strict=True):
+                out[i] = rows
+            if advance:
+                advance(len(chosen))
+    model.train(was_training)
+    return out
+
+
+def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
+    """What `logits` (rows, labels) a text say: the class, the labels that apply, or the spans that serving would answer with."""
+    if encoded.multi_label:
+        return [frozenset(encoded.labels[i] for i in np.flatnonzero(applies(rows[0]))) for rows in logits]
+    if encoded.task == "text-classification":
+        return [encoded.labels[int(rows[0].argmax())] for rows in logits]
+    found: list[Prediction] = []
+    for text, encoding, starts, rows in zip(encoded.texts, encoded.encodings, encoded.rows, logits, strict=True):
+        full = np.zeros((len(encoding.ids), len(encoded.labels)), dtype=np.float32)
+        full[starts] = softmax(rows)
+        spans = decode_spans(text, full, encoding.offsets, encoding.word_ids, encoded.labels)
+        found.append(frozenset((span.start, span.end, span.label) for span in spans))
+    return found
+
+
+def constant_predictions(encoded: Encoded) -> Iterator[list[Prediction]]:
+    """For each label, what a model would say of every text that always says it: on each word alone, for tags.
+
+    Where any number of labels may apply, it is the most frequent one, the two most frequent, and so on: of constant answers
+    of one size those score best.
+    """
+    if encoded.multi_label:
+        there = (np.concatenate(encoded.targets) == 1).sum(axis=0)
+        often = [encoded.labels[i] for i in np.argsort(-there, kind="stable")]
+        for size in range(1, len(often) + 1):
+            yield [frozenset(often[:size])] * len(encoded)
+        return
+    for index, label in enumerate(encoded.labels):
+        if encoded.task == "text-classification" or split_tag(label)[0] in {"B", "S"}:
+            always = np.zeros((1, len(encoded.labels)), dtype=np.float32)
+            always[0, index] = 1
+            yield predictions(encoded, [np.repeat(always, len(rows), axis=0) for rows in encoded.rows])
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Row-wise softmax of `(rows, labels)`."""
+    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    result: np.ndarray = raised / raised.sum(axis=-1, keepdims=True)
+    return result

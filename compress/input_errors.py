@@ -1,0 +1,48 @@
+"""All that is wrong with what was given, in one message."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from serve.errors import BadInput
+
+T = TypeVar("T")
+
+
+class Faults:
+    """Collects the messages of checks that fail, so that a person mends them all at once."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def check(self, call: Callable[[], T]) -> T | None:
+        """What `call` returns, or None when it raised `BadInput`, whose message is kept."""
+        try:
+            return call()
+        except BadInput as fault:
+            self.messages.append(fault.message)
+            return None
+
+    def raise_if_any(self) -> None:
+        """Nothing when all checks passed.
+
+        Raises:
+            BadInput: one message with all of the faults.
+        """
+        if len(self.messages) == 1:
+            raise BadInput(self.messages[0])
+        if self.messages:
+            listed = "\n".join(f"{i}. {message}" for i, message in enumerate(self.messages, 1))
+            raise BadInput(f"{len(self.messages)} things stand in the way; nothing was done.\n{listed}")
+
+
+def refuse_unknown(verb: str, settings: dict[str, Any], kind: Any) -> None:
+    """Nothing, when every key of `settings` is a field of the dataclass `kind`, the settings of `verb`.
+
+    Raises:
+        BadInput: one is not.
+    """
+    unknown = set(settings) - set(kind.__dataclass_fields__)
+    if unknown:
+        raise BadInput(
+            f"{', '.join(sorted(unknown))} is no setting of {verb}; the settings are {', '.join(kind.__dataclass_fields__)}."
+        )

@@ -1,0 +1,25 @@
+"""Losses on hidden states and embeddings: the student's, brought to the teacher's width, against the teacher's.
+
+Tensors are (batch, tokens, teacher's width); `mask` is (batch, tokens), 1 for a real token and 0 for padding, and each
+sequence has a real token. Means are over the real tokens of a sequence, then over sequences.
+"""
+
+from torch import Tensor
+from torch.nn import functional
+
+from compress.losses.outputs import full, mean_over_tokens
+
+
+def hidden_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared difference, over width too (comparative analysis, eq. 6, of one pair of layers; TinyBERT, section 3)."""
+    return mean_over_tokens((full(teacher) - full(student)).square().mean(dim=-1), mask)
+
+
+def summed_hidden_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """Half the squared difference, summed over width (XtremeDistil, eq. 8, of one pair of layers)."""
+    return mean_over_tokens((full(teacher) - full(student)).square().sum(dim=-1) / 2, mask)
+
+
+def cosine_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """One less the cosine of the angle between the two (DistilBERT, section 3)."""
+    return mean_over_tokens(1 - functional.cosine_similarity(full(teacher), full(student), dim=-1), mask)

@@ -1,0 +1,112 @@
+"""Losses on the outputs: labels, the teacher's soft labels, its logits.
+
+Rows are whatever gets one answer: texts, the first tokens of words, or tokens whose word is to be guessed.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from compress.data.encoded import IGNORED
+
+
+def full(x: Tensor) -> Tensor:
+    """`x` in float32 if it came in half precision: sums of exponents need the bits."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def mean_over_tokens(rows: Tensor, mask: Tensor) -> Tensor:
+    """The mean of `rows` (batch, tokens) over the real tokens of each sequence, then over sequences.
+
+    What stands in padding is left out, be it nan; `mask` is (batch, tokens), 1 for a real token.
+    """
+    real = mask.bool()
+    kept = torch.where(real, rows, torch.zeros_like(rows))
+    return (kept.sum(dim=1) / real.sum(dim=1)).mean()
+
+
+def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy with labels, mean over the rows that have one; 0 when none has.
+
+    Where any number of labels may apply to a row it is the binary cross-entropy of each, mean over labels and rows.
+
+    Args:
+        logits: (rows, labels).
+        targets: (rows,), a label's index or `IGNORED`; or (rows, labels), 1 where it applies, 0 where not, or `IGNORED`.
+    """
+    if targets.ndim == 2:
+        known = targets != IGNORED
+        each = functional.binary_cross_entropy_with_logits(full(logits), targets.clamp(min=0), reduction="none")
+        return torch.where(known, each, torch.zeros_like(each)).sum() / known.sum().clamp(min=1)
+    total = functional.cross_entropy(full(logits), targets, ignore_index=IGNORED, reduction="sum")
+    return total / (targets != IGNORED).sum().clamp(min=1)
+
+
+def soft_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
+    """`T^2 KL(softmax(teacher / T) || softmax(student / T))`, mean over rows; 0 when they agree.
+
+    The factor `T^2` keeps gradients of one size whatever the temperature (Hinton et al. 2015, section 2).
+
+    Args:
+        teacher_logits: (rows, labels), no gradient.
+        student_logits: (rows, labels).
+        temperature: above 0; higher shows more of how the teacher ranks the labels it does not choose.
+    """
+    target = functional.log_softmax(full(teacher_logits) / temperature, dim=-1)
+    ours = functional.log_softmax(full(student_logits) / temperature, dim=-1)
+    rows = (target.exp() * (target - ours)).sum(dim=-1)
+    return temperature**2 * rows.sum() / max(rows.numel(), 1)
+
+
+def soft_multi_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
+    """`T^2 KL(sigmoid(teacher / T) || sigmoid(student / T))` of each label on its own, mean over labels and rows; 0 when they agree.
+
+    `soft_label_loss` where any number of labels may apply to a row: each label is a distribution over yes and no.
+
+    Args:
+        teacher_logits: (rows, labels), no gradient.
+        student_logits: (rows, labels).
+        temperature: above 0.
+    """
+    theirs, ours = full(teacher_logits) / temperature, full(student_logits) / temperature
+    yes = functional.logsigmoid(theirs) - functional.logsigmoid(ours)
+    no = functional.logsigmoid(-theirs) - functional.logsigmoid(-ours)
+    each = theirs.sigmoid() * yes + (-theirs).sigmoid() * no
+    return temperature**2 * each.sum() / max(each.numel(), 1)
+
+
+def soft_loss(teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """The soft-label loss of the kind of task that `targets`, as `label_loss` takes them, are of."""
+    loss = soft_multi_label_loss if targets.ndim == 2 else soft_label_loss
+    return loss(teacher_logits, student_logits, temperature)
+
+
+def logit_loss(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
+    """`1/2 ||student - teacher||^2`, mean over rows (XtremeDistil, eq. 12).
+
+    Args:
+        teacher_logits: (rows, labels), no gradient.
+        student_logits: (rows, labels).
+    """
+    rows = (full(student_logits) - full(teacher_logits)).square().sum(dim=-1) / 2
+    return rows.sum() / max(rows.numel(), 1)
+
+
+def mixed_loss(
+    logits: Tensor, targets: Tensor, teacher_logits: Tensor | None, *, temperature: float, soft_weight: float
+) -> dict[str, Tensor]:
+    """The terms of task distillation, already weighted: they add up to what is minimised.
+
+    Without `teacher_logits` it is the label loss alone: the undistilled student.
+    """
+    if teacher_logits is None:
+        return {"labels": label_loss(logits, targets)}
+    return {
+        "labels": (1 - soft_weight) * label_loss(logits, targets),
+        "soft_labels": soft_weight * soft_loss(teacher_logits, logits, targets, temperature),
+    }
+
+
+def total(terms: dict[str, Tensor]) -> Tensor:
+    """The sum of the loss terms, a scalar."""
+    return torch.stack(list(terms.values())).sum()

@@ -1,0 +1,215 @@
+"""Losses between two attentions that never hold either of them whole.
+
+An attention is the softmax of the scaled products of queries and keys; of 512 tokens and 48 heads it has twelve million
+numbers, and a loss on it as it is usually written keeps several of that size for the way back. Here a tile of some heads
+and queries is computed over all keys, compared, turned into its part of the gradient of queries and keys, and forgotten:
+memory grows as tokens times width (but for a bias by distance, where a family has one: it and its gradient are held once). The
+gradient is taken on the way forward, since the loss is a number and the way back can only scale it. Padding is left out before
+anything is computed; sequences of the same length share tiles.
+
+On a GPU the divergence has kernels of its own (`compress.losses.triton_kl`). `compress.losses.relations` has the same losses as they are
+written in the papers.
+"""
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from compress.losses.outputs import full
+from compress.losses.parallel import on_cores
+from compress.losses.relations import dot_scores
+
+# Of a tile: queries at most, and numbers in all. On a CPU half a megabyte stays in a core's cache with what is made from it
+# (measured from 2^15 to 2^22 numbers); a GPU wants more at a time.
+ROWS, NUMBERS, NUMBERS_ON_GPU = 128, 1 << 17, 1 << 25
+
+
+class Dots(NamedTuple):
+    """What an attention is made from: its scores are `queries keys^T / sqrt(width of a head) + bias`, before masks and softmax."""
+
+    queries: Tensor  # (batch, heads, tokens, width of a head)
+    keys: Tensor | None = None  # the same shape; without them the queries are the keys: a relation
+    bias: Tensor | None = None  # (heads, tokens, tokens)
+
+    def scores(self) -> Tensor:
+        """All of them, (batch, heads, tokens, tokens)."""
+        scores = dot_scores(self.queries, self.queries if self.keys is None else self.keys)
+        return scores if self.bias is None else scores + self.bias
+
+
+# The sum of a tile's losses, and their gradient in the student's scores: given the scores of teacher and student, both
+# (heads, queries, keys) and free to be written over.
+TileLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def tiled_loss(loss: str, teacher: Dots, student: Dots, mask: Tensor) -> Tensor:
+    """The loss that `compress.methods.objectives` calls `loss` (kl, squares or mse) of scores, in memory that grows as tokens times width.
+
+    Args:
+        loss: `kl`, the divergence of `compress.losses.relations.attention_loss`; `squares`, of `attention_square_loss`; `mse`, of
+            `score_loss`.
+        teacher: no gradient.
+        student: of as many heads; the width of a head may differ.
+        mask: (batch, tokens), 1 for a real token and 0 for padding; each sequence has a real token.
+
+    Returns:
+        A scalar, 0 when the student's scores are the teacher's.
+    """
+    parts: list[Tensor | None] = [*teacher, *student]
+    if not torch.is_grad_enabled():
+        parts = [None if part is None else part.detach() for part in parts]
+    if loss == "kl" and (fused := _on_gpu(teacher, student)):
+        tq, tk, _, sq, sk, _ = parts
+        assert tq is not None
+        assert sq is not None
+        return fused(tq, tk, sq, sk, mask)
+    parts = [None if part is None else full(part) for part in parts]
+    value: Tensor = _Tiled.apply(TILE_LOSSES[loss], mask, *parts)  # type: ignore[no-untyped-call]
+    return value
+
+
+def _on_gpu(teacher: Dots, student: Dots) -> Callable[..., Tensor] | None:
+    """The kernels of a GPU, where they are for it: they know no bias, and Triton comes with torch for the GPUs that it knows."""
+    if teacher.bias is not None or student.bias is not None or not student.queries.is_cuda or not find_spec("triton"):
+        return None
+    from compress.losses.triton_kl import divergence_loss, fits
+
+    return divergence_loss if fits(teacher.queries, student.queries) else None
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: TileLoss, mask: Tensor, *parts: Tensor | None) -> Tensor:
+        teacher, student = Dots(*parts[:3]), Dots(*parts[3:])  # type: ignore[arg-type]
+        slopes = _zeros(student) if any(ctx.needs_input_grad) else None
+        value = torch.zeros((), dtype=torch.float64, device=mask.device)
+        batch, heads = student.queries.shape[:2]
+        biased = teacher.bias is not None or student.bias is not None  # one of the two may be of another family
+        for some in _of_one_length(mask, alone=biased):
+            real = mask[some].nonzero()[:, 1].view(len(some), -1)
+            weight = 1 / (batch * heads * real.shape[1])  # of a query of a head
+            ours = _real(student, some, real)
+            found = _zeros(ours) if slopes else None
+            value += weight * _over_tiles(loss, _real(teacher, some, real), ours, found)
+            if slopes and found:
+                _put(slopes, some, real, found, weight)
+        ctx.save_for_backward(*(slopes or ()))
+        return value.to(student.queries.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        return (*[None] * 5, *(None if x is None else slope * x for x in ctx.saved_tensors))
+
+
+def _of_one_length(mask: Tensor, *, alone: bool) -> Iterator[Tensor]:
+    """Indices of sequences that have as many real tokens as each other; or of one at a time."""
+    lengths = mask.sum(dim=1).tolist()
+    for length in sorted(set(lengths)):
+        some = torch.tensor([i for i, other in enumerate(lengths) if other == length], device=mask.device)
+        yield from some[:, None] if alone else (some,)
+
+
+def _real(dots: Dots, some: Tensor, real: Tensor) -> Dots:
+    """The tokens `real` (sequences, tokens) of the sequences `some`, one head after the other, (sequences * heads, tokens, width).
+
+    They are scaled, so that scores are bare products. A bias is of a single sequence.
+    """
+    tokens = dots.queries.shape[2]
+    rows = (some[:, None] * tokens + real).flatten()
+
+    def chosen(x: Tensor, scale: float) -> Tensor:
+        # Projections lie as (batch, tokens, heads, width): whole tokens are taken, which is ten times as fast as numbers here and there.
+        taken = x.transpose(1, 2).flatten(0, 1).index_select(0, rows).view(*real.shape, *x.shape[1::2])
+        return taken.transpose(1, 2).flatten(0, 1).mul_(scale)
+
+    bias = None if dots.bias is None else dots.bias[:, real[0][:, None], real[0]]
+    return Dots(chosen(dots.queries, _scale(dots)), None if dots.keys is None else chosen(dots.keys, 1.0), bias)
+
+
+def _put(slopes: Dots, some: Tensor, real: Tensor, found: Dots, weight: float) -> None:
+    """The way back of `_real`: gradients of its parts, times `weight`, as gradients of the whole."""
+    rows = (some[:, None] * slopes.queries.shape[2] + real).flatten()
+    for into, slope, scale in ((slopes.queries, found.queries, _scale(slopes)), (slopes.keys, found.keys, 1.0)):
+        if into is not None and slope is not None:
+            of_tokens = slope.mul_(scale * weight).view(len(some), -1, *slope.shape[1:]).transpose(1, 2).flatten(0, 1)
+            into.transpose(1, 2).flatten(0, 1).index_copy_(0, rows, of_tokens)
+    if slopes.bias is not None and found.bias is not None:
+        slopes.bias[:, real[0][:, None], real[0]] += weight * found.bias
+
+
+def _scale(dots: Dots) -> float:
+    """Of the queries; where they are the keys too, both together scale the scores."""
+    return float(dots.queries.shape[-1] ** (-0.5 if dots.keys is not None else -0.25))
+
+
+def _zeros(like: Dots) -> Dots:
+    """Of the same shapes; with a batch they lie in memory as `_put` needs them, (batch, tokens, heads, width)."""
+
+    def zeros(x: Tensor) -> Tensor:
+        return torch.zeros_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+    of_batch = like.queries.ndim == 4
+    queries, keys = (None if x is None else zeros(x) if of_batch else torch.zeros_like(x) for x in like[:2])
+    return Dots(queries, keys, None if like.bias is None else torch.zeros_like(like.bias))  # type: ignore[arg-type]
+
+
+def _over_tiles(loss: TileLoss, theirs: Dots, ours: Dots, slopes: Dots | None) -> Tensor:
+    """The sum of `loss` over all tiles, float64; its gradient is added to `slopes`."""
+    heads, tokens, _ = ours.queries.shape
+    numbers = NUMBERS_ON_GPU if ours.queries.is_cuda else NUMBERS
+    rows = min(tokens, ROWS, max(1, numbers // tokens))
+    some = max(1, numbers // (rows * tokens))
+
+    def of_heads(first: int) -> Tensor:
+        h = slice(first, first + some)
+        value = torch.zeros((), dtype=torch.float64, device=ours.queries.device)
+        for start in range(0, tokens, rows):
+            q = slice(start, start + rows)
+            part, slope = loss(_tile(theirs, h, q), _tile(ours, h, q))
+            value += part
+            if slopes:
+                slopes.queries[h, q].baddbmm_(slope, _keys(ours)[h])
+                _keys(slopes)[h].baddbmm_(slope.transpose(-1, -2), ours.queries[h, q])
+                if slopes.bias is not None:
+                    slopes.bias[h, q] += slope
+        return value
+
+    starts = range(0, heads, some)
+    return torch.stack(list(map(of_heads, starts)) if ours.queries.is_cuda else on_cores(of_heads, starts)).sum()
+
+
+def _keys(dots: Dots) -> Tensor:
+    return dots.queries if dots.keys is None else dots.keys
+
+
+def _tile(dots: Dots, heads: slice, queries: slice) -> Tensor:
+    """Some rows of the scores of a sequence, new numbers."""
+    products = dots.queries[heads, queries] @ _keys(dots)[heads].transpose(-1, -2)
+    return products if dots.bias is None else products.add_(dots.bias[heads, queries])
+
+
+def _divergence(theirs: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
+    theirs, ours = functional.log_softmax(theirs, dim=-1), functional.log_softmax(ours, dim=-1)
+    target = theirs.exp()
+    return theirs.sub_(ours).mul_(target).sum(), ours.exp_().sub_(target)
+
+
+def _squares(theirs: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
+    found = functional.softmax(ours, dim=-1)
+    apart = found - functional.softmax(theirs, dim=-1)
+    slope = apart.sub((found * apart).sum(dim=-1, keepdim=True)).mul_(found)
+    return apart.square_().sum() / 2, slope
+
+
+def _mse(theirs: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
+    apart = ours.sub_(theirs)
+    return apart.square().sum() / apart.shape[-1], apart.mul(2 / apart.shape[-1])
+
+
+TILE_LOSSES: dict[str, TileLoss] = {"kl": _divergence, "squares": _squares, "mse": _mse}

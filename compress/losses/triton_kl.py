@@ -1,0 +1,228 @@
+"""The divergence of relations and attentions on a GPU: two Triton kernels that hold nothing of tokens by tokens.
+
+The first goes over all keys with a block of queries at a time, with running maxima and sums of exponents, and leaves the
+normalisers of each query and its divergence. The second computes the same blocks of scores once more, turns them into
+their part of the gradient and multiplies that with the other side at once. Real tokens alone are read, packed one sequence
+after the other, so padding costs nothing; the order of all sums is fixed, so the same input gives the same bits.
+
+Of bfloat16 the products are exact and added up in float32: its numbers fit into tf32, in which tensor cores multiply. What is
+multiplied to a gradient is rounded to tf32, which is finer than the bfloat16 that the gradient is given in. Of float32 each
+product is made of three in tf32, which keeps about its precision. Gradients stay in float32 until they are scaled.
+"""
+
+import os
+from shutil import which
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+BLOCK = 64  # queries, and keys, of a block; half of it where heads are wide
+WIDEST = 128  # numbers of a head of teacher and student together, padded: what fits into 96 KiB of shared memory, as most GPUs have
+
+
+class Packed(NamedTuple):
+    """Real tokens of all sequences, one sequence after the other."""
+
+    rows: Tensor  # (tokens,) where they stand in (batch * tokens)
+    starts: Tensor  # (sequences + 1,) int32: where each sequence begins, and where the last ends
+    longest: int
+
+    def take(self, x: Tensor) -> Tensor:
+        """Of `x` (batch, heads, tokens, width): (tokens, heads, width)."""
+        return x.transpose(1, 2).flatten(0, 1).index_select(0, self.rows)
+
+    def put(self, packed: Tensor, like: Tensor) -> Tensor:
+        """The way back, 0 where nothing stood."""
+        batch, heads, tokens, width = like.shape
+        whole = packed.new_zeros(batch * tokens, heads, width).index_copy_(0, self.rows, packed)
+        return whole.view(batch, tokens, heads, width).transpose(1, 2)
+
+
+def divergence_loss(
+    teacher_queries: Tensor,
+    teacher_keys: Tensor | None,
+    student_queries: Tensor,
+    student_keys: Tensor | None,
+    mask: Tensor,
+) -> Tensor:
+    """The KL divergence of `compress.losses.tiled_relations.tiled_loss`; all (batch, heads, tokens, width), a relation has no keys."""
+    value: Tensor = _Divergence.apply(  # type: ignore[no-untyped-call]
+        mask, teacher_queries, teacher_keys, student_queries, student_keys
+    )
+    return value
+
+
+class _Divergence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mask: Tensor, tq: Tensor, tk: Tensor | None, sq: Tensor, sk: Tensor | None) -> Tensor:
+        lengths = mask.sum(dim=1, dtype=torch.int32)
+        starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        packed = Packed(mask.flatten().nonzero().flatten(), starts, int(lengths.max()))
+        parts = [None if x is None else packed.take(x) for x in (tq, tk, sq, sk)]
+        value, slopes = _divergence(packed, *parts, wanted=any(ctx.needs_input_grad))  # type: ignore[arg-type]
+        found = [packed.put(slope, sq) for slope in slopes]
+        ctx.save_for_backward(*found)
+        ctx.dtype = sq.dtype
+        return value.to(torch.float32)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
+        # Scaled before they are rounded: the scale of a loss in float16 is there to keep small gradients.
+        slopes = [(up * slope).to(ctx.dtype) for slope in ctx.saved_tensors]
+        return (None, None, None, slopes[0], slopes[1] if len(slopes) > 1 else None)
+
+
+def _divergence(
+    packed: Packed, tq: Tensor, tk: Tensor | None, sq: Tensor, sk: Tensor | None, *, wanted: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """The loss, float64, and if `wanted` its gradient in the student's queries and, where there are any, keys."""
+    tokens, heads, _ = tq.shape
+    lengths, sequences = packed.starts.diff(), len(packed.starts) - 1
+    weights = 1.0 / (lengths * (heads * sequences)).float()  # of a query of a head
+    norms = torch.empty(2, heads, tokens, dtype=torch.float32, device=tq.device)
+    rows = torch.empty(heads, tokens, dtype=torch.float32, device=tq.device)
+    shape = options(tq, sq)
+    grid = (triton.cdiv(packed.longest, shape["BLOCK"]), heads, sequences)
+    theirs, ours = (tq, tq if tk is None else tk), (sq, sq if sk is None else sk)
+    _rows[grid](theirs[0], theirs[1], ours[0], ours[1], packed.starts, norms, rows, tokens, heads, **shape)
+    value = (rows.double() * weights.repeat_interleave(lengths, output_size=tokens)).sum()
+
+    def slope(of: int, by: int, *, row: bool, column: bool) -> Tensor:
+        found = torch.empty_like(ours[of], dtype=torch.float32)
+        _slopes[grid](
+            theirs[of], theirs[by], ours[of], ours[by], packed.starts, norms, weights, found, tokens, heads,
+            ROW=row, COLUMN=column, **shape,
+        )  # fmt: skip
+        return found
+
+    if not wanted:
+        return value, []
+    if sk is None:  # scores are symmetric: what a token gains as query and as key comes of the same blocks
+        return value, [slope(0, 0, row=True, column=True)]
+    return value, [slope(0, 1, row=True, column=False), slope(1, 0, row=False, column=True)]
+
+
+def options(teacher: Tensor, student: Tensor) -> dict[str, Any]:
+    """What the kernels are compiled for: the widths of a head, the block, how products are made."""
+    wide = _padded(teacher) + _padded(student)
+    precise = ["tf32x3" if x.dtype == torch.float32 else "tf32" for x in (teacher, student)]
+    return {
+        "T": teacher.shape[-1], "S": student.shape[-1], "PAD_T": _padded(teacher), "PAD_S": _padded(student),
+        "BLOCK": BLOCK if wide <= WIDEST // 2 else max(16, BLOCK // 2), "T_PRECISION": precise[0], "S_PRECISION": precise[1],
+        "num_stages": 1,  # a second one takes twice the shared memory
+    }  # fmt: skip
+
+
+def fits(teacher: Tensor, student: Tensor) -> bool:
+    """Whether the kernels are for heads of these widths and for this machine.
+
+    AMD's GPUs have no product of three, and Triton needs a C compiler for what calls a kernel.
+    """
+    compiler = os.environ.get("CC") or which("gcc") or which("clang")
+    return _padded(teacher) + _padded(student) <= WIDEST and torch.version.hip is None and compiler is not None
+
+
+def _padded(x: Tensor) -> int:
+    """The width of a head as the matrix units take it: a power of two from 16 on."""
+    return max(16, int(triton.next_power_of_2(x.shape[-1])))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _load(x, start, count, first, head, heads, WIDTH: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Tokens `first` and those after it of a sequence, (BLOCK, PAD), 0 beyond its end and beyond the width."""
+    token, column = first + tl.arange(0, BLOCK), tl.arange(0, PAD)
+    place = ((start + token).to(tl.int64) * heads + head)[:, None] * WIDTH + column[None, :]
+    return tl.load(x + place, mask=(token < count)[:, None] & (column < WIDTH)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scores(queries, keys, WIDTH: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * (WIDTH**-0.5)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rows(  # type: ignore[no-untyped-def]
+    tq, tk, sq, sk, starts, norms, rows, tokens, heads,
+    T: tl.constexpr, S: tl.constexpr, PAD_T: tl.constexpr, PAD_S: tl.constexpr, BLOCK: tl.constexpr,
+    T_PRECISION: tl.constexpr, S_PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Of each query: the logarithms of both sums of exponents, (2, heads, tokens), and the divergence, (heads, tokens)."""
+    first, head, sequence = tl.program_id(0) * BLOCK, tl.program_id(1), tl.program_id(2)
+    start = tl.load(starts + sequence)
+    count = tl.load(starts + sequence + 1) - start
+    if first < count:
+        theirs = _load(tq, start, count, first, head, heads, T, PAD_T, BLOCK)
+        ours = _load(sq, start, count, first, head, heads, S, PAD_S, BLOCK)
+        lowest = tl.full((BLOCK,), float("-inf"), tl.float32)
+        t_most, s_most = lowest, lowest
+        t_sum, s_sum = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+        apart = tl.zeros((BLOCK,), tl.float32)  # the difference of the scores, weighed by the teacher's exponents
+        for other in range(0, count, BLOCK):
+            real = (other + tl.arange(0, BLOCK) < count)[None, :]
+            t = _scores(theirs, _load(tk, start, count, other, head, heads, T, PAD_T, BLOCK), T, T_PRECISION)
+            s = _scores(ours, _load(sk, start, count, other, head, heads, S, PAD_S, BLOCK), S, S_PRECISION)
+            difference = t - s
+            t, s = tl.where(real, t, float("-inf")), tl.where(real, s, float("-inf"))
+            t_new, s_new = tl.maximum(t_most, tl.max(t, 1)), tl.maximum(s_most, tl.max(s, 1))
+            weights = tl.exp(t - t_new[:, None])
+            fade = tl.exp(t_most - t_new)
+            t_sum = t_sum * fade + tl.sum(weights, 1)
+            apart = apart * fade + tl.sum(weights * difference, 1)
+            s_sum = s_sum * tl.exp(s_most - s_new) + tl.sum(tl.exp(s - s_new[:, None]), 1)
+            t_most, s_most = t_new, s_new
+        t_norm, s_norm = t_most + tl.log(t_sum), s_most + tl.log(s_sum)
+        token = first + tl.arange(0, BLOCK)
+        place = head.to(tl.int64) * tokens + start + token
+        tl.store(norms + place, t_norm, mask=token < count)
+        tl.store(norms + (heads + head).to(tl.int64) * tokens + start + token, s_norm, mask=token < count)
+        tl.store(rows + place, apart / t_sum - (t_norm - s_norm), mask=token < count)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _slopes(  # type: ignore[no-untyped-def]
+    tq, tk, sq, sk, starts, norms, weights, slopes, tokens, heads,
+    ROW: tl.constexpr, COLUMN: tl.constexpr,
+    T: tl.constexpr, S: tl.constexpr, PAD_T: tl.constexpr, PAD_S: tl.constexpr, BLOCK: tl.constexpr,
+    T_PRECISION: tl.constexpr, S_PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient in each row's vector of the divergence of rows (ROW), of columns (COLUMN), or of both.
+
+    Of an attention rows are queries and columns keys for the gradient in queries, and the other way round for that in keys.
+    """
+    first, head, sequence = tl.program_id(0) * BLOCK, tl.program_id(1), tl.program_id(2)
+    start = tl.load(starts + sequence)
+    count = tl.load(starts + sequence + 1) - start
+    if first < count:
+        t_norms = norms + head.to(tl.int64) * tokens + start
+        s_norms = norms + (heads + head).to(tl.int64) * tokens + start
+        row = first + tl.arange(0, BLOCK)
+        theirs = _load(tq, start, count, first, head, heads, T, PAD_T, BLOCK)
+        ours = _load(sq, start, count, first, head, heads, S, PAD_S, BLOCK)
+        t_row = tl.load(t_norms + row, mask=row < count, other=0.0)
+        s_row = tl.load(s_norms + row, mask=row < count, other=0.0)
+        found = tl.zeros((BLOCK, PAD_S), tl.float32)
+        for other in range(0, count, BLOCK):
+            column = other + tl.arange(0, BLOCK)
+            real = (row < count)[:, None] & (column < count)[None, :]
+            keys = _load(sk, start, count, other, head, heads, S, PAD_S, BLOCK)
+            t = _scores(theirs, _load(tk, start, count, other, head, heads, T, PAD_T, BLOCK), T, T_PRECISION)
+            s = _scores(ours, keys, S, S_PRECISION)
+            slope = tl.zeros((BLOCK, BLOCK), tl.float32)
+            if ROW:
+                slope += tl.exp(s - s_row[:, None]) - tl.exp(t - t_row[:, None])
+            if COLUMN:
+                t_column = tl.load(t_norms + column, mask=column < count, other=0.0)
+                s_column = tl.load(s_norms + column, mask=column < count, other=0.0)
+                slope += tl.exp(s - s_column[None, :]) - tl.exp(t - t_column[None, :])
+            slope = tl.where(real, slope, 0.0)
+            found += tl.dot(slope, keys, input_precision=S_PRECISION)
+        found *= tl.load(weights + sequence) * (S**-0.5)
+        width = tl.arange(0, PAD_S)
+        place = ((start + row).to(tl.int64) * heads + head)[:, None] * S + width[None, :]
+        inside = (row < count)[:, None] & (width < S)[None, :]
+        tl.store(slopes + place, found.to(slopes.dtype.element_ty), mask=inside)

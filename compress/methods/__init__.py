@@ -1,0 +1,1 @@
+"""What is learned, as data: objectives, the papers' methods and their schedules."""

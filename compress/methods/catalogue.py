@@ -1,0 +1,325 @@
+"""The methods of the papers, as data: each is a short list of stages, and a stage says what is trained on what.
+
+`docs/methods.md` explains each; formulas are in `compress/losses/`. Where a paper leaves a choice open, the comment says that the
+choice is ours.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from compress.methods.objectives import LayerTerm, Objective, OutputTerm, check_objective
+from compress.models.layer_maps import layer_map
+from compress.models.shapes import Shape
+from serve.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training: its objective, on which text, what of the student moves, and its part of the method's tokens."""
+
+    name: str
+    objective: Objective
+    # `corpus` is plain text that needs no labels; `task` is the task's own text, with a teacher fine-tuned on the task;
+    # `source` is the same of another task, from which the student carries over all but its head.
+    text: Literal["corpus", "task", "source"] = "corpus"
+    trains: Literal["all", "encoder", "head"] = "all"
+    share: float = 1.0
+    learning_rate: float = 5e-4
+    warmup: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.98)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a method needs to know of teacher and student; 0 leaves a choice to the method."""
+
+    teacher_layers: int
+    student_layers: int
+    teacher_width: int
+    student_width: int
+    relation_heads: int = 0
+    teacher_layer: int = 0
+    layer_map: str = ""
+
+
+QKV = ("queries", "keys", "values")
+VOCABULARY_LABELS = OutputTerm("labels", "vocabulary")
+# Training on a task's labels, as `stillroom run` trains.
+LABELS = Stage(
+    "labels",
+    Objective(outputs=(OutputTerm("labels", "classes"),)),
+    text="task",
+    learning_rate=4e-4,
+    warmup=0.06,
+    betas=(0.9, 0.999),
+)
+
+
+def minilm(sizes: Sizes) -> tuple[Stage, ...]:
+    """Attention and value relation of the last layer (MiniLM, section 3)."""
+    return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("relation", "values", 0, 0)))),)
+
+
+def minilm_no_value_relation(sizes: Sizes) -> tuple[Stage, ...]:
+    """Its ablation without the value relation (MiniLM, Table 5)."""
+    return (Stage("minilm", Objective(_last_attention(sizes))),)
+
+
+def minilm_value_mse(sizes: Sizes) -> tuple[Stage, ...]:
+    """Its ablation with values compared directly, through a matrix only where the student is narrower (MiniLM, Table 6)."""
+    mapped = "values" if sizes.student_width != sizes.teacher_width else ""
+    return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("mse", "values", 0, 0, projection=mapped)))),)
+
+
+def minilm_hidden_relation(sizes: Sizes) -> tuple[Stage, ...]:
+    """Its ablation with the relation of hidden states, split as values are (ours), in place of values."""
+    return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("relation", "hidden", 0, 0)))),)
+
+
+def minilm_layer_to_layer(sizes: Sizes) -> tuple[Stage, ...]:
+    """Its ablation with the same knowledge at every layer of a uniform map (MiniLM, Table 7)."""
+    terms = [
+        LayerTerm(loss, of, theirs, ours)
+        for ours, theirs in _pairs("uniform", sizes)
+        for loss, of in (("kl", "scores"), ("relation", "values"))
+    ]
+    return (Stage("minilm", Objective(tuple(terms))),)
+
+
+def minilmv2(sizes: Sizes) -> tuple[Stage, ...]:
+    """Relations of queries, keys and values of one teacher layer (MiniLMv2; comparative analysis, eqs 7-9)."""
+    heads = sizes.relation_heads or usual_relation_heads(sizes.teacher_width, sizes.student_width)
+    layer = sizes.teacher_layer or usual_teacher_layer(sizes)
+    terms = [LayerTerm("relation", of, layer, sizes.student_layers, heads=heads) for of in QKV]
+    return (Stage("minilmv2", Objective(tuple(terms))),)
+
+
+def directminilm(sizes: Sizes) -> tuple[Stage, ...]:
+    """Queries, keys and values of one teacher layer through a matrix a head (comparative analysis, eq. 10)."""
+    layer = sizes.teacher_layer or usual_teacher_layer(sizes, direct=True)
+    terms = [LayerTerm("direct", of, layer, sizes.student_layers, projection=of) for of in QKV]
+    return (Stage("directminilm", Objective(tuple(terms))),)
+
+
+def hidden_states(sizes: Sizes) -> tuple[Stage, ...]:
+    """Hidden states through a matrix a pair of layers (comparative analysis, eq. 6); the map that served the size best there."""
+    return (Stage("hidden-states", _hidden_states(sizes.layer_map or usual_layer_map(sizes), sizes)),)
+
+
+def output_distribution(sizes: Sizes) -> tuple[Stage, ...]:
+    """Hidden states first, then the teacher's distribution over the vocabulary (comparative analysis, eq. 5 and appendix B).
+
+    At every real token of masked text (ours); 7 epochs of the one and 3 of the other in the paper.
+    """
+    objective = Objective(outputs=(OutputTerm("soft labels", "vocabulary", everywhere=True),))
+    return (
+        Stage("hidden-states", _hidden_states(sizes.layer_map or "uniform+last", sizes), share=0.7),
+        Stage("output-distribution", objective, share=0.3, learning_rate=3e-4),
+    )
+
+
+def mlm_kd(_sizes: Sizes) -> tuple[Stage, ...]:
+    """The teacher's distribution over the vocabulary at masked tokens (a baseline of MiniLM)."""
+    return (Stage("mlm-kd", Objective(outputs=(OutputTerm("soft labels", "vocabulary"),))),)
+
+
+def mlm(_sizes: Sizes) -> tuple[Stage, ...]:
+    """No teacher: a masked language model of the student's own (the baseline BERT_SMALL of MiniLM)."""
+    return (Stage("mlm", Objective(outputs=(VOCABULARY_LABELS,))),)
+
+
+def distilbert(sizes: Sizes) -> tuple[Stage, ...]:
+    """Soft labels at temperature 2, masked language model and cosine of the last hidden states, added up (DistilBERT, section 3).
+
+    Soft labels at masked tokens, all three of weight 1 (ours).
+    """
+    objective = Objective(
+        (LayerTerm("cosine", "hidden", sizes.teacher_layers, sizes.student_layers),),
+        (OutputTerm("soft labels", "vocabulary", temperature=2.0), VOCABULARY_LABELS),
+    )
+    return (Stage("distilbert", objective),)
+
+
+def tinybert_general(sizes: Sizes) -> tuple[Stage, ...]:
+    """Embeddings, hidden states and attention scores of a uniform map, on plain text (TinyBERT, section 3)."""
+    return (Stage("tinybert-general", _tinybert(sizes)),)
+
+
+def tinybert(sizes: Sizes) -> tuple[Stage, ...]:
+    """The general step, then the same on the task's text, then soft labels (TinyBERT, section 3). Shares of tokens are ours."""
+    soft = Objective(outputs=(OutputTerm("soft labels", "classes"),))
+    return (
+        Stage("tinybert-general", _tinybert(sizes), share=0.5),
+        Stage("tinybert-task", _tinybert(sizes), text="task", share=0.25),
+        Stage("tinybert-soft-labels", soft, text="task", share=0.25, learning_rate=1e-4),
+    )
+
+
+def xtremedistil(sizes: Sizes) -> tuple[Stage, ...]:
+    """Algorithm 1: hidden states and attention, then logits, then labels; the head alone before all of it. Shares are ours."""
+    return tuple(_xtremedistil(sizes))
+
+
+def xtremedistil_no_freezing(sizes: Sizes) -> tuple[Stage, ...]:
+    """Its ablation that trains the whole student from the first (XtremeDistil, Table 9)."""
+    stages = [stage for stage in _xtremedistil(sizes) if stage.trains != "head"]
+    rest = sum(stage.share for stage in stages)
+    return tuple(replace(stage, share=stage.share / rest) for stage in stages)
+
+
+def xtremedistil_no_attention(sizes: Sizes) -> tuple[Stage, ...]:
+    """Its ablation without the attention loss (XtremeDistil, Table 9)."""
+    first, *others = _xtremedistil(sizes)
+    kept = tuple(term for term in first.objective.layers if term.of == "hidden")
+    return (replace(first, objective=Objective(kept)), *others)
+
+
+def xtremedistil_transfer(sizes: Sizes) -> tuple[Stage, ...]:
+    """Algorithm 1 on a source task, then the task itself with a new head (XtremeDistil, section 2.2). Shares are ours."""
+    source = [replace(stage, text="source", share=stage.share / 2) for stage in _xtremedistil(sizes)]
+    return (*source, replace(LABELS, share=0.5))
+
+
+def labels(_sizes: Sizes) -> tuple[Stage, ...]:
+    """No distillation: labels alone, from parts of the teacher that was fine-tuned on the task."""
+    return (LABELS,)
+
+
+def soft_labels(_sizes: Sizes) -> tuple[Stage, ...]:
+    """The teacher's soft labels at temperature 2 and the labels, nine to one: what `stillroom run` does (Hinton et al. 2015)."""
+    objective = Objective(
+        outputs=(OutputTerm("labels", "classes", 0.1), OutputTerm("soft labels", "classes", 0.9, temperature=2.0))
+    )
+    return (replace(LABELS, name="soft-labels", objective=objective),)
+
+
+METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
+    "minilmv2": minilmv2,
+    "minilm": minilm,
+    "directminilm": directminilm,
+    "hidden-states": hidden_states,
+    "output-distribution": output_distribution,
+    "tinybert-general": tinybert_general,
+    "tinybert": tinybert,
+    "distilbert": distilbert,
+    "mlm-kd": mlm_kd,
+    "mlm": mlm,
+    "xtremedistil": xtremedistil,
+    "xtremedistil-transfer": xtremedistil_transfer,
+    "labels": labels,
+    "soft-labels": soft_labels,
+    "minilm-no-value-relation": minilm_no_value_relation,
+    "minilm-value-mse": minilm_value_mse,
+    "minilm-hidden-relation": minilm_hidden_relation,
+    "minilm-layer-to-layer": minilm_layer_to_layer,
+    "xtremedistil-no-freezing": xtremedistil_no_freezing,
+    "xtremedistil-no-attention": xtremedistil_no_attention,
+}
+
+
+def stages_of(method: str, sizes: Sizes) -> tuple[Stage, ...]:
+    """The stages of `method` for these sizes.
+
+    Raises:
+        BadInput: an unknown method, or a layer map that does not fit.
+    """
+    if method not in METHODS:
+        raise BadInput(f"The method {method!r} is not known; it is one of {', '.join(METHODS)}.")
+    return METHODS[method](sizes)
+
+
+def chain_of(method: str, shapes: Sequence[Shape], teacher: Any, **choices: Any) -> tuple[tuple[Stage, ...], ...]:
+    """The stages by which each of `shapes` learns from the one before it, the first from a teacher of that configuration.
+
+    All but the last are assistants. `choices` are fields of `Sizes` that a method reads.
+
+    Raises:
+        BadInput: an unknown method; heads, layers or widths that it cannot compare.
+    """
+    chain: list[tuple[Stage, ...]] = []
+    for shape in shapes:
+        sizes = Sizes(teacher.num_hidden_layers, shape.layers, teacher.hidden_size, shape.hidden, **choices)
+        stages = stages_of(method, sizes)
+        ours = shape.as_config()
+        for stage in stages:
+            check_objective(stage.objective, teacher, ours)
+        chain.append(stages)
+        teacher = ours
+    return tuple(chain)
+
+
+def usual_teacher_layer(sizes: Sizes, *, direct: bool = False) -> int:
+    """The layer that served students of this size best (comparative analysis, section 5).
+
+    Of twelve or more: `L - 1` for six layers or more that are narrower than the teacher, and for six or more of any width by
+    DirectMiniLM (`direct`); otherwise `L - 2`. Of a shallower teacher, which the paper has not, `L - 1` (ours).
+    """
+    deep = sizes.student_layers >= 6
+    narrower = sizes.student_width < sizes.teacher_width
+    below = 1 if sizes.teacher_layers < 12 or (deep and (direct or narrower)) else 2
+    return max(1, sizes.teacher_layers - below)
+
+
+def usual_relation_heads(teacher_width: int, student_width: int) -> int:
+    """The paper's 48 where it divides both widths, otherwise the largest number below it that does."""
+    return max(n for n in range(1, 49) if teacher_width % n == 0 and student_width % n == 0)
+
+
+def usual_layer_map(sizes: Sizes) -> str:
+    """The map that served students like this one best (comparative analysis, section 5): `single` for three layers or
+    fewer, `uniform+last` at the teacher's width, otherwise `uniform-consecutive`."""
+    if sizes.student_layers <= 3:
+        return "single"
+    return "uniform+last" if sizes.student_width == sizes.teacher_width else "uniform-consecutive"
+
+
+def _last_attention(sizes: Sizes, *more: LayerTerm) -> tuple[LayerTerm, ...]:
+    """Attention of the last layers, and `more` of the same layers."""
+    last = (sizes.teacher_layers, sizes.student_layers)
+    return (
+        LayerTerm("kl", "scores", *last),
+        *(replace(term, teacher_layer=last[0], student_layer=last[1]) for term in more),
+    )
+
+
+def _pairs(name: str, sizes: Sizes) -> list[tuple[int, int]]:
+    """(student layer, teacher layer) of a map."""
+    mapped = layer_map(name, sizes.teacher_layers, sizes.student_layers)
+    return [(ours, theirs) for ours, several in mapped.items() for theirs in several]
+
+
+def _hidden_states(name: str, sizes: Sizes) -> Objective:
+    return Objective(
+        tuple(
+            LayerTerm("mse", "hidden", theirs, ours, projection=f"{ours} to {theirs}")
+            for ours, theirs in _pairs(name, sizes)
+        )
+    )
+
+
+def _tinybert(sizes: Sizes) -> Objective:
+    terms = [LayerTerm("mse", "hidden", 0, 0, projection="embeddings")]
+    for ours, theirs in _pairs("uniform", sizes):
+        terms.append(LayerTerm("mse", "hidden", theirs, ours, projection="hidden"))
+        terms.append(LayerTerm("mse", "scores", theirs, ours))
+    return Objective(tuple(terms))
+
+
+def _xtremedistil(sizes: Sizes) -> list[Stage]:
+    count = sizes.student_layers
+    terms: list[LayerTerm] = []
+    for ours, theirs in _pairs("last", sizes):
+        terms.append(
+            LayerTerm("half squares", "hidden", theirs, ours, 1 / count, projection=f"layer {ours}", bias=True)
+        )
+        terms.append(LayerTerm("squares", "scores", theirs, ours, 1 / count))
+    logits = Objective(outputs=(OutputTerm("logits", "classes"),))
+    labels = Objective(outputs=(OutputTerm("labels", "classes"),))
+    return [
+        Stage("representations", Objective(tuple(terms)), text="task", trains="encoder", share=0.4),
+        Stage("logits-head", logits, text="task", trains="head", share=0.1),
+        Stage("logits", logits, text="task", share=0.2, learning_rate=2e-4),
+        Stage("labels-head", labels, text="task", trains="head", share=0.1),
+        Stage("labels", labels, text="task", share=0.2, learning_rate=1e-4),
+    ]

@@ -1,0 +1,111 @@
+"""The schedules of the papers, by name: what they trained with, to train the same way or to scale from.
+
+A paper's batch may not fit a machine; `accumulate` (`compress.training.stage.Settings`) trains it in parts. Where a paper leaves
+a number open, the comment says that it is ours.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from serve.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a model is trained: `steps` in all, with linear warm-up over the share `warmup`, then linear decay to 0."""
+
+    steps: int
+    learning_rate: float
+    warmup: float = 0.06
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of step `step` (from 0)."""
+        warm = max(1, math.ceil(self.steps * self.warmup))
+        if step < warm:
+            return self.learning_rate * (step + 1) / warm
+        return self.learning_rate * max(0.0, (self.steps - step) / max(1, self.steps - warm))
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One schedule: linear warm-up, then linear decay, by AdamW with dropout 0.1. Of steps and epochs one is given."""
+
+    source: str
+    use: Literal["distillation", "fine-tuning"]
+    batch: int  # sequences a step
+    tokens: int  # the longest sequence
+    # The peak; where a paper chose among several by validation, all of them, and the first is taken.
+    learning_rates: tuple[float, ...]
+    steps: int = 0
+    epochs: float = 0.0
+    warmup_steps: int = 0
+    warmup: float = 0.0  # as a share of all steps, where the paper says it so
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+
+    def schedule(self, steps_per_epoch: int) -> Schedule:
+        """The schedule on a text that is seen once in `steps_per_epoch` steps of this preset's batch."""
+        steps = self.steps or max(1, round(self.epochs * steps_per_epoch))
+        warmup = self.warmup_steps / steps if self.warmup_steps else self.warmup
+        return Schedule(steps, self.learning_rates[0], warmup, self.weight_decay, betas=self.betas)
+
+
+# MiniLM, section 4.1 of the long version: English, from BERT-base. Students other than 6x768.
+_MINILM = Preset("MiniLM, section 4.1", "distillation", 256, 512, (3e-4,), steps=400_000, warmup_steps=4_000)
+# The comparative analysis, appendix B. It has no word on weight decay: AdamW's own 0.01 is ours. It does not say whether
+# 32 is of one of its 30 GPUs or of all.
+_COMPARED = Preset(
+    "comparative analysis, appendix B",
+    "distillation",
+    32,
+    256,
+    (5e-4,),
+    epochs=7,
+    warmup=0.05,
+    betas=(0.9, 0.98),
+    weight_decay=0.01,
+)
+# MiniLM, appendix B of the long version. Warm-up, betas and weight decay of fine-tuning are ours.
+_FINE_TUNED = Preset("MiniLM, appendix B", "fine-tuning", 32, 128, (2e-5, 3e-5, 4e-5, 5e-5), epochs=3, warmup=0.06)
+# The comparative analysis, appendix D: one rate and batch for all tasks. Length, warm-up, betas and decay are ours.
+_COMPARED_FINE_TUNED = replace(_FINE_TUNED, source="comparative analysis, appendix D", learning_rates=(2e-5,))
+
+PRESETS: dict[str, Preset] = {
+    # Distillation on plain text.
+    "minilm": _MINILM,  # section 4.1
+    "minilm-6x768": replace(_MINILM, batch=1024, learning_rates=(5e-4,)),  # section 4.1
+    # Section 4.1, from the authors' own teacher. The paper names the second beta for twelve layers; for six it is ours.
+    "minilm-own-teacher-12x384": replace(_MINILM, batch=2048, learning_rates=(6e-4,), betas=(0.9, 0.98)),
+    "minilm-own-teacher-6x384": replace(_MINILM, batch=512, learning_rates=(4e-4,), betas=(0.9, 0.98)),
+    "minilm-multilingual-12x384": replace(_MINILM, steps=1_000_000),  # section 4.1
+    "minilm-multilingual-6x384": replace(_MINILM, batch=512, learning_rates=(6e-4,)),  # section 4.1, with an assistant
+    "minilmv2": _COMPARED,  # appendix B, attention transfer: MiniLMv2 and DirectMiniLM
+    "minilmv2-multilingual": replace(_COMPARED, learning_rates=(8e-4,)),  # appendix B
+    "hidden-states": _COMPARED,  # appendix B
+    "output-distribution": replace(_COMPARED, epochs=3, learning_rates=(3e-4,)),  # appendix B, after hidden states
+    # Fine-tuning on a task.
+    "glue": _FINE_TUNED,  # MiniLM, appendix B: 3 to 5 epochs
+    "glue-small": replace(_FINE_TUNED, epochs=10),  # MiniLM, appendix B: up to 10 for CoLA, RTE and MRPC
+    "squad2": replace(_FINE_TUNED, tokens=384, learning_rates=(6e-5,)),  # MiniLM, appendix B
+    "xnli": replace(_FINE_TUNED, batch=128, learning_rates=(3e-5, 4e-5, 5e-5, 6e-5), epochs=5),  # MiniLM, appendix
+    "mlqa": replace(_FINE_TUNED, tokens=512, learning_rates=(3e-5, 4e-5, 5e-5, 6e-5)),  # MiniLM, appendix
+    "compared-glue": _COMPARED_FINE_TUNED,  # appendix D
+    "compared-cola": replace(_COMPARED_FINE_TUNED, epochs=6),  # appendix D; 10 for multilingual students
+    "compared-xnli": replace(_COMPARED_FINE_TUNED, epochs=5),  # appendix D
+}
+
+
+def preset_of(name: str, use: str) -> Preset:
+    """The preset of that name for `use`, distillation or fine-tuning.
+
+    Raises:
+        BadInput: there is none; the message names those that there are.
+    """
+    fit = [known for known, preset in PRESETS.items() if preset.use == use]
+    if name not in fit:
+        raise BadInput(f"The schedule {name!r} is not one of {use}; these are {', '.join(fit)}.")
+    return PRESETS[name]

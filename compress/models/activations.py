@@ -1,0 +1,173 @@
+"""Reading what a model computes on its way: hidden states, queries, keys, values, attention scores.
+
+Forward hooks on the model's own modules do the reading, so any head will do, any attention kernel, and nothing in the
+model is changed. Where no answer is wanted the model is left as soon as the last part asked for has been computed: what
+lies above it costs nothing.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from compress.losses.outputs import full
+from compress.losses.relations import split_heads
+from compress.losses.tiled_relations import Dots
+from compress.models.families import Family, encoder_of, layers_of, linear
+from serve.errors import BadInput
+
+# Of a layer's parts, those with one vector a token; of the others, scores, what they are products of is kept.
+VECTORS = ("hidden", "queries", "keys", "values")
+
+
+class Part(NamedTuple):
+    """One thing that a model computes: `of` is hidden, queries, keys, values or scores; layers count from 1.
+
+    `hidden` of layer 0 is what enters the first layer, of layer `l` what leaves it, and of the last what heads read.
+    """
+
+    of: str
+    layer: int
+
+
+@dataclass
+class Activations:
+    """What was read: vectors (batch, tokens, width), by layer what scores are made from; and the answer, if wanted."""
+
+    parts: dict[Part, Tensor]
+    scores: dict[int, Dots] = field(default_factory=dict)
+    output: Any = None
+
+    def __getitem__(self, part: tuple[str, int]) -> Tensor:
+        return self.parts[Part(*part)]
+
+
+class _Enough(Exception):
+    """Raised inside a forward pass to leave it."""
+
+
+def read(
+    model: nn.Module,
+    family: Family,
+    inputs: Mapping[str, Tensor],
+    wanted: Collection[Part],
+    *,
+    output: bool = False,
+    rows: Tensor | None = None,
+) -> Activations:
+    """The parts `wanted` of `model` on `inputs`, with their gradients where they are recorded.
+
+    Scores are those before any mask and the softmax, with the family's own positions in them.
+
+    Args:
+        model: an encoder of `family` with any head, or none.
+        family: where it keeps its parts.
+        inputs: what its forward takes: `input_ids` and `attention_mask`, both (batch, tokens), and others.
+        wanted: the parts.
+        output: whether the model's answer is wanted too; it is then in `output`.
+        rows: indices into (batch * tokens) of the tokens that a head with an answer a token is asked about; its logits are
+            then (1, rows, labels), and the others, which cost as much, are never computed.
+
+    Raises:
+        BadInput: a layer that the model does not have.
+    """
+    layers = layers_of(model, family)
+    for part in wanted:
+        if not (0 if part.of == "hidden" else 1) <= part.layer <= len(layers):
+            raise BadInput(f"The model has layers 1 to {len(layers)}; {part.of} of layer {part.layer} were asked for.")
+    sources = sources_of(wanted)
+    found: dict[Part, Tensor] = {}
+    if not wanted and not output:
+        return Activations({})
+    with _hooks(model, family, sources, found, leave=not output), _only(model, rows):
+        answer = None
+        with suppress(_Enough):
+            answer = model(**inputs)
+    return assembled(model, family, found, wanted, answer)
+
+
+def sources_of(wanted: Collection[Part]) -> set[Part]:
+    """The vectors that the parts `wanted` are, or are made from."""
+    made_from = {Part(of, part.layer) for part in wanted if part.of == "scores" for of in ("queries", "keys")}
+    return {part for part in wanted if part.of != "scores"} | made_from
+
+
+def assembled(
+    model: nn.Module, family: Family, found: Mapping[Part, Tensor], wanted: Collection[Part], output: Any = None
+) -> Activations:
+    """The parts `wanted`, of the vectors that they are made from: what `sources_of` names."""
+    scores: dict[int, Dots] = {}
+    layers = layers_of(model, family)
+    for layer in {part.layer for part in wanted if part.of == "scores"}:
+        heads = int(model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
+        queries, keys = (split_heads(full(found[Part(of, layer)]), heads) for of in ("queries", "keys"))
+        with torch.autocast(queries.device.type, enabled=False):
+            scores[layer] = family.attends(encoder_of(model), layers[layer - 1], queries, keys)
+    return Activations({part: found[part] for part in wanted if part in found}, scores, output)
+
+
+@contextmanager
+def _only(model: nn.Module, rows: Tensor | None) -> Iterator[None]:
+    """Within it the head of `model` is given the hidden states of the tokens `rows` alone."""
+    if rows is None:
+        yield
+        return
+
+    def choose(_module: nn.Module, _inputs: Any, result: Any) -> Any:
+        hidden = result.last_hidden_state
+        result.last_hidden_state = hidden.reshape(1, -1, hidden.shape[-1])[:, rows]
+        return result
+
+    handle = encoder_of(model).register_forward_hook(choose)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _hooks(
+    model: nn.Module, family: Family, sources: set[Part], found: dict[Part, Tensor], *, leave: bool
+) -> Iterator[None]:
+    """Within it each part of `sources` lands in `found` when `model` computes it; the last one leaves the forward pass."""
+    layers = layers_of(model, family)
+
+    def keep(part: Part, value: Tensor) -> None:
+        if part in sources:
+            found[part] = value
+            if leave and len(found) == len(sources):
+                raise _Enough
+
+    def enters(_module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        keep(Part("hidden", 0), positional[0] if positional else named["hidden_states"])
+
+    handles = [layers[0].register_forward_pre_hook(enters, with_kwargs=True)]
+
+    def after(module: nn.Module, *parts: Part) -> None:
+        def left(_module: nn.Module, _inputs: Any, result: Any) -> None:
+            value = result[0] if isinstance(result, tuple) else result
+            pieces = value.chunk(len(parts), dim=-1) if len(parts) > 1 else (value,)
+            for part, piece in zip(parts, pieces, strict=True):
+                keep(part, piece)
+
+        handles.append(module.register_forward_hook(left))
+
+    for number, layer in enumerate(layers, 1):
+        last = number == len(layers)
+        after(
+            encoder_of(model).get_submodule(family.final_norm) if last and family.final_norm else layer,
+            Part("hidden", number),
+        )
+        if family.fused:
+            after(linear(layer, family.fused), *(Part(of, number) for of in ("queries", "keys", "values")))
+        else:
+            for of, path in (("queries", family.query), ("keys", family.key), ("values", family.value)):
+                after(linear(layer, path), Part(of, number))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

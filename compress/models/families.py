@@ -1,0 +1,156 @@
+"""Where each family of encoders keeps its parts, by the public names of its modules."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.losses.tiled_relations import Dots
+from serve.errors import BadInput
+
+# What a family makes its attention scores from: given the encoder, the layer, and queries and keys by head, both
+# (batch, heads, tokens, width of a head).
+Attends = Callable[[Any, Any, Tensor, Tensor], Dots]
+
+
+def plain(_encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> Dots:
+    """Of an encoder whose positions are in its embeddings."""
+    return Dots(queries, keys)
+
+
+def biased(encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> Dots:
+    """Of MPNet: a learned bias by distance is added."""
+    return Dots(queries, keys, encoder.encoder.compute_position_bias(queries[:, 0])[0])
+
+
+def rotary(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> Dots:
+    """Of ModernBERT: queries and keys are turned by their positions.
+
+    Its windows are masks like that of padding, so they are no part of the scores: those of a layer with a window can be
+    compared with those of one without.
+    """
+    positions = torch.arange(queries.shape[2], device=queries.device)[None]
+    if hasattr(encoder, "rotary_emb"):  # transformers 5: one for all layers
+        cos, sin = encoder.rotary_emb(queries, positions, layer.attention_type)
+    else:
+        cos, sin = layer.attn.rotary_emb(queries, position_ids=positions)
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.float().chunk(2, dim=-1)
+        rotated: Tensor = x.float() * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
+        return rotated
+
+    return Dots(turned(queries), turned(keys))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Dotted paths: `layers` and `final_norm` from the encoder, the rest from one layer.
+
+    In all but ModernBERT the queries, keys and values of layer `l` are projections of the output of layer `l - 1` as it
+    stands; there a norm comes between.
+    """
+
+    layers: str
+    attention_output: str
+    ffn_in: str
+    ffn_out: str
+    # Three projections, or one whose output is queries, keys and values side by side.
+    query: str = ""
+    key: str = ""
+    value: str = ""
+    fused: str = ""
+    # The configuration's name for the feed-forward width, where `intermediate_size` is not it.
+    ffn_size: str = "intermediate_size"
+    # How many rows of the first feed-forward matrix a unit has: two where one of them gates the other.
+    ffn_rows: int = 1
+    # Rows at the head of the position table that no token uses.
+    position_offset: int = 0
+    # A norm between the last layer and what heads read.
+    final_norm: str = ""
+    attends: Attends = plain
+
+
+_BERT = Family(
+    layers="encoder.layer",
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    attention_output="attention.output.dense",
+    ffn_in="intermediate.dense",
+    ffn_out="output.dense",
+)
+_ROBERTA = replace(_BERT, position_offset=2)
+_MPNET = replace(
+    _ROBERTA,
+    query="attention.attn.q",
+    key="attention.attn.k",
+    value="attention.attn.v",
+    attention_output="attention.attn.o",
+    attends=biased,
+)
+_DISTILBERT = Family(
+    layers="transformer.layer",
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    attention_output="attention.out_lin",
+    ffn_in="ffn.lin1",
+    ffn_out="ffn.lin2",
+    ffn_size="hidden_dim",
+)
+_MODERNBERT = Family(
+    layers="layers",
+    fused="attn.Wqkv",
+    attention_output="attn.Wo",
+    ffn_in="mlp.Wi",
+    ffn_out="mlp.Wo",
+    ffn_rows=2,
+    final_norm="final_norm",
+    attends=rotary,
+)
+FAMILIES = {
+    "bert": _BERT,
+    "electra": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "distilbert": _DISTILBERT,
+    "mpnet": _MPNET,
+    "modernbert": _MODERNBERT,
+}
+
+
+def family_of(model_type: str, name: str) -> Family:
+    """The family of a configuration's `model_type`; `name` is what the caller calls the model.
+
+    Raises:
+        BadInput: a family that is not known here; the message names those that are.
+    """
+    if model_type not in FAMILIES:
+        raise BadInput(
+            f"{name} is a {model_type!r} model, which is not an encoder that can be distilled here. "
+            f"Give an encoder of one of these families: {', '.join(sorted(FAMILIES))}."
+        )
+    return FAMILIES[model_type]
+
+
+def encoder_of(model: nn.Module) -> nn.Module:
+    """The encoder inside `model`, whatever head it carries."""
+    prefix = str(model.base_model_prefix)
+    return model.get_submodule(prefix) if hasattr(model, prefix) else model
+
+
+def layers_of(model: nn.Module, family: Family) -> nn.ModuleList:
+    """The encoder layers of `model`, first to last."""
+    layers = encoder_of(model).get_submodule(family.layers)
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
+def linear(layer: nn.Module, path: str) -> nn.Linear:
+    """The dense projection at `path` of one layer."""
+    module = layer.get_submodule(path)
+    assert isinstance(module, nn.Linear), f"{path} is {type(module).__name__}"
+    return module

@@ -1,0 +1,300 @@
+"""The student before it has learned anything: parts of the teacher where shapes allow, otherwise as transformers makes them."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from compress.models.families import Family, encoder_of, layers_of, linear
+from compress.models.layer_maps import layer_map
+from compress.models.pretrained import Opened, has_vocabulary_head, load_encoder, open_model, open_tokenizer
+from compress.models.shapes import Shape
+from serve.errors import BadInput
+
+SHOWN_TOKENS = 3
+
+
+def uniform_layers(teacher_layers: int, student_layers: int) -> tuple[int, ...]:
+    """Which teacher layers (from 1) a student starts from: evenly spread, ending with the last.
+
+    >>> uniform_layers(12, 3), uniform_layers(6, 4)
+    ((4, 8, 12), (2, 3, 5, 6))
+    """
+    return tuple(-(-(i * teacher_layers) // student_layers) for i in range(1, student_layers + 1))
+
+
+# Which layers of the teacher a student may start from.
+STARTS = ("uniform", "alternate", "first", "last", "layer-map")
+
+
+def starting_layers(name: str, teacher_layers: int, student_layers: int, *, map_name: str = "") -> tuple[int, ...]:
+    """The teacher layers (from 1) that the layers of a student start from, by name; what `student_of` takes as `chosen`.
+
+    `uniform` is `uniform_layers`; `alternate` every second from the first (DistilBERT, section 3: one layer out of two);
+    `first` and `last` those below and above (Patient knowledge distillation, 2019, initialises from the first);
+    `layer-map` the last of those that each layer learns from by the layer map `map_name`, and for a layer that learns from
+    none the one of `uniform`.
+
+    Raises:
+        BadInput: an unknown name or map, or a teacher with too few layers.
+
+    >>> starting_layers("alternate", 12, 6), starting_layers("layer-map", 12, 4, map_name="uniform-consecutive")
+    ((1, 3, 5, 7, 9, 11), (3, 6, 9, 12))
+    """
+    if name not in STARTS:
+        raise BadInput(f"The start {name!r} is not known; it is one of {', '.join(STARTS)}.")
+    needed = 2 * student_layers - 1 if name == "alternate" else student_layers
+    if teacher_layers < needed:
+        raise BadInput(
+            f"A student of {student_layers} layers that starts from the teacher's {name} ones needs a teacher of {needed} layers or "
+            f"more; this one has {teacher_layers}. Take a shallower student, or start it from new layers."
+        )
+    uniform = uniform_layers(teacher_layers, student_layers)
+    if name == "layer-map":
+        mapped = layer_map(map_name, teacher_layers, student_layers)
+        return tuple(mapped.get(i, (spread,))[-1] for i, spread in enumerate(uniform, 1))
+    return {
+        "uniform": uniform,
+        "alternate": tuple(range(1, needed + 1, 2)),
+        "first": tuple(range(1, student_layers + 1)),
+        "last": tuple(range(teacher_layers - student_layers + 1, teacher_layers + 1)),
+    }[name]
+
+
+def student_of(
+    teacher: Any, family: Family, shape: Shape, *, seed: int, chosen: Sequence[int] = (), new_layers: bool = False
+) -> tuple[Any, dict[str, str]]:
+    """A student of `shape` of the teacher's own class, and where each of its parts comes from.
+
+    Same width: embeddings and head are copied, layers are those of `uniform_layers` or the `chosen` ones (from 1), and of a
+    wider feed-forward layer the units of largest norm are kept. Narrower: word embeddings by truncated SVD (XtremeDistil,
+    section 3.1: the first columns of `U S`), the rest new. Deeper or wider than the teacher: what does not fit is new.
+    With `new_layers` the layers are new in any case.
+    """
+    chosen = tuple(chosen) or uniform_layers(teacher.config.num_hidden_layers, shape.layers)
+    if len(chosen) != shape.layers or not all(1 <= layer <= teacher.config.num_hidden_layers for layer in chosen):
+        raise BadInput(
+            f"Layers {', '.join(map(str, chosen))} were asked for; a student of {shape.layers} layers needs {shape.layers} of the "
+            f"teacher's, which has 1 to {teacher.config.num_hidden_layers}."
+        )
+    fits = layers_fit(teacher.config, shape) and not new_layers
+    config = copy.deepcopy(teacher.config)
+    config.num_hidden_layers = shape.layers
+    config.hidden_size = shape.hidden
+    config.num_attention_heads = shape.heads
+    setattr(config, family.ffn_size, shape.ffn)
+    if getattr(config, "embedding_size", None) == teacher.config.hidden_size:
+        config.embedding_size = shape.hidden
+    kinds = getattr(config, "layer_types", None)
+    if kinds:  # of ModernBERT's layers: a layer keeps the window that it was trained with
+        config.layer_types = [kinds[layer - 1] for layer in chosen] if fits else (kinds * shape.layers)[: shape.layers]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student = type(teacher)(config)
+    with torch.no_grad():
+        origin = _embeddings(teacher, student)
+        origin |= _layers(teacher, student, family, shape, chosen) if fits else {"layers": "new"}
+        origin |= _head(teacher, student)
+    return student.eval(), origin
+
+
+# What tokenizers of one vocabulary may still take apart in different ways: case, accents, digits, scripts, spaces, long words.
+PROBE = (
+    "The QUICK brown fox isn't in Zürich, naïve café: 3.14159 + 2,000 = £2003.14? e-mail me@example.org\t#42_under  two spaces "
+    "pneumonoultramicroscopicsilicovolcanoconiosis Ελληνικά русский 東京タワー हिन्दी عربي 👩‍🚀 ﬁne \u00ad½ İstanbul ẞ"
+)
+
+
+def student_from(
+    checkpoint: str, teacher: Opened, *, seed: int, vocabulary: bool = False
+) -> tuple[Any, dict[str, str]]:
+    """A student that starts from a checkpoint of its own, and where each of its parts comes from, as of `student_of`.
+
+    It may be of another family than its teacher and of any size, as long as both speak of the same tokens.
+
+    Args:
+        checkpoint: a transformers folder, or a Hub name.
+        teacher: what it will learn from.
+        seed: for what the checkpoint lacks.
+        vocabulary: whether it needs a head that guesses masked words.
+
+    Raises:
+        BadInput: it cannot be opened, it is not an encoder of a known family, its tokenizer is another, or it is to guess
+            masked words and has another number of them.
+    """
+    opened = open_model(checkpoint, role="--start")
+    check_same_tokens(teacher, opened)
+    theirs, ours = teacher.config.vocab_size, opened.config.vocab_size
+    if vocabulary and theirs != ours:
+        raise BadInput(
+            f"{opened.role} {checkpoint} guesses among {ours} tokens and {teacher.role} {teacher.name} among {theirs}, and this method "
+            "compares their guesses. Take a method that reads hidden states or attention (minilmv2, hidden-states), or another start."
+        )
+    student = load_encoder(opened.folder, seed=seed, vocabulary=vocabulary).eval()
+    head = "none"
+    if vocabulary:
+        head = f"{opened.public_name}'s" if has_vocabulary_head(opened) else "new"
+    return student, {"embeddings": f"{opened.public_name}'s", "layers": f"{opened.public_name}'s", "head": head}
+
+
+def shape_in(opened: Opened) -> Shape:
+    """The shape of the model in a folder."""
+    config = opened.config
+    ffn = int(getattr(config, opened.family.ffn_size))
+    return Shape(config.num_hidden_layers, config.hidden_size, config.num_attention_heads, ffn)
+
+
+def check_same_tokens(teacher: Opened, student: Opened) -> None:
+    """Nothing, when both models read every text as the same ids.
+
+    Raises:
+        BadInput: their tokenizers differ; it says where.
+    """
+    theirs, ours = open_tokenizer(teacher), open_tokenizer(student)
+    theirs.no_truncation()  # one model may take longer texts than the other
+    ours.no_truncation()
+    differs = _differing_tokens(theirs, ours) or _differing_reading(theirs, ours)
+    if differs:
+        raise BadInput(
+            f"{student.role} {student.name} and {teacher.role} {teacher.name} do not share a tokenizer: {differs} A student learns token "
+            "by token from its teacher, so both must cut text alike. Give a checkpoint with the teacher's tokenizer, or start from "
+            "the teacher's own layers."
+        )
+
+
+def _differing_tokens(theirs: Tokenizer, ours: Tokenizer) -> str:
+    """The first tokens whose ids differ, in words."""
+    teacher, student = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (theirs, ours))
+    apart = [token for token in {**teacher, **student} if teacher.get(token) != student.get(token)]
+    if not apart:
+        return ""
+    apart.sort(key=lambda token: min(known[token] for known in (teacher, student) if token in known))
+    told = [
+        f"{token!r} is {teacher.get(token, 'unknown')} to the teacher and {student.get(token, 'unknown')} to the student"
+        for token in apart[:SHOWN_TOKENS]
+    ]
+    return f"of {len(teacher)} and {len(student)} tokens {len(apart)} differ; {'; '.join(told)}."
+
+
+def _differing_reading(theirs: Tokenizer, ours: Tokenizer) -> str:
+    """Where the same vocabulary reads the probe in another way, in words."""
+    teacher, student = theirs.encode(PROBE), ours.encode(PROBE)
+    if teacher.ids == student.ids:
+        return ""
+    at = next((i for i, (a, b) in enumerate(zip(teacher.ids, student.ids, strict=False)) if a != b), None)
+    if at is None:
+        return f"of a probe text the teacher's makes {len(teacher.ids)} tokens, the student's {len(student.ids)}."
+    text = PROBE[slice(*teacher.offsets[at])]
+    return (
+        f"their vocabularies agree, but at token {at} of a probe text ({text!r}) the teacher's reads {teacher.tokens[at]!r} "
+        f"({teacher.ids[at]}), the student's {student.tokens[at]!r} ({student.ids[at]})."
+    )
+
+
+def _embeddings(teacher: Any, student: Any) -> dict[str, str]:
+    ours, theirs = student.get_input_embeddings(), teacher.get_input_embeddings()
+    width = ours.weight.shape[1]
+    if width == theirs.weight.shape[1]:
+        _copy_part(encoder_of(teacher), encoder_of(student), "embeddings")
+        if hasattr(encoder_of(student), "embeddings_project") and width != student.config.hidden_size:
+            _copy_part(encoder_of(teacher), encoder_of(student), "embeddings_project")
+        return {"embeddings": "the teacher's"}
+    if width > theirs.weight.shape[1]:
+        return {"embeddings": "new"}
+    ours.weight.copy_(truncated(theirs.weight, width))
+    return {
+        "embeddings": f"truncated SVD of the teacher's, {theirs.weight.shape[1]} to {width}; positions and segments new"
+    }
+
+
+def truncated(embedding: torch.Tensor, width: int) -> torch.Tensor:
+    """The first `width` columns of `U S` of `embedding` (rows, d), as (rows, width): the best product of that rank.
+
+    `U S = embedding V`, and `V` is found from the small `(d, d)` Gram matrix, in float64.
+    """
+    wide = embedding.double()
+    _, vectors = torch.linalg.eigh(wide.T @ wide)  # ascending
+    v = vectors.flip(1)[:, :width]
+    # The sign of an eigenvector is arbitrary; make its largest entry positive so that equal inputs give equal students.
+    v = v * torch.sign(v.gather(0, v.abs().argmax(dim=0, keepdim=True)))
+    product: torch.Tensor = (wide @ v).to(embedding.dtype)
+    return product
+
+
+def layers_fit(config: Any, shape: Shape) -> bool:
+    """Whether a student of `shape` can start from layers of a teacher of this configuration."""
+    return bool(
+        shape.hidden == config.hidden_size
+        and shape.heads == config.num_attention_heads
+        and shape.layers <= config.num_hidden_layers
+    )
+
+
+def _layers(teacher: Any, student: Any, family: Family, shape: Shape, chosen: Sequence[int]) -> dict[str, str]:
+    theirs, ours = layers_of(teacher, family), layers_of(student, family)
+    # What belongs to all layers: a norm above the last, a bias by distance.
+    apart = [name for name, _ in encoder_of(student).named_children() if name not in {"embeddings", "pooler"}]
+    for name in apart:
+        _copy_matching(
+            encoder_of(teacher).get_submodule(name),
+            encoder_of(student).get_submodule(name),
+            but=(id(x) for x in ours.parameters()),
+        )
+    fewer = False
+    for layer, number in zip(ours, chosen, strict=True):
+        source = theirs[number - 1]
+        wide, narrow = linear(source, family.ffn_in), linear(layer, family.ffn_in)
+        if narrow.out_features > wide.out_features:
+            _copy_matching(source, layer)
+            continue
+        out, wide_out = linear(layer, family.ffn_out), linear(source, family.ffn_out)
+        kept = largest_units(wide, wide_out, out.in_features)
+        fewer |= len(kept) < wide_out.in_features
+        _copy_matching(source, layer)
+        # A gated unit has a row in each half.
+        rows = torch.cat([kept + half * wide_out.in_features for half in range(family.ffn_rows)])
+        narrow.weight.copy_(wide.weight[rows])
+        if narrow.bias is not None:
+            narrow.bias.copy_(wide.bias[rows])
+        out.weight.copy_(wide_out.weight[:, kept])
+        if out.bias is not None:
+            out.bias.copy_(wide_out.bias)
+    units = f", the {shape.ffn} feed-forward units of largest norm" if fewer else ""
+    return {"layers": f"teacher layers {', '.join(map(str, chosen))}{units}"}
+
+
+def largest_units(ffn_in: nn.Linear, ffn_out: nn.Linear, count: int) -> torch.Tensor:
+    """Indices, ascending, of the `count` feed-forward units with the largest product of incoming and outgoing norm."""
+    incoming = ffn_in.weight.norm(dim=1).view(-1, ffn_out.in_features).norm(dim=0)  # of both rows of a gated unit
+    strength = incoming * ffn_out.weight.norm(dim=0)
+    kept: torch.Tensor = strength.topk(count).indices.sort().values
+    return kept
+
+
+def _head(teacher: Any, student: Any) -> dict[str, str]:
+    if teacher.config.hidden_size != student.config.hidden_size:
+        return {"head": "new"}
+    inside = encoder_of(teacher)
+    # An encoder without a head is its own inside: its children are no heads.
+    children = {} if inside is teacher else dict(teacher.named_children())
+    heads = {name: module for name, module in children.items() if module is not inside}
+    for name, module in heads.items():
+        _copy_matching(module, student.get_submodule(name))
+    if getattr(inside, "pooler", None) is not None:
+        _copy_part(inside, encoder_of(student), "pooler")
+    return {"head": "the teacher's"}
+
+
+def _copy_part(source: nn.Module, target: nn.Module, name: str) -> None:
+    _copy_matching(source.get_submodule(name), target.get_submodule(name))
+
+
+def _copy_matching(source: nn.Module, target: nn.Module, but: Iterable[int] = ()) -> None:
+    """Copy each parameter whose name and shape agree, other than those of the ids `but`."""
+    theirs, left = dict(source.named_parameters()), set(but)
+    for name, ours in target.named_parameters():
+        if name in theirs and theirs[name].shape == ours.shape and id(ours) not in left:
+            ours.copy_(theirs[name])

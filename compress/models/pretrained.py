@@ -1,0 +1,242 @@
+"""Opening a teacher or student: a folder on disk or a Hub name, checked before anything is built on it."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from compress.data.examples import Task
+from compress.data.hub import download_model, may_be_on_hub
+from compress.models.families import Family, encoder_of, family_of
+from serve.errors import BadInput
+from serve.text.entity_markers import MARKERS
+from serve.text.labels import MULTI_LABEL
+from serve.text.tokenizer import load_tokenizer
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
+LONGEST_TEXT = 512  # tokens; more than the papers' teachers were trained on helps nobody
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model folder that passed the checks: what the caller called it, where it is, its configuration and family."""
+
+    name: str
+    folder: Path
+    config: Any
+    family: Family
+    role: str = "--teacher"  # what the caller called it by
+    added: tuple[str, ...] = ()  # special tokens that its vocabulary lacks: whoever loads it gets them
+
+    @property
+    def public_name(self) -> str:
+        """What may be told of it: its name on the Hub, or the last part of a folder's path, which is a private matter."""
+        return self.folder.resolve().name if Path(self.name).exists() else self.name
+
+    @property
+    def max_length(self) -> int:
+        """The longest input in tokens that its position table holds, at most `LONGEST_TEXT`."""
+        return min(LONGEST_TEXT, int(self.config.max_position_embeddings) - self.family.position_offset)
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether its head, if it has one, says of each label apart whether it applies to a text."""
+        return bool(self.config.problem_type == MULTI_LABEL)
+
+    def head_for(self, task: Task) -> tuple[str, ...] | None:
+        """The labels of the head it has for `task`, by index; None when it has no such head."""
+        architectures = self.config.architectures or []
+        if not any(str(name).endswith(HEADS[task]) for name in architectures):
+            return None
+        return tuple(self.config.id2label[index] for index in range(self.config.num_labels))
+
+
+def open_model(name: str, *, role: str = "--teacher", wanted: str = "a transformers folder") -> Opened:
+    """The model folder that `name` is, or that it names on the Hub; `wanted` is what could have been given in its place.
+
+    Raises:
+        BadInput: no such folder or Hub name, files missing, not an encoder of a known family, or pickled weights only.
+    """
+    from transformers import AutoConfig
+
+    folder = Path(name) if Path(name).exists() else _download(name, role, wanted)
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"{role} {name} holds no config.json; {wanted} is needed (save_pretrained writes one).")
+    try:
+        kind = json.loads((folder / "config.json").read_text()).get("model_type", "unknown")
+    except (ValueError, AttributeError) as error:
+        raise BadInput(f"{role} {name}: its config.json cannot be read ({error}).") from None
+    family = family_of(kind, f"{role} {name}")
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if getattr(config, "is_decoder", False):
+        raise BadInput(f"{role} {name} is set up as a decoder (is_decoder is true); an encoder is needed.")
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise BadInput(
+            f"{role} {name} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). "
+            "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
+        )
+    if not (folder / "model.safetensors").is_file() and not (folder / "model.safetensors.index.json").is_file():
+        raise BadInput(
+            f"{role} {name} has no .safetensors weights. Pickled weights are not opened; save it with save_pretrained."
+        )
+    return Opened(name, folder, config, family, role)
+
+
+def _download(name: str, role: str, wanted: str) -> Path:
+    if not may_be_on_hub(name):
+        raise BadInput(f"{role} {name} is not there. Give the path of {wanted}, or a name on the Hub.")
+    try:
+        return download_model(name)
+    except LookupError as reason:
+        raise BadInput(
+            f"{role} {name} is neither a folder here nor a model that the Hub gives ({reason}). "
+            f"Give the path of {wanted}."
+        ) from None
+
+
+def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
+    """Write the fast tokenizer of `opened` into `folder` and return it as serving will use it.
+
+    Raises:
+        BadInput: the tokenizer cannot be opened, or has no fast form.
+    """
+    tokenizer = _tokenizer_of(opened)
+    # What was set for one use (padding to a fixed length, say) is no property of the vocabulary.
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.backend_tokenizer.no_truncation()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.model_max_length = opened.max_length
+    tokenizer.save_pretrained(folder)
+    return load_tokenizer(folder, opened.max_length)
+
+
+def with_markers(opened: Opened) -> Opened:
+    """`opened` as it reads relations: the markers of head and tail that its vocabulary lacks are added when it is loaded.
+
+    Raises:
+        BadInput: its tokenizer cannot be opened, or has no fast form.
+    """
+    known = _tokenizer_of(opened).get_vocab()
+    return replace(opened, added=tuple(marker for marker in MARKERS if marker not in known))
+
+
+def _tokenizer_of(opened: Opened) -> Any:
+    from tokenizers import AddedToken
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(opened.folder, local_files_only=True)
+    except Exception as error:
+        # The tokenizer classes raise whatever their files made them stumble over.
+        raise BadInput(
+            f"{opened.role} {opened.name}: its tokenizer cannot be opened ({type(error).__name__}: {error})."
+        ) from None
+    if not tokenizer.is_fast:
+        raise BadInput(
+            f"{opened.role} {opened.name} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
+            "Save a fast one (a tokenizer.json) beside it."
+        )
+    # The blank before a marker is part of it, so that byte pairs before and after are those of the text without it.
+    tokens = [AddedToken(token, lstrip=True, normalized=False, special=True) for token in opened.added]
+    tokenizer.add_tokens(tokens, special_tokens=True)
+    return tokenizer
+
+
+def open_tokenizer(opened: Opened) -> Tokenizer:
+    """The tokenizer of `opened` as a checkpoint of it will carry it.
+
+    Raises:
+        BadInput: it cannot be opened, or has no fast form.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return save_tokenizer(opened, Path(folder))
+
+
+def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, multi_label: bool = False) -> Any:
+    """The model of `opened` with a head for `task`, in float32.
+
+    With `labels` the head is made new, for these labels by index, any number of which may apply to a text if `multi_label`;
+    without, the head in the folder is used.
+    """
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    classes = {
+        "token-classification": AutoModelForTokenClassification,
+        "text-classification": AutoModelForSequenceClassification,
+    }
+    extra: dict[str, Any] = {}
+    if labels is not None:
+        extra = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+        extra["ignore_mismatched_sizes"] = True
+        if multi_label or opened.multi_label:
+            extra["problem_type"] = MULTI_LABEL if multi_label else None
+    with quiet():
+        model = classes[task].from_pretrained(
+            opened.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, **extra
+        )
+        if labels is not None:
+            # A head of the right size for another task would have been kept; a new one is what was asked for.
+            fresh = classes[task].from_config(model.config)
+            encoder_of(fresh).load_state_dict(encoder_of(model).state_dict())
+            model = fresh.eval()
+        return _with_rows(model, opened)
+
+
+def _with_rows(model: Any, opened: Opened) -> Any:
+    """`model` with embeddings for the tokens that `opened` adds: drawn about the mean of the others, as far apart as they.
+
+    Drawn the same each time; not the mean itself, by which the markers could not be told apart at first.
+    """
+    if not opened.added:
+        return model
+    rows = model.get_input_embeddings().weight.detach()
+    generator = torch.Generator().manual_seed(0)
+    drawn = rows.mean(dim=0) + rows.std(dim=0) * torch.randn(len(opened.added), rows.shape[1], generator=generator)
+    ids = _tokenizer_of(opened).convert_tokens_to_ids(list(opened.added))
+    if max(ids) >= len(rows):
+        model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
+    model.get_input_embeddings().weight.data[ids] = drawn
+    return model
+
+
+def load_encoder(source: Path | Opened, *, seed: int, vocabulary: bool = False) -> Any:
+    """The model of `source` without a task's head, in float32; with `vocabulary`, with a head that guesses masked words.
+
+    Such a head, like any part that the folder lacks, is new and drawn by `seed`.
+    """
+    from transformers import AutoModel, AutoModelForMaskedLM
+
+    kind = AutoModelForMaskedLM if vocabulary else AutoModel
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        folder = source.folder if isinstance(source, Opened) else source
+        model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+        return _with_rows(model, source) if isinstance(source, Opened) else model
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within it transformers draws no bars and lists no new head weights: what happens here is known and wanted."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def has_vocabulary_head(opened: Opened) -> bool:
+    """Whether the model was saved with a head for masked words."""
+    return any(str(name).endswith("ForMaskedLM") for name in opened.config.architectures or [])

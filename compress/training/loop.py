@@ -1,0 +1,297 @@
+"""The training loop.
+
+A step is a pure function of the weights, the optimiser's moments, the seed and the step's number: random numbers are
+seeded anew for each step, and the batch of a step is computed, not remembered. So a run that is killed and resumed from
+its last checkpoint ends with the same bits as one that was not.
+
+The batch of a step does not depend on how many processes train. Each takes some shares of it, in each of which means count
+for what the share holds of the batch, so that the gradients of all shares add up to that of the whole batch.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from compress import distributed
+from compress.distributed import Share
+from compress.losses.outputs import total
+from compress.methods.presets import Schedule
+from compress.models.precision import check_precision, computing
+from compress.training.checkpoint import (
+    Progress,
+    full_disk_reported,
+    load_checkpoint,
+    own_tensors,
+    put_tensors,
+    save_checkpoint,
+    write_safetensors,
+)
+from compress.training.prefetch import Prefetcher
+from compress.training.trackers import Trackers
+
+CHECKPOINT = "checkpoint.safetensors"
+BEST = "best.safetensors"
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """When and how to validating at validation: every `every` steps; give up after `patience` looks without a new best."""
+
+    every: int
+    evaluate: Callable[[], float]
+    patience: int | None = None
+
+
+class Report(Protocol):
+    """Told of each step: steps done, steps in all, the loss, and tokens a second where they are counted."""
+
+    def __call__(self, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None: ...  # noqa: D102 - the class says it
+
+
+def train(
+    model: Any,
+    loss_at: Callable[[int, Share], dict[str, Tensor]],
+    schedule: Schedule,
+    *,
+    folder: Path,
+    seed: int,
+    validation: Validation | None = None,
+    precision: str = "fp32",
+    accumulate: int = 1,
+    trackers: Sequence[str] = (),
+    checkpoint_every_s: float = 30.0,
+    batches: Prefetcher | None = None,
+    report: Report | None = None,
+) -> Progress:
+    """Train `model` in place, from the checkpoint in `folder` if there is one; with `validation`, end with its best weights.
+
+    `folder/metrics.jsonl` gets a line for each of about 200 steps: the loss, its terms apart, rate and speed. Of several
+    processes (`compress.distributed`) each takes its shares of every batch, and the main one writes.
+
+    Args:
+        model: what is trained; parameters that need no gradient stay as they are.
+        loss_at: the weighted loss terms of a step, given its number from 0, on a share of its batch; those of all shares
+            add up to those of the batch.
+        schedule: steps and learning rate.
+        folder: holds the checkpoint and the best weights; made if absent. Of several processes the main one's counts.
+        seed: together with the numbers of step and share it fixes dropout.
+        validation: validation, best weights and early stopping.
+        precision: `fp32`; or `bf16`, or on GPUs `fp16`, for matrix products in that with float32 weights.
+        accumulate: parts that a process cuts its part of a batch into, one after the other.
+        trackers: where else the metrics go.
+        checkpoint_every_s: seconds between checkpoints: the work that a kill loses at most.
+        batches: where `loss_at` takes them from, for the speed, padding and waiting that are told.
+        report: told of each step.
+
+    Raises:
+        BadInput: float16 without a GPU, a tracker that is not installed, or no room for what is written.
+        FloatingPointError: the loss is no longer a number.
+    """
+    device = device_of_process()
+    check_precision(precision, device)
+    folder = distributed.broadcast(folder)
+    model.to(device)
+    optimizer = _optimizer(model, schedule)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    progress = Progress()
+    if (folder / CHECKPOINT).is_file():
+        progress = load_checkpoint(folder / CHECKPOINT, model, optimizer, scaler)
+    distributed.broadcast_tensors(list(own_tensors(model).values()))
+    settings = {"steps": schedule.steps, "learning_rate": schedule.learning_rate, "seed": seed, "precision": precision}
+    # No `prepare`: gradients are added up here, and unwrapped models keep their names in checkpoints.
+    with closing(Metrics(folder, progress.step, Trackers(trackers, folder, settings), batches)) as metrics:
+        saved_at = time.monotonic()
+        model.train()
+        while progress.step < schedule.steps and not progress.stopped:
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.rate(progress.step)
+            terms = _gradients(model, loss_at, progress.step, seed, accumulate, precision, scaler)
+            _move(model, optimizer, scaler, schedule.clip_norm)
+            progress.step += 1
+            value = _finite(terms, progress.step)
+            speed = metrics.speed()
+            last = progress.step == schedule.steps
+            if last or progress.step % max(1, schedule.steps // 200) == 0:
+                progress.loss.append((progress.step, value))
+                metrics.write(progress.step, value, terms, schedule.rate(progress.step - 1), speed)
+            if validation and (last or progress.step % validation.every == 0):
+                _validate(model, validation, progress, folder)
+            due = last or progress.stopped or time.monotonic() - saved_at > checkpoint_every_s
+            if due and distributed.main():
+                save_checkpoint(folder / CHECKPOINT, model, optimizer, progress, scaler)
+                saved_at = time.monotonic()
+            if report:
+                report(progress.step, schedule.steps, value, speed.get("tokens_per_s"))
+    if validation:
+        put_tensors(model, load_file(folder / BEST))
+    distributed.wait()  # until all have read what whoever called may now move away
+    model.eval()
+    return progress
+
+
+def device_of_process() -> torch.device:
+    """Where this process trains: a GPU of its own where there are any."""
+    from accelerate import Accelerator
+
+    distributed.join()
+    device: torch.device = Accelerator().device
+    return device
+
+
+class Metrics:
+    """What is told of a training: a file of JSON lines, one a step that is told of, and trackers.
+
+    What stands in the file beyond step `step` is dropped. Of several processes the main one writes.
+    """
+
+    def __init__(self, folder: Path, step: int, trackers: Trackers, batches: Prefetcher | None) -> None:
+        self.file = folder / METRICS
+        self.trackers = trackers
+        self.batches = batches
+        self.started = time.monotonic()
+        if not distributed.main():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True) if self.file.is_file() else []
+        # A kill may have left half a line, and lines of steps that are now trained again.
+        kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= step]
+        beside = self.file.with_name(self.file.name + ".partial")
+        with full_disk_reported(self.file):
+            beside.write_text("".join(kept), encoding="utf-8")
+            beside.replace(self.file)
+
+    def speed(self) -> dict[str, float]:
+        """Of all steps since training began or went on, where batches are known.
+
+        `tokens_per_s` counts real tokens, `padded_share` is of the tokens computed, `waiting_share` of the time.
+        """
+        if self.batches is None:
+            return {}
+        seconds = time.monotonic() - self.started
+        return {
+            "tokens_per_s": self.batches.tokens / seconds,
+            "padded_share": 1 - self.batches.tokens / max(1, self.batches.positions),
+            "waiting_share": self.batches.waited_s / seconds,
+        }
+
+    def write(
+        self, step: int, loss: float, terms: dict[str, Tensor], learning_rate: float, speed: dict[str, float]
+    ) -> None:
+        """Add the line of one step.
+
+        Raises:
+            BadInput: there is no room for it.
+        """
+        if not distributed.main():
+            return
+        line = {
+            "step": step,
+            "loss": loss,
+            "terms": {name: term.item() for name, term in terms.items()},
+            "learning_rate": learning_rate,
+            **speed,
+        }
+        with full_disk_reported(self.file), self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self.trackers.write(line)
+
+    def close(self) -> None:
+        """Let the trackers write what they hold back."""
+        self.trackers.close()
+
+
+def _gradients(
+    model: Any,
+    loss_at: Callable[[int, Share], dict[str, Tensor]],
+    step: int,
+    seed: int,
+    accumulate: int,
+    precision: str,
+    scaler: torch.amp.GradScaler,
+) -> dict[str, Tensor]:
+    """The loss terms of one step, scalars; its gradients, scaled, are added to those of `model`. Both of the whole batch."""
+    found: dict[str, Tensor] = {}
+    for share in distributed.shares(accumulate):
+        torch.manual_seed(_seed_of(seed, step, share))
+        with computing(next(model.parameters()).device, precision):
+            terms = loss_at(step, share)
+        scaler.scale(total(terms)).backward()  # type: ignore[no-untyped-call]
+        found = {name: found[name] + term.detach() if found else term.detach() for name, term in terms.items()}
+    values = torch.stack(list(found.values()))
+    # The same parameters in every process, since each computed the same terms.
+    distributed.all_reduce([values, *(p.grad for p in model.parameters() if p.grad is not None)])
+    return dict(zip(found, values, strict=True))
+
+
+def _move(model: Any, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, clip_norm: float) -> None:
+    """One step along the gradients, which are cleared. Where float16 overflowed the step is left out and the scale lowered."""
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], clip_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=False)  # new pages for every gradient cost more than clearing old ones
+
+
+def _finite(terms: dict[str, Tensor], step: int) -> float:
+    """The loss after `step` steps.
+
+    Raises:
+        FloatingPointError: it is not a number.
+    """
+    value = total(terms).item()
+    if not math.isfinite(value):
+        apart = ", ".join(f"{name} {term.item():.4g}" for name, term in terms.items())
+        raise FloatingPointError(f"the loss became {value} at step {step} ({apart}); a lower learning rate may help")
+    return value
+
+
+def _validate(model: Any, validation: Validation, progress: Progress, folder: Path) -> None:
+    """Validate, in the main process; keep the weights of a new best; stop after `patience` looks without one."""
+    value = 0.0
+    if distributed.main():
+        model.eval()
+        value = validation.evaluate()
+        model.train()
+        if value > progress.best_value:
+            write_safetensors(folder / BEST, own_tensors(model))
+    value = distributed.broadcast(value)
+    progress.validation.append((progress.step, value))
+    if value > progress.best_value:
+        progress.best_value, progress.best_step = value, progress.step
+    since = sum(step > progress.best_step for step, _ in progress.validation)
+    progress.stopped = validation.patience is not None and since >= validation.patience
+
+
+def _optimizer(model: Any, schedule: Schedule) -> torch.optim.Optimizer:
+    """AdamW; weight decay on matrices only, not on biases, LayerNorm or embeddings."""
+    from torch import nn
+
+    undecayed = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.LayerNorm)
+        for parameter in module.parameters(recurse=False)
+    }
+    matrices: list[Tensor] = []
+    rest: list[Tensor] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            (rest if id(parameter) in undecayed or parameter.ndim < 2 else matrices).append(parameter)
+    groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=schedule.learning_rate, betas=schedule.betas, fused=True)
+
+
+def _seed_of(seed: int, step: int, share: Share) -> int:
+    """The same for the first share as without any: a 0 at the end changes nothing."""
+    return int(np.random.SeedSequence([seed, step, share.number]).generate_state(1)[0])

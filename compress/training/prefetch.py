@@ -1,0 +1,44 @@
+"""The next batch is made while the one before it trains, and what waiting and padding cost is counted."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from compress.data.batches import Batch
+
+
+class Prefetcher:
+    """The batches of a training, one made ahead in a thread of its own; each is what `make` gives for its step.
+
+    Args:
+        make: the batch of a step, from 0, which depends on the number alone.
+        steps: how many there are; none is made beyond them.
+    """
+
+    def __init__(self, make: Callable[[int], Batch], steps: int) -> None:
+        self.make, self.steps = make, steps
+        self.waited_s = 0.0
+        self.tokens = self.positions = 0  # of all batches so far: the real ones, and with those of padding
+        self._last = -1
+        self._maker = ThreadPoolExecutor(1, "batches")
+        self._made: dict[int, Future[Batch]] = {}
+
+    def at(self, step: int) -> Batch:
+        """The batch of `step`, at once if it was made ahead; that of the next step is begun."""
+        for wanted in range(step, min(step + 2, self.steps)):
+            if wanted not in self._made:
+                self._made[wanted] = self._maker.submit(self.make, wanted)
+        began = time.perf_counter()
+        batch = self._made[step].result()
+        self.waited_s += time.perf_counter() - began
+        self._made = {wanted: made for wanted, made in self._made.items() if wanted >= step}
+        if step != self._last:  # and not another part of the same
+            mask = batch.inputs["attention_mask"]
+            self.tokens += int(mask.sum())
+            self.positions += mask.numel()
+            self._last = step
+        return batch
+
+    def close(self) -> None:
+        """Stop making batches."""
+        self._maker.shutdown(cancel_futures=True)

@@ -1,0 +1,132 @@
+"""Training a model with a head on a task: on labels, on a teacher's soft labels, or on both."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from compress.data.batches import Batch, collate, part_of, rows_of, to_device
+from compress.data.encoded import Encoded
+from compress.data.examples import Example
+from compress.data.sampler import Sampler
+from compress.distributed import Share
+from compress.evaluation.metrics import counts, gold_of, metric_of
+from compress.evaluation.predictions import predictions, row_logits
+from compress.losses.outputs import mixed_loss
+from compress.methods.presets import Schedule
+from compress.models.embedding_rows import rows_in_use
+from compress.training.checkpoint import Progress
+from compress.training.loop import Report, Validation, train
+from compress.training.prefetch import Prefetcher
+
+
+@dataclass(frozen=True)
+class TaskTraining:
+    """Settings of one training on a task."""
+
+    steps: int
+    learning_rate: float
+    batch: int = 32
+    # Validation is looked at this often; None is once an epoch of the labelled texts.
+    validate_every: int | None = None
+    patience: int | None = None
+    temperature: float = 2.0
+    # Weight of the soft labels; the labels have the rest.
+    soft_weight: float = 0.9
+    seed: int = 0
+    precision: str = "fp32"
+    checkpoint_every_s: float = 30.0
+    # Parts that each batch is cut into, one after the other: less memory, the same gradients.
+    accumulate: int = 1
+    # Where else metrics go: names of `compress.training.trackers`.
+    trackers: tuple[str, ...] = ()
+
+
+def train_on_task(
+    model: Any,
+    labelled: Encoded,
+    validation: Encoded,
+    gold: Sequence[Example],
+    settings: TaskTraining,
+    *,
+    folder: Path,
+    unlabelled: Encoded | None = None,
+    soft: Sequence[np.ndarray] | None = None,
+    report: Report | None = None,
+) -> Progress:
+    """Train `model` in place and leave it with the weights that did best on validation.
+
+    Args:
+        model: has a head whose labels are `labelled.labels`, by index.
+        labelled: training texts with targets.
+        validation: the validation texts, `gold` their examples: the task metric is computed as serving would answer.
+        settings: steps, rates and weights.
+        folder: for checkpoints.
+        unlabelled: texts that only the teacher labels; they need `soft`.
+        soft: the teacher's logits (rows, labels) of each labelled, then each unlabelled text; None trains on labels only.
+        report: told of each step.
+    """
+    texts = labelled if unlabelled is None or soft is None else labelled + unlabelled
+    lengths = np.array([len(ids) for ids in texts.ids])
+    order = Sampler(lengths, settings.batch, settings.seed)
+    with ExitStack() as stack:
+        remap = stack.enter_context(rows_in_use(model, [*texts.ids, *validation.ids], texts.pad_id))
+
+        def batch_of(step: int) -> Batch:
+            return collate(texts, order.at(step).tolist(), soft=soft, remap=remap)
+
+        batches = stack.enter_context(closing(Prefetcher(batch_of, settings.steps)))
+
+        def loss_at(step: int, share: Share) -> dict[str, Tensor]:
+            batch = part_of(batches.at(step), share)
+            batch = to_device(batch, next(model.parameters()).device)
+            terms = mixed_loss(
+                rows_of(model, batch),
+                batch.targets,
+                batch.soft,
+                temperature=settings.temperature,
+                soft_weight=settings.soft_weight,
+            )
+            weights = {"labels": batch.weights.labelled, "soft_labels": batch.weights.rows}
+            return {name: weights[name] * term for name, term in terms.items()}
+
+        every = settings.validate_every or -(-len(labelled) // settings.batch)
+        return train(
+            model,
+            loss_at,
+            Schedule(settings.steps, settings.learning_rate),
+            folder=folder,
+            seed=settings.seed,
+            validation=validating(model, validation, gold, min(every, settings.steps), remap, settings.patience),
+            precision=settings.precision,
+            accumulate=settings.accumulate,
+            trackers=settings.trackers,
+            checkpoint_every_s=settings.checkpoint_every_s,
+            batches=batches,
+            report=report,
+        )
+
+
+def validating(
+    model: Any,
+    validation: Encoded,
+    gold: Sequence[Example],
+    every: int,
+    remap: np.ndarray | None,
+    patience: int | None = None,
+) -> Validation:
+    """Validation by the task metric, computed as serving would answer, each `every` steps.
+
+    `remap` gives each token id its row in narrowed embeddings; `patience` is how many looks without a new best end it.
+    """
+    answers = [gold_of(example, validation.task) for example in gold]
+
+    def evaluate() -> float:
+        said = predictions(validation, row_logits(model, validation, remap=remap))
+        return float(metric_of(counts(answers, said).sum(axis=0)))
+
+    return Validation(every, evaluate, patience)

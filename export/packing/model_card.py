@@ -1,0 +1,202 @@
+"""The bundle's README.md: a model card that the Hub reads and a person too."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from serve.bundle.manifest import Task
+from serve.text.entity_markers import MARKERS
+from serve.text.labels import entity_labels
+
+# Names of our metrics on the Hub.
+HUB_METRICS = {"entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1"}
+
+# What a lineage calls training that no teacher took part in; None where it calls it nothing.
+UNTAUGHT = frozenset({None, "none", "labels", "mlm"})
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the card's table: a model's score on the test split."""
+
+    model: str
+    """Such as "teacher" or "student, int8"."""
+    metric: str
+    """The metric's name on the Hub, such as "f1" or "accuracy"."""
+    value: float
+    low: float | None = None
+    high: float | None = None
+    """Ends of the bootstrap interval, where there is one."""
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What the card says; what is not known is left out of it."""
+
+    name: str
+    task: Task
+    labels: Sequence[str]
+    max_length: int
+    figures: Sequence[Figure] = ()
+    shipped: str | None = None
+    """The `model` of the figure that is published as the model's result."""
+    license: str | None = None
+    """The model's, which is its teacher's where it has one: a short name that the Hub knows, such as `apache-2.0`."""
+    data_license: str | None = None
+    base_model: str | None = None
+    """The teacher's name on the Hub; a folder on somebody's disk is no name."""
+    dataset: str | None = None
+    language: str | None = None
+    tags: Sequence[str] = ()
+    lineage: Mapping[str, object] = field(default_factory=dict)
+    """Where the model comes from: its `teacher`, the `method` by which it learned or the last `stage` of one, and more."""
+    report: bool = False
+    """Whether `report.html` stands beside the card."""
+    limits: Sequence[str] = ()
+    """Sentences: what the model was not made or measured for."""
+    confidence: Sequence[str] = ()
+    """Sentences: how far its probabilities may be trusted."""
+    multi_label: bool = False
+    """Whether any number of labels may apply to a text."""
+    relations: bool = False
+    """Whether labels say what one marked part of a text is to another."""
+
+    @property
+    def distilled(self) -> bool:
+        """Whether a teacher is known to have taught it."""
+        taught = "teacher" in self.lineage and self.lineage.get("method", self.lineage.get("stage")) not in UNTAUGHT
+        return self.base_model is not None or taught
+
+
+def model_card(facts: CardFacts) -> str:
+    """The text of README.md: YAML front matter as the Hub defines it, then the same in words.
+
+    Front matter: https://huggingface.co/docs/hub/model-cards. Every scalar is written as JSON, which is YAML too, so
+    that no label or name can break the block.
+    """
+    parts = [
+        "---\n" + "\n".join(_front_matter(facts)) + "\n---",
+        f"# {_cell(facts.name)}",
+        _summary(facts),
+        *_figures(facts),
+        *(["## Confidence\n\n" + "\n".join(f"- {line}" for line in facts.confidence)] if facts.confidence else []),
+        "## Use\n\n" + _use(facts),
+        *_lineage(facts),
+        "## Limits\n\n" + "\n".join(f"- {limit}" for limit in _limits(facts)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(facts: CardFacts) -> list[str]:
+    """Lines of `key: value`."""
+    metadata: dict[str, object] = {
+        "license": facts.license,
+        "language": facts.language,
+        "base_model": facts.base_model,
+        "datasets": [facts.dataset] if facts.dataset else None,
+        "pipeline_tag": facts.task,
+        "tags": ["stillroom", "onnx", *(["distillation"] if facts.distilled else []), *facts.tags],
+        "metrics": list(dict.fromkeys(figure.metric for figure in facts.figures)),
+    }
+    shipped = [figure for figure in facts.figures if figure.model == facts.shipped]
+    if shipped and facts.dataset:  # the Hub takes no result without a data set
+        metadata["model-index"] = [
+            {
+                "name": facts.name,
+                "results": [
+                    {
+                        "task": {"type": facts.task},
+                        "dataset": {"name": facts.dataset, "type": facts.dataset, "split": "test"},
+                        "metrics": [{"type": figure.metric, "value": round(figure.value, 4)} for figure in shipped],
+                    }
+                ],
+            }
+        ]
+    return [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in metadata.items() if value]
+
+
+def _summary(facts: CardFacts) -> str:
+    kind = {"token-classification": "finds entities in text", "text-classification": "gives a text its label"}
+    does = "says which labels apply to a text" if facts.multi_label else kind[facts.task]
+    if facts.relations:
+        opening, closing, second_opening, second_closing = MARKERS
+        does += f" by two of its parts, `{opening} one {closing}` and `{second_opening} other {second_closing}`"
+    teacher = f" from `{facts.base_model}`" if facts.base_model else ""
+    made = (
+        f"distilled{teacher} with stillroom and exported to ONNX"
+        if facts.distilled
+        else "exported to ONNX with stillroom"
+    )
+    names = entity_labels(facts.labels) if facts.task == "token-classification" else tuple(facts.labels)
+    shown = ", ".join(f"`{name}`" for name in names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
+    return (
+        f"A small encoder that {does}, {made}. It reads {facts.max_length} tokens at once. {_of_longer(facts)}\n\n"
+        f"Labels ({len(names)}): {shown}."
+    )
+
+
+def _of_longer(facts: CardFacts) -> str:
+    """What becomes of a text that the model does not read at once."""
+    if facts.relations:
+        return "Of a longer text it reads the window around the two parts, and the answer says so."
+    windows = 'A longer text is read whole, in overlapping windows; `"truncate": true` cuts it, and the answer says so.'
+    return windows if facts.task == "token-classification" else f"{windows} A longer pair of texts is cut."
+
+
+def _figures(facts: CardFacts) -> list[str]:
+    if not facts.figures:
+        return []
+    lines = ["| model | metric | value | 95% interval | size |", "|---|---|---|---|---|"]
+    for figure in facts.figures:
+        known = figure.low is not None and figure.high is not None
+        interval = f"{figure.low:.4f} to {figure.high:.4f}" if known else ""
+        size = f"{figure.size_bytes / 1e6:.1f} MB" if figure.size_bytes is not None else ""
+        name = f"**{_cell(figure.model)}**" if figure.model == facts.shipped else _cell(figure.model)
+        lines.append(f"| {name} | {_cell(figure.metric)} | {figure.value:.4f} | {interval} | {size} |")
+    rest = " `report.html` holds the rest, timings included." if facts.report else ""
+    told = "On the test split, which took no part in training or in any choice."
+    return [f"## Scores\n\n{told}{rest}\n\n" + "\n".join(lines)]
+
+
+def _use(facts: CardFacts) -> str:
+    endpoint = "entities" if facts.task == "token-classification" else "classify"
+    return f"""As a server, from this folder:
+
+```sh
+stillroom serve . --port 8000
+curl -s localhost:8000/v1/{endpoint} -H 'content-type: application/json' -d '{{"text": "..."}}'
+```
+
+In Python:
+
+```python
+from stillroom import Pipeline
+
+print(Pipeline(".")("..."))
+```
+
+Any program that runs ONNX can use `onnx/` with `tokenizer.json`; the files lie
+where optimum and transformers.js look."""
+
+
+def _lineage(facts: CardFacts) -> list[str]:
+    if not facts.lineage:
+        return []
+    text = json.dumps(facts.lineage, ensure_ascii=False, indent=2, sort_keys=True)
+    return ["## Lineage\n\n```json\n" + text + "\n```"]
+
+
+def _limits(facts: CardFacts) -> list[str]:
+    licensed = "teacher" if facts.distilled else "model"
+    return [
+        *facts.limits,
+        "Its scores hold for text like the test split; on other text, measure before use.",
+        *(["It learned from its teacher, mistakes and biases included."] if facts.distilled else []),
+        f"Licence of the {licensed}: {facts.license or 'not stated'}; of the data: {facts.data_license or 'not stated'}.",
+    ]
+
+
+def _cell(text: str) -> str:
+    """`text` on one line, with nothing that ends a table's cell."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,266 @@
+"""The bundle's folder: all or nothing, every file named in the manifest with its size and SHA-256."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+
+from tokenizers import Tokenizer
+
+from serve.bundle.manifest import MANIFEST, ONNX_NAMES, SCHEMA_VERSION, Task, canonical_json, digest, sha256_file
+from serve.errors import BadInput
+
+CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+
+# How a tokenizer was opened or last called: of no use elsewhere.
+LEFTOVERS = frozenset(
+    {"is_local", "local_files_only", "max_length", "stride", "truncation_strategy", "pad_to_multiple_of"}
+    | {"name_or_path"}
+)
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def pack(
+    out: Path,
+    *,
+    checkpoint: Path,
+    onnx_files: Mapping[str, Path],
+    schemes: Mapping[str, str],
+    name: str,
+    task: Task,
+    labels: Sequence[str],
+    max_length: int,
+    inputs: Sequence[str],
+    default_variant: str,
+    lineage: Mapping[str, object],
+    metrics: Mapping[str, object],
+    parity: Mapping[str, object],
+    extra_files: Mapping[str, bytes],
+    needs: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    runtimes: Mapping[str, str] = MappingProxyType({}),
+    temperatures: Mapping[str, float] = MappingProxyType({}),
+    abstains_below: Mapping[str, float | None] = MappingProxyType({}),
+    with_checkpoint: bool = True,
+    multi_label: bool = False,
+    relations: bool = False,
+) -> Path:
+    """Write the bundle `out` in one step, and return its path.
+
+    `onnx_files`, `schemes`, `needs` (processor features, any one of which suffices), `runtimes` (onnxruntime unless
+    said), `temperatures` (1 unless said) and `abstains_below` (probabilities; none unless said) go by variant (`fp32`,
+    `fp16`, `int8`), `extra_files` by path in the bundle
+    (`README.md`, `report.html`, `report.json`, `recipe.toml`), `multi_label` says that any number of labels may apply
+    to a text, `relations` that they are about two marked parts of it. The folder is put together beside `out`, written through
+    to the disk, and renamed: whoever looks at `out` sees no bundle, the old one, or the new one. Equal inputs give an
+    equal manifest; the hashes of all extra files are in it, so a report that holds timings makes it differ. An older
+    bundle at `out` is replaced. BadInput when anything else stands there, or when the checkpoint lacks a file.
+    """
+    refuse_foreign(out)
+    _check(onnx_files, schemes, default_variant, extra_files)
+    needed = (*CHECKPOINT_FILES, *(["model.safetensors"] if with_checkpoint else []))
+    if missing := [file for file in needed if not (checkpoint / file).is_file()]:
+        raise BadInput(
+            f"{checkpoint} lacks {', '.join(missing)}; export needs the folder that `save_pretrained` wrote for the "
+            "model and for its fast tokenizer, weights in one file"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed and had the same id
+    folder.mkdir()
+    try:
+        _write_checkpoint(folder, checkpoint, max_length, inputs, with_checkpoint=with_checkpoint)
+        for variant, file in onnx_files.items():
+            _file_at(folder, ONNX_NAMES[variant]).write_bytes(file.read_bytes())
+        for path, content in extra_files.items():
+            _file_at(folder, path).write_bytes(content)
+        manifest: dict[str, object] = {
+            "schema_version": SCHEMA_VERSION,
+            "name": name,
+            "task": task,
+            "labels": list(labels),
+            "multi_label": multi_label,
+            "relations": relations,
+            "max_length": max_length,
+            "default_variant": default_variant,
+            "variants": {
+                variant: {
+                    "file": ONNX_NAMES[variant],
+                    "scheme": schemes[variant],
+                    "runtime": runtimes.get(variant, "onnxruntime"),
+                    "cpu": list(needs.get(variant, ())),
+                    "temperature": temperatures.get(variant, 1.0),
+                    "abstain_below": abstains_below.get(variant),
+                }
+                for variant in onnx_files
+            },
+            "files": _hashes(folder),
+            "inputs": list(inputs),
+            "lineage": dict(lineage),
+            "metrics": dict(metrics),
+            "parity": dict(parity),
+            "cpu": list(needs.get(default_variant, ())),
+        }
+        (folder / MANIFEST).write_bytes(canonical_json({**manifest, "digest": digest(manifest)}))
+        _write_through(folder)
+        _swap_in(folder, out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # gone already when all went well
+    return out
+
+
+def clear_leftovers(out: Path) -> None:
+    """Remove what calls that were killed while packing left beside `out`. For who knows that no other one is packing it."""
+    ours = re.compile(rf"\.{re.escape(out.name)}\.\d+\.(partial|old)")
+    for left in out.parent.iterdir():
+        if ours.fullmatch(left.name):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def refuse_foreign(out: Path) -> None:
+    """BadInput when something stands at `out` that is not a bundle, so that nobody's files are replaced.
+
+    An empty folder is nobody's. A bundle is a folder
+    whose manifest carries its own digest and that holds no file but the manifest's. One whose
+    files were damaged still counts: replacing it is the remedy.
+    """
+    if not os.path.lexists(out):
+        return
+    remedy = "name another folder, or remove this one"
+    if out.is_dir() and not out.is_symlink() and not any(out.iterdir()):
+        return
+    if out.is_symlink() or not out.is_dir():
+        raise BadInput(f"{out} exists and is not a folder; a bundle is a folder: {remedy}")
+    try:
+        manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+        files, own = set(manifest["files"]), manifest["digest"] == digest(manifest)
+    except (OSError, ValueError, TypeError, KeyError):
+        files, own = set(), False
+    if not own:
+        raise BadInput(f"{out} exists and is not a bundle; only a bundle is replaced: {remedy}")
+    if strange := sorted(set(_files_in(out)) - files - {MANIFEST}):
+        raise BadInput(
+            f"the bundle {out} also holds {', '.join(strange[:5])}, not its own; move them away, or {remedy}"
+        )
+
+
+def _check(
+    onnx_files: Mapping[str, Path], schemes: Mapping[str, str], default_variant: str, extra_files: Mapping[str, bytes]
+) -> None:
+    if unknown := sorted(set(onnx_files) - set(ONNX_NAMES)):
+        raise BadInput(f"variants {', '.join(unknown)}: a bundle may hold {', '.join(ONNX_NAMES)}")
+    if default_variant not in onnx_files:
+        raise BadInput(f"default variant {default_variant!r}: the bundle is to hold {', '.join(onnx_files)}")
+    if unsaid := sorted(set(onnx_files) - set(schemes)):
+        raise BadInput(
+            f"no scheme is given for {', '.join(unsaid)}; say how each variant was made, such as 'static-qdq'"
+        )
+    taken = {MANIFEST, *CHECKPOINT_FILES, "special_tokens_map.json", "model.safetensors", *ONNX_NAMES.values()}
+    for path in extra_files:
+        pure = PurePosixPath(path)
+        if path in taken or pure.is_absolute() or ".." in pure.parts or pure.as_posix() != path:
+            raise BadInput(f"extra file {path!r}: give a plain relative path that the bundle does not use itself")
+
+
+def _write_checkpoint(
+    folder: Path, checkpoint: Path, max_length: int, inputs: Sequence[str], *, with_checkpoint: bool
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config.pop("_name_or_path", None)  # where the weights once lay: of no use elsewhere, and a private path
+    (folder / "config.json").write_bytes(canonical_json(config))
+    (folder / "tokenizer.json").write_text(plain_tokenizer(checkpoint / "tokenizer.json"), encoding="utf-8")
+    tokenizer_config = json.loads((checkpoint / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer_config.json").write_bytes(
+        canonical_json(
+            _portable(tokenizer_config) | {"model_max_length": max_length, "model_input_names": list(inputs)}
+        )
+    )
+    special_tokens = checkpoint / "special_tokens_map.json"
+    (folder / "special_tokens_map.json").write_bytes(
+        special_tokens.read_bytes() if special_tokens.is_file() else special_tokens_map(tokenizer_config)
+    )
+    if with_checkpoint:
+        shutil.copyfile(checkpoint / "model.safetensors", folder / "model.safetensors")
+
+
+def _portable(tokenizer_config: Mapping[str, object]) -> dict[str, object]:
+    """`tokenizer_config.json` without what was true of one call or one folder, and with a class that every reader knows."""
+    found = {key: value for key, value in tokenizer_config.items() if key not in LEFTOVERS}
+    # transformers 5 calls every fast tokenizer of no class of its own this; 4 and optimum know the older name.
+    if found.get("tokenizer_class") == "TokenizersBackend":
+        found["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return found
+
+
+def plain_tokenizer(file: Path) -> str:
+    """The tokenizer in `file` as JSON, without padding and truncation: a saved one may pad all to a set length."""
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    text: str = tokenizer.to_str(pretty=True)
+    return text
+
+
+def special_tokens_map(tokenizer_config: Mapping[str, object]) -> bytes:
+    """`special_tokens_map.json` from `tokenizer_config.json`, as transformers 5 no longer writes it."""
+    named: dict[str, object] = {}
+    for key in SPECIAL_TOKENS:
+        token = tokenizer_config.get(key)
+        if isinstance(token, dict):  # a token with its flags: the map needs the text alone
+            token = token.get("content")
+        if isinstance(token, str):
+            named[key] = token
+    return canonical_json(named)
+
+
+def _hashes(folder: Path) -> dict[str, dict[str, str | int]]:
+    return {
+        path: {"sha256": sha256_file(folder / path), "bytes": (folder / path).stat().st_size}
+        for path in _files_in(folder)
+    }
+
+
+def _file_at(folder: Path, path: str) -> Path:
+    file = folder / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
+def _files_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+
+
+def _write_through(folder: Path) -> None:
+    """Have every file, then every folder, written to the disk: a rename must not outlive what it names."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _swap_in(folder: Path, out: Path) -> None:
+    """Rename `folder` to `out`. A bundle that stands there is moved aside first, and back again if that fails."""
+    if not out.exists():
+        os.rename(folder, out)
+    else:
+        # A folder cannot be renamed over a full one: between these two renames there is no `out`, never half of one.
+        aside = out.with_name(f".{out.name}.{os.getpid()}.old")
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(out, aside)
+        try:
+            os.rename(folder, out)
+        except OSError:
+            os.rename(aside, out)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+    _sync(out.parent)

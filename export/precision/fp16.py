@@ -1,0 +1,179 @@
+"""An ONNX graph in float16, but for what overflows or loses there.
+
+onnxruntime's own converter leaves a graph that does not load when some nodes are kept in float32 and others are of its
+own domain (the types between them are unknown to it); here every value has the type of the node that makes it, and a
+Cast stands wherever a node of the other kind reads it.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from export.graph.exporter import write_model
+from export.graph.nodes import Wiring
+from export.precision.calibration import tensor_ranges
+from serve.errors import GateMissed
+from serve.model.session import OUTPUT, Session
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+    from tokenizers import Encoding
+
+# Means of squares and sums of exponents lose in 11 bits of mantissa.
+KEPT_OPERATORS = frozenset({"LayerNormalization", "SkipLayerNormalization", "Softmax", "Range"})
+
+# float16 ends at 65,504; calibration does not see every text.
+FLOAT16_MAX = 65_504
+LARGEST = FLOAT16_MAX / 8
+
+WATCHED = frozenset({"MatMul", "Add", "Mul", "Div", "Gelu", "LayerNormalization"})
+
+
+def write_fp16(
+    plain: "ModelProto",
+    out: Path,
+    calibration: "Sequence[Encoding]",
+    *,
+    joined: "ModelProto | None" = None,
+    threads: int | None = None,
+) -> tuple[str, ...]:
+    """Write `plain` to the file `out` with float16 weights and products; inputs and logits keep their types.
+
+    `joined` is the same model with joined kernels (`export.graph.fusions`) to write instead; types and ranges come from
+    `plain`. LayerNormalization, Softmax and the classifying layer stay in float32, and every node whose values on the
+    `calibration` texts come within a factor of 8 of float16's largest number: the names of these are returned. The file
+    is loaded and run before. GateMissed when it does not load or gives no finite numbers.
+    """
+    wiring = Wiring(plain)
+    watched = [name for name, node in wiring.made_by.items() if node.op_type in WATCHED and name != OUTPUT]
+    ranges = tensor_ranges(plain, watched, calibration, threads)
+    large = {name for name, found in ranges.items() if max(-found.low, found.high) > LARGEST}
+    # The mask's Add is large by design, and clipping it changes no softmax.
+    large -= {name for name in large if ranges[name].low < -1e30}
+    model = joined or plain
+    own = Wiring(model)
+    overflowing = {
+        node.output[0]
+        for node in model.graph.node
+        # A node that reads a large value must not read it as float16 either.
+        if large & (set(node.output) | set(node.input) | _within(wiring, node))
+    }
+    exact = _not_of_the_text(plain)
+    kept = overflowing | {
+        node.output[0]
+        for node in model.graph.node
+        if node.op_type in KEPT_OPERATORS or node.output[0] in exact or _is_last(own, node.output[0])
+    }
+    write_model(_halved(model, _float_values(plain), kept), out)
+    try:
+        Session(out, threads).run(list(calibration[:8]))
+    except Exception as error:  # whatever fails here fails for a user
+        out.unlink(missing_ok=True)
+        raise GateMissed(f"the fp16 graph does not run: {error}; leave fp16 out of --precision") from error
+    return tuple(sorted(overflowing))
+
+
+def _within(plain: Wiring, kernel: "NodeProto") -> set[str]:
+    """The values of the plain graph that a joined kernel computes inside."""
+    if kernel.domain != "com.microsoft":
+        return set()
+    inside: set[str] = set()
+    ahead = [kernel.output[0]]
+    while ahead:
+        node = plain.made_by.get(ahead.pop())
+        fresh = [name for name in node.input if name not in kernel.input and name not in inside] if node else []
+        inside.update(fresh)
+        ahead += fresh
+    return inside
+
+
+def _not_of_the_text(plain: "ModelProto") -> set[str]:
+    """Values that no looked-up weight enters: places, angles and distances of tokens, which float16 would miscount.
+
+    Choices by a mask (Where) are not among them: -3.4e38 is to be clipped there, not to become an infinity on its way.
+    """
+    wiring = Wiring(plain)
+    text: set[str] = set()
+    for node in plain.graph.node:
+        looked_up = node.op_type == "Gather" and node.input[0] in wiring.constants
+        if looked_up or text & set(node.input):
+            text.update(node.output)
+    return {
+        name
+        for node in plain.graph.node
+        for name in node.output
+        if name not in text and node.op_type != "Where" and name != OUTPUT
+    }
+
+
+def _is_last(wiring: Wiring, value: str) -> bool:
+    """Whether `value` is the logits, or the product that only a bias is added to to make them."""
+    if value == OUTPUT:
+        return True
+    reader = wiring.only_reader(value)
+    return reader is not None and reader.op_type == "Add" and OUTPUT in reader.output
+
+
+def _float_values(model: "ModelProto") -> set[str]:
+    """The values of `model` that are float32, by ONNX's own inference of types."""
+    import onnx
+
+    inferred = onnx.shape_inference.infer_shapes(model)
+    return {
+        info.name
+        for info in (*inferred.graph.value_info, *inferred.graph.output)
+        if info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    }
+
+
+def _halved(model: "ModelProto", floats: Collection[str], kept: Collection[str]) -> "ModelProto":
+    """A copy of `model` in float16; `floats` are its float32 values, `kept` the first outputs of nodes to leave alone."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    constants = {c.name: c for c in copy.graph.initializer if c.data_type == TensorProto.FLOAT}
+    halves: dict[str, onnx.TensorProto] = {}
+    stays = {name for node in copy.graph.node if node.output[0] in kept for name in node.output}
+    nodes: list[NodeProto] = []
+    cast: set[str] = set()
+
+    def read(name: str, *, half: bool) -> str:
+        """The name under which a node of float16 (`half`) or float32 reads the value or constant `name`."""
+        if name in constants:
+            if half and name not in halves:
+                value = np.clip(numpy_helper.to_array(constants[name]), -FLOAT16_MAX, FLOAT16_MAX)
+                halves[name] = numpy_helper.from_array(value.astype(np.float16), f"{name}_half")
+            return f"{name}_half" if half else name
+        if name not in floats or (name not in stays) == half:
+            return name
+        made = f"{name}_half" if half else f"{name}_float"
+        if made not in cast:
+            cast.add(made)
+            to = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+            nodes.append(helper.make_node("Cast", [name], [made], name=made, to=to))
+        return made
+
+    for node in copy.graph.node:
+        half = node.output[0] not in kept
+        node.input[:] = [read(name, half=half) for name in node.input]
+        if half and node.op_type == "Cast" and node.output[0] in floats:
+            next(a for a in node.attribute if a.name == "to").i = TensorProto.FLOAT16
+        nodes.append(node)
+    nodes = [_copied(node) for node in nodes]
+    used = {name for node in nodes for name in node.input}
+    wanted = [_copied(c) for c in (*copy.graph.initializer, *halves.values()) if c.name in used]
+    del copy.graph.node[:], copy.graph.initializer[:]
+    copy.graph.node.extend(nodes)
+    copy.graph.initializer.extend(wanted)
+    return copy
+
+
+def _copied(message: Any) -> Any:
+    """A message of its own: one that stands in a list is gone when the list is emptied."""
+    made = type(message)()
+    made.CopyFrom(message)
+    return made

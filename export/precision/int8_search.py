@@ -1,0 +1,292 @@
+"""The fastest int8 file that is still right: chosen, gated and, where the gate fails, repaired on validation.
+
+What is tried, in order, until the gate holds: weights of 7 bits, which every processor computes alike; weights of 8
+bits, which processors without VNNI do not; and weights of 7 bits with the products that cost most put back to float32,
+one by one. Ranges are those of all values or without the outermost: of those that hold the gate, whichever is nearer to
+float32 on validation. The metric of a few hundred texts is too coarse to tell them apart, the mean divergence of their
+distributions is not.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compress.data.batches import batches_by_length
+from compress.data.encoded import Encoded
+from compress.data.examples import Example
+from compress.evaluation.metrics import Prediction, Score, gold_of, score
+from compress.evaluation.predictions import predictions
+from export.graph.nodes import Wiring
+from export.precision.calibration import TensorRange, channel_ranges, tensor_ranges
+from export.precision.int8 import NO_SATURATION, Quantised, WeightBits, quantise_static
+from export.precision.smoothquant import smoothed
+from serve.bundle.cpu import cpu_features, suits
+from serve.bundle.runtimes import Runtime
+from serve.model.session import Session
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+    from tokenizers import Encoding
+
+# Validation texts that a product's own cost is measured on: a divergence needs fewer than a metric.
+SWEEP_TEXTS = 256
+
+UNREPAIRED = "unrepaired.onnx"
+
+# With more products in float32 than this share the file would hardly be an int8 one.
+MOST_KEPT = 0.5
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a graph reaches on validation, and how far it is from float32 there."""
+
+    value: float
+    """The task metric."""
+    low: float
+    high: float
+    share: float
+    """Of float32's metric."""
+    divergence: float
+    """Mean over rows of the Kullback-Leibler divergence of the labels' distributions from float32's, in nats."""
+    labels_changed_per_10k: float
+    """Of rows: words where tokens are classified, else texts."""
+    answers_changed: int
+    """Texts whose whole answer is another."""
+    spans_changed: int
+    """Entities (or labels that apply) that one of the two finds and the other does not."""
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """One product, and how far from float32 a graph is that has it in int8 alone, or in float32 with those before it."""
+
+    product: str
+    divergence: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One whole file that was judged."""
+
+    weight_bits: WeightBits
+    clipped: bool
+    verdict: Verdict
+
+
+@dataclass
+class Search:
+    """How the int8 file was found."""
+
+    needed: float
+    """The gate: the least share of float32's metric."""
+    tried: list[Attempt] = field(default_factory=list)
+    costs: list[Weighed] = field(default_factory=list)
+    """Of each product when it alone is int8, the costliest first; empty when nothing had to be repaired."""
+    repaired: list[Weighed] = field(default_factory=list)
+    """The products put back to float32, in order, and what was reached with each and those before it."""
+    reached: Verdict | None = None
+    held: bool = False
+    weight_bits: WeightBits = 7
+    clipped: bool = False
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain JSON types, for the report."""
+        return asdict(self)
+
+
+class Evaluator:
+    """Labelled validation texts, and what float32 says of them."""
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        encoded: Encoded,
+        fp32: Path,
+        max_length: int,
+        threads: int | None = None,
+    ) -> None:
+        self.encoded = encoded
+        self.max_length = max_length
+        self.gold: list[Prediction] = [gold_of(example, encoded.task) for example in examples]
+        self.threads = threads
+        self.expected = session_logits(Session(fp32, threads), encoded)
+        self.said = predictions(encoded, self.expected)
+        self.fp32: Score = score(self.gold, self.said)
+
+    def verdict(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> Verdict:
+        """What `onnx_file` reaches on all texts."""
+        return self.verdict_on(self.logits(onnx_file, runtime))
+
+    def logits(
+        self, onnx_file: Path, runtime: Runtime = "onnxruntime", encoded: Encoded | None = None
+    ) -> list[np.ndarray]:
+        """What `onnx_file` says of all texts, or of those in `encoded`, as `session_logits` gives it."""
+        session = Session(onnx_file, self.threads, runtime, self.max_length)
+        return session_logits(session, self.encoded if encoded is None else encoded)
+
+    def verdict_on(self, actual: Sequence[np.ndarray]) -> Verdict:
+        """What a graph reaches that said `actual` of all texts."""
+        said = predictions(self.encoded, actual)
+        reached = score(self.gold, said)
+        divergence, changed = self._distance(self.expected, actual)
+        return Verdict(
+            reached.value,
+            reached.low,
+            reached.high,
+            reached.value / max(self.fp32.value, 1e-12),
+            divergence,
+            changed * 10_000,
+            sum(ours != theirs for ours, theirs in zip(said, self.said, strict=True)),
+            sum(
+                len(ours ^ theirs)
+                for ours, theirs in zip(said, self.said, strict=True)
+                if isinstance(ours, frozenset) and isinstance(theirs, frozenset)
+            ),
+        )
+
+    def cost(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> tuple[float, float]:
+        """The divergence, and the share of float32's metric, on the first `SWEEP_TEXTS` texts."""
+        part, expected = self.encoded[:SWEEP_TEXTS], self.expected[:SWEEP_TEXTS]
+        actual = self.logits(onnx_file, runtime, part)
+        gold = self.gold[:SWEEP_TEXTS]
+        ours, theirs = (score(gold, predictions(part, logits)).value for logits in (actual, expected))
+        return self._distance(expected, actual)[0], ours / max(theirs, 1e-12)
+
+    def _distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
+        return distance(np.concatenate(expected), np.concatenate(actual), multi_label=self.encoded.multi_label)
+
+
+def distance(expected: np.ndarray, actual: np.ndarray, *, multi_label: bool) -> tuple[float, float]:
+    """Mean divergence in nats, and the share of rows whose answer is another; logits (rows, labels).
+
+    KL(p || q) = sum p (log p - log q) over the labels' softmax; where each label is decided on its own, the sum of the
+    divergences of its two outcomes. It does not matter what is added to all logits of a row.
+    """
+    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    if multi_label:
+        log_p, log_q = _log_both(expected), _log_both(actual)
+        other = ((expected > 0) != (actual > 0)).any(axis=-1)
+        divergences = (np.exp(log_p) * (log_p - log_q)).sum(axis=(-1, -2))
+    else:
+        log_p, log_q = _log_softmax(expected), _log_softmax(actual)
+        other = expected.argmax(axis=-1) != actual.argmax(axis=-1)
+        divergences = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+    return float(divergences.mean()), float(other.mean())
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    shares: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shares
+
+
+def _log_both(logits: np.ndarray) -> np.ndarray:
+    """Log probabilities that a label applies and that it does not, (..., labels, 2)."""
+    return np.stack([-np.logaddexp(0, -logits), -np.logaddexp(0, logits)], axis=-1)
+
+
+def with_intervals(scores: Mapping[str, Score | Verdict]) -> dict[str, dict[str, float]]:
+    """Plain JSON types: each metric with the ends of its interval, by the names that `scores` has."""
+    return {name: {"value": each.value, "low": each.low, "high": each.high} for name, each in scores.items()}
+
+
+def session_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
+    """The logits of each text's rows, as `compress.data.batches.row_logits` gives them, from a session as it serves."""
+    out: list[np.ndarray] = [np.empty(0)] * len(encoded)
+    for chosen in batches_by_length([len(ids) for ids in encoded.ids]):
+        for i, logits in zip(chosen, session.run([encoded.encodings[i] for i in chosen]), strict=True):
+            out[i] = logits[encoded.rows[i]] if encoded.task == "token-classification" else logits[None]
+    return out
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A float32 graph whose outliers were moved into its weights, and the ranges of what enters its products."""
+
+    model: "ModelProto"
+    ranges: dict[str, TensorRange]
+    products: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fp32: Path, calibration: "Sequence[Encoding]", threads: int | None = None) -> "Prepared":
+        """Of the graph in the file `fp32`, from encoded texts of the training split. BadInput when they have no tokens."""
+        import onnx
+
+        model = onnx.load(fp32)
+        channels = channel_ranges(model, [p.activation for p in Wiring(model).products()], calibration, threads)
+        easier = smoothed(model, channels)
+        products = Wiring(easier).products()
+        ranges = tensor_ranges(easier, [product.activation for product in products], calibration, threads)
+        return cls(easier, ranges, tuple(product.name for product in products))
+
+
+def find_int8(
+    prepared: Prepared,
+    evaluator: Evaluator,
+    out: Path,
+    gate: float,
+    progress: Progress = lambda _: None,
+    *,
+    runtime: Runtime = "onnxruntime",
+) -> tuple[Quantised, Search]:
+    """Write the int8 file `out`: the first of those in the module's text that keeps `gate` of float32's metric in `runtime`.
+
+    When none does, `Search.held` is False and `out` is the last one tried. What was before a repair is left beside it as
+    `unrepaired.onnx`. 8 bits are not tried on a processor that would compute them otherwise than those they are for.
+    """
+    search = Search(needed=gate)
+
+    def attempt(bits: WeightBits, clipped: bool, kept: Sequence[str] = ()) -> tuple[Quantised, Verdict]:
+        made = quantise_static(prepared.model, out, prepared.ranges, weight_bits=bits, clipped=clipped, kept=kept)
+        return made, evaluator.verdict(out, runtime)
+
+    every: tuple[WeightBits, ...] = (7, 8) if suits(NO_SATURATION, cpu_features()) else (7,)
+    for bits in every:
+        both = [Attempt(bits, clipped, attempt(bits, clipped)[1]) for clipped in (False, True)]
+        search.tried += both
+        holding = [each for each in both if each.verdict.share >= gate]
+        chosen = min(holding or both, key=lambda each: each.verdict.divergence)
+        search.reached, search.weight_bits, search.clipped = chosen.verdict, bits, chosen.clipped
+        if holding:
+            search.held = True
+            return attempt(bits, chosen.clipped)[0], search
+    search.weight_bits = 7
+    search.clipped = min(search.tried[:2], key=lambda each: each.verdict.divergence).clipped
+    assert search.reached is not None
+    progress(f"int8 keeps {search.reached.share:.4f} of fp32, needed {gate:g}: looking for the products that cost it")
+    search.costs = _costs(prepared, evaluator, out, runtime, clipped=search.clipped, progress=progress)
+    kept: list[str] = []
+    quantised, search.reached = attempt(7, search.clipped)
+    shutil.copyfile(out, out.with_name(UNREPAIRED))
+    for cost in search.costs[: int(len(prepared.products) * MOST_KEPT)]:
+        kept.append(cost.product)
+        quantised, search.reached = attempt(7, search.clipped, kept)
+        search.repaired.append(Weighed(cost.product, search.reached.divergence, search.reached.share))
+        progress(f"{cost.product} back to fp32: {search.reached.share:.4f} of fp32")
+        if search.reached.share >= gate:
+            search.held = True
+            break
+    return quantised, search
+
+
+def _costs(
+    prepared: Prepared, evaluator: Evaluator, out: Path, runtime: Runtime, *, clipped: bool, progress: Progress
+) -> list[Weighed]:
+    """What each product costs alone, the costliest first. `out` is written over."""
+    found = []
+    for number, name in enumerate(prepared.products, 1):
+        others = [product for product in prepared.products if product != name]
+        quantise_static(prepared.model, out, prepared.ranges, clipped=clipped, kept=others)
+        divergence, share = evaluator.cost(out, runtime)
+        found.append(Weighed(name, divergence, share))
+        if number % 6 == 0:
+            progress(f"{number} of {len(prepared.products)} products weighed")
+    return sorted(found, key=lambda cost: -cost.divergence)

@@ -1,0 +1,1 @@
+"""Whether a graph answers as torch does, and how far its probabilities hold."""

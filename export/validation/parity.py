@@ -1,0 +1,292 @@
+"""The same texts through two runtimes, at shapes that the export never saw: do the answers agree, and where not?"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from export.graph.exporter import graph_inputs, is_multi_label, load_classifier
+from serve.bundle.runtimes import Runtime
+from serve.errors import BadInput
+from serve.model.session import Session, padded
+from serve.text.labels import applies
+from serve.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Precision = Literal["fp32", "fp16", "int8"]
+
+# What two logits of one function may differ by, absolute and relative: float32 summed in two orders gives 1e-6 to 1e-5
+# at 6x384; float16 has 11 bits of mantissa, and layers add up. int8 is judged on the task's metric: its tolerance only
+# says what was never told apart.
+TOLERANCES: dict[Precision, tuple[float, float]] = {"fp32": (1e-4, 1e-5), "fp16": (3e-2, 1e-2), "int8": (1e-4, 1e-5)}
+
+BATCHES = (1, 3, 17)
+
+SHAPES = 7
+"""How many texts of a set length are made beside those given."""
+
+Text = str | tuple[str, str]
+"""A text, or a pair of them."""
+
+Runner = Callable[[Sequence[Encoding]], list[np.ndarray]]
+"""Logits of each text: (tokens, labels) or (labels,)."""
+
+
+@dataclass(frozen=True)
+class Worst:
+    """Where the largest difference stands."""
+
+    batch: int
+    padded_tokens: int
+    """Length of the batch's longest text, to which the others were padded."""
+    tokens: int
+    """Length of the text itself."""
+    row: int
+    """The text's place in its batch."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far a candidate's logits lie from a reference's, over all positions of all texts at all shapes."""
+
+    precision: Precision
+    runtime: Runtime
+    absolute_tolerance: float
+    relative_tolerance: float
+    """A difference is tolerated up to absolute + relative * |reference|. For int8 both only decide what is a tie."""
+    batches: tuple[int, ...]
+    texts: int
+    shortest_tokens: int
+    longest_tokens: int
+    positions: int
+    """Positions compared, each time at each shape: tokens where tokens are classified, else texts."""
+    largest: float
+    largest_at: Worst
+    p999: float
+    """The 99.9th percentile of the positions' largest differences."""
+    beyond_tolerance: int
+    """Positions that differ by more than is tolerated."""
+    labels_changed: int
+    """Positions whose first label is another one, or where any number of labels may apply, to which others do; ties excepted."""
+    ties: int
+    """Positions whose first label changed between two that the reference holds equal within the tolerance; or to which other
+    labels apply of which the reference is undecided within it."""
+    labels_changed_per_10k: float
+    company_texts: int
+    company_differences: int
+    """Texts whose logits, alone and in random company, are not the same bits in the candidate."""
+    company_largest: float
+    passed: bool
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain JSON types, for the manifest and the report."""
+        return asdict(self)
+
+
+def graph_parity(
+    checkpoint: Path,
+    onnx_file: Path,
+    texts: Sequence[Text],
+    max_length: int,
+    *,
+    runtime: Runtime = "onnxruntime",
+    company_texts: int = 128,
+    threads: int | None = None,
+    seed: int = 0,
+) -> Parity:
+    """Compare the float32 graph `onnx_file` in `runtime` with the torch model in folder `checkpoint`.
+
+    The reference is every text alone in torch, without padding. The candidate gets the texts in batches of 1, 3 and 17,
+    padded to the longest of each, in an order that mixes lengths; the texts given are joined by some of 1, 2, 3 ...
+    `max_length` tokens made from them. Passes when no position is beyond the tolerance and no first label changed, ties
+    excepted. Whether company changes bits is reported and does not decide: float32 sums may be ordered by shape. Give
+    `texts` of the kind that will be served; all of them are used. BadInput when there are none.
+    """
+    model, _ = load_classifier(checkpoint)
+    return _compare(
+        "fp32",
+        runtime,
+        lambda batch: _torch_logits(model, batch),
+        Session(onnx_file, threads, runtime, max_length).run,
+        shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
+        multi_label=is_multi_label(checkpoint),
+        company_texts=company_texts,
+        seed=seed,
+    )
+
+
+def variant_parity(
+    precision: Precision,
+    checkpoint: Path,
+    fp32_file: Path,
+    onnx_file: Path,
+    texts: Sequence[Text],
+    max_length: int,
+    *,
+    runtime: Runtime = "onnxruntime",
+    company_texts: int = 512,
+    threads: int | None = None,
+    seed: int = 0,
+) -> Parity:
+    """Compare `onnx_file` in `runtime` with `fp32_file` in onnxruntime; `checkpoint` has configuration and tokenizer.
+
+    Shapes as in `graph_parity`. int8 passes when company changes no bit of any answer: rounding does change some
+    labels, how many is reported here, and judged elsewhere on the task's own metric. Other precisions pass when no
+    position is beyond their tolerance.
+    """
+    return _compare(
+        precision,
+        runtime,
+        Session(fp32_file, threads, max_length=max_length).run,
+        Session(onnx_file, threads, runtime, max_length).run,
+        shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
+        multi_label=is_multi_label(checkpoint),
+        company_texts=company_texts,
+        seed=seed,
+    )
+
+
+def shapes_of(texts: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> list[Encoding]:
+    """`texts` encoded, and beside them cuts and joins of them from 1 token to `max_length`."""
+    speaking = [text for text in texts if len(_encode(text, tokenizer))]
+    if not speaking:
+        raise BadInput(f"{len(texts)} texts were given, with no token in them; parity needs some of the real texts")
+    encodings = tokenizer.encode_batch(speaking)
+    lengths = (1, max_length, 2, max_length - 1, 3, max_length // 2, max_length // 4)
+    assert len(lengths) == SHAPES
+    for order, tokens in enumerate(max(1, length) for length in lengths):
+        # Encodings are cut in place, so that each one here is made anew.
+        parts = [_encode(speaking[order % len(speaking)], tokenizer)]
+        while sum(len(part) for part in parts) < tokens:
+            parts.append(_encode(speaking[(order + len(parts)) % len(speaking)], tokenizer))
+        joined = Encoding.merge(parts)
+        joined.truncate(tokens)
+        encodings.append(joined)
+    return encodings
+
+
+def _encode(text: Text, tokenizer: Tokenizer) -> Encoding:
+    return tokenizer.encode_batch([text])[0]
+
+
+def _compare(
+    precision: Precision,
+    runtime: Runtime,
+    reference: Runner,
+    candidate: Runner,
+    encodings: Sequence[Encoding],
+    *,
+    multi_label: bool,
+    company_texts: int,
+    seed: int,
+) -> Parity:
+    expected = [reference([encoding])[0] for encoding in encodings]
+    differences: list[np.ndarray] = []  # per text and shape: the largest of each position, (positions,)
+    largest, largest_at = -1.0, Worst(0, 0, 0, 0)
+    beyond = changed = ties = 0
+    for batch in BATCHES:
+        for members in _mixed_batches(len(encodings), batch, seed):
+            padded = max(len(encodings[index]) for index in members)
+            actual = candidate([encodings[index] for index in members])
+            for row, index in enumerate(members):
+                difference, text_beyond, text_changed, text_ties = _compare_text(
+                    expected[index], actual[row], TOLERANCES[precision], multi_label=multi_label
+                )
+                beyond, changed, ties = beyond + text_beyond, changed + text_changed, ties + text_ties
+                differences.append(difference)
+                if difference.max() > largest:
+                    largest = float(difference.max())
+                    largest_at = Worst(len(members), padded, len(encodings[index]), row)
+    every = np.concatenate(differences)
+    sample = random.Random(seed).sample(range(len(encodings)), min(company_texts, len(encodings)))
+    moved, moved_by = company_differences(candidate, [encodings[index] for index in sample], seed=seed)
+    passed = moved == 0 if precision == "int8" else beyond == 0 and (changed == 0 or precision != "fp32")
+    return Parity(
+        precision=precision,
+        runtime=runtime,
+        absolute_tolerance=TOLERANCES[precision][0],
+        relative_tolerance=TOLERANCES[precision][1],
+        batches=BATCHES,
+        texts=len(encodings),
+        shortest_tokens=min(len(encoding) for encoding in encodings),
+        longest_tokens=max(len(encoding) for encoding in encodings),
+        positions=len(every),
+        largest=largest,
+        largest_at=largest_at,
+        p999=float(np.percentile(every, 99.9)),
+        beyond_tolerance=beyond,
+        labels_changed=changed,
+        ties=ties,
+        labels_changed_per_10k=changed / len(every) * 10_000,
+        company_texts=len(sample),
+        company_differences=moved,
+        company_largest=moved_by,
+        passed=passed,
+    )
+
+
+def _compare_text(
+    expected: np.ndarray, actual: np.ndarray, tolerance: tuple[float, float], *, multi_label: bool
+) -> tuple[np.ndarray, int, int, int]:
+    """Of one text: each position's largest difference, positions beyond the tolerance, labels changed, ties."""
+    expected, actual = np.atleast_2d(expected), np.atleast_2d(actual)  # (positions, labels)
+    assert expected.shape == actual.shape, (expected.shape, actual.shape)
+    difference = np.abs(expected - actual)
+    tolerated = tolerance[0] + tolerance[1] * np.abs(expected)
+    if multi_label:
+        turned = applies(expected) != applies(actual)  # (positions, labels)
+        differs = turned.any(axis=-1)
+        tie = differs & (~turned | (np.abs(expected) <= tolerated)).all(axis=-1)
+    else:
+        first, theirs = expected.argmax(axis=-1), actual.argmax(axis=-1)
+        rows = np.arange(len(expected))
+        differs = first != theirs
+        # Both logits may move by what is tolerated, so labels that lie within twice that were never told apart.
+        tie = differs & (expected[rows, first] - expected[rows, theirs] <= 2 * tolerated[rows, first])
+    beyond = (difference > tolerated).any(axis=-1)
+    return difference.max(axis=-1), int(beyond.sum()), int((differs & ~tie).sum()), int(tie.sum())
+
+
+def company_differences(run: Runner, encodings: Sequence[Encoding], *, seed: int = 0) -> tuple[int, float]:
+    """How many of the texts get other bits alone than in random batches of 2 to 32, and the largest difference."""
+    alone = [run([encoding])[0] for encoding in encodings]
+    chance = random.Random(seed)
+    order = list(range(len(encodings)))
+    chance.shuffle(order)
+    moved, largest = 0, 0.0
+    while order:
+        members = [order.pop() for _ in range(min(len(order), chance.randint(2, 32)))]
+        for index, logits in zip(members, run([encodings[index] for index in members]), strict=True):
+            if logits.tobytes() != alone[index].tobytes():
+                moved += 1
+                largest = max(largest, float(np.abs(logits - alone[index]).max()))
+    return moved, largest
+
+
+def _mixed_batches(texts: int, batch: int, seed: int) -> Iterable[list[int]]:
+    """Indices of all `texts` in batches of `batch`, in an order that mixes lengths; the last one may be less."""
+    # The cuts and joins at the end stay together: 1 token is padded to the maximum, and few batches are that long.
+    order = list(range(texts - SHAPES))
+    random.Random(seed + batch).shuffle(order)
+    order += range(texts - SHAPES, texts)
+    return (order[start : start + batch] for start in range(0, texts, batch))
+
+
+def _torch_logits(model: "PreTrainedModel", batch: Sequence[Encoding]) -> list[np.ndarray]:
+    """The logits of each text by torch, one text at a time, so that there is no padding to trust."""
+    import torch
+
+    answers = []
+    inputs = graph_inputs(model)
+    with torch.no_grad():
+        for encoding in batch:
+            feeds = padded([encoding], inputs, len(encoding))
+            tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}  # (1, tokens)
+            answers.append(model(**tensors, return_dict=True).logits[0].numpy())
+    return answers

@@ -1,0 +1,262 @@
+"""How sure a model may say that it is: a temperature and a threshold, chosen on validation, and what they are worth.
+
+Trained models are mostly surer than they are right. One number that all logits are divided by mends most of that and
+changes no answer (temperature scaling: Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks",
+ICML 2017, section 4.2).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from compress.data.encoded import IGNORED, Encoded
+from export.validation.parity import Precision
+from serve.text.answers import sigmoid, softmax
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.05, 20.0
+
+# Halvings of log(20 / 0.05) = 6 until what is left is far below the decimals that are written.
+HALVINGS = 40
+
+# A few hundred texts do not know it better, and equal inputs give equal bytes.
+DECIMALS = 4
+
+# Every threshold that may be written: one of 1 would refuse texts by rounding alone.
+THRESHOLDS = np.arange(10**DECIMALS) / 10**DECIMALS
+
+BINS = 15
+
+KEPT_RIGHT = 0.95
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """What a temperature and a threshold are worth on one split. A share is None where there is nothing that it is of."""
+
+    rows: int
+    """Labelled texts; words where tokens are classified; pairs of a text and a label where any number may apply."""
+    ece_uncalibrated: float
+    """Expected calibration error at temperature 1."""
+    ece: float
+    """The same at the temperature chosen."""
+    in_scope_abstained: float | None = None
+    """Share of the labelled texts that fall below the threshold."""
+    right_abstained: float | None = None
+    """Of those that are answered rightly."""
+    wrong_abstained: float | None = None
+    """Of those that are not."""
+    out_of_scope_texts: int = 0
+    out_of_scope_abstained: float | None = None
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """What is written of one variant, and how it did on the texts that it was chosen on."""
+
+    temperature: float
+    abstain_below: float | None
+    fitted: bool
+    """False when validation knows no best temperature, and 1 was kept."""
+    validation: Reliability
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> "Confidence":
+        """From the plain JSON types that `dataclasses.asdict` makes of one."""
+        return cls(**{**document, "validation": Reliability(**document["validation"])})
+
+    def on(self, encoded: Encoded, logits: Sequence[np.ndarray], outside: Sequence[np.ndarray] = ()) -> Reliability:
+        """How it does on other texts than those it was chosen on; arguments as in `choose_confidence`."""
+        return reliability(encoded, logits, self.temperature, self.abstain_below, outside)
+
+
+def choose_confidence(
+    encoded: Encoded,
+    logits: Sequence[np.ndarray],
+    outside: Sequence[np.ndarray] = (),
+    kept_right: float = KEPT_RIGHT,
+) -> Confidence:
+    """Temperature and threshold of a variant that says `logits` of the validation texts in `encoded`.
+
+    Args:
+        encoded: labelled texts; rows without a label of the model's are left out.
+        logits: of each text's rows, (rows, labels).
+        outside: the same of texts that are out of scope, each (1, labels).
+        kept_right: where there are none of those, the share of rightly answered texts to answer still; 0 sets no threshold.
+    """
+    rows, targets = labelled_rows(encoded, logits)
+    found = fit_temperature(rows, targets)
+    temperature = 1.0 if found is None else found
+    threshold = None
+    if _may_abstain(encoded) and len(rows):
+        sure = softmax(rows / temperature).max(axis=-1)
+        if len(outside):
+            threshold = threshold_between(sure, softmax(_stacked(outside) / temperature).max(axis=-1))
+        elif kept_right:
+            threshold = threshold_keeping(sure[rows.argmax(axis=-1) == targets], kept_right)
+    validation = reliability(encoded, logits, temperature, threshold, outside)
+    return Confidence(temperature, threshold, found is not None, validation)
+
+
+def reliability(
+    encoded: Encoded,
+    logits: Sequence[np.ndarray],
+    temperature: float,
+    threshold: float | None,
+    outside: Sequence[np.ndarray] = (),
+) -> Reliability:
+    """How temperature and threshold do on the texts of `encoded`, and on those `outside`; arguments as in `choose_confidence`."""
+    rows, targets = labelled_rows(encoded, logits)
+    before, after = (expected_calibration_error(rows, targets, each) for each in (1.0, temperature))
+    shares: dict[str, Any] = {}
+    if threshold is not None:
+        refused = softmax(rows / temperature).max(axis=-1) < threshold
+        right = rows.argmax(axis=-1) == targets
+        shares = {
+            "in_scope_abstained": _share(refused),
+            "right_abstained": _share(refused[right]),
+            "wrong_abstained": _share(refused[~right]),
+        }
+        if len(outside):
+            shares["out_of_scope_abstained"] = _share(softmax(_stacked(outside) / temperature).max(axis=-1) < threshold)
+    return Reliability(targets.size, before, after, out_of_scope_texts=len(outside), **shares)
+
+
+def labelled_rows(encoded: Encoded, logits: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that carry a label: their logits (rows, labels), float64, and targets.
+
+    Targets are (rows,), each the index of the one label that is right; where any number of labels may apply, (rows,
+    labels), 1 for each that does.
+    """
+    rows, targets = _stacked(logits), np.concatenate(encoded.targets)
+    known = (targets != IGNORED).reshape(len(targets), -1).all(axis=-1)
+    return rows[known], targets[known]
+
+
+def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float | None:
+    """The temperature T at which `targets` are likeliest under logits / T, to `DECIMALS` decimals.
+
+    The negative log likelihood (of the softmax, or where targets are (rows, labels) of each label's sigmoid) is convex in
+    1/T, so that one sign of its slope says on which side the minimum lies, and halving finds it. None when it does not lie
+    between `LEAST_TEMPERATURE` and `MOST_TEMPERATURE`: of rows that are all right, any surer model is likelier; of rows that
+    are right less often than by chance, any less sure one.
+
+    Args:
+        logits: (rows, labels).
+        targets: as `labelled_rows` gives them.
+    """
+    low, high = math.log(LEAST_TEMPERATURE), math.log(MOST_TEMPERATURE)
+    logits = logits.astype(np.float64)
+    if not len(logits) or _slope(logits, targets, low) <= 0 or _slope(logits, targets, high) >= 0:
+        return None
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if _slope(logits, targets, middle) > 0:
+            low = middle
+        else:
+            high = middle
+    return round(math.exp((low + high) / 2), DECIMALS)
+
+
+def _slope(logits: np.ndarray, targets: np.ndarray, log_temperature: float) -> float:
+    """The derivative by 1/T of the summed negative log likelihood: above 0 where the model is too sure.
+
+    Of one right label: sum p z - z_right over each row's logits z and probabilities p. Of labels decided apart: sum (p - y) z.
+    """
+    scaled = logits / math.exp(log_temperature)
+    if targets.ndim == 2:
+        return float(((sigmoid(scaled) - targets) * logits).sum())
+    # From the right label's logit, so that what is added to all of a row cannot drown the rest.
+    beyond = logits - logits[np.arange(len(logits)), targets][:, None]
+    return float((softmax(scaled) * beyond).sum())
+
+
+def expected_calibration_error(logits: np.ndarray, targets: np.ndarray, temperature: float = 1.0) -> float:
+    """How far what a model says of its own sureness is from how often it is right, 0 to 1; 0 of no rows.
+
+    Guo et al. 2017, equation 5 (Naeini et al. 2015): rows are put into `BINS` equal bins by the probability of their likeliest
+    label, and of each bin the distance of its mean probability from the share that is right counts by its rows. Where any
+    number of labels may apply, the same of each text and label: the probability that it applies, and whether it does.
+    """
+    scaled = logits.astype(np.float64) / temperature
+    if targets.ndim == 2:
+        said, right = sigmoid(scaled).ravel(), targets.ravel() == 1
+    else:
+        said, right = softmax(scaled).max(axis=-1), logits.argmax(axis=-1) == targets
+    if not len(said):
+        return 0.0
+    # Bins are open below and closed above, as in the paper.
+    bins = np.clip(np.ceil(said * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    apart = np.bincount(bins, weights=said - right, minlength=BINS)
+    return float(np.abs(apart).sum() / len(said))
+
+
+def threshold_keeping(right: np.ndarray, share: float) -> float | None:
+    """The highest threshold that at least `share` of the probabilities `right` (texts,) are not below; None of no texts."""
+    if not len(right):
+        return None
+    kept = len(right) - np.searchsorted(np.sort(right), THRESHOLDS, side="left")  # of each threshold
+    return float(THRESHOLDS[np.flatnonzero(kept >= share * len(right))[-1]])
+
+
+def threshold_between(inside: np.ndarray, outside: np.ndarray) -> float:
+    """The threshold that tells texts in scope from texts out of it best, by their probabilities (texts,) each.
+
+    It maximises Youden's J (Youden 1950, "Index for rating diagnostic tests"): the share of texts out of scope that lie
+    below it, less the share of texts in scope that do, which does not depend on how many there are of each. Of
+    thresholds that do equally well, the middle one: between two heaps that are well apart it lies near neither.
+    """
+    below = [np.searchsorted(np.sort(each), THRESHOLDS, side="left") for each in (inside, outside)]
+    # In whole numbers, so that what is equal stays equal: J times the number of pairs.
+    index = below[1] * len(inside) - below[0] * len(outside)
+    best = np.flatnonzero(index == index.max())
+    return float(THRESHOLDS[best[len(best) // 2]])
+
+
+def as_metrics(
+    confidence: Mapping[Precision, Confidence], test: Mapping[Precision, Reliability]
+) -> dict[str, dict[str, Any]]:
+    """Plain JSON types for the manifest: of each variant, how its temperature and threshold do on validation and on `test`."""
+    return {
+        variant: {"validation": asdict(found.validation)} | ({"test": asdict(test[variant])} if variant in test else {})
+        for variant, found in confidence.items()
+    }
+
+
+def in_words(confidence: Mapping[Precision, Confidence], test: Mapping[Precision, Reliability]) -> list[str]:
+    """For a report and a card, a line a variant: what was chosen, and what it does on `test`, or before that on validation."""
+    lines = []
+    for variant, chosen in confidence.items():
+        split, found = ("test", test[variant]) if variant in test else ("validation", chosen.validation)
+        line = (
+            f"{variant}: temperature {chosen.temperature:g}, expected calibration error on {split} {found.ece:.4f} "
+            f"({found.ece_uncalibrated:.4f} without)."
+        )
+        shares = [
+            f"{share:.1%} of {whose}"
+            for share, whose in (
+                (found.in_scope_abstained, "the texts"),
+                (found.wrong_abstained, "those that it would answer wrongly"),
+                (found.out_of_scope_abstained, f"{found.out_of_scope_texts:,} texts out of scope"),
+            )
+            if share is not None
+        ]
+        if chosen.abstain_below is not None and shares:
+            line += f" Below a probability of {chosen.abstain_below:g} it abstains: {', '.join(shares)}."
+        lines.append(line)
+    return lines
+
+
+def _may_abstain(encoded: Encoded) -> bool:
+    """Whether each text has one answer, which may be withheld."""
+    return encoded.task == "text-classification" and not encoded.multi_label
+
+
+def _stacked(logits: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(logits).astype(np.float64)
+
+
+def _share(chosen: np.ndarray) -> float | None:
+    return float(chosen.mean()) if len(chosen) else None

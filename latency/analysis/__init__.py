@@ -1,0 +1,1 @@
+"""What measurements mean: the Pareto front, costs, the roofline."""

@@ -1,0 +1,73 @@
+"""Which candidate to take: the Pareto front of metric against latency, and the best that meets a budget."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from latency.measure.result_document import Budget, Verdict
+
+
+class Point(NamedTuple):
+    """One candidate as the choice sees it."""
+
+    name: str
+    latency_ms: float
+    metric: float | None
+    low_ms: float | None = None  # where the latency's interval begins
+    high_ms: float | None = None  # and where it ends
+
+
+def pareto_front(points: Sequence[Point]) -> list[str]:
+    """The names, fastest first, that no other beats in both: every slower one on the front has a better metric.
+
+    Of equals in both the first given stays. Candidates without a metric are not compared.
+    """
+    known = [point for point in points if point.metric is not None]
+    best, front = float("-inf"), []
+    for point in sorted(known, key=lambda each: (each.latency_ms, -(each.metric or 0.0))):
+        assert point.metric is not None
+        if point.metric > best:
+            best = point.metric
+            front.append(point.name)
+    return front
+
+
+def within_budget(points: Sequence[Point], budget_ms: float, percentile: int) -> Budget:
+    """The candidate of the best metric whose latency, at `percentile`, meets the budget; without metrics the fastest.
+
+    Of equal metrics the faster one. When none meets it the sentence says which came nearest, and by how much it missed.
+    Where the interval of the one that is named crosses the budget, the verdict is "perhaps".
+    """
+    nearest = min(points, key=lambda point: point.latency_ms)
+    meeting = [point for point in points if point.latency_ms <= budget_ms]
+    what = f"p{percentile} of {budget_ms:g} ms"
+    if not meeting:
+        missed_ms = nearest.latency_ms - budget_ms
+        sentence = (
+            f"No candidate meets the budget, {what}: {nearest.name} comes nearest with {nearest.latency_ms:.3g} ms, "
+            f"{missed_ms:.3g} ms ({missed_ms / budget_ms:.0%}) too slow."
+        )
+        perhaps = nearest.low_ms is not None and nearest.low_ms <= budget_ms
+        if perhaps:
+            sentence += f" That is not sure: the interval begins at {nearest.low_ms:.3g} ms."
+        return _budget(budget_ms, percentile, None, nearest, "perhaps" if perhaps else "missed", sentence)
+    best = max(meeting, key=lambda point: (point.metric or 0.0, -point.latency_ms))
+    reached = "" if best.metric is None else f" and the best metric of those that do, {best.metric:.4f}"
+    sentence = f"{best.name} meets the budget, {what}, with {best.latency_ms:.3g} ms{reached}."
+    perhaps = best.high_ms is not None and best.high_ms > budget_ms
+    if perhaps:
+        sentence += f" That is not sure: the interval reaches {best.high_ms:.3g} ms."
+    return _budget(budget_ms, percentile, best.name, nearest, "perhaps" if perhaps else "met", sentence)
+
+
+def _budget(
+    budget_ms: float, percentile: int, best: str | None, nearest: Point, verdict: Verdict, sentence: str
+) -> Budget:
+    return Budget(
+        budget_ms=budget_ms,
+        percentile=percentile,
+        best=best,
+        nearest=nearest.name,
+        nearest_ms=nearest.latency_ms,
+        verdict=verdict,
+        sentence=sentence,
+    )

@@ -1,0 +1,306 @@
+"""What a machine reaches at most, and what a model asks of it: peaks, operations and bytes of one call.
+
+    python -m latency.analysis.roofline THREADS SECONDS
+        -> the peaks as one line of JSON, the last on stdout
+
+A call can be no faster than its operations at the peak of products, nor than its bytes at the peak bandwidth
+(Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009; the bandwidth as in McCalpin's STREAM, 1995).
+"""
+
+import json
+import math
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from latency.measure.interleave import timing_environment
+from latency.measure.resources import free_memory_bytes, last_level_cache_bytes
+from latency.measure.result_document import Peaks
+from latency.measure.worker import THREAD_VARIABLES
+from serve.bundle.runtimes import Runtime
+from serve.errors import BadInput, BundleError, InternalError
+from serve.model.session import open_graph
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+START_TIMEOUT_S = 120.0  # to import the runtimes and fill the arrays
+LEAST_CALLS = 3
+
+# Families whose layers are counted here: those that compress.models.families knows, which would import torch.
+KINDS = ("bert", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta")
+DISTILBERT_NAMES = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "intermediate_size": "hidden_dim"}
+
+
+def measured_peaks(threads: int, seconds: float = 6.0) -> Peaks:
+    """The best that products of large matrices and copies of large arrays reach with `threads` threads.
+
+    In a process of its own, for about `seconds` of calls; the best call counts, so other work on the machine disturbs
+    little, but a core that is never free is not seen at its best. Products run in every runtime that is installed: torch
+    and onnxruntime (numpy where there is no torch) in float32, torch in bfloat16, onnxruntime and OpenVINO in 8 bits. A
+    kind is absent where nothing installed computes it, and the bandwidth where there is no memory for arrays
+    beyond the cache. Raises BadInput for less than one thread or no time, InternalError when the process fails.
+    """
+    if threads < 1 or not seconds > 0:
+        raise BadInput(f"{threads} threads and {seconds} seconds were given; give 1 or more and some time")
+    environment = timing_environment() | dict.fromkeys(THREAD_VARIABLES, str(threads))
+    command = [sys.executable, "-P", "-m", "latency.analysis.roofline", str(threads), str(seconds)]
+    try:
+        ended = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=START_TIMEOUT_S + 10 * seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InternalError(f"the peaks of this machine took over {error.timeout:.0f} s and were given up") from error
+    if ended.returncode != 0 or not ended.stdout.strip():
+        last_words = "\n".join(ended.stderr.strip().splitlines()[-12:]) or "(nothing)"
+        raise InternalError(
+            f"the process that measures peaks ended with status {ended.returncode}. Its last words:\n{last_words}"
+        )
+    # Native libraries print where they like, but all before the end.
+    peaks: Peaks = json.loads(ended.stdout.strip().splitlines()[-1])
+    return peaks
+
+
+def flops_per_text(config: Mapping[str, object], tokens: int, *, labels: int) -> float:
+    """Operations on one text of `tokens` tokens by the model of a `config.json`; a multiply and its add count as 2.
+
+    Counted are the products of matrices: projections, attention's scores and mixing (over all pairs of tokens, a window
+    being a mask), the feed-forward, and the head that `architectures` names, with `labels` outputs. Lookups, norms,
+    softmax and activations, about one in a hundred, are not; nor are rotary angles.
+    Raises BadInput for a family whose layers are not known here, or a size that the configuration does not give.
+    """
+    kind = config.get("model_type")
+    if kind not in KINDS:
+        raise BadInput(f"the operations of a {kind!r} model are not known here; give one of {', '.join(KINDS)}")
+    width = _size(config, "hidden_size")
+    layers = _size(config, "num_hidden_layers")
+    # ModernBERT has a second matrix beside the first of the feed-forward, whose output gates it (GeGLU).
+    feed_forward = (3 if kind == "modernbert" else 2) * width * _size(config, "intermediate_size")
+    weights = layers * (4 * width * width + feed_forward)
+    if kind == "electra" and (narrow := _size(config, "embedding_size")) != width:
+        weights += narrow * width  # from the embeddings to the layers
+    flops = 2 * tokens * weights + layers * 4 * tokens * tokens * width
+    architecture = str(config.get("architectures"))
+    if "ForTokenClassification" in architecture:
+        flops += 2 * tokens * width * (labels + (width if kind == "modernbert" else 0))
+    elif "ForSequenceClassification" in architecture:
+        flops += 2 * width * (width + labels)  # of one token: a dense layer and the classifier
+    return float(flops)
+
+
+def _size(config: Mapping[str, object], name: str) -> int:
+    """A size by BERT's name for it, in a configuration that may be DistilBERT's."""
+    own_name = DISTILBERT_NAMES.get(name, name) if config["model_type"] == "distilbert" else name
+    size = config.get(own_name)
+    if not isinstance(size, int):
+        raise BadInput(f"config.json gives {own_name} as {size!r}; a whole number was needed: save the model again")
+    return size
+
+
+class Weight(NamedTuple):
+    """One constant of a model, as its file describes it."""
+
+    shape: tuple[int, ...]
+    size_bytes: int
+    trained: bool  # real numbers, or 8-bit ones that stand for them; no indices and shapes
+    looked_up: bool  # a table of which a call reads a row for each token
+
+
+def parameters(path: Path) -> int | None:
+    """How many parameters the checkpoint folder or the ONNX file `path` holds, by its headers alone.
+
+    A quantised file's scales and zero points count too, less than one in a hundred. None for a checkpoint without
+    safetensors, and for an ONNX file where the package `onnx` is not installed. Raises BadInput when there is no `path`.
+    """
+    weights = _weights(path)
+    return None if weights is None else sum(math.prod(weight.shape) for weight in weights if weight.trained)
+
+
+def weights_read_bytes(path: Path, tokens: int) -> int | None:
+    """The least bytes that one call on `tokens` tokens must read: every weight once, of embedding tables a row a token.
+
+    By the sizes in the file of `path`, as `parameters` reads it, and None where that gives None. Activations are left out,
+    as is what a runtime unpacks to another width (torch in another precision than the checkpoint's). Weights that fit
+    into a cache are not read from memory at all, so a small model can come out above the memory's bandwidth.
+    """
+    weights = _weights(path)
+    if weights is None:
+        return None
+    return sum(
+        weight.size_bytes * min(tokens, weight.shape[0]) // weight.shape[0] if weight.looked_up else weight.size_bytes
+        for weight in weights
+    )
+
+
+def _weights(path: Path) -> list[Weight] | None:
+    if path.is_dir():
+        return [weight for file in sorted(path.glob("*.safetensors")) for weight in _in_safetensors(file)] or None
+    if not path.is_file():
+        raise BadInput(f"there is nothing at {path}; give a checkpoint folder or an ONNX file")
+    try:
+        import onnx
+    except ImportError:
+        return None
+    return list(_in_onnx(onnx.load(path, load_external_data=False)))
+
+
+def _in_safetensors(file: Path) -> Iterator[Weight]:
+    # 8 bytes of length, then the header: https://huggingface.co/docs/safetensors/index#format
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            begin, end = tensor["data_offsets"]
+            shape = tuple(tensor["shape"])
+            # word_embeddings, position_embeddings, token_type_embeddings, tok_embeddings
+            table = name.endswith("_embeddings.weight") and len(shape) == 2
+            yield Weight(shape, end - begin, tensor["dtype"] not in ("I16", "I32", "I64", "BOOL"), table)
+
+
+def _in_onnx(model: "ModelProto") -> Iterator[Weight]:
+    from onnx import TensorProto
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    tables = {node.input[0] for node in model.graph.node if node.op_type == "Gather"}
+    indices = (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL)
+    for tensor in model.graph.initializer:
+        shape = tuple(tensor.dims)
+        size_bytes = math.prod(shape) * tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        yield Weight(shape, size_bytes, tensor.data_type not in indices, tensor.name in tables and len(shape) == 2)
+
+
+# What follows runs in a process of its own. One runtime at a time is made, timed and dropped: idle threads of another spin.
+
+Products = Iterator[Callable[[], object]]
+
+
+def _peaks(threads: int, seconds: float) -> Peaks:
+    # A product of this side keeps two cores busy for milliseconds and fits into their caches; many cores need more of it.
+    side = 1024 if threads <= 4 else 2048
+    gflop = 2 * side**3 / 1e9
+    slice_s = seconds / 8  # all calls together
+    found = {
+        "fp32_gflop_per_s": [_rate(call, gflop, slice_s) for call in _float32_products(side, threads)],
+        "bf16_gflop_per_s": [_rate(call, gflop, slice_s) for call in _bfloat16_products(side, threads)],
+        "int8_gflop_per_s": [_rate(call, gflop, slice_s) for call in _int8_products(side, threads)],
+        "bandwidth_gb_per_s": [_rate(call, gigabytes, slice_s) for call, gigabytes in _streams(threads)],
+    }
+    return cast(Peaks, {"threads": threads} | {name: round(max(rates), 1) for name, rates in found.items() if rates})
+
+
+def _rate(call: Callable[[], object], work: float, seconds: float) -> float:
+    """`work` per second of the best call within `seconds`."""
+    call()
+    best_s, calls, end_s = math.inf, 0, time.perf_counter() + seconds
+    while calls < LEAST_CALLS or time.perf_counter() < end_s:
+        start_s = time.perf_counter()
+        call()
+        best_s = min(best_s, time.perf_counter() - start_s)
+        calls += 1
+    return work / best_s
+
+
+def _float32_products(side: int, threads: int) -> Products:
+    matrix = np.random.default_rng(0).standard_normal((side, side), dtype=np.float32)
+    try:
+        import torch
+    except ImportError:
+        out = np.empty_like(matrix)
+        yield lambda: np.matmul(matrix, matrix, out=out)
+    else:
+        torch.set_num_threads(threads)
+        tensor = torch.from_numpy(matrix)
+        yield lambda: torch.mm(tensor, tensor)
+    yield from _graph_products("MatMul", matrix, matrix, threads, "onnxruntime")
+
+
+def _bfloat16_products(side: int, threads: int) -> Products:
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.set_num_threads(threads)
+    tensor = torch.randn(side, side, dtype=torch.bfloat16)
+    yield lambda: torch.mm(tensor, tensor)
+
+
+def _int8_products(side: int, threads: int) -> Products:
+    rng = np.random.default_rng(0)
+    activations = rng.integers(0, 255, (side, side), dtype=np.uint8)
+    weights = rng.integers(-127, 127, (side, side), dtype=np.int8)
+    yield from _graph_products("MatMulInteger", activations, weights, threads, "onnxruntime")
+    yield from _graph_products("QLinearMatMul", activations, weights, threads, "onnxruntime")
+    yield from _graph_products("QLinearMatMul", activations, weights, threads, "openvino")
+
+
+def _graph_products(
+    kind: str, activations: npt.NDArray[Any], weights: npt.NDArray[Any], threads: int, runtime: Runtime
+) -> Products:
+    """The product as a graph of one node; nothing where `onnx` or the runtime is missing or cannot run it."""
+    try:
+        import onnx
+        from onnx import TensorProto, helper, numpy_helper
+    except ImportError:
+        return
+    scales = {"scale": np.float32(0.1), "low": np.uint8(0), "middle": np.int8(0)}
+    inputs = ["x", "scale", "low", "w", "scale", "middle", "scale", "low"] if kind == "QLinearMatMul" else ["x", "w"]
+    constants = {"w": weights, **(scales if kind == "QLinearMatMul" else {})}
+    output = TensorProto.INT32 if kind == "MatMulInteger" else helper.np_dtype_to_tensor_dtype(activations.dtype)
+    graph = helper.make_graph(
+        [helper.make_node(kind, inputs, ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(activations.dtype), activations.shape)],
+        [helper.make_tensor_value_info("y", output, activations.shape)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "product.onnx"
+        # An operator set and a format that the oldest onnxruntime taken here reads.
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), file)
+        try:
+            run = open_graph(file, threads, runtime).run
+        except BundleError:
+            return
+        yield lambda: run({"x": activations}, "y")
+
+
+def _streams(threads: int) -> Iterator[tuple[Callable[[], object], float]]:
+    """Calls that run through large arrays, with the gigabytes that each reads and writes; none without the memory."""
+    cache_bytes = last_level_cache_bytes() or 32 * 2**20
+    free_bytes = free_memory_bytes()
+    array_bytes = max(2 * cache_bytes, 64 * 2**20)  # two arrays: four times what the cache could keep
+    if free_bytes is not None:
+        array_bytes = min(array_bytes, free_bytes // 8)
+    if array_bytes < cache_bytes:
+        return
+    length = array_bytes // 8 // threads
+    with ThreadPoolExecutor(threads) as pool:  # numpy lets the others run while it copies
+        # Each part is first touched by a thread of the pool, so that its memory is near to one.
+        parts = list(pool.map(lambda _: (np.ones(length), np.ones(length)), range(threads)))
+        gigabytes = 8 * length * threads / 1e9  # of one array
+        # Reads one array and writes the other. What the processor reads of a line that it is about to overwrite is not
+        # counted, as STREAM does not.
+        yield lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), 2 * gigabytes
+        # Reads both and writes one.
+        yield lambda: list(pool.map(lambda part: np.add(part[0], part[1], out=part[1]), parts)), 3 * gigabytes
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_peaks(int(sys.argv[1]), float(sys.argv[2]))) + "\n")

@@ -1,0 +1,59 @@
+"""What can be timed: a model on disk, the runtime and device that run it, and how many threads it gets."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Runtime = Literal["torch", "torch-compile", "torch-cuda-graphs", "onnxruntime", "onnxruntime-tensorrt", "openvino"]
+Device = Literal["cpu", "cuda"]
+Int64s = npt.NDArray[np.int64]
+Call = Callable[[Mapping[str, Int64s]], npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How a model reads text and how its logits are answered, so that it can be timed from text to answer."""
+
+    folder: Path  # holds tokenizer.json
+    task: Literal["token-classification", "text-classification"]
+    labels: tuple[str, ...]
+    multi_label: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One model as one runtime runs it."""
+
+    name: str  # how tables and ratios call it; unique in a comparison
+    runtime: Runtime
+    precision: str  # fp32, fp16, bf16 or int8; of ONNX files it only describes the file
+    path: Path  # a transformers folder for torch, a .onnx file for the others
+    threads: int  # of one call
+    device: Device = "cpu"
+    max_length: int | None = None  # tokens that the model has positions for, where known: padding stops there
+    reads: Reads | None = None  # None: only rows of token ids can be timed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types; `from_dict` reads it back."""
+        reads = self.reads and {**vars(self.reads), "folder": str(self.reads.folder.absolute())}
+        return {**vars(self), "path": str(self.path.absolute()), "reads": reads}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Candidate":
+        """The candidate that `as_dict` described."""
+        told = document["reads"]
+        reads = told and Reads(**{**told, "folder": Path(told["folder"]), "labels": tuple(told["labels"])})
+        return cls(**{**document, "path": Path(document["path"]), "reads": reads})
+
+
+def size_bytes(candidate: Candidate) -> int:
+    """Bytes of the weights on disk: the .onnx file with its external data, or a checkpoint's weight files."""
+    path = candidate.path
+    if not candidate.runtime.startswith("torch"):
+        # Exporters name external data after the graph: model.onnx.data, model.onnx_data.
+        return sum(file.stat().st_size for file in path.parent.iterdir() if file.name.startswith(path.name))
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))

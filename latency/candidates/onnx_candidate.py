@@ -1,0 +1,58 @@
+"""ONNX files in onnxruntime and OpenVINO, on a CPU or with CUDA and TensorRT."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from latency.candidates.candidate import Call, Candidate, Int64s
+from serve.errors import BadInput, BundleError
+
+
+def load_onnx(candidate: Candidate) -> Call:
+    """On a CPU the graph as it is served: with the same options, and the same padding."""
+    from serve.model.session import open_graph, padded_length
+
+    if not candidate.path.is_file():
+        raise BadInput(f"candidate {candidate.name!r}: no file at {candidate.path}; give the path of a .onnx file")
+    runtime: Literal["onnxruntime", "openvino"] = "openvino" if candidate.runtime == "openvino" else "onnxruntime"
+    if candidate.device == "cuda" or candidate.runtime == "onnxruntime-tensorrt":
+        return _load_onnx_cuda(candidate)
+    try:
+        graph = open_graph(candidate.path, candidate.threads, runtime)
+    except BundleError as error:
+        raise BadInput(f"candidate {candidate.name!r}: {error.message}") from error
+
+    def call(inputs: Mapping[str, Int64s]) -> npt.NDArray[np.float32]:
+        tokens = inputs["input_ids"].shape[1]
+        added = padded_length(tokens, runtime, candidate.max_length) - tokens
+        feeds = {name: np.pad(inputs[name], ((0, 0), (0, added))) if added else inputs[name] for name in graph.inputs}
+        first: npt.NDArray[np.float32] = graph.run(feeds, graph.outputs[0])
+        return first
+
+    return call
+
+
+def _load_onnx_cuda(candidate: Candidate) -> Call:
+    import onnxruntime
+
+    wanted = "TensorrtExecutionProvider" if candidate.runtime == "onnxruntime-tensorrt" else "CUDAExecutionProvider"
+    if wanted not in onnxruntime.get_available_providers():
+        raise BadInput(
+            f"candidate {candidate.name!r} needs onnxruntime's {wanted}, which is not here; "
+            "install onnxruntime-gpu on a machine with CUDA"
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = candidate.threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(str(candidate.path), options, providers=[wanted, "CPUExecutionProvider"])
+    if wanted not in session.get_providers():  # it falls back to the CPU without an error
+        raise BadInput(f"candidate {candidate.name!r}: onnxruntime's {wanted} did not start; see its message above")
+    names, first = [node.name for node in session.get_inputs()], session.get_outputs()[0].name
+
+    def call(inputs: Mapping[str, Int64s]) -> npt.NDArray[np.float32]:
+        found: npt.NDArray[np.float32] = session.run([first], {name: inputs[name] for name in names})[0]
+        return found
+
+    return call

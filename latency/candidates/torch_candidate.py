@@ -1,0 +1,111 @@
+"""Checkpoints in torch: eager, compiled, or replayed as CUDA graphs."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latency.candidates.candidate import Call, Candidate, Int64s
+from serve.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+WARM_UPS = 3  # runs on a side stream before a CUDA graph is captured, as torch's documentation of them asks for
+
+Forward = Callable[[dict[str, "torch.Tensor"]], "torch.Tensor"]
+
+
+def load_torch(candidate: Candidate) -> Call:
+    """See `latency.candidates.candidate.load`."""
+    import torch
+
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    if candidate.precision not in dtypes:
+        raise BadInput(
+            f"candidate {candidate.name!r}: torch runs {', '.join(dtypes)} here, not {candidate.precision!r}; "
+            "time that precision in onnxruntime"
+        )
+    if (candidate.device == "cuda" or candidate.runtime == "torch-cuda-graphs") and not torch.cuda.is_available():
+        raise BadInput(f"candidate {candidate.name!r} needs a GPU with CUDA, and torch sees none; leave cuda out")
+    torch.set_num_threads(candidate.threads)
+    torch.set_num_interop_threads(1)
+    # Said outright, since transformers 5 otherwise takes the precision that the checkpoint was saved in.
+    model = _opener(candidate)(
+        candidate.path, dtype=dtypes[candidate.precision], local_files_only=True, use_safetensors=True
+    )
+    model.eval().to(candidate.device)
+    parameters = inspect.signature(model.forward).parameters
+    # Lengths differ from text to text: a graph compiled for one shape would be compiled again for the next.
+    module: Any = torch.compile(model, dynamic=True) if candidate.runtime == "torch-compile" else model
+
+    def forward(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        first: torch.Tensor = module(**inputs)[0]
+        return first
+
+    run = _replayed(forward) if candidate.runtime == "torch-cuda-graphs" else forward
+
+    def call(inputs: Mapping[str, Int64s]) -> npt.NDArray[np.float32]:
+        with torch.inference_mode():
+            taken = {
+                name: torch.from_numpy(array).to(candidate.device)
+                for name, array in inputs.items()
+                if name in parameters
+            }
+            # Copying to the host waits for the device: the clock is read after the work, not after its launch.
+            first: npt.NDArray[np.float32] = run(taken).float().cpu().numpy()
+            return first
+
+    return call
+
+
+def _replayed(forward: Forward) -> Forward:
+    """`forward` captured as one CUDA graph for each shape of input, and replayed after."""
+    import torch
+
+    graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, dict[str, torch.Tensor], torch.Tensor]] = {}
+
+    def run(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        shape = tuple(inputs["input_ids"].shape)
+        if shape not in graphs:
+            held = {name: tensor.clone() for name, tensor in inputs.items()}
+            aside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UPS):
+                    forward(held)
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                output = forward(held)
+            graphs[shape] = graph, held, output
+        graph, held, output = graphs[shape]
+        for name, tensor in inputs.items():
+            held[name].copy_(tensor)
+        graph.replay()
+        return output
+
+    return run
+
+
+def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel]":
+    """The `from_pretrained` that opens the checkpoint with the head that its config names."""
+    import transformers
+
+    config_file = candidate.path / "config.json"
+    if not config_file.is_file():
+        raise BadInput(
+            f"candidate {candidate.name!r}: no config.json in {candidate.path}; "
+            "give a local folder that transformers saved (a Hub model must be downloaded first)"
+        )
+    architectures = " ".join(json.loads(config_file.read_text(encoding="utf-8")).get("architectures") or [])
+    opener: Callable[..., PreTrainedModel] = transformers.AutoModel.from_pretrained
+    if "ForTokenClassification" in architectures:
+        opener = transformers.AutoModelForTokenClassification.from_pretrained
+    elif "ForSequenceClassification" in architectures:
+        opener = transformers.AutoModelForSequenceClassification.from_pretrained
+    return opener

@@ -1,0 +1,1 @@
+"""Load on a running server: arrivals, an open-loop generator, its HTTP client."""

@@ -1,0 +1,1 @@
+"""Timing: a process for each candidate, taking turns, statistics, and the machine's facts."""

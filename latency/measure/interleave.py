@@ -1,0 +1,379 @@
+"""Candidates take turns: A B A B, each in a process of its own, so that a slow moment of the machine hits all alike."""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Generic, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from latency.candidates.candidate import Candidate
+from latency.candidates.end_to_end import Text
+from latency.measure.machine import busy_core_seconds
+from latency.measure.resources import energy_counters, joules_between
+from latency.measure.result_document import Operators
+from latency.measure.statistics import Condition, Measurement, paired_ratio
+from latency.measure.worker import Loaded, OfflineTurn, ServerTurn, StreamTurn, TimedTurn
+from latency.measure.workloads import Workload
+from serve.bundle.cpu_quota import one_cpu_a_core, read_cores
+from serve.errors import BadInput, InternalError
+from serve.text.answers import Answer
+
+Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being timed
+
+REPLY_TIMEOUT_S = 600.0  # a turn takes seconds; after this long the worker hangs
+# Pools that spin for a moment after a call (libgomp about a millisecond) are asleep after this.
+PAUSE_S = 0.005
+SETTLED = 0.05  # two medians in a row this close: warm
+WARMUP_CHUNKS = 10  # bound of the warm-up
+WARMUP_CHUNK_S = 0.1  # of timed calls, or one call, if that is longer
+MOST_PER_TURN = 250  # keeps the raw samples of a fast model to a few kilobytes a turn
+TEXTS_AT_ONCE = 500  # that are scored before the next are asked for
+LEAST_TURNS = 6  # fewer pairs have no 95 % interval
+MOST_TURNS = 400
+
+V = TypeVar("V", TimedTurn, StreamTurn, OfflineTurn)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long candidates take turns on one workload."""
+
+    seconds: float = 10.0
+    """Wall time after which the turn under way is the last, once there are six."""
+    tight: float = 0.02
+    """Half the width of the ratios' intervals, relative, at which there is no need to go on."""
+    turn_seconds: float = 0.03
+    """Timed calls of one take: short, so that the machine has no time to change its mood between two candidates."""
+    least_turns: int = LEAST_TURNS
+
+
+@contextmanager
+def at_work(
+    candidates: Sequence[Candidate],
+    workloads: Sequence[Workload],
+    texts: Sequence[Text] = (),
+    progress: Progress | None = None,
+    *,
+    cold_starts: bool = False,
+) -> "Iterator[dict[str, Worker]]":
+    """A loaded worker for each candidate, by its name; each has answered every workload once. None outlives the block.
+
+    They load all at once; for `cold_starts` that are worth telling one after another, so that none slows the other's.
+    Raises BadInput for candidates that cannot be compared, loaded or run, InternalError for a worker that dies.
+    """
+    names = [candidate.name for candidate in candidates]
+    if not names:
+        raise BadInput("no candidate was given; give at least one model to time")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BadInput(f"two candidates are named {', '.join(twice)}; give each a name of its own")
+    with ExitStack() as stack:
+        workers = {}
+        for i, candidate in enumerate(candidates):
+            if progress:
+                progress(i, len(candidates), f"loading {candidate.name}")
+            worker = stack.enter_context(Worker(candidate))
+            worker.send_load(workloads, texts if candidate.reads else ())
+            if cold_starts:
+                worker.loaded = cast(Loaded, worker.receive())
+            workers[candidate.name] = worker
+        if not cold_starts:
+            for worker in workers.values():
+                worker.loaded = cast(Loaded, worker.receive())
+        for worker in workers.values():
+            worker.bind()
+        yield workers
+
+
+def measure(
+    workers: "Mapping[str, Worker]",
+    workload: Workload,
+    *,
+    patience: Patience = Patience(),
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Measurement]:
+    """Times every candidate on `workload`, in the order of `workers`.
+
+    A round gives each candidate one turn, in an order drawn anew from `seed`. They go on until every ratio to the first one's
+    median (of one candidate alone: the medians of its turns) is known as closely as `patience` asks, or the time is up;
+    the conditions of each measurement say which.
+    """
+    for worker in workers.values():
+        _warm_up(worker, workload, min(WARMUP_CHUNK_S, patience.seconds / WARMUP_CHUNKS))
+
+    def take(worker: Worker, _turn: int) -> TimedTurn:
+        return worker.run(workload, seconds=patience.turn_seconds, least=1, most=MOST_PER_TURN)
+
+    logs, stopped = take_turns(workers, take, lambda each: each["samples_ms"], patience, seed, progress)
+    return [
+        measurement_of(workers[name], log, stopped, batch=workload.batch, tokens=workload.tokens)
+        for name, log in logs.items()
+    ]
+
+
+@dataclass
+class Log(Generic[V]):
+    """What a candidate's turns on one workload have brought so far."""
+
+    turns: list[V] = field(default_factory=list)
+    turns_ms: list[list[float]] = field(default_factory=list)
+    other_core_seconds: float = 0.0
+    seconds: float = 0.0
+    joules: float | None = 0.0  # of all processor packages; None where the machine does not tell
+
+
+def take_turns(
+    workers: "Mapping[str, Worker]",
+    take: "Callable[[Worker, int], V]",
+    samples_ms: Callable[[V], list[float]],
+    patience: Patience,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Log[V]], str]:
+    """Gives each of `workers` one turn after another; returns what each brought, and why it ended: `tight` or `time`."""
+    logs: dict[str, Log[V]] = {name: Log() for name in workers}
+    shuffler = random.Random(seed)
+    began_s = time.monotonic()
+    for turn in range(MOST_TURNS):
+        for name in shuffler.sample(list(workers), len(workers)):
+            if progress:
+                progress(min(99, int(100 * (time.monotonic() - began_s) / max(patience.seconds, 0.001))), 100, name)
+            _take(workers[name], turn, take, samples_ms, logs[name])
+        if turn + 1 < patience.least_turns:
+            continue
+        if turn % max(1, turn // 20) == 0 and _tight(logs, patience.tight):
+            return logs, "tight"
+        if time.monotonic() - began_s > patience.seconds:
+            return logs, "time"
+    return logs, "tight" if _tight(logs, patience.tight) else "time"
+
+
+def _tight(logs: Mapping[str, Log[V]], tight: float) -> bool:
+    turns = [[np.asarray(turn_ms) for turn_ms in log.turns_ms] for log in logs.values()]
+    if len(turns) == 1:  # nothing to be paired with: its own turns against their median
+        middle = np.median([float(np.median(turn_ms)) for turn_ms in turns[0]])
+        turns = [[np.array([middle])] * len(turns[0]), turns[0]]
+    first: list[npt.NDArray[np.float64]] = turns[0]
+    return all(math.log(high / low) / 2 <= tight for _, low, high in (paired_ratio(first, each) for each in turns[1:]))
+
+
+def measurement_of(
+    worker: "Worker", log: Log[TimedTurn] | Log[StreamTurn], stopped: str, *, batch: int, tokens: int | None
+) -> Measurement:
+    """What the turns in `log` brought, as one measurement."""
+    return Measurement(
+        candidate=worker.candidate.name,
+        batch=batch,
+        tokens=tokens,
+        samples_ms=tuple(sample_ms for turn_ms in log.turns_ms for sample_ms in turn_ms),
+        warmup=sum(turn["warmup"] for turn in log.turns),
+        conditions=_conditions(worker, log, stopped),
+        turn_sizes=tuple(map(len, log.turns_ms)),
+    )
+
+
+def _conditions(worker: "Worker", log: Log[TimedTurn] | Log[StreamTurn], stopped: str) -> dict[str, Condition]:
+    """What a reader must know beside the samples."""
+    candidate = worker.candidate
+    return {
+        "runtime": candidate.runtime,
+        "precision": candidate.precision,
+        "device": candidate.device,
+        "threads": candidate.threads,
+        "process": "one per candidate, taking turns",
+        "cores": ",".join(map(str, worker.cores)) or "all",
+        "turns": len(log.turns_ms),
+        "stopped": stopped,
+        "other_load_cores": round(max(0.0, log.other_core_seconds / log.seconds), 2),
+    }
+
+
+def timing_environment() -> dict[str, str]:
+    """The environment of a process that times: it finds these packages, and its OpenMP threads do not spin.
+
+    Threads that spin while they wait take the core from the others, and so does whoever called us.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": search_path, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+
+
+class Worker:
+    """A `latency.measure.worker` process for one candidate; a context manager that always ends its process."""
+
+    loaded: Loaded
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.cores: list[int] = []  # that it is bound to; none: it wanders
+
+    def __enter__(self) -> "Worker":
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # closed in __exit__
+        self._spawned_s = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "latency.measure.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            encoding="utf-8",
+            env=timing_environment(),
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # It holds nothing that could be lost, so it is not asked to leave: a call under way may take long.
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                with suppress(BrokenPipeError):  # bytes that a dead worker never read
+                    pipe.close()
+        self._stderr.close()
+
+    def bind(self) -> None:
+        """Keeps a candidate of fewer threads than there are cores on the first of these, where the system can do that.
+
+        One CPU of each core, so that no two threads share one. Where a control group has a quota of time, its threads may
+        run anywhere, and so they do here.
+        Cores of one machine differ while others use it, and processes that wander between them differ with them: the ratio of
+        two equal ones was known half as closely without (2 cores of a virtual machine: 1.1 to 2.4 % after 4 s, bound 0.7 to
+        1.3 %).
+        """
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        cores = one_cpu_a_core()
+        if not tasks.is_dir() or read_cores().quota_cores is not None:
+            return
+        if self.candidate.threads >= len(cores) or self.candidate.device != "cpu":
+            return
+        self.cores = cores[: self.candidate.threads]
+        for task in tasks.iterdir():
+            with suppress(ProcessLookupError):  # a thread that has just ended
+                os.sched_setaffinity(int(task.name), self.cores)
+
+    def send_load(self, workloads: Sequence[Workload], texts: Sequence[Text] = ()) -> None:
+        """Asks the worker to load its candidate, and to try a text and each workload once; `receive` waits for it."""
+        packed = {workload.name: workload.input_ids.tolist() for workload in workloads}
+        described = self.candidate.as_dict()
+        self._texts = len(texts)
+        given = {"candidate": described, "work": packed, "texts": list(texts), "spawned_s": self._spawned_s}
+        self._send({"command": "load", **given})
+
+    def run(self, workload: Workload, *, seconds: float, least: int, most: int) -> TimedTurn:
+        """One take on rows of token ids, see `latency.measure.worker.timed_calls`."""
+        return cast(TimedTurn, self.ask("run", work=workload.name, seconds=seconds, least=least, most=most))
+
+    def answers(self) -> "list[Answer]":
+        """What the candidate answers to all texts, asked for in parts: no part takes so long that it seems to hang."""
+        found: list[Answer] = []
+        while len(found) < self._texts:
+            found += cast("list[Answer]", self.ask("answers", first=len(found), count=TEXTS_AT_ONCE))
+        return found
+
+    def stream(self, chosen: Sequence[int], passes: int) -> StreamTurn:
+        """One take on the chosen texts, one at a time."""
+        return cast(StreamTurn, self.ask("stream", chosen=list(chosen), passes=passes))
+
+    def offline(self, count: int, batch_tokens: int) -> OfflineTurn:
+        """One pass over the first `count` texts."""
+        return cast(OfflineTurn, self.ask("offline", count=count, batch_tokens=batch_tokens))
+
+    def serve(self, at_s: Sequence[float], chosen: Sequence[int], *, most: int, give_up_s: float) -> ServerTurn:
+        """The chosen texts, arriving at given moments."""
+        given = {"at_s": list(at_s), "chosen": list(chosen), "most": most, "give_up_s": give_up_s}
+        return cast(ServerTurn, self.ask("serve", **given))
+
+    def memory(self) -> dict[str, int | None]:
+        """Resident bytes of the worker's process now and at its peak, None where the system does not tell."""
+        return cast("dict[str, int | None]", self.ask("memory"))
+
+    def operators(self, input_ids: list[list[int]]) -> Operators:
+        """Where the graph's time goes on rows of token ids; for onnxruntime on a CPU."""
+        return cast(Operators, self.ask("operators", input_ids=input_ids))
+
+    def ask(self, command: str, **given: Any) -> object:
+        """The worker's answer to a command, see `latency.measure.worker`."""
+        self._send({"command": command, **given})
+        return self.receive()
+
+    def receive(self) -> object:
+        """The worker's next answer. Raises BadInput for one that reports an error, InternalError when there is none."""
+        assert self.process.stdout
+        hung = threading.Timer(REPLY_TIMEOUT_S, self.process.kill)  # ends the read below
+        hung.start()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            hung.cancel()
+        if not line:
+            status = self.process.wait()
+            raise InternalError(
+                f"the process that timed {self.candidate.name!r} ended with status {status} "
+                f"(or took over {REPLY_TIMEOUT_S:.0f} s and was ended). Its last words:\n{self.last_words()}"
+            )
+        reply: object = json.loads(line)
+        if isinstance(reply, dict) and "error" in reply:
+            self.process.wait()
+            if reply["named"]:
+                raise BadInput(str(reply["error"]))
+            raise BadInput(
+                f"candidate {self.candidate.name!r} ({self.candidate.runtime}, {self.candidate.path}) cannot be timed: "
+                f"{reply['error']}. Its last words:\n{self.last_words()}"
+            )
+        return reply
+
+    def last_words(self, lines: int = 12) -> str:
+        """The end of what the worker wrote to stderr."""
+        self._stderr.seek(0)
+        said = self._stderr.read().decode("utf-8", errors="replace").strip().splitlines()
+        return "\n".join(said[-lines:]) or "(nothing)"
+
+    def _send(self, request: dict[str, object]) -> None:
+        assert self.process.stdin
+        with suppress(BrokenPipeError):  # it has died; `receive` says so with its last words
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+
+
+def _warm_up(worker: Worker, workload: Workload, chunk_s: float) -> None:
+    """Runs `workload` until two chunks in a row agree on the median, or to the bound."""
+    last_ms = math.inf
+    for _ in range(WARMUP_CHUNKS):
+        median_ms = float(np.median(worker.run(workload, seconds=chunk_s, least=1, most=10_000)["samples_ms"]))
+        if abs(median_ms - last_ms) <= SETTLED * median_ms:
+            return
+        last_ms = median_ms
+
+
+def _take(
+    worker: Worker, turn: int, take: Callable[[Worker, int], V], samples_ms: Callable[[V], list[float]], log: Log[V]
+) -> None:
+    """One take into `log`, with the core-seconds that others used meanwhile (0 where the system does not tell)."""
+    time.sleep(PAUSE_S)
+    energy = energy_counters()
+    began_s, before_s = time.perf_counter(), busy_core_seconds()
+    taken = take(worker, turn)
+    after_s = busy_core_seconds()
+    spent = energy_counters()
+    log.joules = None if log.joules is None or not energy or not spent else log.joules + joules_between(energy, spent)
+    log.turns.append(taken)
+    log.turns_ms.append(samples_ms(taken))
+    log.seconds += time.perf_counter() - began_s
+    if before_s is not None and after_s is not None:
+        log.other_core_seconds += after_s - before_s - taken["cpu_s"]

@@ -1,0 +1,135 @@
+"""The machine that a timing was taken on: facts that explain a number, and none that identify a person or a host."""
+
+import os
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypedDict
+
+from serve.bundle.cpu_quota import available_cores
+
+# Instruction sets that decide which int8, bf16 and fp32 kernels run.
+FLAGS_OF_INTEREST = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+    "asimddp",
+    "i8mm",
+    "sve",
+)
+LIBRARIES = ("torch", "transformers", "onnxruntime", "openvino", "tokenizers", "numpy")
+
+
+class MachineFacts(TypedDict):
+    """What `machine_facts` finds."""
+
+    cpu: str
+    cores: int  # that this process may use
+    flags: list[str]
+    memory_gib: float
+    os: str
+    python: str
+    versions: dict[str, str]  # installed libraries only
+    load_average: float  # of the last minute, before measuring
+    measured_at: str  # UTC
+
+
+def machine_facts() -> MachineFacts:
+    """The facts that belong beside every timing: no host name, no user name, no path."""
+    flags = cpu_flags()
+    return MachineFacts(
+        cpu=_cpu_model(),
+        cores=available_cores(),
+        flags=[flag for flag in FLAGS_OF_INTEREST if flag in flags],
+        memory_gib=round(_memory_bytes() / 2**30, 1),
+        os=f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
+        python=platform.python_version(),
+        versions=_installed(LIBRARIES),
+        load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0,
+        measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
+def machine_line(machine: Mapping[str, Any], runtimes: Iterable[str] | None = None) -> str:
+    """`2026-11-24 · AMD EPYC, 2 cores · torch 2.13.0, onnxruntime 1.31.1`, of what is known.
+
+    `runtimes` are those that were used, as `torch-compile` is torch's; None leaves all libraries in.
+    """
+    versions = {
+        name: version
+        for name, version in machine.get("versions", {}).items()
+        if runtimes is None or any(runtime.startswith(name) for runtime in runtimes)
+    }
+    cpu = [str(machine["cpu"])] if machine.get("cpu") else []
+    cores = [f"{machine['cores']} cores" if machine["cores"] != 1 else "1 core"] if machine.get("cores") else []
+    parts = [
+        str(machine.get("measured_at", ""))[:10],
+        ", ".join(cpu + cores),
+        ", ".join(f"{name} {version}" for name, version in versions.items()),
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def busy_core_seconds() -> float | None:
+    """Seconds of work that the cores of this process have done since boot, for anybody; None where Linux does not tell.
+
+    Counts time stolen by the hypervisor, which also was not ours. /proc/stat, fields user, nice, system, irq, softirq,
+    steal of proc_stat(5); resolution is one clock tick (10 ms) per core.
+    """
+    stat = _read("/proc/stat")
+    if not stat:
+        return None
+    cores = os.sched_getaffinity(0)
+    ticks = 0
+    for line in stat.splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
+            user, nice, system, _idle, _iowait, irq, softirq, steal, *_guests = map(int, fields)
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _read(path: str) -> str:
+    file = Path(path)
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _cpuinfo(*keys: str) -> str:
+    """The first value in /proc/cpuinfo under any of `keys`; empty where there is none."""
+    for line in _read("/proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in keys:
+            return value.strip()
+    return ""
+
+
+def _cpu_model() -> str:
+    return _cpuinfo("model name", "Hardware", "Processor") or platform.processor() or platform.machine()
+
+
+def cpu_flags() -> set[str]:
+    """What this CPU says it can do, by the names that Linux gives; empty where it does not tell."""
+    return set(_cpuinfo("flags", "Features").split())
+
+
+def _memory_bytes() -> int:
+    names = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" not in names:
+        return 0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _installed(names: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

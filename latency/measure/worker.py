@@ -1,0 +1,343 @@
+"""One candidate in a process of its own: `python -m latency.measure.worker`, JSON lines in, JSON lines out.
+
+    {"command": "load", "candidate": {...}, "work": {name: input_ids}, "texts": [...], "spawned_s"}
+        -> `Loaded`
+    {"command": "answers", "first", "count"}                            these texts -> [answer of each, see `serve.text.answers`]
+    {"command": "run", "work": name, "seconds", "least", "most"}        rows of token ids -> `TimedTurn`
+    {"command": "stream", "chosen": [index of text], "passes"}          one text at a time -> `StreamTurn`
+    {"command": "offline", "count", "batch_tokens"}             the first texts, short with short -> `OfflineTurn`
+    {"command": "serve", "at_s", "chosen", "most", "give_up_s"}         texts arrive at given moments -> `ServerTurn`
+    {"command": "operators", "input_ids"}                               -> `latency.measure.result_document.Operators`
+    {"command": "memory"}                                               -> {"steady_bytes", "peak_bytes"}, or nulls
+    {"command": "quit"}, or the end of the input, which means that the parent has died
+        -> exit 0
+    whatever fails
+        -> {"error": message, "named": is it one of our own errors}, a traceback on stderr, exit 1
+
+A process of its own, because the idle threads of one runtime spin and slow the other where two share a process: one
+model took 28 ms interleaved with others in one process and 9 ms alone (2 cores, AMD Zen 5). Between its turns a worker
+blocks on a read. Nothing that reads the thread counts is imported before "load" has set them.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, TypedDict
+
+from serve.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from latency.candidates.candidate import Call, Candidate
+    from latency.candidates.end_to_end import EndToEnd, Parts, Text
+    from serve.text.answers import Answer
+
+# The last is the tokenizer's: it would take every core for a batch of texts.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+
+STILL_FASTER = 0.97  # a call that takes less than this share of the fastest so far: the candidate still warms up
+SETTLED_AFTER = 3  # calls in a row that do not
+SETTLING_BOUND_S = 0.1
+SPIN_S = 0.0003  # a sleep ends about this much late; the rest of a wait is spun
+SCORING_TOKENS = 4096  # padded, in a batch of texts that are scored and not timed
+
+
+class Loaded(TypedDict):
+    """How long a candidate took to be of use."""
+
+    load_ms: float
+    first_answer_ms: float
+    cold_start_ms: float  # from the start of the process
+
+
+class TimedTurn(TypedDict):
+    """What one turn of one candidate brought."""
+
+    samples_ms: list[float]
+    warmup: int  # calls made before, until they got no faster
+    wall_s: float  # of the turn, warm-up included
+    cpu_s: float  # all threads of this process, over the same time
+
+
+class StreamTurn(TimedTurn):
+    """The same on texts, each in its parts."""
+
+    samples: list[list[float]]  # [tokens, tokenise_ms, run_ms, decode_ms], in whole passes over the texts
+
+
+class OfflineTurn(TypedDict):
+    """One pass over many texts."""
+
+    wall_s: float
+    tokens: int
+    padded_tokens: int
+    cpu_s: float
+
+
+class ServerTurn(TypedDict):
+    """Texts that arrived whether or not the ones before were answered."""
+
+    latencies_ms: list[float]  # from the intended moment, in the order of arrival
+    unanswered: int  # when the backlog was given up
+
+
+class Ready:
+    """A loaded candidate with what it is to be timed on."""
+
+    def __init__(self, candidate: "Candidate", call: "Call", texts: "Sequence[Text]") -> None:
+        self.candidate, self.call, self.texts = candidate, call, texts
+        self.rows: dict[str, Callable[[], object]] = {}
+        self.end_to_end: EndToEnd | None = None
+
+    def answers(self) -> "EndToEnd":
+        """The candidate from text to answer; only asked of one that was given texts."""
+        assert self.end_to_end is not None
+        return self.end_to_end
+
+
+def timed_calls(calls: Sequence[Callable[[], object]], *, seconds: float, least: int, most: int) -> TimedTurn:
+    """Whole passes over `calls` until `seconds` of timed calls have passed: `least` times whatever that takes.
+
+    At most `most` are made. Before, the candidate settles: caches belonged to another process until now, and a core that
+    slept is slow for some milliseconds, so calls are made and not kept until they get no faster.
+    """
+    with _undisturbed():
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        warmup = _settle(calls)
+        samples_ns: list[int] = []
+        spent_ns, budget_ns = 0, int(seconds * 1e9)
+        while len(samples_ns) < least or (spent_ns < budget_ns and len(samples_ns) + len(calls) <= most):
+            for call in calls:
+                start_ns = time.perf_counter_ns()
+                call()
+                samples_ns.append(time.perf_counter_ns() - start_ns)
+                spent_ns += samples_ns[-1]
+        return TimedTurn(
+            samples_ms=[round(sample_ns / 1e6, 4) for sample_ns in samples_ns],
+            warmup=warmup,
+            wall_s=time.perf_counter() - began_s,
+            cpu_s=time.process_time() - began_cpu_s,
+        )
+
+
+def _settle(calls: Sequence[Callable[[], object]]) -> int:
+    """Makes whole passes over `calls` until they get no faster, or to the bound; returns the calls made."""
+    fastest_s, still, spent_s, made = float("inf"), 0, 0.0, 0
+    needed = max(1, SETTLED_AFTER // len(calls))
+    while still < needed and spent_s < SETTLING_BOUND_S:
+        start_s = time.perf_counter()
+        for call in calls:
+            call()
+        took_s = time.perf_counter() - start_s
+        made, spent_s = made + len(calls), spent_s + took_s
+        if took_s < STILL_FASTER * fastest_s:
+            fastest_s, still = took_s, 0
+        else:
+            still += 1
+    return made
+
+
+@contextmanager
+def _undisturbed() -> "Iterator[None]":
+    """Without Python's collector of garbage, which runs after instead."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect(0)
+
+
+def _load(request: Mapping[str, Any]) -> tuple[Ready, Loaded]:
+    """Loads the candidate and answers every workload once, so that what cannot run fails before anything is timed."""
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(request["candidate"]["threads"])))
+    import numpy as np
+
+    from latency.candidates.candidate import Candidate
+    from latency.candidates.open_candidate import load
+
+    candidate = Candidate.from_dict(request["candidate"])
+    start_s = time.perf_counter()
+    texts = [text if isinstance(text, str) else (text[0], text[1]) for text in request["texts"]]
+    ready = Ready(candidate, load(candidate), texts)
+    load_s = time.perf_counter() - start_s
+    first_answer_s = 0.0
+    if ready.texts:
+        from latency.candidates.end_to_end import EndToEnd
+
+        ready.end_to_end = EndToEnd(candidate, ready.call)
+        start_s = time.perf_counter()
+        ready.end_to_end.one(ready.texts[0])
+        first_answer_s = time.perf_counter() - start_s
+    answered_s = time.monotonic()
+    for name, rows in request["work"].items():
+        inputs = inputs_of(np.array(rows, dtype=np.int64))
+        start_s = time.perf_counter()
+        answer = ready.call(inputs)
+        if not first_answer_s:
+            first_answer_s, answered_s = time.perf_counter() - start_s, time.monotonic()
+        if answer.shape[0] != len(rows) or not np.isfinite(answer).all():
+            raise ValueError(f"its answer to {name} is not one finite row per text: shape {answer.shape}")
+        ready.rows[name] = partial(ready.call, inputs)
+    gc.collect()
+    gc.freeze()  # what stays is not looked at again
+    return ready, Loaded(
+        load_ms=1e3 * load_s,
+        first_answer_ms=1e3 * first_answer_s,
+        cold_start_ms=1e3 * (answered_s - request["spawned_s"]),
+    )
+
+
+def inputs_of(input_ids: Any) -> dict[str, Any]:
+    """The inputs of a model for rows without padding."""
+    import numpy as np
+
+    return {
+        "input_ids": input_ids,
+        "attention_mask": np.ones_like(input_ids),
+        "token_type_ids": np.zeros_like(input_ids),
+    }
+
+
+def _stream(ready: Ready, request: Mapping[str, Any]) -> StreamTurn:
+    """The chosen texts one at a time, in whole passes: a time limit would take short texts more often than long ones."""
+    end_to_end = ready.answers()
+    parts: list[Parts] = []
+    calls = [partial(_answer_one, end_to_end, ready.texts[i], parts) for i in request["chosen"]]
+    count = request["passes"] * len(calls)
+    turn = timed_calls(calls, seconds=0.0, least=count, most=count)
+    kept = parts[turn["warmup"] :]
+    return StreamTurn(**turn, samples=[[each.tokens, *(round(ms, 4) for ms in each[1:])] for each in kept])
+
+
+def _answer_one(end_to_end: "EndToEnd", text: "Text", parts: "list[Parts]") -> None:
+    parts.append(end_to_end.one(text))
+
+
+def _answers(ready: Ready, request: Mapping[str, Any]) -> "list[Answer]":
+    chosen = ready.texts[request["first"] : request["first"] + request["count"]]
+    return ready.answers().many(chosen, SCORING_TOKENS).answers
+
+
+def _offline(ready: Ready, request: Mapping[str, Any]) -> OfflineTurn:
+    with _undisturbed():
+        began_cpu_s = time.process_time()
+        answered = ready.answers().many(ready.texts[: request["count"]], request["batch_tokens"])
+        cpu_s = time.process_time() - began_cpu_s
+    return OfflineTurn(
+        wall_s=answered.wall_s, tokens=answered.parts.tokens, padded_tokens=answered.padded_tokens, cpu_s=cpu_s
+    )
+
+
+def _serve(ready: Ready, request: Mapping[str, Any]) -> ServerTurn:
+    """Answers texts that arrive at given moments: whatever waits is taken together, up to `most` texts.
+
+    Latency counts from the intended moment of arrival, however late this process came to it.
+    """
+    at_s, chosen, most = request["at_s"], request["chosen"], request["most"]
+    end_to_end = ready.answers()
+    latencies_ms: list[float] = []
+    with _undisturbed():
+        start_s = time.perf_counter()
+        while len(latencies_ms) < len(at_s):
+            first = len(latencies_ms)
+            _wait_until(start_s + at_s[first])
+            now_s = time.perf_counter() - start_s
+            if now_s - at_s[first] > request["give_up_s"]:
+                break
+            due = first + 1
+            while due < min(len(at_s), first + most) and at_s[due] <= now_s:
+                due += 1
+            end_to_end.many([ready.texts[i] for i in chosen[first:due]], batch_tokens=sys.maxsize)
+            done_s = time.perf_counter() - start_s
+            latencies_ms += [round(1e3 * (done_s - at), 4) for at in at_s[first:due]]
+    return ServerTurn(latencies_ms=latencies_ms, unanswered=len(at_s) - len(latencies_ms))
+
+
+def _wait_until(moment_s: float) -> None:
+    left_s = moment_s - time.perf_counter()
+    if left_s > SPIN_S:
+        time.sleep(left_s - SPIN_S)
+    while time.perf_counter() < moment_s:
+        pass
+
+
+def _memory() -> dict[str, int | None]:
+    from latency.measure.resources import resident_bytes
+
+    found = resident_bytes()
+    steady_bytes, peak_bytes = found or (None, None)
+    return {"steady_bytes": steady_bytes, "peak_bytes": peak_bytes}
+
+
+def _operators(ready: Ready, request: Mapping[str, Any]) -> object:
+    import numpy as np
+
+    from latency.measure.operators import operators
+
+    inputs = inputs_of(np.array(request["input_ids"], dtype=np.int64))
+    return operators(ready.candidate.path, inputs, ready.candidate.threads)
+
+
+def _run(ready: Ready, request: Mapping[str, Any]) -> TimedTurn:
+    limits = {key: request[key] for key in ("seconds", "least", "most")}
+    return timed_calls([ready.rows[request["work"]]], **limits)
+
+
+COMMANDS: dict[str, Callable[[Ready, Mapping[str, Any]], object]] = {
+    "answers": _answers,
+    "run": _run,
+    "stream": _stream,
+    "offline": _offline,
+    "serve": _serve,
+    "operators": _operators,
+    "memory": lambda _ready, _request: _memory(),
+}
+
+
+def _answer_all(requests: IO[str], replies: IO[str]) -> None:
+    """Answers each line of `requests` with one line, until `quit` or the end."""
+    ready: Ready | None = None
+    for line in requests:
+        request = json.loads(line)
+        if request["command"] == "quit":
+            return
+        reply: object
+        if request["command"] == "load":
+            ready, reply = _load(request)
+        else:
+            assert ready is not None
+            reply = COMMANDS[request["command"]](ready, request)
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+def main() -> int:
+    """Runs the worker on this process's own stdin and stdout."""
+    # Ctrl-C reaches the whole process group; the parent decides, and closes our input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Native libraries print where they like: what they write to stdout goes to stderr, and only we hold the real one.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        _answer_all(sys.stdin, replies)
+    except Exception as error:  # the edge of a process: any failure is told to the parent, and ends us
+        traceback.print_exc()
+        named = isinstance(error, BadInput)
+        message = str(error) if named else f"{type(error).__name__}: {error}"
+        replies.write(json.dumps({"error": message, "named": named}) + "\n")
+        replies.flush()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

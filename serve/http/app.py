@@ -1,0 +1,188 @@
+"""The server: bundles behind HTTP. `create_app` makes the ASGI app, `serve` runs it until it is told to stop."""
+
+import logging
+import math
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from serve.errors import BadInput, StillroomError
+from serve.http.auth.access import Access, Bodies
+from serve.http.auth.api_keys import read_keys
+from serve.http.auth.cors import Origins
+from serve.http.connections.graceful_shutdown import DrainingServer
+from serve.http.connections.limits import Watch
+from serve.http.connections.sockets import listening, openable_connections
+from serve.http.connections.tls import load_certificate, tls_context
+from serve.http.middleware import RequestMiddleware, on_http_exception, on_stillroom_error
+from serve.http.service import Service
+from serve.http.v2.routes import routes as v2_routes
+from serve.observe.logs import logging_to_stderr
+from serve.observe.metrics import Metrics
+from serve.observe.tracing import traces_from_environment
+from serve.settings import ConnectionLimits, Limits, ServeSettings
+from serve.workers.supervisor import ServedModel
+
+log = logging.getLogger("serve")
+
+
+def create_app(
+    bundles: Sequence[Path | str],
+    *,
+    variant: str | None = None,
+    threads: int | None = None,
+    processes: int | None = None,
+    limits: Limits | None = None,
+    access: Access | None = None,
+    bodies_bytes: int = ConnectionLimits.bodies_bytes,
+    log_texts: bool = False,
+    aliases: Mapping[str, str] | None = None,
+) -> Starlette:
+    """The ASGI app that serves `bundles`; each is verified here. Its `state.service` is the `Service`.
+
+    `variant`, `threads` and `processes` are as in `ServedModel`, for all of them; `aliases` are other names of models; `access`
+    says who may ask, everybody unless given; `bodies_bytes` of request bodies are held at once. BundleError when one is
+    damaged; BadInput when there is none, or two have one name.
+    """
+    if not bundles:
+        raise BadInput("no bundle was given; name at least one folder that `stillroom run`, `demo` or `export` wrote")
+    limits, metrics = limits or Limits(), Metrics()
+    models = [
+        ServedModel(bundle, limits, metrics, variant=variant, threads=threads, processes=processes)
+        for bundle in bundles
+    ]
+    names = [model.manifest.name for model in models]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadInput(f"several bundles are called {', '.join(map(repr, twice))}; a request could not tell them apart")
+    aliases = aliases or {}
+    for alias, name in aliases.items():
+        if name not in names or alias in names:
+            reason = "that is a bundle's own name" if alias in names else f"there is {', '.join(map(repr, names))}"
+            raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
+    service = Service(models, limits, metrics, aliases, traces_from_environment(), log_texts=log_texts)
+    direct = {
+        "/v1/entities": service.entities,
+        "/v1/classify": service.classify,
+        "/v1/relations": service.relations,
+    }
+    routes = [
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),  # for other methods, and lists
+        Route("/v1/models", service.describe_models),
+        Route("/healthz", service.healthz),
+        Route("/readyz", service.readyz),
+        Route("/metrics", service.metrics_text),
+        Route("/openapi.json", service.openapi),
+        Route("/docs", service.docs),
+        Route("/", service.try_page),
+        *v2_routes(service),
+    ]
+    endpoints = frozenset(route.path for route in routes)
+    middleware = Middleware(
+        RequestMiddleware,
+        metrics=metrics,
+        endpoints=endpoints,
+        direct=direct,
+        access=access or Access(),
+        bodies=Bodies(bodies_bytes),
+        traces=service.traces,
+    )
+    app = Starlette(
+        routes=routes,
+        middleware=[middleware],
+        exception_handlers={StillroomError: on_stillroom_error, HTTPException: on_http_exception},
+        lifespan=service.lifespan,
+    )
+    app.state.service = service
+    app.router.redirect_slashes = False  # /v1/entities/ is answered 404 in our form, not redirected
+    return app
+
+
+def serve(
+    bundles: Sequence[Path | str],
+    settings: ServeSettings | None = None,
+    *,
+    announce: Callable[[str], None] = print,
+) -> None:
+    """Serve `bundles` until SIGTERM or SIGINT; then finish the requests under way and return.
+
+    `announce` is told the server's URL once it takes connections. BadInput when the address cannot be listened on, the keys or
+    the certificate cannot be used, and all that `create_app` raises.
+    """
+    settings = settings or ServeSettings()
+    with logging_to_stderr(settings.log_format, requests=settings.access_log):
+        server = _server(bundles, settings, announce)
+        with listening(settings.host, settings.port) as listener:
+            server.run(sockets=[listener])
+
+
+def _server(bundles: Sequence[Path | str], settings: ServeSettings, announce: Callable[[str], None]) -> DrainingServer:
+    """The server that these settings make."""
+    access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
+    context = tls_context(settings)
+    app = create_app(
+        bundles,
+        variant=settings.variant,
+        threads=settings.threads,
+        processes=settings.processes,
+        limits=settings.limits,
+        aliases=aliases_of(settings.alias),
+        access=access,
+        bodies_bytes=settings.connections.bodies_bytes,
+        log_texts=settings.log_texts,
+    )
+    service: Service = app.state.service
+    most = openable_connections(settings.connections.connections)
+    watch = Watch(replace(settings.connections, connections=most), service.metrics)
+    watch.full_s = service.full_s
+    watch.origins = access.origins
+    service.stopping = lambda: watch.stopping
+    service.read_again = partial(read_again, settings, access, context)
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        timeout_keep_alive=math.ceil(settings.connections.keep_alive_s),
+    )
+    shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    shown = f"{'https' if context else 'http'}://{shown_host}"
+    return DrainingServer(
+        config,
+        watch,
+        context=context,
+        linger_s=settings.linger_s,
+        drain_s=settings.drain_s,
+        opened=lambda port: announce(f"{shown}:{port}"),
+    )
+
+
+def read_again(settings: ServeSettings, access: Access, context: ssl.SSLContext | None) -> None:
+    """Reads the keys and the certificate once more, for what comes from now on; what cannot be read leaves the old ones."""
+    try:
+        access.keyring = read_keys(settings.keys).after(access.keyring)
+        if context is not None:
+            load_certificate(context, settings)
+    except BadInput as error:
+        log.error("keys or certificate stay as they were: %s", error)
+
+
+def aliases_of(given: Sequence[str]) -> dict[str, str]:
+    """`OTHER=NAME` as other -> name. BadInput for anything else."""
+    aliases = {}
+    for each in given:
+        other, equals, name = each.partition("=")
+        if not (other and equals and name):
+            raise BadInput(f"--alias {each!r}: give OTHER=NAME, such as prod=support")
+        aliases[other] = name
+    return aliases

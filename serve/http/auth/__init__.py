@@ -1,0 +1,1 @@
+"""Who may ask: API keys with their limits, open paths, and pages of other origins (CORS)."""

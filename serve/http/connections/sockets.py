@@ -1,0 +1,80 @@
+"""The socket a server listens on, how it is encrypted, how many files it may open, and the signal to reload."""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from serve.errors import BadInput
+
+log = logging.getLogger("serve")
+
+# Files that a server has open besides its connections: the models' pipes, its log, its bundles while they load.
+OTHER_FILES = 128
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens on `host` and `port`. BadInput when that is not possible."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(1024)
+        except (OSError, OverflowError) as error:
+            raise BadInput(f"cannot listen on {host}, port {port} ({error}); give another --host or --port") from error
+        listener.setblocking(False)
+        yield listener
+
+
+@asynccontextmanager
+async def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Within it, SIGHUP calls `reload`, one call after another; one under way is cancelled at its end.
+
+    Where there are no such signals, nothing does.
+    """
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = asyncio.Event()
+
+    async def when_asked() -> None:
+        while True:
+            await asked.wait()
+            asked.clear()
+            try:
+                await reload()
+            except Exception:
+                log.exception("reloading failed; the server goes on as it was")
+
+    loop = asyncio.get_running_loop()
+    reloader = loop.create_task(when_asked())
+    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        reloader.cancel()
+        await asyncio.wait([reloader])
+
+
+def openable_connections(connections: int) -> int:
+    """How many of `connections` this process may have open, once its limit of open files is raised as far as it may be."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return connections
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        log.warning(
+            "this process may open %d files, so %d connections and not %d", hard, allowed - OTHER_FILES, connections
+        )
+    return max(1, allowed - OTHER_FILES)

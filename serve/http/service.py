@@ -1,0 +1,322 @@
+"""The endpoints, and what they share: models, limits, counters."""
+
+import asyncio
+import base64
+import hashlib
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from serve.bundle.manifest import Manifest
+from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
+from serve.http.connections.limits import GONE
+from serve.http.connections.sockets import (
+    reloading_on_hangup,
+)
+from serve.http.middleware import json_response
+from serve.http.openapi.docs_page import docs_page
+from serve.http.openapi.v1 import openapi
+from serve.http.v1.relations import decode_relations, marked_texts
+from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, check_limits, read_json, read_request
+from serve.model.work_items import TextWork, Work
+from serve.observe.logs import FIELDS
+from serve.observe.metrics import Metrics
+from serve.observe.request_context import TIMEOUT_HEADER, client_timeout_s, context_of
+from serve.observe.tracing import Traces
+from serve.settings import Limits
+from serve.text.answers import AnswerOptions
+from serve.text.inputs import as_texts, pairs_of
+from serve.workers.process import Answered
+from serve.workers.supervisor import ServedModel
+
+log = logging.getLogger("serve")
+
+
+PAGE = Path(__file__).parent / "page" / "index.html"
+
+
+# What a model is for: its task, but that relations are a kind of their own.
+Kind = Literal["token-classification", "text-classification", "relations"]
+
+
+ENDPOINT_OF: dict[Kind, str] = {
+    "token-classification": "/v1/entities",
+    "text-classification": "/v1/classify",
+    "relations": "/v1/relations",
+}
+
+
+class Service:
+    """The endpoints, and what they share: the models by name and their other names, the limits, the counters."""
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        limits: Limits,
+        metrics: Metrics,
+        aliases: Mapping[str, str],
+        traces: Traces | None = None,
+        *,
+        log_texts: bool = False,
+    ) -> None:
+        self.limits = limits
+        self.log_texts = log_texts
+        self.stopping: Callable[[], bool] = lambda: False
+        self.read_again: Callable[[], None] = lambda: None
+        self.metrics = metrics
+        self.traces = traces
+        self.models = {model.manifest.name: model for model in models}
+        self._replaced: set[ServedModel] = set()  # and not stopped yet
+        self.aliases = dict(aliases)
+        self.page = PAGE.read_bytes()
+        self.page_headers = {"Content-Security-Policy": content_security_policy(self.page.decode("utf-8"))}
+        self._warming: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Start the models' processes beside the first requests, which wait for them; at the end, finish what was accepted."""
+        self._warming = asyncio.create_task(self._start())
+        try:
+            async with reloading_on_hangup(self.reload):
+                yield
+        finally:  # whatever ended it, no process is left behind
+            if not self._warming.done():
+                self._warming.cancel()
+            await asyncio.wait([self._warming])
+            await asyncio.gather(*(model.stop() for model in [*self.models.values(), *self._replaced]))
+            if self.traces:
+                await asyncio.to_thread(self.traces.close)
+
+    async def entities(self, request: Request) -> Response:
+        """POST /v1/entities: entity spans in each text."""
+        asked = await read_request(request, EntitiesRequest, self.limits)
+        options = AnswerOptions(
+            min_score=asked.min_score,
+            offsets=asked.offsets,
+            aggregation=asked.aggregation,
+            constrained=asked.constrained,
+            truncate=asked.truncate,
+        )
+        model = self._model(asked.model, "token-classification")
+        return await self._answer(request, model, as_texts(asked.text), None, options)
+
+    async def classify(self, request: Request) -> Response:
+        """POST /v1/classify: labels with scores for each text."""
+        asked = await read_request(request, ClassifyRequest, self.limits)
+        pairs = pairs_of(asked.text, asked.text_pair)
+        options = AnswerOptions(top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain)
+        model = self._model(asked.model, "text-classification")
+        return await self._answer(request, model, as_texts(asked.text), pairs, options)
+
+    async def relations(self, request: Request) -> Response:
+        """POST /v1/relations: what one part of each text is to another."""
+        asked = decode_relations(await read_json(request, self.limits.body_bytes))
+        texts = marked_texts(asked, self.limits)
+        options = AnswerOptions(top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain)
+        model = self._model(asked.model, "relations")
+        return await self._answered(request, model, [TextWork(text, None, options) for text in texts])
+
+    async def describe_models(self, request: Request) -> Response:
+        """GET /v1/models: what is served."""
+        return json_response({"models": [model.description() for model in self.models.values()]})
+
+    async def healthz(self, request: Request) -> Response:
+        """GET /healthz: 200 while the process answers at all."""
+        return json_response({"status": "ok"})
+
+    async def readyz(self, request: Request) -> Response:
+        """GET /readyz: 200 once every model has run; 503 before, once the server stops, and for good when one failed to."""
+        if reason := self.unready():
+            raise reason
+        return json_response({"status": "ready"})
+
+    def full_s(self) -> float:
+        """Seconds until the queue of any model has room again; 0 where one has."""
+        return min((model.batcher.full_s for model in self.models.values()), default=0.0)
+
+    def unready(self) -> Unavailable | None:
+        """Why not every model can answer now; None when all can."""
+        if self.stopping():
+            return Unavailable("this server is stopping; ask another one")
+        if self._warming is None or not self._warming.done():
+            return Unavailable("the models are warming up; ask again in a second")
+        if idle := [name for name, model in self.models.items() if not model.ready]:
+            return Unavailable(f"no process computes for {', '.join(map(repr, idle))}; the server's log says why")
+        return None
+
+    async def metrics_text(self, request: Request) -> Response:
+        """GET /metrics, for Prometheus."""
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return json_response(self._document())
+
+    async def docs(self, request: Request) -> Response:
+        """GET /docs: the same for a person."""
+        page = docs_page(self._document(), request.url.scheme, request.headers.get("host", ""))
+        headers = {"Content-Security-Policy": content_security_policy(page)}
+        return Response(page, headers=headers, media_type="text/html; charset=utf-8")
+
+    def _document(self) -> dict[str, object]:
+        named = {name: model.manifest for name, model in self.models.items()}
+        return openapi({**named, **{alias: named[name] for alias, name in self.aliases.items()}}, self.limits)
+
+    async def try_page(self, request: Request) -> Response:
+        """GET /: a page to try the models on."""
+        return Response(self.page, headers=self.page_headers, media_type="text/html; charset=utf-8")
+
+    async def _answer(
+        self, request: Request, model: ServedModel, texts: list[str], pairs: list[str] | None, options: AnswerOptions
+    ) -> Response:
+        check_limits(texts, "text", self.limits)
+        check_limits(pairs or [], "text_pair", self.limits)
+        seconds: list[str] | list[None] = pairs or [None] * len(texts)
+        return await self._answered(
+            request, model, [TextWork(*pair, options) for pair in zip(texts, seconds, strict=True)]
+        )
+
+    async def _answered(self, request: Request, model: ServedModel, works: list[Work]) -> Response:
+        answers = await self.answers(request, model, works)
+        results = [msgspec.Raw(answer) for answer in answers if isinstance(answer, bytes)]
+        return json_response({"model": model.manifest.name, "variant": model.variant, "results": results})
+
+    async def answers(self, request: Request, model: ServedModel, works: list[Work]) -> list[Answered]:
+        """The model's answers within the time allowed, dropped when the client hangs up; what goes wrong, as its error."""
+        context = context_of(request.scope)
+        if self.log_texts:
+            context.logged_texts = [work.text for work in works if isinstance(work, TextWork)]
+        # The client's own time began when its request did.
+        left_s = client_timeout_s(request.headers.get(TIMEOUT_HEADER)) - (time.perf_counter() - context.begun_s)
+        loop = asyncio.get_running_loop()
+        # A server whose connections say when the client is gone saves a task that waits for it.
+        gone: asyncio.Future[None] = request.scope.get(GONE) or asyncio.ensure_future(_hung_up(request))
+        try:
+            if gone.done():
+                raise ClientDisconnect
+            if left_s <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(min(left_s, self.limits.answer_s)) as waiting:
+
+                def hung_up(_: object) -> None:
+                    with suppress(RuntimeError):  # its answer came in this very turn
+                        waiting.reschedule(loop.time())
+
+                gone.add_done_callback(hung_up)
+                try:
+                    with model.held():
+                        return await model.answers(works, context)
+                finally:
+                    gone.remove_done_callback(hung_up)
+        except TimeoutError as error:
+            if gone.done():
+                raise ClientDisconnect from error
+            spent_s = time.perf_counter() - context.begun_s
+            raise DeadlineExceeded(
+                f"no answer within {spent_s:.3g} s; send fewer texts at once, or try again later"
+            ) from error
+        finally:
+            if isinstance(gone, asyncio.Task):
+                gone.cancel()
+
+    def _model(self, name: str | None, kind: Kind) -> ServedModel:
+        """The model called `name`, or the first one of `kind`.
+
+        A model of relations classifies texts that hold markers, when it is named or there is none that takes others.
+        """
+        if name is None:
+            of_kind = [model for model in self.models.values() if kind_of(model.manifest) == kind]
+            of_task = [model for model in self.models.values() if model.manifest.task == kind]
+            if found := of_kind or of_task:
+                return found[0]
+        other = self.named(name) if name is not None else next(iter(self.models.values()))
+        if kind not in {kind_of(other.manifest), other.manifest.task}:
+            raise BadInput(
+                f"{other.manifest.name!r} is for {kind_of(other.manifest)}; "
+                f"post to {ENDPOINT_OF[kind_of(other.manifest)]} instead",
+                field="model",
+            )
+        return other
+
+    def named(self, name: str) -> ServedModel:
+        """The model called `name`, or of that alias. NotFound when there is none."""
+        model = self.models.get(self.aliases.get(name, name))
+        if model is None:
+            names = [*self.models, *self.aliases]
+            raise NotFound(f"there is no model {name!r}; there is {', '.join(map(repr, names))}", field="model")
+        return model
+
+    async def reload(self) -> None:
+        """Reads keys, certificate and bundles again, and serves what is there now once it is warm; what cannot be read stays as it was.
+
+        Requests that were begun are answered by the model that they began with. Models that are still being started are waited for.
+        """
+        if self._warming is not None:
+            await asyncio.wait([self._warming])
+        self.read_again()
+        for name, old in list(self.models.items()):
+            try:
+                new = await asyncio.to_thread(old.opened_again)
+                if new.manifest.name != name:
+                    raise BundleError(
+                        f"{old.path} holds {new.manifest.name!r} now, not {name!r}; start the server anew"
+                    )
+                await new.start()
+            except (StillroomError, OSError) as error:
+                log.error("model %r stays as it was, the bundle cannot be opened again: %s", name, error)
+                self.metrics.reloads.labels(name, "failed").inc()
+                continue
+            self.models[name] = new
+            self._replaced.add(old)
+            self.metrics.reloads.labels(name, "done").inc()
+            log.warning("model %r is now %s", name, new.manifest.digest[:12])
+            await old.stop()
+            self._replaced.remove(old)
+
+    async def _start(self) -> None:
+        began_s, all_warm = time.perf_counter(), True
+        for model in self.models.values():
+            try:
+                await model.start()
+            except (StillroomError, OSError) as error:
+                log.error("model %r cannot be served: %s", model.manifest.name, error)
+                model.batcher.give_up(f"model {model.manifest.name!r} cannot be served; the server's log says why")
+                all_warm = False
+        if all_warm:
+            fields = {"models": ",".join(self.models), "seconds": round(time.perf_counter() - began_s, 2)}
+            log.info("ready", extra={FIELDS: fields})
+
+
+def kind_of(manifest: Manifest) -> Kind:
+    """What a model is asked for."""
+    return "relations" if manifest.relations else manifest.task
+
+
+def content_security_policy(page: str) -> str:
+    """A policy that lets `page` run its own inline style and script, by their hashes, call this server, and no more."""
+    hashes = {
+        tag: " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
+            for inline in re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        )
+        for tag in ("style", "script")
+    }
+    return (
+        f"default-src 'none'; style-src {hashes['style']}; script-src {hashes['script']}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+async def _hung_up(request: Request) -> None:
+    # The body was read, so the next message is that the client has gone.
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

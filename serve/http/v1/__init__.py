@@ -1,0 +1,1 @@
+"""What `/v1` takes: the bodies of its endpoints, checked."""

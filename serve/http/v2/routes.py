@@ -1,0 +1,303 @@
+"""`/v2`: the Open Inference Protocol (KServe v2) over HTTP, for any client that speaks it.
+
+A model is asked with texts, and answers with JSON in a BYTES tensor; or with token ids, and answers with logits.
+`serve.http.v2.tensors` reads and writes what travels, `serve.http.middleware` gives errors their form here: `{"error": message}`.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serve.bundle.manifest import Manifest
+from serve.errors import BadInput, NotFound, TooLarge, Unavailable, UnsupportedMedia
+from serve.http.middleware import json_response
+from serve.http.openapi.v1 import program_version
+from serve.http.service import Service
+from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, check_limits, options_of, read_body
+from serve.http.v2.tensors import Datatype, InferRequest, OutputTensor, Tensor, read_tensors, written
+from serve.model.work_items import Logits, TextWork, TokenWork, Work
+from serve.settings import Limits
+from serve.text.answers import AnswerOptions, LabelScore
+from serve.workers.process import Answered
+from serve.workers.supervisor import ServedModel
+
+JSON_LENGTH = "Inference-Header-Content-Length"
+MEDIA = ("application/json", "application/octet-stream")
+
+INPUTS: dict[str, Datatype] = {
+    "text": "BYTES",
+    "text_pair": "BYTES",
+    "input_ids": "INT64",
+    "attention_mask": "INT64",
+    "token_type_ids": "INT64",
+}
+TEXT_INPUTS = ("text", "text_pair")
+
+
+class _Top(msgspec.Struct):
+    labels: list[LabelScore]
+
+
+def routes(service: Service) -> list[Route]:
+    """The endpoints under `/v2`, of the models of `service`."""
+    model = "/v2/models/{name}"
+    offered: list[tuple[str, Handler, str]] = [
+        ("/v2", _server, "GET"),
+        ("/v2/health/live", _live, "GET"),
+        ("/v2/health/ready", _ready, "GET"),
+    ]
+    for of_version in ("", "/versions/{version}"):
+        offered += [
+            (f"{model}{of_version}", _model, "GET"),
+            (f"{model}{of_version}/ready", _model_ready, "GET"),
+            (f"{model}{of_version}/infer", _infer, "POST"),
+        ]
+    return [
+        Route(path, partial(_counted, path, handler, service), methods=[method]) for path, handler, method in offered
+    ]
+
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+async def _counted(path: str, handler: Handler, service: Service, request: Request) -> Response:
+    request.scope["stillroom.endpoint"] = path  # counted under its pattern, not under each model's name
+    return await handler(service, request)
+
+
+async def _server(service: Service, request: Request) -> Response:
+    return json_response({"name": "stillroom", "version": program_version(), "extensions": ["binary_tensor_data"]})
+
+
+async def _live(service: Service, request: Request) -> Response:
+    return json_response({"live": True})
+
+
+async def _ready(service: Service, request: Request) -> Response:
+    if reason := service.unready():
+        raise reason
+    return json_response({"ready": True})
+
+
+async def _model(service: Service, request: Request) -> Response:
+    return json_response(metadata(_asked_for(service, request)))
+
+
+async def _model_ready(service: Service, request: Request) -> Response:
+    model = _asked_for(service, request)
+    if not model.ready:
+        raise Unavailable(f"model {model.manifest.name!r} is not ready; ask again in a second")
+    return json_response({"name": model.manifest.name, "ready": True})
+
+
+def metadata(model: ServedModel) -> dict[str, object]:
+    """What a model takes and gives. Its one version is its bundle's digest, so that a client can insist on exactly this one.
+
+    Texts or token ids are sent, never both; -1 is any size.
+    """
+    manifest = model.manifest
+    labels = len(manifest.labels)
+    per_text = manifest.task == "text-classification"
+    texts = TEXT_INPUTS if per_text else TEXT_INPUTS[:1]
+    return {
+        "name": manifest.name,
+        "versions": [manifest.digest],
+        "platform": f"{manifest.variants[model.variant].runtime}_onnx",
+        "inputs": [
+            *({"name": name, "datatype": INPUTS[name], "shape": [-1]} for name in texts),
+            *(
+                {"name": name, "datatype": INPUTS[name], "shape": [-1, -1]}
+                for name in INPUTS
+                if name in manifest.inputs
+            ),
+        ],
+        "outputs": [
+            {"name": "answer", "datatype": "BYTES", "shape": [-1]},
+            *(
+                [
+                    {"name": "label", "datatype": "BYTES", "shape": [-1]},
+                    {"name": "score", "datatype": "FP32", "shape": [-1]},
+                ]
+                if per_text
+                else []
+            ),
+            {"name": "logits", "datatype": "FP32", "shape": [-1, labels] if per_text else [-1, -1, labels]},
+        ],
+    }
+
+
+async def _infer(service: Service, request: Request) -> Response:
+    content_type = request.headers.get("content-type", "")
+    # tritonclient names no type, whatever it sends.
+    if content_type and content_type.partition(";")[0].strip().lower() not in MEDIA:
+        raise UnsupportedMedia(f"the content type is {content_type}; send one of {', '.join(MEDIA)}")
+    _asked_for(service, request)
+    body = await read_body(request, service.limits.body_bytes)
+    model = _asked_for(service, request)  # it may have been reloaded while the body came
+    asked, tensors = read_tensors(body, request.headers.get(JSON_LENGTH), INPUTS)
+    all_as_bytes, options = parameters_of(asked, model.manifest)
+    works = works_of(tensors, options, model.manifest, service.limits)
+    names = output_names(model.manifest, of_texts="text" in tensors)
+    wanted = wanted_outputs(asked, names, all_as_bytes)
+    made = outputs_of(await service.answers(request, model, works), list(wanted))
+    content: dict[str, object] = {
+        "model_name": model.manifest.name,
+        "model_version": model.manifest.digest,
+        "parameters": {"variant": model.variant},
+    }
+    if asked.id is not None:
+        content["id"] = asked.id
+    answer, json_bytes = written(content, [(each, wanted[each.name]) for each in made])
+    if json_bytes is None:
+        return Response(answer, media_type=MEDIA[0])
+    return Response(answer, headers={JSON_LENGTH: str(json_bytes)}, media_type=MEDIA[1])
+
+
+def _asked_for(service: Service, request: Request) -> ServedModel:
+    """The model of the path, looked up among those served; NotFound when there is none such, or its version is another."""
+    name, version = request.path_params["name"], request.path_params.get("version")
+    model = service.named(name)
+    if version not in {None, model.manifest.digest}:
+        raise NotFound(f"there is no version {version!r} of {name!r}; its only one is {model.manifest.digest}")
+    return model
+
+
+def option_names(manifest: Manifest) -> list[str]:
+    """The parameters that a request to a model may have beside `binary_data_output`: the options of its endpoint in `/v1`."""
+    return options_of(EntitiesRequest if manifest.task == "token-classification" else ClassifyRequest)
+
+
+def parameters_of(asked: InferRequest, manifest: Manifest) -> tuple[bool, AnswerOptions]:
+    """Whether outputs are wanted as bytes, and how answers are wanted. BadInput for what is not a parameter, or out of range."""
+    given = dict(asked.parameters)
+    as_bytes = given.pop("binary_data_output", False)
+    if not isinstance(as_bytes, bool):
+        raise BadInput("parameters.binary_data_output: give true or false", field="parameters.binary_data_output")
+    known = option_names(manifest)
+    if unknown := sorted(given.keys() - set(known)):
+        raise BadInput(
+            f"there is no parameter {unknown[0]!r} of {manifest.name!r}; there is {', '.join(['binary_data_output', *known])}",
+            field=f"parameters.{unknown[0]}",
+        )
+    try:
+        return as_bytes, msgspec.convert(given, AnswerOptions)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"parameters: {error}", field="parameters") from error
+
+
+def works_of(tensors: dict[str, Tensor], options: AnswerOptions, manifest: Manifest, limits: Limits) -> list[Work]:
+    """What the model is to do for each text, or for each row of token ids. BadInput when the tensors do not belong together."""
+    if ("text" in tensors) == ("input_ids" in tensors):
+        raise BadInput("inputs: send either text or input_ids", field="inputs")
+    of_texts = "text" in tensors
+    if strangers := [name for name in tensors if (name in TEXT_INPUTS) != of_texts]:
+        raise BadInput(
+            f"inputs: {strangers[0]} does not go with {'text' if of_texts else 'input_ids'}; leave one out",
+            field="inputs",
+        )
+    return _text_works(tensors, options, limits) if of_texts else _token_works(tensors, manifest, limits)
+
+
+def _text_works(tensors: dict[str, Tensor], options: AnswerOptions, limits: Limits) -> list[Work]:
+    columns: list[list[str]] = []
+    for name, tensor in tensors.items():
+        if len(tensor.shape) > 2 or tensor.shape[1:] not in {(), (1,)}:
+            raise BadInput(f"{name} has the shape {list(tensor.shape)}; it must be [n] or [n, 1]", field="inputs")
+        columns.append([str(value) for value in tensor.values])
+        check_limits(columns[-1], name, limits)
+    if len({len(column) for column in columns}) > 1:
+        raise BadInput("text_pair: give as many texts as in text", field="inputs")
+    by_name = dict(zip(tensors, columns, strict=True))
+    texts = by_name["text"]
+    pairs: list[str] | list[None] = by_name.get("text_pair") or [None] * len(texts)
+    return [TextWork(text, pair, options) for text, pair in zip(texts, pairs, strict=True)]
+
+
+def _token_works(tensors: dict[str, Tensor], manifest: Manifest, limits: Limits) -> list[Work]:
+    shape = tensors["input_ids"].shape
+    if len(shape) != 2:
+        raise BadInput(f"input_ids has the shape {list(shape)}; it must be [rows, tokens]", field="inputs")
+    count, tokens = shape
+    if tokens > manifest.max_length:
+        raise TooLarge(
+            f"input_ids has rows of {tokens:,} tokens; {manifest.name!r} reads {manifest.max_length:,} at most: cut them"
+        )
+    if count > limits.texts:
+        raise TooLarge(f"input_ids has {count:,} rows; this server takes {limits.texts:,} at once")
+    for name, tensor in tensors.items():
+        if tensor.shape != shape:
+            raise BadInput(
+                f"{name} has the shape {list(tensor.shape)}; it must be that of input_ids, {list(shape)}",
+                field="inputs",
+            )
+        if name not in manifest.inputs:
+            raise BadInput(
+                f"{name} is no input of {manifest.name!r}, which takes {manifest.inputs}; leave it out", field="inputs"
+            )
+    defaults = {"attention_mask": 1, "token_type_ids": 0}
+    columns = {
+        name: tensors[name].values if name in tensors else [value] * (count * tokens)
+        for name, value in defaults.items()
+    }
+    for name, values in columns.items():
+        if not set(values) <= {0, 1}:
+            raise BadInput(f"{name} holds numbers other than 0 and 1; send only these", field="inputs")
+    rows = [slice(start, start + tokens) for start in range(0, count * tokens, tokens)]
+    works = [
+        TokenWork(tensors["input_ids"].values[row], columns["attention_mask"][row], columns["token_type_ids"][row])  # type: ignore[arg-type]
+        for row in rows
+    ]
+    unseen = next((index for index, work in enumerate(works) if 1 not in work.attention_mask), None)
+    if unseen is not None:
+        raise BadInput(f"attention_mask has nothing but 0 in row {unseen}; the model must see a token", field="inputs")
+    return list(works)
+
+
+def output_names(manifest: Manifest, *, of_texts: bool) -> list[str]:
+    """What a request is answered with: other outputs for texts than for token ids."""
+    if not of_texts:
+        return ["logits"]
+    return ["answer", "label", "score"] if manifest.task == "text-classification" else ["answer"]
+
+
+def wanted_outputs(asked: InferRequest, names: list[str], all_as_bytes: bool) -> dict[str, bool]:
+    """The outputs that a request wants, and which of them as bytes: all of `names` where it says nothing."""
+    if not asked.outputs:
+        return dict.fromkeys(names, all_as_bytes)
+    wanted: dict[str, bool] = {}
+    for index, each in enumerate(asked.outputs):
+        field = f"outputs[{index}].name"
+        if each.name not in names:
+            raise BadInput(
+                f"outputs[{index}] is {each.name!r}; these inputs give {', '.join(map(repr, names))}", field=field
+            )
+        if each.name in wanted:
+            raise BadInput(f"outputs[{index}] is a second {each.name!r}; ask for each once", field=field)
+        own = each.parameters.binary_data
+        wanted[each.name] = all_as_bytes if own is None else own
+    return wanted
+
+
+def outputs_of(answers: list[Answered], names: list[str]) -> list[OutputTensor]:
+    """The outputs called `names` of what the model answered.
+
+    Where no label applies to a text, its `label` is empty and its `score` 0.
+    """
+    logits = [answer for answer in answers if isinstance(answer, Logits)]
+    if logits:  # all rows have one length, so all logits have one shape
+        shape = [len(logits), *logits[0].shape]
+        return [OutputTensor("logits", "FP32", shape, b"".join(each.data for each in logits))]
+    texts = [answer for answer in answers if isinstance(answer, bytes)]
+    made = {"answer": OutputTensor("answer", "BYTES", [len(texts)], texts)}
+    if {"label", "score"} & set(names):
+        tops = [msgspec.json.decode(text, type=_Top).labels[:1] for text in texts]
+        labels = [top[0]["label"].encode("utf-8") if top else b"" for top in tops]
+        made["label"] = OutputTensor("label", "BYTES", [len(texts)], labels)
+        scores = [top[0]["score"] if top else 0.0 for top in tops]
+        made["score"] = OutputTensor("score", "FP32", [len(texts)], np.asarray(scores, dtype="<f4").tobytes())
+    return [made[name] for name in names]

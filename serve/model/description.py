@@ -1,0 +1,17 @@
+"""How a server describes one of its models."""
+
+from typing import TypedDict
+
+
+class ModelDescription(TypedDict):
+    """One model of this server."""
+
+    name: str
+    task: str
+    labels: list[str]
+    multi_label: bool
+    relations: bool
+    max_length: int
+    variant: str
+    variants: list[str]
+    digest: str

@@ -1,0 +1,358 @@
+"""A bundle as a function: text in, answer out, the same that the server gives."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+from tokenizers import Encoding
+
+from serve.bundle.manifest import open_bundle
+from serve.bundle.variant_choice import choose
+from serve.errors import BadInput, BundleError, InternalError, StillroomError
+from serve.model.session import Session
+from serve.model.work_items import Logits, Parts, TextWork, TokenWork, Work
+from serve.text.answers import (
+    Answer,
+    AnswerOptions,
+    OffsetUnit,
+    applying_labels_answer,
+    entities_answer,
+    labels_answer,
+)
+from serve.text.entity_markers import MARKERS
+from serve.text.inputs import as_texts, pairs_of, require_unicode
+from serve.text.spans import Aggregation
+from serve.text.tokenizer import load_tokenizer
+from serve.text.windows import Row, TokenRow, Windows, cut, marked_window
+
+log = logging.getLogger("serve")
+
+# Padded tokens in one run of the model, for each of its threads: what its caches hold. A 3x384 int8 student of one thread (AMD
+# EPYC with AVX-512 VNNI, onnxruntime 1.31) took 17 us a token in runs of 128 to 256, 20 in runs of 512 and more.
+RUN_TOKENS = 256
+
+# A run costs as much as this many tokens before it computes any, for each thread (there 165 us of 18 a token where its shape differs from
+# the last one's, as it does in a server; half of that where not): padding beyond that costs more than another run.
+RUN_COSTS_TOKENS = 10
+
+# (texts, words in each) that warm-up runs: the shapes whose first run would be slow for somebody.
+WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))
+
+
+Answered = Answer | Logits | StillroomError
+
+
+class Pipeline:
+    """An opened bundle that answers.
+
+    `variant` is a precision that the bundle has (None: its default), `threads` those of one call of the model (None:
+    every core that this process may use). BundleError when the bundle is damaged or its graph does not fit its labels.
+
+    >>> Pipeline("bundle")("fly to Rome")  # doctest: +SKIP
+    {'entities': [{'label': 'city', 'text': 'Rome', 'start': 7, 'end': 11, 'score': 0.998}], 'truncated': False}
+    """
+
+    def __init__(self, bundle_path: Path | str, variant: str | None = None, threads: int | None = None) -> None:
+        self.bundle = open_bundle(bundle_path)
+        self.manifest = self.bundle.manifest
+        self.variant, self.runtime, notes = choose(self.bundle, variant)
+        for note in notes:
+            log.warning("%s", note)
+        described = self.bundle.variant(self.variant)[1]
+        self._temperature, self._abstain_below = described.temperature, described.abstain_below
+        self.tokenizer = load_tokenizer(self.bundle.path, self.manifest.max_length)
+        # Texts are tokenised whole. Cutting by the tokenizer makes all that it cuts off as well, which of a pair of long texts
+        # is every piece of one with every piece of the other: gigabytes.
+        self.tokenizer.no_truncation()
+        marker_ids = [self.tokenizer.token_to_id(marker) for marker in MARKERS] if self.manifest.relations else []
+        self._marker_ids = frozenset(marker for marker in marker_ids if marker is not None)
+        self.session = Session(
+            self.bundle.onnx_file(self.variant), threads, self.runtime, max_length=self.manifest.max_length
+        )
+        self._check_graph()
+
+    @overload
+    def __call__(
+        self,
+        text: str,
+        *,
+        text_pair: str | None = None,
+        top_k: int | None = None,
+        min_score: float = 0.0,
+        offsets: OffsetUnit = "codepoints",
+        aggregation: Aggregation = "first",
+        constrained: bool = False,
+        truncate: bool = False,
+        abstain: bool = False,
+    ) -> Answer: ...
+
+    @overload
+    def __call__(
+        self,
+        text: list[str],
+        *,
+        text_pair: list[str] | None = None,
+        top_k: int | None = None,
+        min_score: float = 0.0,
+        offsets: OffsetUnit = "codepoints",
+        aggregation: Aggregation = "first",
+        constrained: bool = False,
+        truncate: bool = False,
+        abstain: bool = False,
+    ) -> list[Answer]: ...
+
+    def __call__(
+        self,
+        text: str | list[str],
+        *,
+        text_pair: str | list[str] | None = None,
+        top_k: int | None = None,
+        min_score: float = 0.0,
+        offsets: OffsetUnit = "codepoints",
+        aggregation: Aggregation = "first",
+        constrained: bool = False,
+        truncate: bool = False,
+        abstain: bool = False,
+    ) -> Answer | list[Answer]:
+        """The answer for one text, or a list of them in the order of the texts: elements of the server's `results`.
+
+        `text_pair`, `top_k` and `abstain` are for text classification, `min_score`, `offsets` (the unit of `start` and `end`),
+        `aggregation` and `constrained` for entities; see `AnswerOptions`. BadInput for anything that is not text.
+        """
+        options = AnswerOptions(min_score, offsets, top_k, aggregation, constrained, truncate, abstain)
+        texts, pairs = as_texts(text), pairs_of(text, text_pair)
+        self._check(texts, pairs)
+        seconds: list[str] | list[None] = pairs or [None] * len(texts)
+        works = [TextWork(*each, options) for each in zip(texts, seconds, strict=True)]
+        answers: dict[int, Answer] = {}
+        for done, _ in self.answered(works):
+            for place, answer in done:
+                if isinstance(answer, StillroomError):
+                    raise answer
+                assert not isinstance(answer, Logits)
+                answers[place] = answer
+        return answers[0] if isinstance(text, str) else [answers[place] for place in range(len(texts))]
+
+    def encode(self, texts: list[str], pairs: list[str] | None = None) -> list[Row]:
+        """The tokens of each text (with its pair), cut at the model's length. BadInput for text that is not Unicode."""
+        return [cut(encoding, self.manifest.max_length) for encoding in self._whole(texts, pairs)]
+
+    def _whole(self, texts: list[str], pairs: list[str] | None) -> list[Encoding]:
+        """All tokens of each text (with its pair). BadInput for text that is not Unicode."""
+        self._check(texts, pairs)
+        given = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        return self.tokenizer.encode_batch(given)
+
+    def _check(self, texts: list[str], pairs: list[str] | None) -> None:
+        """BadInput for text that is not Unicode, and for pairs where entities are found."""
+        if pairs is not None and self.manifest.task != "text-classification":
+            raise BadInput(f"text_pair: {self.manifest.name!r} finds entities in one text", field="text_pair")
+        for field, given in (("text", texts), ("text_pair", pairs or [])):
+            for index, text in enumerate(given):
+                require_unicode(text, field, index, len(given))
+
+    def answer(
+        self, text: str, tokens: Row, logits: np.ndarray, options: AnswerOptions, *, truncated: bool = False
+    ) -> Answer:
+        """What the logits of one text say; their shape is (tokens, tags) or (labels,). BadInput as `decode_spans` raises it."""
+        if self._temperature != 1.0:
+            # In float64, so that different logits stay different and no label changes.
+            logits = logits.astype(np.float64) / self._temperature
+        labels = self.manifest.labels
+        if self.manifest.task == "token-classification":
+            return entities_answer(text, tokens, logits, labels, options, truncated=truncated)
+        of_classes = applying_labels_answer if self.manifest.multi_label else labels_answer
+        return of_classes(logits, labels, options, truncated=truncated, abstain_below=self._abstain_below)
+
+    def answered(
+        self, works: Sequence[Work], run_tokens: int = RUN_TOKENS
+    ) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
+        """The answers to `works` by their places, a run of the model at a time, the shortest first.
+
+        A run is of rows of like length, at most `run_tokens` padded tokens for each thread, or one row. A text longer than the
+        model is read in several rows, perhaps in several runs, and answered with the last. One that fails is answered by its
+        error, and spoils no other's answer.
+        """
+        began_s = time.perf_counter()
+        read, failed = self._read(works)
+        pieces = [(place, window) for place in sorted(read) for window in range(_rows_of(read[place]))]
+        lengths = [self._row_length(read[place]) for place, _ in pieces]
+        tokenise_s = time.perf_counter() - began_s
+        if failed:
+            yield failed, Parts(0, 0, 0, tokenise_s, 0.0, 0.0)
+            tokenise_s = 0.0
+        threads = self.session.threads
+        for batch in length_batches(lengths, run_tokens * threads, RUN_COSTS_TOKENS * threads):
+            # A text that failed in one window is answered; its others need not run.
+            chosen = [pieces[index] for index in batch if pieces[index][0] in read]
+            if not chosen:
+                continue
+            began_s = time.perf_counter()
+            rows = [_row_of(read[place], window) for place, window in chosen]
+            logits = self._run_each(rows)
+            run_s = time.perf_counter() - began_s
+            began_s = time.perf_counter()
+            done: list[tuple[int, Answered]] = []
+            for (place, window), of_row in zip(chosen, logits, strict=True):
+                answer = self._done(works[place], read[place], window, of_row) if place in read else None
+                if answer is not None:
+                    done.append((place, answer))
+                    del read[place]
+            decode_s = time.perf_counter() - began_s
+            sizes = [len(row) for row in rows]
+            yield done, Parts(len(rows), sum(sizes), len(rows) * max(sizes), tokenise_s, run_s, decode_s)
+            tokenise_s = 0.0  # told once
+
+    def _read(self, works: Sequence[Work]) -> tuple[dict[int, Row | Windows], list[tuple[int, Answered]]]:
+        """What the model reads of each work, by its place; and those that it cannot read."""
+        read: dict[int, Row | Windows] = {}
+        failed: list[tuple[int, Answered]] = []
+        singles: list[tuple[int, TextWork]] = []
+        pairs: list[tuple[int, TextWork]] = []
+        for place, work in enumerate(works):
+            if isinstance(work, TokenWork):
+                if min(work.input_ids) >= 0 and max(work.input_ids) < self._vocabulary:
+                    read[place] = TokenRow(work.input_ids, work.attention_mask, work.token_type_ids)
+                else:
+                    failed.append((place, self._strange_id(work.input_ids)))
+            else:
+                (singles if work.pair is None else pairs).append((place, work))
+        for group in (singles, pairs):
+            try:
+                read.update(
+                    zip([place for place, _ in group], self._readings([work for _, work in group]), strict=True)
+                )
+            except StillroomError:  # which of them it was is found by taking each alone
+                for place, work in group:
+                    try:
+                        read[place] = self._readings([work])[0]
+                    except StillroomError as error:
+                        failed.append((place, error))
+        return read, failed
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        """How many ids there are, gaps included. A runtime that looks up one beyond fails, or reads other memory."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    def _strange_id(self, ids: list[int]) -> BadInput:
+        wrong = next(each for each in ids if not 0 <= each < self._vocabulary)
+        return BadInput(
+            f"input_ids holds {wrong}; {self.manifest.name!r} knows the ids 0 to {self._vocabulary - 1}: "
+            "tokenise with the bundle's own tokenizer.json",
+            field="input_ids",
+        )
+
+    def _readings(self, works: list[TextWork]) -> list[Row | Windows]:
+        """How texts are read that all have a pair, or all have none. BadInput for one that cannot be answered."""
+        if not works:
+            return []
+        for options in {work.options for work in works}:
+            self._check_abstaining(options)
+        pairs = [work.pair for work in works if work.pair is not None]
+        encodings = self._whole([work.text for work in works], pairs or None)
+        return [self._reading(*each) for each in zip(works, encodings, strict=True)]
+
+    def _reading(self, work: TextWork, encoding: Encoding) -> Row | Windows:
+        """The row that is read of a text, which is its encoding unless it is too long; or several, as windows."""
+        max_length = self.manifest.max_length
+        if len(encoding) <= max_length:
+            return encoding
+        if work.options.truncate or work.pair is not None:
+            return cut(encoding, max_length)
+        if not self._marker_ids.isdisjoint(encoding.ids):
+            return marked_window(encoding, max_length, self._marker_ids)
+        return Windows(work.text, encoding, max_length)
+
+    def _check_abstaining(self, options: AnswerOptions) -> None:
+        """BadInput for one who asks a model to abstain that does not know when."""
+        if not options.abstain:
+            return
+        if self.manifest.task != "text-classification":
+            raise BadInput(f"abstain: {self.manifest.name!r} finds entities; give min_score instead", field="abstain")
+        if self._abstain_below is None:
+            raise BadInput(
+                f"abstain: variant {self.variant!r} of {self.manifest.name!r} has no `abstain_below` in its manifest; export "
+                "the bundle anew, which finds one on validation data, or leave abstain out and judge by the scores",
+                field="abstain",
+            )
+
+    def _row_length(self, read: Row | Windows) -> int:
+        return self.manifest.max_length if isinstance(read, Windows) else len(read)
+
+    def _run_each(self, rows: list[Row]) -> list[np.ndarray | StillroomError]:
+        """The logits of each row, or the error that it fails with alone."""
+        try:
+            return list(self.session.run(rows))
+        except Exception as error:
+            if len(rows) > 1:
+                return [self._run_each([row])[0] for row in rows]
+            log.exception("the model %r failed", self.manifest.name)
+            return [error if isinstance(error, StillroomError) else InternalError("the model failed")]
+
+    def _done(
+        self, work: Work, read: Row | Windows, window: int, logits: np.ndarray | StillroomError
+    ) -> Answered | None:
+        """The answer to `work`, or None while there are windows of it to come."""
+        if isinstance(logits, StillroomError):
+            return logits
+        if isinstance(work, TokenWork):
+            return Logits(list(logits.shape), np.ascontiguousarray(logits, dtype="<f4").tobytes())
+        truncated = isinstance(read, TokenRow)  # a part of the text's tokens
+        if isinstance(read, Windows):
+            of_text = read.take(window, logits)
+            if of_text is None:
+                return None
+            read, logits = read.tokens, of_text
+        try:
+            return self.answer(work.text, read, logits, work.options, truncated=truncated)
+        except StillroomError as error:
+            return error
+
+    def warm_up(self) -> None:
+        """Run the model at a few shapes and its longest text, so that no caller is the first."""
+        for texts, words_each in (*WARM_UP_SHAPES, (1, self.manifest.max_length)):
+            self.session.run(self.encode([" ".join(["warm"] * words_each)] * texts))
+
+    def _check_graph(self) -> None:
+        encoding = self.encode(["shape"])[0]
+        labels = len(self.manifest.labels)
+        expected = (len(encoding), labels) if self.manifest.task == "token-classification" else (labels,)
+        shape = self.session.run([encoding])[0].shape
+        if shape != expected:
+            raise BundleError(
+                f"the graph of {self.manifest.name!r} ({self.variant}) gives logits of shape {shape} for one text of "
+                f"{len(encoding)} tokens; its task and {labels} labels need {expected}: export the bundle anew"
+            )
+
+
+def _rows_of(read: Row | Windows) -> int:
+    return len(read) if isinstance(read, Windows) else 1
+
+
+def _row_of(read: Row | Windows, window: int) -> Row:
+    return read.row(window) if isinstance(read, Windows) else read
+
+
+def length_batches(lengths: Sequence[int], batch_tokens: int, padding_tokens: int | None = None) -> list[list[int]]:
+    """Indices of `lengths`, shortest first, in batches of at most `batch_tokens` padded tokens, or one text.
+
+    None has more than `padding_tokens` of padding, where that is bounded.
+    """
+    batches: list[list[int]] = []
+    tokens = 0  # of the batch that is filled, padding apart
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        # Ascending, so this length is the width that the whole batch would be padded to.
+        length = lengths[index]
+        padded = (len(batches[-1]) + 1) * length if batches else 0
+        tokens += length
+        if batches and padded <= batch_tokens and (padding_tokens is None or padded - tokens <= padding_tokens):
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+            tokens = length
+    return batches

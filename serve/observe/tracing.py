@@ -1,0 +1,136 @@
+"""Traces for OpenTelemetry: one span a request, with the stages of its answer as children. Off unless the environment asks.
+
+What the standard calls its variables is read by the SDK itself: OTEL_EXPORTER_OTLP_ENDPOINT switches tracing on and says where
+to send it; OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS and the rest mean what they mean elsewhere. Spans
+hold no texts, no labels and no keys.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from serve.observe.request_context import RequestContext
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+
+log = logging.getLogger("serve")
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+# How long a server that stops tries to send its last spans.
+LAST_SENDING_S = 2.0
+
+
+class Traces:
+    """Spans of requests, given to `exporter` in batches, in a thread of its own."""
+
+    def __init__(self, exporter: "SpanExporter") -> None:
+        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        # What the environment says of the service goes before our name for it.
+        resource = Resource.create().merge(Resource({SERVICE_NAME: "stillroom"})).merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._exporter = exporter
+        self._tracer = self._provider.get_tracer("stillroom")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def add(self, scope: Scope, context: RequestContext, endpoint: str, status: int, request_id: str) -> None:
+        """The spans of a request that has just ended, below the caller's own when it sent a `traceparent`.
+
+        Only POST is traced: what asks a model, and no probes.
+        """
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        if scope["method"] != "POST":
+            return
+        ended_s = time.perf_counter()
+        zero_ns = time.time_ns() - int(ended_s * 1e9)  # of the clock that the context was timed with
+        span = self._tracer.start_span(
+            f"POST {endpoint}",
+            self._propagator.extract(_trace_headers(Headers(scope=scope))),
+            SpanKind.SERVER,
+            _attributes(context, endpoint, status, request_id),
+            start_time=zero_ns + int(context.begun_s * 1e9),
+        )
+        if span.is_recording():
+            if status >= 500:
+                span.set_status(Status(StatusCode.ERROR))
+            self._add_stages(span, context, zero_ns, ended_s)
+        span.end(zero_ns + int(ended_s * 1e9))
+
+    def close(self) -> None:
+        """Sends what was not sent yet; gives up on a collector that does not take it within `LAST_SENDING_S`."""
+        giving_up = threading.Timer(LAST_SENDING_S, self._exporter.shutdown)
+        giving_up.start()
+        try:
+            self._provider.shutdown()
+        finally:
+            giving_up.cancel()
+
+    def _add_stages(self, span: "Span", context: RequestContext, zero_ns: int, ended_s: float) -> None:
+        from opentelemetry.trace import set_span_in_context
+
+        if context.stages is None:
+            return
+        inside = set_span_in_context(span)
+        at_s = context.queued_s
+        for name, seconds in context.stage_seconds().items():
+            stage = self._tracer.start_span(name, inside, start_time=zero_ns + int(at_s * 1e9))
+            at_s = min(at_s + seconds, ended_s)  # stages were timed elsewhere; none outlasts its request
+            stage.end(zero_ns + int(at_s * 1e9))
+
+
+def traces_from_environment(environment: Mapping[str, str] = os.environ) -> Traces | None:
+    """Traces to the collector that `environment` names; None, and nothing imported, where it names none.
+
+    Where it does and the packages are missing, the log says so and requests are served untraced: such variables are often
+    set for a whole cluster.
+    """
+    off = (
+        environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none"
+    )
+    named = next((name for name in ENDPOINTS if environment.get(name)), None)
+    if off or named is None:
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        log.warning(
+            "%s is set, but requests are not traced (%s); in a clone of stillroom, pip install '.[otel]'", named, error
+        )
+        return None
+    return Traces(OTLPSpanExporter())
+
+
+def _trace_headers(headers: Headers) -> dict[str, str]:
+    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+
+
+def _attributes(context: RequestContext, endpoint: str, status: int, request_id: str) -> dict[str, str | int]:
+    attributes: dict[str, str | int] = {
+        "http.request.method": "POST",
+        "http.route": endpoint,
+        "http.response.status_code": status,
+        "stillroom.request_id": request_id,
+    }
+    if context.model is not None and context.variant is not None:
+        attributes |= {
+            "stillroom.model": context.model,
+            "stillroom.variant": context.variant,
+            "stillroom.texts": context.texts,
+        }
+    if context.error_code is not None:
+        attributes["error.type"] = context.error_code
+    return attributes

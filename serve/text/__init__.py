@@ -1,0 +1,1 @@
+"""Text to tokens and logits to answers: tokenizer, windows of long texts, labels, span decoding."""

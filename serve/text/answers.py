@@ -1,0 +1,198 @@
+"""Logits -> what a caller gets: entities with offsets in the caller's unit, or labels with scores."""
+
+from dataclasses import dataclass
+from typing import Literal, NotRequired, TypedDict, get_args
+
+import numpy as np
+
+from serve.errors import BadInput
+from serve.text.labels import applies
+from serve.text.spans import Aggregation, Span, decode_spans
+from serve.text.windows import Row
+
+OffsetUnit = Literal["codepoints", "utf16", "utf8"]
+
+# Six decimals: finer than float32 logits are meant, and short in JSON.
+SCORE_DECIMALS = 6
+# More labels than any model has; a number beyond it would not travel to a model's process.
+MOST_LABELS = 1_000_000
+
+
+class Entity(TypedDict):
+    """One entity. `start` and `end` (exclusive) are in the unit that was asked for; `text` is what lies between."""
+
+    label: str
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+class EntitiesAnswer(TypedDict):
+    """The entities of one text, in order; `truncated` when the model did not see the whole text."""
+
+    entities: list[Entity]
+    truncated: bool
+
+
+class LabelScore(TypedDict):
+    """One class and its probability."""
+
+    label: str
+    score: float
+
+
+class LabelsAnswer(TypedDict):
+    """The classes of one text, likeliest first; `truncated` when the model did not see the whole text.
+
+    Of a model by which any number of labels may apply, those that do, each with its own probability; or none.
+    `abstained` is there when it was asked for: then there are no labels where the model is not sure enough.
+    """
+
+    labels: list[LabelScore]
+    truncated: bool
+    abstained: NotRequired[bool]
+
+
+Answer = EntitiesAnswer | LabelsAnswer
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How an answer is given; BadInput when a value is out of range."""
+
+    min_score: float = 0.0
+    """Entities below this score, 0 to 1, are left out."""
+    offsets: OffsetUnit = "codepoints"
+    """What `start` and `end` of an entity count."""
+    top_k: int | None = None
+    """How many labels to give, likeliest first; None gives all, or where any number of them may apply, those that do."""
+    aggregation: Aggregation = "first"
+    """How the tags of a word's tokens become the word's, and words' tags become entities: see `serve.text.spans.decode_spans`."""
+    constrained: bool = False
+    """Whether words take the likeliest tags that form a valid sequence, and not each its own likeliest."""
+    truncate: bool = False
+    """Whether a text longer than the model is cut, and not read in windows."""
+    abstain: bool = False
+    """Whether to give no class where the likeliest one's probability is below what the bundle asks for."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.min_score <= 1.0:
+            raise BadInput(f"min_score {self.min_score}: give a number from 0 to 1", field="min_score")
+        if self.offsets not in get_args(OffsetUnit):
+            raise BadInput(f"offsets {self.offsets!r}: give one of {get_args(OffsetUnit)}", field="offsets")
+        if self.aggregation not in get_args(Aggregation):
+            raise BadInput(
+                f"aggregation {self.aggregation!r}: give one of {get_args(Aggregation)}", field="aggregation"
+            )
+        if self.top_k is not None and not 1 <= self.top_k <= MOST_LABELS:
+            raise BadInput(
+                f"top_k {self.top_k}: give 1 to {MOST_LABELS:,}, or leave it out for all labels", field="top_k"
+            )
+
+
+def entities_answer(
+    text: str, tokens: Row, logits: np.ndarray, tags: list[str], options: AnswerOptions, *, truncated: bool
+) -> EntitiesAnswer:
+    """The entities of `text`, whose `tokens` have `logits` of shape (tokens, tags). BadInput as `decode_spans` raises it."""
+    spans = decode_spans(
+        text,
+        softmax(logits),
+        tokens.offsets,
+        tokens.word_ids,
+        tags,
+        aggregation=options.aggregation,
+        constrained=options.constrained,
+    )
+    kept = [span for span in spans if span.score >= options.min_score]
+    return {"entities": _entities(text, kept, options.offsets), "truncated": truncated}
+
+
+def labels_answer(
+    logits: np.ndarray,
+    labels: list[str],
+    options: AnswerOptions,
+    *,
+    truncated: bool,
+    abstain_below: float | None = None,
+) -> LabelsAnswer:
+    """The classes of one text; `logits` has shape (labels,). Equal scores keep the order of the bundle's labels.
+
+    When `options.abstain`, there are none where the highest probability is below `abstain_below`.
+    """
+    probabilities = softmax(logits)
+    answer = _likeliest(probabilities, labels, options.top_k, truncated)
+    return _or_none(answer, probabilities, abstain_below) if options.abstain else answer
+
+
+def applying_labels_answer(
+    logits: np.ndarray,
+    labels: list[str],
+    options: AnswerOptions,
+    *,
+    truncated: bool,
+    abstain_below: float | None = None,
+) -> LabelsAnswer:
+    """The labels that apply to one text, or with `top_k` the likeliest ones whether they do or not; `logits` has shape (labels,).
+
+    Abstains as `labels_answer` does.
+    """
+    count = int(applies(logits).sum()) if options.top_k is None else options.top_k
+    probabilities = sigmoid(logits)
+    answer = _likeliest(probabilities, labels, count, truncated)
+    return _or_none(answer, probabilities, abstain_below) if options.abstain else answer
+
+
+def _likeliest(probabilities: np.ndarray, labels: list[str], count: int | None, truncated: bool) -> LabelsAnswer:
+    likeliest = np.argsort(-probabilities, kind="stable")[:count]
+    return {
+        "labels": [{"label": labels[i], "score": round(float(probabilities[i]), SCORE_DECIMALS)} for i in likeliest],
+        "truncated": truncated,
+    }
+
+
+def _or_none(answer: LabelsAnswer, probabilities: np.ndarray, abstain_below: float | None) -> LabelsAnswer:
+    abstained = abstain_below is not None and float(probabilities.max()) < abstain_below
+    return {**answer, "labels": [] if abstained else answer["labels"], "abstained": abstained}
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis, float64, same shape as `logits`."""
+    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """The probability of each of `logits` on its own, float64, same shape."""
+    x = logits.astype(np.float64)
+    small = np.exp(-np.abs(x))  # never overflows
+    return np.asarray(np.where(x >= 0, 1, small) / (1 + small))
+
+
+def _entities(text: str, spans: list[Span], unit: OffsetUnit) -> list[Entity]:
+    # Spans are ordered and do not overlap, so one walk over the text counts everything once.
+    entities: list[Entity] = []
+    position = counted = 0
+    for span in spans:
+        start = counted + length_in(text[position : span.start], unit)
+        end = start + length_in(text[span.start : span.end], unit)
+        position, counted = span.end, end
+        entities.append(
+            {
+                "label": span.label,
+                "text": text[span.start : span.end],
+                "start": start,
+                "end": end,
+                "score": round(span.score, SCORE_DECIMALS),
+            }
+        )
+    return entities
+
+
+def length_in(text: str, unit: OffsetUnit) -> int:
+    """The length of `text` in code points, UTF-16 code units (as JavaScript and Java count) or UTF-8 bytes."""
+    if unit == "utf16":
+        return len(text.encode("utf-16-le")) // 2
+    if unit == "utf8":
+        return len(text.encode("utf-8"))
+    return len(text)

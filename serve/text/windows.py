@@ -1,0 +1,217 @@
+"""Texts longer than the model: overlapping windows over their tokens, and what the windows say together.
+
+The text is tokenised whole, and each window is a part of its tokens between the special tokens that the tokenizer puts
+round every text. Windows are fixed by the text alone.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from tokenizers import Encoding
+
+from serve.errors import BadInput
+from serve.text.spans import words
+
+# Of a window's own tokens, the part that it shares with the next at least: one in four costs a third more tokens, and leaves
+# no token with less than an eighth of a window on either side.
+SHARED = 4
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A row of tokens as the session reads it, like a tokenizer's `Encoding`; raw token ids have no offsets."""
+
+    ids: list[int]
+    attention_mask: list[int]
+    type_ids: list[int]
+    offsets: list[tuple[int, int]] = field(default_factory=list)
+    word_ids: list[int | None] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+Row = Encoding | TokenRow
+
+
+class Windows:
+    """The windows over one `text` whose `encoding`, whole, has more than `max_length` tokens; and what they have said so far.
+
+    All have `max_length` tokens, spread evenly, as few as share a quarter of their own tokens with the next.
+    """
+
+    def __init__(self, text: str, encoding: Encoding, max_length: int) -> None:
+        self._text = text
+        first, last = content(encoding)
+        room = max_length - len(encoding) + last - first
+        self.tokens = TokenRow(
+            encoding.ids, encoding.attention_mask, encoding.type_ids, encoding.offsets, encoding.word_ids
+        )
+        """The tokens of the whole text, special ones included."""
+        self.starts = window_starts(last - first, room)
+        self._first, self._last, self._room = first, last, room
+        self._seen = 0
+        self._merged = np.empty(0)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def row(self, window: int) -> TokenRow:
+        """The tokens of one window, special ones included."""
+        start = self._first + self.starts[window]
+        places = [*range(self._first), *range(start, start + self._room), *range(self._last, len(self.tokens))]
+        return chosen(self.tokens, places)
+
+    def take(self, window: int, logits: np.ndarray) -> np.ndarray | None:
+        """Notes the logits of one window, and with the last one gives those of the text: (tokens, tags) or (labels,).
+
+        Tokens have the logits of the window that decides them, zeros where they are in no word. Classes have the mean of the
+        windows, each weighted by the tokens that it decides, so that none counts twice. A mean of logits is one of
+        log-probabilities but for a constant, which is the logarithmic opinion pool (Genest and Zidek 1986, section 3.2),
+        and serves labels that apply each on its own as well.
+        """
+        of_tokens = logits.ndim > 1
+        if not self._seen:
+            self._merged = np.zeros((len(self.tokens if of_tokens else self), logits.shape[-1]), dtype=logits.dtype)
+        if of_tokens:
+            start = self.starts[window]
+            own = np.flatnonzero(self._deciding_words[start : start + self._room] == window)
+            self._merged[self._first + start + own] = logits[self._first + own]
+        else:
+            self._merged[window] = logits
+        self._seen += 1
+        if self._seen < len(self):
+            return None
+        if of_tokens:
+            return self._merged
+        weights = np.bincount(self._deciding, minlength=len(self))
+        return np.asarray(np.average(self._merged.astype(np.float64), axis=0, weights=weights))
+
+    @cached_property
+    def _deciding(self) -> np.ndarray:
+        """Which window decides each of the text's own tokens."""
+        tokens = np.arange(self._last - self._first)
+        return deciding(self.starts, self._room, tokens, tokens)
+
+    @cached_property
+    def _deciding_words(self) -> np.ndarray:
+        """The same, but all tokens of a word are decided where the word has the most context, if a window holds it whole."""
+        of_tokens = self._deciding.copy()
+        found = [
+            word
+            for word in words(self._text, self.tokens.offsets, self.tokens.word_ids)
+            if word.last_token > word.first_token
+        ]
+        firsts = np.array([word.first_token for word in found], dtype=np.intp) - self._first
+        lasts = np.array([word.last_token for word in found], dtype=np.intp) - self._first
+        for first, last, window in zip(firsts, lasts, deciding(self.starts, self._room, firsts, lasts), strict=True):
+            if window >= 0:
+                of_tokens[first : last + 1] = window
+        return of_tokens
+
+
+def content(encoding: Encoding) -> tuple[int, int]:
+    """Where the text's own tokens begin and end (exclusive) between the special ones round them."""
+    special = encoding.special_tokens_mask
+    first, last = 0, len(special)
+    while first < last and special[first]:
+        first += 1
+    while first < last and special[last - 1]:
+        last -= 1
+    return first, last
+
+
+def window_starts(tokens: int, room: int) -> list[int]:
+    """Where each window of `room` tokens begins in a text of `tokens` tokens, which are more: the last ends with the text.
+
+    >>> window_starts(12, 8), window_starts(20, 8)
+    ([0, 4], [0, 6, 12])
+    """
+    shared = room // SHARED
+    windows = -(-(tokens - shared) // (room - shared))
+    return [index * (tokens - room) // (windows - 1) for index in range(windows)]
+
+
+def deciding(starts: Sequence[int], room: int, firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
+    """Which window decides each of some stretches of tokens, `firsts` to `lasts`, ascending; -1 where none holds it whole.
+
+    The one where it has the most context: the most tokens between it and the window's nearer edge; the earlier of equals.
+    The rule is that of BERT's `_check_is_max_context` (Devlin et al. 2019, run_squad.py). That the text's own edges cut off no
+    context needs no rule beside it: no window reaches further to the left than the first, or to the right than the last.
+    """
+    windows = np.full(len(firsts), -1, dtype=np.intp)
+    most = np.full(len(firsts), -1, dtype=np.intp)
+    for window, start in enumerate(starts):
+        end = start + room
+        # Stretches in order: those that a window may hold lie together.
+        near = slice(np.searchsorted(firsts, start), np.searchsorted(firsts, end))
+        context = np.minimum(firsts[near] - start, end - 1 - lasts[near])  # below 0 where the window does not hold it
+        better = context > most[near]
+        windows[near][better] = window
+        most[near][better] = context[better]
+    return windows
+
+
+def marked_window(encoding: Encoding, max_length: int, markers: Collection[int]) -> TokenRow:
+    """One window, centred on the tokens whose ids are in `markers`: what is read of a long text of a relation.
+
+    BadInput when they lie too far apart for one window.
+    """
+    first, last = content(encoding)
+    room = max_length - len(encoding) + last - first
+    ids = encoding.ids
+    at = [place for place in range(first, last) if ids[place] in markers]
+    if at[-1] + 1 - at[0] > room:
+        raise BadInput(
+            f"text: its two parts are {at[-1] + 1 - at[0]:,} tokens apart, markers included, and the model reads {room:,} at "
+            "once; send the stretch that holds both, or parts that are nearer",
+            field="text",
+        )
+    start = min(max(first, (at[0] + at[-1] + 1 - room) // 2), last - room)
+    return chosen(encoding, [*range(first), *range(start, start + room), *range(last, len(ids))])
+
+
+def cut(encoding: Encoding, max_length: int) -> Row:
+    """The tokens of a text, or of a text and its pair, cut at the end so that `max_length` are left, as training cuts them.
+
+    Of a pair, the longer text is cut first: to what the shorter leaves, or both to a half when both are longer than that,
+    as tokenizers' `longest_first` does.
+    """
+    if len(encoding) <= max_length:
+        return encoding
+    sequence_ids = [
+        None if special else sequence
+        for special, sequence in zip(encoding.special_tokens_mask, encoding.sequence_ids, strict=True)
+    ]
+    lengths = (sequence_ids.count(0), sequence_ids.count(1))
+    room = max_length - len(encoding) + sum(lengths)
+    shorter = min(lengths)
+    kept_of_shorter = shorter if 2 * shorter <= room else room // 2
+    kept = (
+        [kept_of_shorter, room - kept_of_shorter]
+        if lengths[0] <= lengths[1]
+        else [room - kept_of_shorter, kept_of_shorter]
+    )
+    places: list[int] = []
+    for place, sequence in enumerate(sequence_ids):
+        if sequence is None:
+            places.append(place)
+        elif kept[sequence] > 0:
+            kept[sequence] -= 1
+            places.append(place)
+    return chosen(encoding, places)
+
+
+def chosen(tokens: Row, places: Sequence[int]) -> TokenRow:
+    """The tokens at `places`."""
+    ids, attention_mask, type_ids = tokens.ids, tokens.attention_mask, tokens.type_ids
+    offsets, word_ids = tokens.offsets, tokens.word_ids
+    return TokenRow(
+        [ids[place] for place in places],
+        [attention_mask[place] for place in places],
+        [type_ids[place] for place in places],
+        [offsets[place] for place in places],
+        [word_ids[place] for place in places],
+    )

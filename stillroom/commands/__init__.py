@@ -1,0 +1,1 @@
+"""What each verb does, a file or a folder each. No verb calls another, but `demo` calls `run`."""

@@ -1,0 +1,1 @@
+"""`stillroom annotate`: answers to a file of any size."""

@@ -1,0 +1,443 @@
+"""`stillroom compare`: one teacher, several methods and students, equal budgets of tokens, several seeds."""
+
+import dataclasses
+import json
+import multiprocessing
+import re
+import resource
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from compress.data.corpus import tokenised
+from compress.data.examples import check_task
+from compress.engine import task_stages
+from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.engine.hardware import same_bits
+from compress.engine.lineage import read_lineage
+from compress.engine.method_runner import RANDOM, Labelled, Link, MethodInputs, asks_words, fit_head, run_method
+from compress.engine.resumable_stages import Workdir
+from compress.engine.task_inputs import TaskInputs, open_task, unseen
+from compress.engine.task_settings import TaskSettings
+from compress.evaluation.metrics import counts, gold_of, mean_score, score
+from compress.evaluation.predictions import predictions, row_logits
+from compress.methods.catalogue import LABELS, Stage, chain_of
+from compress.models.pretrained import load, open_model
+from compress.models.shapes import Shape, assistants_of
+from serve.bundle.cpu_quota import available_cores
+from serve.bundle.manifest import canonical_json
+from serve.errors import BadInput
+from stillroom.console import bar, console, say, show
+from stillroom.report.comparison_page import markdown, page
+from stillroom.report.run_page import write_page
+
+# What every method is compared with: the same student without a teacher's help, its layers new or the teacher's.
+BASELINES = (RANDOM, "none")
+WRITTEN = {"work", "compare.json", "report.html", "table.md"}  # in --out
+STAGES = "stages"  # of one row under way
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Settings of `stillroom compare`."""
+
+    teacher: str
+    task: str
+    data: str
+    out: str
+    methods: tuple[str, ...]  # names; `minilm@6x576@4x576` goes by way of assistants of these shapes, in that order
+    students: tuple[str, ...] = ("3x384",)
+    corpus: tuple[str, ...] = ()
+    source_data: str = ""  # of the task from which a method transfers
+    source_task: str = ""  # the task itself unless given
+    seeds: int = 3
+    distil_tokens: int = 1_000_000  # of plain text, for methods that learn from it
+    task_tokens: int = 1_000_000  # of the task's text; methods without plain text get both here
+    batch: int = 32
+    tokens: int = 128  # longest piece of the corpus
+    max_length: int = 0
+    teacher_epochs: int = 5
+    teacher_learning_rate: float = 1e-4
+    threads: int = 0  # of each training; 0 shares the cores between the jobs
+    jobs: int = 1  # rows at once
+    precision: str = "auto"
+
+
+class Row(NamedTuple):
+    """One training: a method, a student, a seed."""
+
+    method: str
+    student: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.student}, seed {self.seed}"
+
+
+def compare(given: Comparison) -> dict[str, Any]:
+    """Train every method on every student with every seed, and say what each reached; the document that `--json` prints.
+
+    Methods that begin on plain text start from the teacher as it was given, and end with training on labels; those that
+    begin on the task start from the teacher fine-tuned on it. All see as many tokens. Rows that are finished are not
+    made again, so a stopped comparison goes on where it was, and one with more methods adds theirs.
+
+    Raises:
+        BadInput: anything wrong with what was given, before any training.
+    """
+    given = dataclasses.replace(
+        given, methods=tuple(dict.fromkeys(given.methods)), students=tuple(dict.fromkeys(given.students))
+    )
+    inputs_of = _checked(given)
+    inputs = next(iter(inputs_of.values()))
+    out = Path(given.out)
+    work = Workdir(out / "work")
+    rows = [
+        Row(m, s, seed) for s in given.students for m in (*BASELINES, *given.methods) for seed in range(given.seeds)
+    ]
+    links = {row: _links(given, inputs_of[row.student], row) for row in rows}
+    source = _source(given, inputs) if any(_reads_source(several) for several in links.values()) else None
+    marks = {row: _row_mark(given, inputs_of[row.student], source, row, links[row]) for row in rows}
+    with work.locked():
+        same_bits(inputs.settings.threads)
+        teacher = work.stage("teacher", _teacher_mark(inputs), partial(_make_teacher, inputs=inputs))
+        if source:
+            work.stage("teacher-source", _teacher_mark(source), partial(_make_teacher, inputs=source))
+        if any(asks_words(link.stages) for several in links.values() for link in several):
+            teaching = _teaching(given, inputs, seed=0)
+            fit = partial(fit_head, teaching=teaching, tokens=given.distil_tokens)
+            work.stage("teacher-head", _corpus_mark(given, inputs), fit)
+        waiting = [row for row in rows if not work.finished(_name(row), marks[row])]
+        say(f"{len(rows)} trainings, {len(rows) - len(waiting)} of them done before")
+        _run(given, waiting, marks)
+        document = _document(given, inputs_of, work, rows, read_lineage(teacher))
+    for row in document["rows"]:
+        for doubt in row["doubts"]:
+            say(f"warning: {doubt}")
+    (out / "compare.json").write_bytes(canonical_json(document))
+    write_page(out / "report.html", page(document))
+    (out / "table.md").write_text(markdown(document), encoding="utf-8")
+    return document
+
+
+def _checked(given: Comparison) -> dict[str, TaskInputs]:
+    """What each student stands on, once all methods are known to fit it."""
+    if given.seeds < 1 or given.distil_tokens < 1 or given.task_tokens < 1 or given.jobs < 1 or not given.methods:
+        raise BadInput(
+            "--methods names at least one method; --seeds, --jobs, --distil-tokens and --task-tokens are whole numbers from 1."
+        )
+    out = Path(given.out)
+    if out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= WRITTEN):
+        raise BadInput(
+            f"--out {out} is there already and holds other things; nothing was written. Give another folder."
+        )
+    if Path(given.teacher).resolve().is_relative_to((out / "work").resolve()):
+        raise BadInput(
+            f"--teacher {given.teacher} lies in {out / 'work'}, where this comparison writes. Copy it elsewhere."
+        )
+    inputs_of: dict[str, TaskInputs] = {}
+    for student in given.students:
+        inputs_of[student] = inputs = open_task(_settings(given, student), Path(given.out) / "work", notify=show)
+        for method in given.methods:
+            shapes, chain = _chain(method, inputs)
+            texts = {stage.text for stages in chain for stage in stages}
+            if "corpus" in texts and not inputs.corpus:
+                raise BadInput(f"--methods has {method}, which learns from plain text, and no --corpus was given.")
+            if "source" in texts and not given.source_data:
+                raise BadInput(
+                    f"--methods has {method}, which learns another task first, and no --source-data was given: "
+                    "a folder of that task's examples (and --source-task, where it is of another kind)."
+                )
+            if len(shapes) > 1 and texts != {"corpus"}:
+                raise BadInput(
+                    f"--methods has {method}: assistants are for methods that learn from plain text alone, such as minilm."
+                )
+    for warning in next(iter(inputs_of.values())).warnings:
+        say(f"warning: {warning}")
+    return inputs_of
+
+
+def _settings(given: Comparison, student: str) -> TaskSettings:
+    """What all rows of one student share; the seed of a row fixes its training and not its data."""
+    return TaskSettings(
+        teacher=given.teacher,
+        task=given.task,
+        data=given.data,
+        student=student,
+        corpus=given.corpus,
+        threads=given.threads or max(1, available_cores() // given.jobs),
+        precision=given.precision,
+        max_length=given.max_length,
+        batch=given.batch,
+        teacher_epochs=given.teacher_epochs,
+        teacher_learning_rate=given.teacher_learning_rate,
+    )
+
+
+def _chain(method: str, inputs: TaskInputs) -> tuple[tuple[Shape, ...], tuple[tuple[Stage, ...], ...]]:
+    """The shapes and stages of `method`: of each assistant that its name tells of, then of the student."""
+    name, *between = method.split("@")
+    shapes = (*assistants_of(between, inputs.shape, inputs.opened.config), inputs.shape)
+    return shapes, chain_of(name, shapes, inputs.opened.config)
+
+
+def _teacher_mark(inputs: TaskInputs) -> str:
+    s = inputs.settings
+    common = [s.task, inputs.data_fingerprint, s.threads, s.precision, s.batch, inputs.max_length, trained_with()]
+    rates = [s.teacher_epochs, s.teacher_learning_rate]
+    return fingerprint("teacher", folder_fingerprint(inputs.opened.folder), *common, *rates)
+
+
+def _corpus_mark(given: Comparison, inputs: TaskInputs) -> str:
+    """What all rows stand on: the teacher and the plain text."""
+    return fingerprint(
+        "corpus", _teacher_mark(inputs), texts_fingerprint(inputs.corpus), given.tokens, given.distil_tokens
+    )
+
+
+def _row_mark(given: Comparison, inputs: TaskInputs, source: TaskInputs | None, row: Row, links: Sequence[Link]) -> str:
+    told = [dataclasses.asdict(link) for link in links]
+    of_source = _teacher_mark(source) if source and _reads_source(links) else ""
+    return fingerprint("row", _corpus_mark(given, inputs), of_source, row.method, row.seed, told)
+
+
+def _reads_source(links: Sequence[Link]) -> bool:
+    return any(stage.text == "source" for link in links for stage in link.stages)
+
+
+def _name(row: Row) -> str:
+    return f"{row.method}-{row.student}-{row.seed}".replace(",", "-").replace("=", "")
+
+
+def _make_teacher(folder: Path, inputs: TaskInputs) -> None:
+    steps = (
+        0
+        if inputs.teacher_has_head
+        else -(-len(inputs.train) // inputs.settings.batch) * inputs.settings.teacher_epochs
+    )
+    say(f"teacher: {steps} steps at most" if steps else "teacher: it has a head for this task")
+    task_stages.make_teacher(folder, inputs, steps)
+    # The check against chance, and nothing else of that stage: methods ask the teacher as they train.
+    model = task_stages.load_stage(folder, inputs)
+    task_stages.check_teacher(model, inputs, folder)
+
+
+def _teaching(given: Comparison, inputs: TaskInputs, *, seed: int) -> MethodInputs:
+    # Tokenised once, by whichever row asks first.
+    pieces = tokenised(
+        inputs.corpus,
+        inputs.tokenizer,
+        min(given.tokens, inputs.max_length),
+        Path(given.out) / "work" / "corpus",
+        mark=texts_fingerprint(inputs.corpus),
+    )
+    return MethodInputs(
+        inputs.opened, inputs.tokenizer, pieces, {}, given.batch, seed, inputs.settings.precision, notify=show
+    )
+
+
+def _labelled(inputs: TaskInputs, teacher: Path) -> Labelled:
+    task = check_task(inputs.settings.task)
+    own = open_model(str(teacher)).head_for(task)
+    if own != inputs.labels:
+        raise ValueError(f"the teacher's labels {own} are not those of the data, {inputs.labels}")
+    return Labelled(task, inputs.train, inputs.validation, inputs.splits.validation, teacher)
+
+
+def _source(given: Comparison, inputs: TaskInputs) -> TaskInputs:
+    """What the task stands on from which methods transfer; texts that the task itself judges by are left out."""
+    # Its teacher is fine-tuned on the source task, whatever head the teacher came with.
+    task = given.source_task or given.task
+    settings = dataclasses.replace(inputs.settings, data=given.source_data, task=task, new_head=True)
+    source = open_task(settings, Path(given.out) / "work", notify=show)
+    train = unseen(source.splits.train, inputs.splits)
+    mark = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # what is left out decides too
+    splits = dataclasses.replace(source.splits, train=train, fingerprint=mark)
+    # Both read by one vocabulary, with the markers of relations where the task has them.
+    return dataclasses.replace(source, splits=splits, opened=inputs.opened, tokenizer=inputs.tokenizer)
+
+
+def _run(given: Comparison, rows: Sequence[Row], marks: dict[Row, str]) -> None:
+    """Every row in a process of its own, so that one's memory is not another's; `given.jobs` at a time."""
+    if not rows:
+        return
+    context = multiprocessing.get_context("spawn")
+    with (
+        bar("trainings") as shown,
+        ProcessPoolExecutor(given.jobs, mp_context=context, max_tasks_per_child=1) as pool,
+    ):
+        shown(0, len(rows))
+        futures = {pool.submit(make_row, given, row, marks[row]): row for row in rows}
+        failed: list[str] = []
+        try:
+            for done, future in enumerate(as_completed(futures), 1):
+                try:
+                    future.result()
+                except (FloatingPointError, BadInput) as error:
+                    failed.append(f"{futures[future]}: {error}")
+                say(f"  {done}/{len(rows)}  {futures[future]}")
+                shown(done, len(rows), str(futures[future]))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    if failed:
+        raise BadInput(
+            f"{len(failed)} of {len(rows)} trainings could not be finished; the others are kept. Leave these methods out, or give "
+            "another budget or --batch:\n" + "\n".join(failed)
+        )
+
+
+def make_row(given: Comparison, row: Row, mark: str) -> None:
+    """One training from start to score, in the folder of its row; called in a process of its own."""
+    console.quiet = True
+    inputs = open_task(_settings(given, row.student), Path(given.out) / "work", notify=show)
+    same_bits(inputs.settings.threads)
+    work = Workdir(Path(given.out) / "work")
+    work.stage(_name(row), mark, partial(_train_row, given=given, inputs=inputs, row=row))
+
+
+def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) -> None:
+    finished = folder / "row.json"
+    if finished.is_file():  # a kill came while its stages were removed
+        shutil.rmtree(folder / STAGES, ignore_errors=True)
+        return
+    started = time.monotonic()
+    root = Path(given.out) / "work"
+    links = _links(given, inputs, row)
+    labelled = {"task": _labelled(inputs, root / "teacher")}
+    if _reads_source(links):
+        labelled["source"] = _labelled(_source(given, inputs), root / "teacher-source")
+    teaching = dataclasses.replace(
+        _teaching(given, inputs, seed=row.seed),
+        labelled=labelled,
+        # A student that learns from masked words without asking its teacher gets no head that was fitted to the corpus.
+        words=root / "teacher-head" if asks_words(links[0].stages) else None,
+        start=RANDOM if row.method == RANDOM else "uniform",
+    )
+    inner = Workdir(folder / STAGES)
+    walked = run_method(inner, "row", links, teaching)
+    task = check_task(given.task)
+    model = load(open_model(str(walked[-1])), task)
+    gold = [gold_of(example, task) for example in inputs.splits.test]
+    said = counts(gold, predictions(inputs.test, row_logits(model, inputs.test)))
+    np.save(folder / "counts.npy", said, allow_pickle=False)
+    curves = {stage.name: read_lineage(stage) for stage in walked}
+    told = {
+        "seconds": round(sum(inner.seconds.values()) or time.monotonic() - started, 1),
+        "peak_memory_bytes": _peak_bytes(),
+        "tokens": sum(round(tokens) for link in links for tokens in link.tokens),
+        "curves": {
+            name: {key: said[key] for key in ("loss", "validation", "tokens_read")} for name, said in curves.items()
+        },
+        "doubts": [f"{row}, {doubt}" for said in curves.values() for doubt in said["doubts"]],
+    }
+    beside = finished.with_name("row.json.partial")
+    beside.write_bytes(canonical_json(told))
+    beside.replace(finished)
+    shutil.rmtree(folder / STAGES)
+
+
+def _public(name: str) -> str:
+    """What may be told of a path or a name: where a folder or file lies is a private matter."""
+    return Path(name).name if Path(name).exists() else name
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process ever held."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        # What `getrusage` says on Linux begins with the peak of the process that started this one.
+        return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1])  # type: ignore[index]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _links(given: Comparison, inputs: TaskInputs, row: Row) -> list[Link]:
+    """What trains the student of `row`, its assistants first; the tokens add up to the same for every method."""
+    whole = given.distil_tokens + given.task_tokens
+    if row.method in BASELINES:
+        return [Link(inputs.shape, (LABELS,), (whole,))]
+    shapes, chain = _chain(row.method, inputs)
+    if not all(stage.text == "corpus" for stages in chain for stage in stages):
+        (stages,) = chain
+        return [Link(inputs.shape, stages, tuple(s.share * whole for s in stages), starts_from=stages[0].text)]
+    each = given.distil_tokens / len(chain)
+    *assistants, last = (
+        Link(shape, stages, tuple(stage.share * each for stage in stages))
+        for shape, stages in zip(shapes, chain, strict=True)
+    )
+    end = dataclasses.replace(last, stages=(*last.stages, LABELS), tokens=(*last.tokens, given.task_tokens))
+    return [*assistants, end]
+
+
+def _document(
+    given: Comparison, inputs_of: dict[str, TaskInputs], work: Workdir, rows: Sequence[Row], teacher: dict[str, Any]
+) -> dict[str, Any]:
+    """The table: for each method and student the mean over seeds, its spread and interval, and what it cost."""
+    task = check_task(given.task)
+    found: list[dict[str, Any]] = []
+    scored = {row: np.load(work.root / _name(row) / "counts.npy", allow_pickle=False) for row in rows}
+    told = {row: json.loads((work.root / _name(row) / "row.json").read_text(encoding="utf-8")) for row in rows}
+    for student in given.students:
+        none = [scored[row] for row in rows if row.student == student and row.method == "none"]
+        for method in (*BASELINES, *given.methods):
+            mine = [row for row in rows if row.student == student and row.method == method]
+            counted = [scored[row] for row in mine]
+            values = [float(mean_score([one]).value) for one in counted]
+            mean, apart = mean_score(counted), mean_score(counted, less=none)
+            found.append(
+                {
+                    "method": method,
+                    "student": student,
+                    "mean": mean.value,
+                    "low": mean.low,
+                    "high": mean.high,
+                    "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
+                    "values": values,
+                    "less_none": dataclasses.asdict(apart) if method != "none" else None,
+                    "seconds": statistics.mean(told[row]["seconds"] for row in mine),
+                    "peak_memory_bytes": max(told[row]["peak_memory_bytes"] for row in mine),
+                    "tokens": told[mine[0]]["tokens"],
+                    "losses": _losses([told[row]["curves"] for row in mine]),
+                    "curves": told[mine[0]]["curves"],
+                    "doubts": [doubt for row in mine for doubt in told[row]["doubts"]],
+                }
+            )
+    inputs = next(iter(inputs_of.values()))
+    model = task_stages.load_stage(work.root / "teacher", inputs)
+    gold = [gold_of(example, task) for example in inputs.splits.test]
+    reached = score(gold, predictions(inputs.test, row_logits(model, inputs.test)))
+    settings = {name: value for name, value in dataclasses.asdict(given).items() if name not in ("out", "jobs")}
+    for name in ("data", "source_data"):
+        settings[name] = _public(settings[name])
+    settings["corpus"] = [_public(file) for file in given.corpus]
+    return {
+        "metric": inputs.metric,
+        "teacher": dataclasses.asdict(reached) | {"steps": teacher["best_step"]},
+        "rows": sorted(found, key=lambda one: -one["mean"]),
+        "settings": settings | {"teacher": inputs.opened.public_name, "precision": inputs.settings.precision},
+        "versions": trained_with(),
+    }
+
+
+def _losses(curves: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of each stage where its loss began and ended, the smallest and the largest over seeds; each is a mean of a tenth of what was told."""
+    found: dict[str, Any] = {}
+    for stage in curves[0]:
+        losses = [[value for _, value in curve[stage]["loss"]] for curve in curves]
+        tenth = max(1, len(losses[0]) // 10)
+        ends = {
+            "first": [statistics.mean(loss[:tenth]) for loss in losses],
+            "last": [statistics.mean(loss[-tenth:]) for loss in losses],
+            "best_on_validation": [max(v for _, v in c[stage]["validation"]) for c in curves if c[stage]["validation"]],
+        }
+        ranges = {name: [min(values), max(values)] for name, values in ends.items() if values}
+        found[stage] = {"steps": curves[0][stage]["loss"][-1][0]} | ranges
+    return found

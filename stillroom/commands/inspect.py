@@ -1,0 +1,77 @@
+"""What `stillroom inspect` shows of a verified bundle."""
+
+from typing import Any
+
+from serve.bundle.cpu import cpu_features, suits
+from serve.bundle.cpu_quota import read_cores, why
+from serve.bundle.manifest import Bundle
+from serve.bundle.variant_choice import choose
+from serve.errors import BundleError
+from stillroom.console import say, table
+
+
+def explain(bundle: Bundle) -> None:
+    """Say what the bundle is, what would answer here, what was measured of it, and list its files."""
+    manifest = bundle.manifest
+    say(
+        f"{manifest.name}: {manifest.task}, {len(manifest.labels)} labels, up to {manifest.max_length} tokens; "
+        "every file verified"
+    )
+    try:
+        choice = choose(bundle)
+        say(f"Here {choice.variant} answers, in {choice.runtime}. A call gets {why(read_cores())}.")
+        for note in choice.notes:
+            say(f"Note: {note}")
+    except BundleError as fault:
+        say(f"Here nothing answers: {fault.message}.")
+    features, rows = cpu_features(), []
+    for name, variant in manifest.variants.items():
+        needs = " or ".join(variant.cpu) or "any processor"
+        there = suits(variant.cpu, features)
+        size = f"{manifest.files[variant.file].bytes / 1e6:.1f}"
+        served = f"{name} (default)" if name == manifest.default_variant else name
+        below = "" if variant.abstain_below is None else f"{variant.abstain_below:g}"
+        sure = [f"{variant.temperature:g}", below]
+        rows.append([served, variant.scheme, variant.runtime, needs, "yes" if there else "no", size, *sure])
+    header = ["variant", "scheme", "runtime", "needs", "runs here", "MB", "temperature", "abstains below"]
+    table("variants", header, rows)
+    if scores := _scores(manifest.metrics):
+        table(f"{manifest.metrics.get('metric')}, test", ["model", "value", "95 % interval"], scores)
+    if compared := _parity(manifest.parity):
+        header = ["variant", "labels changed per 10k", "largest difference", "99.9th percentile", "other in company"]
+        table("against its reference, on texts of validation at shapes that the export never saw", header, compared)
+    files = [[path, f"{file.bytes / 1e6:.2f}", file.sha256[:16]] for path, file in sorted(manifest.files.items())]
+    table("files", ["file", "MB", "sha256"], files)
+    lineage = {key: value for key, value in manifest.lineage.items() if isinstance(value, str | int | float)}
+    say("Lineage: " + (", ".join(f"{key} {value}" for key, value in lineage.items()) or "not told"))
+    say(f"Digest: {manifest.digest}")
+
+
+def _scores(metrics: dict[str, Any]) -> list[list[str]]:
+    """Rows of the test scores, where the manifest has them in this form."""
+    test = metrics.get("test")
+    return [
+        [name, f"{row['value']:.4f}", f"{row['low']:.4f} .. {row['high']:.4f}"]
+        for name, row in (test.items() if isinstance(test, dict) else [])
+        if isinstance(row, dict) and _numbers(row, {"value", "low", "high"})
+    ]
+
+
+def _parity(parity: dict[str, Any]) -> list[list[str]]:
+    needed = {"labels_changed_per_10k", "largest", "p999", "company_differences", "company_texts"}
+    return [
+        [
+            name,
+            f"{row['labels_changed_per_10k']:.1f}",
+            f"{row['largest']:.2g}",
+            f"{row['p999']:.2g}",
+            f"{row['company_differences']} of {row['company_texts']}",
+        ]
+        for name, row in parity.items()
+        if isinstance(row, dict) and _numbers(row, needed)
+    ]
+
+
+def _numbers(row: dict[str, Any], keys: set[str]) -> bool:
+    """Whether `row` has a number for each of `keys`."""
+    return all(isinstance(row.get(key), int | float) for key in keys)

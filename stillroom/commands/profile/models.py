@@ -1,0 +1,247 @@
+"""What a person names on `profile`'s command line, as candidates: each model in every runtime that it is asked for in."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args
+
+from export.graph.exporter import position_limit
+from latency.candidates.candidate import Candidate, Device, Reads, Runtime
+from serve.bundle.manifest import MANIFEST, open_bundle
+from serve.bundle.runtimes import INSTALL_OPENVINO, has_openvino
+from serve.errors import BadInput
+from serve.text.labels import MULTI_LABEL
+from serve.text.tokenizer import load_tokenizer
+
+LABELS: dict[Runtime, str] = {
+    "torch": "torch",
+    "torch-compile": "torch.compile",
+    "torch-cuda-graphs": "CUDA graphs",
+    "onnxruntime": "ORT",
+    "onnxruntime-tensorrt": "TensorRT",
+    "openvino": "OpenVINO",
+}
+ON_CUDA_ALONE = ("torch-cuda-graphs", "onnxruntime-tensorrt")
+ON_CPU_ALONE = ("openvino",)
+LONGEST = 512  # tokens; what `run` and `export` cut texts at
+GRAPHS = "graphs"  # under the work folder: what was exported only to be timed
+CALIBRATION_TEXTS = 128
+UNNAMED = {"0": "LABEL_0", "1": "LABEL_1"}  # what transformers calls two classes that nobody named
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ways:
+    """In what a model is run."""
+
+    devices: tuple[Device, ...] = ("cpu",)
+    runtimes: tuple[Runtime, ...] = ()
+    """None given: torch and onnxruntime for checkpoints, for bundles what they pin; on a GPU every way that torch has."""
+    precisions: tuple[str, ...] = ("fp32",)
+    """Of torch; graphs have those of their files."""
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        _refuse_unknown("--device", self.devices, get_args(Device))
+        _refuse_unknown("--runtimes", self.runtimes, get_args(Runtime))
+        _refuse_unknown("--precisions", self.precisions, ("fp32", "bf16", "fp16"))
+        if "openvino" in self.runtimes and not has_openvino():
+            raise BadInput(f"--runtimes openvino: OpenVINO is not installed; {INSTALL_OPENVINO}.")
+
+    def in_torch(self) -> list[tuple[Device, Runtime]]:
+        """Where and how torch runs a checkpoint."""
+        every: dict[Device, tuple[Runtime, ...]] = {
+            "cpu": ("torch",),
+            "cuda": ("torch", "torch-compile", "torch-cuda-graphs"),
+        }
+        return [
+            (device, runtime)
+            for device in self.devices
+            for runtime in self.runtimes or every[device]
+            if runtime.startswith("torch") and (device == "cuda" or runtime not in ON_CUDA_ALONE)
+        ]
+
+    def of_graph(self, runtimes: Sequence[Runtime]) -> list[tuple[Device, Runtime]]:
+        """Where a graph runs that is timed in `runtimes`."""
+        return [
+            (device, runtime)
+            for device in self.devices
+            for runtime in runtimes
+            if (device == "cuda" or runtime not in ON_CUDA_ALONE) and (device == "cpu" or runtime not in ON_CPU_ALONE)
+        ]
+
+
+def candidates_of(
+    model: Path, ways: Ways, work: Path, calibration: Sequence[str], say: Progress = lambda _: None
+) -> list[Candidate]:
+    """Every candidate that `model`, a bundle, a checkpoint's folder or an .onnx file, gives.
+
+    Graphs of a checkpoint are exported under `work`, where they are found again; its int8 graph is calibrated on
+    `calibration` texts. Raises BadInput for anything else, and for a checkpoint that has no fast tokenizer.
+    """
+    if model.suffix == ".onnx" and model.is_file():
+        return _of_file(model, ways)
+    if (model / MANIFEST).is_file():
+        return _of_bundle(model, ways)
+    check_model(model)
+    return _of_checkpoint(model, ways, work, calibration, say)
+
+
+def check_model(model: Path) -> None:
+    """Nothing, when `model` is one that can be profiled.
+
+    Raises:
+        BadInput: it is not there, or something else.
+    """
+    if (model.suffix == ".onnx" and model.is_file()) or any(
+        (model / name).is_file() for name in (MANIFEST, "config.json")
+    ):
+        return
+    what = "is neither a bundle, nor a checkpoint's folder, nor an .onnx file" if model.exists() else "does not exist"
+    raise BadInput(
+        f"{model} {what}. Give a bundle, as `stillroom run` or `export` writes it, the folder of a transformers checkpoint, or an "
+        ".onnx file."
+    )
+
+
+def _has_cuda_kernels() -> bool:
+    import onnxruntime
+
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+def task_of(model: Path) -> str | None:
+    """The task of `model`'s head, None where it has none, or none that can be known from what lies beside it."""
+    if (model / MANIFEST).is_file():
+        return open_bundle(model).manifest.task
+    places = (model,) if model.is_dir() else (model.parent, model.parent.parent)
+    beside = next((place for place in places if (place / "config.json").is_file()), None)
+    reads = _reads(beside)[0] if beside else None
+    return reads.task if reads else None
+
+
+def _refuse_unknown(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
+    if unknown := [name for name in given if name not in known]:
+        raise BadInput(f"{flag} {', '.join(unknown)} is not known; give some of {', '.join(known)}.")
+
+
+def _of_bundle(folder: Path, ways: Ways) -> list[Candidate]:
+    bundle = open_bundle(folder)
+    manifest = bundle.manifest
+    reads = Reads(bundle.path, manifest.task, tuple(manifest.labels), manifest.multi_label)
+    found = []
+    if "torch" in ways.runtimes or "torch-compile" in ways.runtimes:
+        found += _in_torch(folder, reads, manifest.max_length, ways)
+    for name, variant in manifest.variants.items():
+        pinned: Runtime = "openvino" if variant.runtime == "openvino" and has_openvino() else "onnxruntime"
+        runtimes = [each for each in ways.runtimes or (pinned,) if not each.startswith("torch")]
+        if "weight-only" in variant.scheme:  # its operators are onnxruntime's own
+            runtimes = [each for each in runtimes if each == "onnxruntime"]
+        found += _graph(folder, name, bundle.onnx_file(name), runtimes, reads, manifest.max_length, ways)
+    return found
+
+
+def _of_file(file: Path, ways: Ways) -> list[Candidate]:
+    """An ONNX file on its own; text can be read where a tokenizer and a configuration with labels lie beside or above it."""
+    name = file.stem.lower()
+    precision = "int8" if "int8" in name or "quantized" in name else "fp16" if "fp16" in name else "fp32"
+    beside = next((place for place in (file.parent, file.parent.parent) if (place / "config.json").is_file()), None)
+    reads, length = _reads(beside) if beside else (None, None)
+    runtimes = [each for each in ways.runtimes or ("onnxruntime",) if not each.startswith("torch")]
+    return _graph(file, precision, file, runtimes, reads, length, ways)
+
+
+def _of_checkpoint(folder: Path, ways: Ways, work: Path, calibration: Sequence[str], say: Progress) -> list[Candidate]:
+    reads, length = _reads(folder)
+    found = _in_torch(folder, reads, length, ways)
+    runtimes = [each for each in ways.runtimes or ("onnxruntime",) if not each.startswith("torch")]
+    if not ways.runtimes and not _has_cuda_kernels():  # torch has it on the GPU; this is no reason to stop
+        ways = replace(ways, devices=tuple(device for device in ways.devices if device == "cpu"))
+    if ways.of_graph(runtimes) and reads:
+        files = _exported(folder, length, work, calibration, ways.threads, say)
+        for precision, file in files.items():
+            found += _graph(folder, precision, file, runtimes, reads, length, ways)
+    return found
+
+
+def _in_torch(folder: Path, reads: Reads | None, length: int | None, ways: Ways) -> list[Candidate]:
+    return [
+        Candidate(
+            _name(folder, runtime, precision, device), runtime, precision, folder, ways.threads, device, length, reads
+        )
+        for device, runtime in ways.in_torch()
+        for precision in ways.precisions
+    ]
+
+
+def _graph(
+    model: Path,
+    precision: str,
+    file: Path,
+    runtimes: Sequence[Runtime],
+    reads: Reads | None,
+    length: int | None,
+    ways: Ways,
+) -> list[Candidate]:
+    return [
+        Candidate(
+            _name(model, runtime, precision, device), runtime, precision, file, ways.threads, device, length, reads
+        )
+        for device, runtime in ways.of_graph(runtimes)
+    ]
+
+
+def _name(model: Path, runtime: Runtime, precision: str, device: Device) -> str:
+    named = model.name or model.resolve().name
+    return f"{named} {LABELS[runtime]} {precision}" + (" cuda" if device == "cuda" else "")
+
+
+def _reads(folder: Path) -> tuple[Reads | None, int]:
+    """How the model in `folder` reads text and what its labels are, None without a head; and its longest text in tokens."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{folder}: its config.json cannot be read ({error}). Save the model again.") from None
+    limit = position_limit(SimpleNamespace(**{"model_type": "", "pad_token_id": 0, **config}))
+    length = min(LONGEST, limit or LONGEST)
+    heads = " ".join(config.get("architectures") or [])
+    labels = config.get("id2label") or UNNAMED  # transformers leaves these out when it saves
+    if not (folder / "tokenizer.json").is_file():
+        return None, length
+    names = tuple(labels[key] for key in sorted(labels, key=int))
+    multi_label = config.get("problem_type") == MULTI_LABEL
+    if "ForTokenClassification" in heads:
+        return Reads(folder, "token-classification", names), length
+    if "ForSequenceClassification" in heads:
+        return Reads(folder, "text-classification", names, multi_label), length
+    return None, length
+
+
+def _exported(
+    folder: Path, length: int, work: Path, calibration: Sequence[str], threads: int, say: Progress
+) -> dict[str, Path]:
+    """The checkpoint's fp32 graph and its int8 one, statically quantised as a bundle's would be, without gate or repair."""
+    from compress.engine.fingerprints import folder_fingerprint, texts_fingerprint
+    from export.graph.exporter import export_graph
+    from export.precision.calibration import with_long_texts
+    from export.precision.int8 import quantise_static
+    from export.precision.int8_search import Prepared
+
+    chosen = calibration[:CALIBRATION_TEXTS]
+    mark = f"{folder_fingerprint(folder)}:{texts_fingerprint(chosen)}"
+    place = work / GRAPHS / hashlib.sha256(mark.encode()).hexdigest()[:16]
+    fp32, int8 = place / "model.onnx", place / "model_quantized.onnx"
+    if not (place / "done").is_file():
+        place.mkdir(parents=True, exist_ok=True)
+        say(f"exporting {folder.name} to ONNX, fp32 and int8, to time it")
+        export_graph(folder, fp32, length)
+        tokenizer = load_tokenizer(folder, length)
+        encodings = with_long_texts(tokenizer.encode_batch(list(chosen)), length)
+        prepared = Prepared.of(fp32, encodings, threads)
+        quantise_static(prepared.model, int8, prepared.ranges, clipped=True)
+        (place / "done").touch()  # last: a killed export is made again
+    return {"fp32": fp32, "int8": int8}

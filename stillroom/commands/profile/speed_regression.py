@@ -1,0 +1,147 @@
+"""Is it slower than before? The models of an earlier report run again, beside those of now; old times are not compared."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latency.candidates.candidate import Candidate
+from latency.measure.result_document import CandidateRow, GivenModel, ModelRow, ProfileDocument, RegressionRow
+from latency.measure.statistics import process_ratio
+from serve.bundle.manifest import MANIFEST, sha256_file
+from serve.errors import BadInput
+
+BEFORE = " (before)"
+# An interval wholly above this is slower: one beyond equality alone would accuse one equal pair in forty.
+SLOWER = 1.02
+
+
+def given_models(models: Sequence[Path]) -> list[GivenModel]:
+    """What `models` are, so that a later call can run the very same again."""
+    return [GivenModel(model=str(model), mark=_mark(model)) for model in models]
+
+
+def models_of(report: Path) -> list[Path]:
+    """The models that the earlier `report.json` was measured on.
+
+    Raises BadInput when it is no such report, and when a model has gone or is another now.
+    """
+    try:
+        given: Any = json.loads(report.read_text(encoding="utf-8"))["given"]
+        listed = [(Path(each["model"]), str(each["mark"])) for each in given]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"--against {report} is no report.json of `stillroom profile` ({type(error).__name__}); give the one that it "
+            "wrote into --out."
+        ) from None
+    for model, mark in listed:
+        if not model.exists():
+            raise BadInput(
+                f"--against {report}: {model} is not there any more. Keep what you compare with, it runs again."
+            )
+        if _mark(model) != mark:
+            raise BadInput(
+                f"--against {report}: {model} holds something else now. Keep the model of before in a place of its own, and "
+                "give the new one on the command line."
+            )
+    return [model for model, _ in listed]
+
+
+def _mark(model: Path) -> str:
+    if (model / MANIFEST).is_file():
+        return sha256_file(model / MANIFEST)  # which names every other file with its own
+    if model.is_file():
+        return sha256_file(model)
+    from compress.engine.fingerprints import folder_fingerprint
+
+    return hashlib.sha256(folder_fingerprint(model).encode()).hexdigest()
+
+
+def named_before(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates of before, under names of their own."""
+    return [replace(candidate, name=candidate.name + BEFORE) for candidate in candidates]
+
+
+def refuse_strangers(now: Sequence[Candidate], before: Sequence[Candidate]) -> None:
+    """Nothing, when at least one candidate can be compared. Raises BadInput when none can."""
+    kinds = {(candidate.runtime, candidate.precision, candidate.device) for candidate in before}
+    if not any((candidate.runtime, candidate.precision, candidate.device) in kinds for candidate in now):
+        raise BadInput(
+            "None of the models runs in the same runtime and precision as one of --against, so there is nothing to compare. "
+            "Give models of the same kind, or --runtimes."
+        )
+
+
+def regressions(document: ProfileDocument) -> list[RegressionRow]:
+    """Each candidate of now against the one of before that has its name, else the same runtime, precision and device.
+
+    Of several of a kind the order given decides. Candidates without a counterpart are left out.
+    """
+    models = document["models"]
+    before = [model for model in models if model["name"].endswith(BEFORE)]
+    now = [model for model in models if model not in before]
+    matches: dict[str, ModelRow] = {}
+    for alike in (_named_alike, _of_a_kind):
+        for model in now:
+            match = next((old for old in before if alike(old, model)), None)
+            if match and model["name"] not in matches:
+                before.remove(match)
+                matches[model["name"]] = match
+    return [
+        row for model in now if model["name"] in matches for row in _compared(document, matches[model["name"]], model)
+    ]
+
+
+def _named_alike(old: ModelRow, new: ModelRow) -> bool:
+    return old["name"] == new["name"] + BEFORE
+
+
+def _of_a_kind(old: ModelRow, new: ModelRow) -> bool:
+    return all(old[key] == new[key] for key in ("runtime", "precision", "device"))
+
+
+def _compared(document: ProfileDocument, old: ModelRow, new: ModelRow) -> list[RegressionRow]:
+    rows = {(row["name"], row["batch"], row["tokens"]): row for row in document["candidates"]}
+    found = []
+    for (name, batch, tokens), row in rows.items():
+        if name == new["name"]:
+            was = rows[old["name"], batch, tokens]
+            found.append(_row(old, new, f"batch {batch} x {tokens} tokens", turns_of(row), turns_of(was)))
+    if "single_stream" in old and "single_stream" in new:
+        now, was_stream = new["single_stream"], old["single_stream"]
+        sizes = [each["turn_sizes"] for each in (now, was_stream)]
+        times = [np.array([sum(sample[1:]) for sample in each["samples"]]) for each in (now, was_stream)]
+        turns = [np.split(each, np.cumsum(size)[:-1]) for each, size in zip(times, sizes, strict=True)]
+        found.append(_row(old, new, "single stream", *turns))
+    return found
+
+
+def turns_of(row: CandidateRow) -> list[Any]:
+    """The samples of each turn, in ms."""
+    return list(np.split(np.array(row["samples_ms"]), np.cumsum(row["turn_sizes"])[:-1]))
+
+
+def _row(old: ModelRow, new: ModelRow, where: str, now: Sequence[Any], was: Sequence[Any]) -> RegressionRow:
+    ratio, low, high = process_ratio(now, was)
+    return RegressionRow(
+        name=new["name"],
+        before=old["name"],
+        where=where,
+        ratio=round(ratio, 4),
+        low=round(low, 4),
+        high=round(high, 4),
+        slower=low > SLOWER,
+    )
+
+
+def regression_lines(rows: Sequence[RegressionRow]) -> list[str]:
+    """A sentence for each comparison."""
+    return [
+        f"{row['name']}, {row['where']}: {row['ratio']:.3f} times as long as before [{row['low']:.3f}, {row['high']:.3f}]"
+        + (", slower" if row["slower"] else "")
+        for row in rows
+    ]

@@ -1,0 +1,1 @@
+"""`stillroom run`: from a teacher to a bundle, stage by stage."""

@@ -1,0 +1,43 @@
+"""The tables that end a run: scores, sizes and latency."""
+
+from pathlib import Path
+
+from stillroom.commands.run import evaluate
+from stillroom.console import say, table
+from stillroom.report.latency_table import PAIRED, doubts
+
+
+def show_result(out: Path) -> None:
+    """The tables that end a run."""
+    report = evaluate.read_json(out / "report.json")
+    rows = []
+    teacher = report["summary"][0]["metric"]
+    for row in report["summary"]:
+        share = f"{row['metric'] / teacher:.3f}" if teacher else ""
+        size = f"{row['size_bytes'] / 1e6:.1f}"
+        rows.append([row["name"], f"{row['metric']:.4f}", f"{row['low']:.4f} .. {row['high']:.4f}", share, size])
+    table(report["metric_name"], ["model", "value", "95 % interval", "of teacher", "MB"], rows)
+    latency = report["latency"]
+    ratios = {(r["b"], r["batch"], r["tokens"]): r for r in latency["ratios"]}
+    lines = []
+    for row in latency["candidates"]:
+        found = ratios.get((row["name"], row["batch"], row["tokens"]))
+        times = f"{found['ratio']:.1f}x [{found['low']:.1f}, {found['high']:.1f}]" if found else "1"
+        cells = [
+            row["name"],
+            f"{row['batch']} x {row['tokens']}",
+            *(f"{row[k]:.2f}" for k in ("p50_ms", "p90_ms", "p99_ms")),
+        ]
+        lines.append([*cells, f"{row['texts_per_s']:.0f}", times])
+    machine = latency["machine"]
+    table(
+        f"latency on {machine['cpu']}, {machine['cores']} cores",
+        ["model", "texts x tokens", "p50 ms", "p90 ms", "p99 ms", "texts/s", "against torch teacher"],
+        lines,
+    )
+    say(PAIRED)
+    short, _ = doubts(latency)
+    if short:
+        say(short)
+    for claim in report["claims"]:
+        say(claim)

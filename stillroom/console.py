@@ -1,0 +1,108 @@
+"""What a person sees while a verb works: stages, a bar with rate and time left, tables. All of it goes to stderr."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from compress.progress import Event
+
+console = Console(stderr=True, highlight=False)
+if not console.is_terminal:
+    # A file or a pipe has no width of its own; tables are meant to be read whole.
+    console = Console(stderr=True, highlight=False, width=140)
+
+
+FIRST_UNITS = 5  # of the work; what is left is not told before, since the first ones may be far from the rest
+
+
+class Bar:
+    """A progress bar that appears once the work has taken two seconds. Without a terminal it prints a line now and then."""
+
+    def __init__(self, what: str, draws_per_s: float = 10) -> None:
+        self.what, self.draws_per_s = what, draws_per_s
+        self.started = self.printed = time.monotonic()
+        self.first = 0
+        self.progress: Progress | None = None
+        self.begun = False
+
+    def __call__(self, done: int, total: int | None, note: str = "") -> None:
+        """`done` of `total` are finished, None where nobody knows; `note` is what else is worth seeing (the loss, say)."""
+        now = time.monotonic()
+        if not self.begun:
+            self.first, self.begun = done, True
+        if now - self.started < 2:
+            return
+        rate = (done - self.first) / (now - self.started)
+        if console.is_terminal:
+            if self.progress is None:
+                columns = (
+                    TextColumn("  {task.description}"),
+                    BarColumn(),
+                    MofNCompleteColumn(),
+                    TextColumn("{task.fields[note]}"),
+                )
+                self.progress = Progress(
+                    *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True,
+                    refresh_per_second=self.draws_per_s,
+                )  # fmt: skip
+                self.progress.start()
+                self.progress.add_task(self.what, total=total, note="")
+            self.progress.update(self.progress.task_ids[0], completed=done, total=total, note=f"{note}  {rate:.1f}/s")
+        elif now - self.printed > 15 and rate > 0:
+            self.printed = now
+            of = "" if total is None else f"/{total}"
+            left = ""
+            if total is not None and done - self.first >= FIRST_UNITS:
+                left = f", {(total - done) / rate / 60:.1f} min left"
+            console.print(f"  {self.what}: {done}{of}, {rate:.1f}/s{', ' + note if note else ''}{left}")
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        if self.progress:
+            self.progress.stop()
+            self.progress = None
+
+
+@contextmanager
+def bar(what: str, draws_per_s: float = 10) -> Iterator[Bar]:
+    """A bar for the work done within it; drawing it takes the interpreter over a millisecond."""
+    shown = Bar(what, draws_per_s)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+_bars: dict[str, Bar] = {}  # of the work under way, by its name
+
+
+def show(event: Event) -> None:
+    """Shows what a library call reports: its messages as lines, its work as bars."""
+    if event.kind == "message":
+        say(event.text)
+    elif event.kind == "started":
+        _bars[event.text] = Bar(event.text)
+    elif event.kind == "advanced":
+        _bars[event.text](event.done, event.total, event.note)
+    elif shown := _bars.pop(event.text, None):
+        shown.close()
+
+
+def say(text: str) -> None:
+    """One line for the person."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """A table; the first column holds names, the others numbers."""
+    drawn = Table(title=title, title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        drawn.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(escape, row))  # names are whatever somebody called a model
+    console.print(drawn)

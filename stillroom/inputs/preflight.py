@@ -1,0 +1,71 @@
+"""What a run stands on: the recipe's inputs, opened and checked. Nothing here trains or writes to the bundle."""
+
+import os
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from compress.engine.resumable_stages import Workdir, check_writable
+from compress.engine.task_inputs import TaskInputs, open_task
+from export.packing.writer import refuse_foreign
+from serve.errors import BadInput
+from stillroom.console import show
+from stillroom.inputs.recipe import Recipe
+
+
+@dataclass
+class RunInputs(TaskInputs):
+    """The opened inputs of one run: those of its training, and the folder in which its stages live."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """All settings of the run."""
+        return cast(Recipe, self.settings)
+
+    @cached_property
+    def workdir(self) -> Workdir:
+        """The folder of the run's stages."""
+        return Workdir(work_of(Path(os.path.abspath(self.recipe.out))))
+
+
+def work_of(out: Path) -> Path:
+    """The folder that a run to `out` works in."""
+    return out.with_name(f"{out.name}.work")
+
+
+def prepare(recipe: Recipe) -> RunInputs:
+    """Open and check everything that `recipe` names; nothing is written.
+
+    Raises:
+        BadInput: every fault found, in one message.
+    """
+    out = Path(os.path.abspath(recipe.out))
+    work = work_of(out)
+    checks = (
+        lambda: check_out(out),
+        Workdir(work).refuse_foreign,
+        lambda: check_outside(recipe.teacher, work),
+    )
+    opened = open_task(recipe, out, more_checks=checks, notify=show)
+    return RunInputs(**{field.name: getattr(opened, field.name) for field in fields(opened)})
+
+
+def check_outside(teacher: str, work: Path) -> None:
+    """Nothing, when `teacher` is not a folder inside the run's own.
+
+    Raises:
+        BadInput: it is, and the run would clear it.
+    """
+    if Path(teacher).resolve().is_relative_to(work.resolve()):
+        raise BadInput(f"--teacher {teacher} lies in {work}, which this run would clear. Copy it elsewhere.")
+
+
+def check_out(out: Path) -> None:
+    """Nothing, when `out` is free or a bundle.
+
+    Raises:
+        BadInput: it is a file, or a folder that holds something else.
+    """
+    refuse_foreign(out)
+    check_writable(out)

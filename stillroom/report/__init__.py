@@ -1,0 +1,1 @@
+"""Every HTML page: its style, charts and tables."""

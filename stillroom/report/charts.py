@@ -1,0 +1,231 @@
+"""Plots with two axes as inline SVG: x in percent of the width, so that text keeps its size, and y in pixels.
+
+A model is known by its number, its colour and its dashes (`kind`), the same in every plot, and the legend says its name.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from stillroom.report.markup import Markup, element, escaped, number
+
+TOP_PX = 30  # the name of the y axis stands above the plot
+BOTTOM_PX = 300
+HEIGHT_PX = 346  # with the ticks of the x axis and its name below
+MOST_TICKS = 6  # more do not fit beside each other on a phone
+PHONE_PX = 290  # width of a plot there, for which labels are kept apart
+
+Point = tuple[float, float]
+
+
+class Axis(NamedTuple):
+    """What one axis spans."""
+
+    name: str
+    low: float
+    high: float
+    log: bool
+
+    def at(self, value: float) -> float:
+        """Where `value` lies: 0 at the low end, 1 at the high end."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def holds(self, value: float) -> bool:
+        """Can `value` be drawn here at all?"""
+        return math.isfinite(value) and (value > 0 or not self.log)
+
+
+class Plane(NamedTuple):
+    """Two axes; every drawing below is made on one."""
+
+    x: Axis
+    y: Axis
+
+    def at(self, point: Point) -> Point:
+        """Percent of the width, and pixels from the top."""
+        return 100 * self.x.at(point[0]), BOTTOM_PX - (BOTTOM_PX - TOP_PX) * self.y.at(point[1])
+
+    def drawable(self, points: Iterable[Point]) -> list[Point]:
+        """Those of `points` that both axes hold, where they lie."""
+        return [self.at((x, y)) for x, y in points if self.x.holds(x) and self.y.holds(y)]
+
+
+def log_axis(name: str, values: Iterable[float]) -> Axis:
+    """A logarithmic axis with a little room around the positive ones of `values`."""
+    known = [value for value in values if math.isfinite(value) and value > 0]
+    low, high = min(known, default=1.0), max(known, default=10.0)
+    room = max(1.1, (high / low) ** 0.04)
+    return Axis(name, low / room, high * room, log=True)
+
+
+def linear_axis(name: str, values: Iterable[float]) -> Axis:
+    """An axis with a little room around `values`."""
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    room = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
+    return Axis(name, low - room, high + room, log=False)
+
+
+def plot(plane: Plane, parts: Sequence[str], title: str) -> Markup:
+    """The whole drawing: axes with their ticks, then `parts`. `title` is for those who cannot see it."""
+    drawn = []
+    for value, text in ticks(plane.x):
+        x = 100 * plane.x.at(value)
+        drawn.append(f'<line class="axis" x1="{x:.2f}%" x2="{x:.2f}%" y1="{TOP_PX}" y2="{BOTTOM_PX}"/>')
+        drawn.append(f'<text x="{x:.2f}%" y="{BOTTOM_PX + 17}" text-anchor="middle">{text}</text>')
+    for value, text in ticks(plane.y):
+        _, y = plane.at((plane.x.low, value))
+        drawn.append(f'<line class="axis" x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>')
+        drawn.append(f'<text x="-8" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+    drawn.append(f'<text class="label" x="100%" y="{HEIGHT_PX - 8}" text-anchor="end">{escaped(plane.x.name)}</text>')
+    drawn.append(f'<text class="label" x="-46" y="14">{escaped(plane.y.name)}</text>')
+    opening = f'<svg class="chart plot" role="img" aria-label="{escaped(title)}" height="{HEIGHT_PX}">'
+    return Markup(opening + "".join([*drawn, *parts]) + "</svg>")
+
+
+def ticks(axis: Axis) -> list[tuple[float, str]]:
+    """Round values along `axis` with their texts, MOST_TICKS or fewer."""
+    if axis.log:
+        decades = range(math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high)) + 1)
+        for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+            found = [step * 10.0**decade for decade in decades for step in steps]
+            found = [value for value in found if axis.low <= value <= axis.high]
+            if len(found) <= MOST_TICKS:
+                break
+        if len(found) >= 2:
+            return [(value, number(value)) for value in found[:: math.ceil(len(found) / MOST_TICKS)]]
+    rough = (axis.high - axis.low) / MOST_TICKS
+    decade = 10.0 ** math.floor(math.log10(rough))
+    step = next(times * decade for times in (1, 2, 2.5, 5, 10) if times * decade >= rough)
+    decimals = max(0, math.ceil(-math.log10(step) + (0.3 if step / decade == 2.5 else 0)))
+    first, last = math.ceil(axis.low / step), math.floor(axis.high / step)
+    return [(i * step, f"{i * step:,.{decimals}f}") for i in range(first, last + 1)]
+
+
+def line(plane: Plane, points: Iterable[Point], kind: str) -> str:
+    """A line through `points`."""
+    listed = " ".join(f"{x:.2f},{y:.1f}" for x, y in plane.drawable(points))
+    return _stretched(f'<polyline class="series {kind}" points="{listed}"/>') if listed else ""
+
+
+def band(plane: Plane, lower: Sequence[Point], upper: Sequence[Point], kind: str) -> str:
+    """The area between two lines."""
+    listed = " ".join(f"{x:.2f},{y:.1f}" for x, y in plane.drawable([*lower, *reversed(upper)]))
+    return _stretched(f'<polygon class="band {kind}" points="{listed}"/>') if listed else ""
+
+
+def whisker(plane: Plane, from_: Point, to: Point, kind: str) -> str:
+    """A thin straight line, such as an interval."""
+    ends = plane.drawable([from_, to])
+    if len(ends) < 2:
+        return ""
+    (x1, y1), (x2, y2) = ends
+    return f'<line class="reach {kind}" x1="{x1:.2f}%" x2="{x2:.2f}%" y1="{y1:.1f}" y2="{y2:.1f}"/>'
+
+
+def dot(plane: Plane, point: Point, kind: str, *, hollow: bool = False, radius_px: float = 5) -> str:
+    """A mark at `point`."""
+    form = "hollow" if hollow else "fill"
+    return "".join(
+        f'<circle class="{form} {kind}" cx="{x:.2f}%" cy="{y:.1f}" r="{radius_px:g}"/>'
+        for x, y in plane.drawable([point])
+    )
+
+
+def level(plane: Plane, y: float, text: str, *, below: bool = False) -> str:
+    """A line across the whole width at height `y`, with its text at the left, above it or `below`."""
+    return "".join(
+        f'<line class="guide" x1="0" x2="100%" y1="{at:.1f}" y2="{at:.1f}"/>'
+        f'<text class="halo" x="4" y="{at + (13 if below else -4):.1f}">{escaped(text)}</text>'
+        for _, at in plane.drawable([(plane.x.low, y)])
+    )
+
+
+def upright(plane: Plane, x: float, text: str) -> str:
+    """A line over the whole height at `x`, with its text beside its upper end."""
+    drawn = ""
+    for at, _ in plane.drawable([(x, plane.y.high)]):
+        anchor, shift = ("start", 5) if at < 50 else ("end", -5)
+        drawn += f'<line class="guide" x1="{at:.2f}%" x2="{at:.2f}%" y1="{TOP_PX}" y2="{BOTTOM_PX}"/>'
+        drawn += (
+            f'<text class="halo" x="{at:.2f}%" dx="{shift}" y="{TOP_PX + 11}" text-anchor="{anchor}">'
+            f"{escaped(text)}</text>"
+        )
+    return drawn
+
+
+def beside(plane: Plane, point: Point, text: str, *, anchor: str = "middle", up_px: float = -4) -> str:
+    """`text` at `point`, `up_px` above it."""
+    return "".join(
+        f'<text class="halo label" x="{x:.2f}%" y="{y - up_px:.1f}" text-anchor="{anchor}">{escaped(text)}</text>'
+        for x, y in plane.drawable([point])
+    )
+
+
+def labels(plane: Plane, marks: Sequence[tuple[Point, str]]) -> str:
+    """A short text beside each mark, clear of the marks and of one another as far as there is room."""
+    places = [(x / 100 * PHONE_PX, y, text) for point, text in marks for x, y in plane.drawable([point])]
+    taken = [(x, y, 6.0, 6.0) for x, y, _ in places]  # centre, half width, half height
+    drawn = []
+    for x, y, text in places:
+        half = 4.0 * len(text) + 1
+        spots = [
+            (reach * across, reach * down)
+            for reach in (14, 24, 36)
+            for across, down in ((0.8, -0.7), (-0.8, -0.7), (0.8, 0.7), (-0.8, 0.7), (0, -1), (0, 1), (1, 0), (-1, 0))
+        ]
+        free = (spot for spot in spots if not _meets((x + spot[0], y + spot[1], half, 7.0), taken))
+        across, down = next(free, spots[0])
+        taken.append((x + across, y + down, half, 7.0))
+        drawn.append(
+            f'<text class="halo label" x="{100 * x / PHONE_PX:.2f}%" dx="{across:g}" y="{y + down + 4:.1f}" '
+            f'text-anchor="middle">{escaped(text)}</text>'
+        )
+    return "".join(drawn)
+
+
+def spread_px(heights_px: Sequence[float], apart_px: float = 14) -> list[float]:
+    """`heights_px`, from the lowest place on the page up moved until they are `apart_px` apart; the order stays."""
+    placed = list(heights_px)
+    below = math.inf
+    for i in sorted(range(len(placed)), key=lambda i: -placed[i]):
+        placed[i] = below = min(placed[i], below - apart_px)
+    return placed
+
+
+def kind_of(index: int) -> str:
+    """Colour and dashes of the model at `index`: eight colours and five kinds of dashes, so forty that differ."""
+    return f"c{index % 8} d{index % 5}"
+
+
+def legend(rows: Iterable[tuple[int, str, str]], *, lines: bool, hollow: Sequence[int] = ()) -> Markup:
+    """What each number stands for: `(index, name, note)`, with the line's look where `lines` are drawn, else the mark's."""
+    items = []
+    for index, name, note in rows:
+        swatch = (
+            f'<svg class="swatch" width="34" height="10" aria-hidden="true"><line class="series {kind_of(index)}" '
+            'x1="0" x2="34" y1="5" y2="5"/></svg>'
+            if lines
+            else f'<svg class="swatch" width="12" height="12" aria-hidden="true">'
+            f'<circle class="{"hollow" if index in hollow else "fill"} {kind_of(index)}" cx="6" cy="6" r="5"/></svg>'
+        )
+        said = element("span", note, class_="quiet") if note else ""
+        items.append(f"<li>{swatch} <b>{index + 1}</b> <span>{escaped(name)} {said}</span></li>")
+    return Markup(f'<ul class="legend">{"".join(items)}</ul>')
+
+
+def _meets(box: tuple[float, float, float, float], taken: Sequence[tuple[float, float, float, float]]) -> bool:
+    x, y, half_width, half_height = box
+    if x - half_width < 0 or x + half_width > PHONE_PX + 20 or not TOP_PX <= y <= BOTTOM_PX:
+        return True
+    return any(abs(x - x2) < half_width + w2 and abs(y - y2) < half_height + h2 for x2, y2, w2, h2 in taken)
+
+
+def _stretched(shape: str) -> str:
+    """`shape`, drawn on a width of 100, over the whole width; its line keeps its thickness."""
+    return (
+        f'<svg x="0" y="0" width="100%" height="{HEIGHT_PX}" viewBox="0 0 100 {HEIGHT_PX}" preserveAspectRatio="none">'
+        f"{shape}</svg>"
+    )

@@ -1,0 +1,34 @@
+import pytest
+
+from compress.models.layer_maps import LAYER_MAPS, layer_map
+from serve.errors import BadInput
+
+# Student of 6 (and of 4) from a teacher of 12 (and of 6), worked out by hand from the table of the paper.
+BY_HAND = [
+    ("single", 12, 6, {6: (12,)}),
+    ("last", 12, 6, {1: (7,), 2: (8,), 3: (9,), 4: (10,), 5: (11,), 6: (12,)}),
+    ("uniform", 12, 6, {1: (2,), 2: (4,), 3: (6,), 4: (8,), 5: (10,), 6: (12,)}),
+    ("uniform-consecutive", 12, 6, {1: (1, 2), 2: (3, 4), 3: (5, 6), 4: (7, 8), 5: (9, 10), 6: (11, 12)}),
+    ("uniform+last", 12, 6, {1: (2, 7), 2: (4, 8), 3: (6, 9), 4: (8, 10), 5: (10, 11), 6: (12,)}),
+    # ceil(6 / 4) = 2: the fourth layer of a uniform map would be the eighth.
+    ("uniform", 6, 4, {1: (2,), 2: (4,), 3: (6,)}),
+    ("uniform-consecutive", 6, 4, {1: (1, 2), 2: (3, 4), 3: (5, 6)}),
+    ("uniform+last", 6, 4, {1: (2, 3), 2: (4,), 3: (5, 6), 4: (6,)}),
+]
+
+
+@pytest.mark.parametrize(("name", "teacher", "student", "expected"), BY_HAND)
+def test_it_is_the_papers_map(name: str, teacher: int, student: int, expected: dict[int, tuple[int, ...]]) -> None:
+    assert layer_map(name, teacher, student) == expected
+
+
+@pytest.mark.parametrize("name", LAYER_MAPS)
+def test_the_last_layer_of_equal_depths_learns_from_the_last(name: str) -> None:
+    assert layer_map(name, 6, 6)[6] == (6,)
+
+
+def test_what_cannot_be_mapped_is_refused() -> None:
+    with pytest.raises(BadInput, match="no deeper than its teacher; 8 layers cannot be mapped to 6"):
+        layer_map("last", 6, 8)
+    with pytest.raises(BadInput, match=r"'first' is not known; it is one of single, last"):
+        layer_map("first", 6, 3)

@@ -1,0 +1,152 @@
+"""Batches in parts: several processes, or one after the other. In float64, so that what is equal is equal to the last bits."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from repository import ROOT
+from test_stage import EVERY_STAGE, SIZES, models, silence_dropout, text_of
+from torch import nn
+from trained_together import summary, trained
+
+from compress import distributed
+from compress.data.batches import Batch, part_of
+from compress.data.encoded import IGNORED
+from compress.distributed import Share, shares
+from compress.losses.outputs import total
+from compress.methods.catalogue import stages_of
+from compress.methods.objectives import Projections
+from compress.models.families import FAMILIES
+from compress.training.stage import step_losses
+from serve.errors import BadInput
+
+
+def losses_and_gradients(stage: Any, batches: list[Batch]) -> tuple[dict[str, float], list[torch.Tensor]]:
+    teacher, student = (model.double() for model in models("bert", stage))
+    silence_dropout(student.train())
+    maps = Projections(stage.objective, teacher.config, student.config).double()
+    found: dict[str, float] = {}
+    for batch in batches:
+        terms = step_losses(stage.objective, teacher, student, FAMILIES["bert"], batch, maps, None)
+        total(terms).backward()
+        for name, term in terms.items():
+            found[name] = found.get(name, 0.0) + term.item()
+    both = nn.ModuleList([student, maps])
+    return found, [parameter.grad for parameter in both.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize(("method", "number"), EVERY_STAGE)
+def test_the_parts_of_a_batch_add_up_to_it_for_every_objective(method: str, number: int) -> None:
+    stage = stages_of(method, SIZES)[number]
+    whole = text_of(stage).at(1)
+    expected, gradients = losses_and_gradients(stage, [whole])
+    for of in (3, 11):  # parts of unequal size, and more parts than there are texts
+        found, ours = losses_and_gradients(stage, [part_of(whole, Share(i, of)) for i in range(of)])
+        assert found == pytest.approx(expected, rel=1e-12, abs=1e-14)
+        for theirs, gradient in zip(gradients, ours, strict=True):
+            torch.testing.assert_close(gradient, theirs, rtol=1e-9, atol=1e-13)
+
+
+def test_a_part_has_the_rows_of_its_texts_and_knows_what_it_counts_for() -> None:
+    inputs = {
+        "input_ids": torch.arange(12).view(3, 4),
+        "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]]),
+    }
+    targets = torch.tensor([1, IGNORED, 2, 3, 4])
+    batch = Batch(inputs, torch.tensor([1, 2, 5, 8, 9]), targets, soft=torch.arange(5.0)[:, None])
+    first, second = part_of(batch, Share(0, 2)), part_of(batch, Share(1, 2))
+    assert first.inputs["input_ids"].tolist() == [[0, 1, 2, 3]]
+    assert first.row_index.tolist() == [1, 2]
+    assert first.weights == (1 / 3, 4 / 8, 2 / 5, 1 / 4)
+    assert second.row_index.tolist() == [1, 4, 5]
+    assert second.targets.tolist() == [2, 3, 4]
+    assert second.soft is not None
+    assert second.soft.flatten().tolist() == [2, 3, 4]
+    assert np.sum([first.weights, second.weights], axis=0) == pytest.approx([1, 1, 1, 1])
+    assert part_of(batch, Share(0, 4)).weights == (0, 0, 0, 0)
+
+
+def test_shares_cover_a_batch_whoever_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, accumulate in ((1, 1), (1, 3), (2, 1), (2, 3)):
+        taken: list[int] = []
+        for number in range(count):
+            monkeypatch.setenv("WORLD_SIZE", str(count))
+            monkeypatch.setenv("RANK", str(number))
+            taken += [i for share in shares(accumulate) for i in range(*share.bounds(7))]
+        assert taken == list(range(7))
+
+
+class Killed(Exception):
+    pass
+
+
+def together(folder: Path, *jobs: str) -> list[dict[str, dict[str, Any]]]:
+    """What two processes, joined by Gloo, say of each job."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    common = os.environ | {
+        "PYTHONPATH": path,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(Path(__file__).with_name("trained_together.py")), str(folder), *jobs]
+    started = [
+        subprocess.Popen(command, env=common | {"WORLD_SIZE": "2", "RANK": str(number), "LOCAL_RANK": str(number)})
+        for number in range(2)
+    ]
+    try:
+        assert [process.wait(timeout=300) for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+    names = [job.split(":")[0] for job in jobs]
+    return [{name: json.loads((folder / f"{name}-{number}.json").read_text()) for name in names} for number in range(2)]
+
+
+def test_two_processes_train_as_one_does_with_the_same_batches(tmp_path: Path) -> None:
+    """Without dropout as one with whole batches; with it as one that accumulates two parts, whose dropout is the same."""
+
+    def dying(done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
+        if done == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        trained(tmp_path / "resumed", "minilmv2", 0.0, report=dying)
+    main, other = together(tmp_path, "relations:minilmv2:0", "dropout:distilbert:0.1", "resumed:minilmv2:0")
+    assert main == other
+    alone = {
+        "relations": summary(*trained(tmp_path / "a", "minilmv2", 0.0)),
+        "dropout": summary(*trained(tmp_path / "b", "distilbert", 0.1, accumulate=2)),
+    }
+    alone["resumed"] = alone["relations"]
+    for name, expected in alone.items():
+        assert main[name]["steps"] == expected["steps"]
+        assert main[name]["best_step"] == expected["best_step"]
+        assert main[name]["curves"] == pytest.approx(expected["curves"], rel=1e-10)
+        assert main[name]["norms"] == pytest.approx(expected["norms"], rel=1e-10)
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(1, 13))
+    whole = summary(*trained(tmp_path / "c", "distilbert", 0.1))
+    assert whole["curves"] != pytest.approx(alone["dropout"]["curves"], rel=1e-3)  # dropout was there to differ
+    assert not (tmp_path / "nothing is written here").exists()
+
+
+def test_a_launcher_that_starts_one_process_where_two_were_asked_for_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(BadInput, match=r"starts only one on CPUs. Run: torchrun"):
+        distributed.check_launch()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    distributed.check_launch()

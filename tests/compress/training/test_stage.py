@@ -1,0 +1,272 @@
+"""Every method on every family: it runs, its loss falls, it touches nothing that it should not, it resumes to the bit."""
+
+import copy
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from encoders import VOCABULARY, encoder
+from torch import nn
+
+from compress.data.batches import Batch
+from compress.data.corpus import CorpusText, Masking, Piece
+from compress.data.encoded import IGNORED
+from compress.losses.outputs import total
+from compress.methods.catalogue import METHODS, Sizes, Stage, stages_of, usual_teacher_layer
+from compress.methods.objectives import Projections, check_objective, layer_losses
+from compress.models.activations import read
+from compress.models.families import FAMILIES, layers_of
+from compress.models.initialise import student_of
+from compress.models.shapes import Shape
+from compress.training.stage import StageSettings, step_losses, train_stage
+from serve.errors import BadInput
+
+PIECES = [Piece(np.random.default_rng(i).integers(5, VOCABULARY, 4 + i % 9), np.arange(4 + i % 9)) for i in range(40)]
+SIZES = Sizes(4, 2, 24, 24)
+EVERY_STAGE = [(name, number) for name in METHODS for number in range(len(stages_of(name, SIZES)))]
+
+
+class TaskText:
+    """The corpus with a class for each text: whether its first token is even."""
+
+    pad_id = 0
+
+    def __init__(self) -> None:
+        self.corpus = CorpusText(PIECES, 0, 8, 0)
+        self.ids = self.corpus.ids
+        self.sampler = self.corpus.sampler
+
+    def at(self, step: int) -> Batch:
+        batch = self.corpus.at(step)
+        targets = batch.inputs["input_ids"][:, 0] % 2
+        targets[0] = IGNORED  # one that the teacher alone labels
+        return Batch(batch.inputs, torch.arange(len(targets)), targets, whole_texts=True)
+
+
+HALF = Shape(2, 24, 4, 48)
+
+
+def models(kind: str, stage: Stage, shape: Shape = HALF) -> tuple[Any, Any]:
+    """Teacher and student with the heads that the stage needs; the student knows nothing."""
+    heads = {term.of for term in stage.objective.outputs}
+    head = "ForMaskedLM" if "vocabulary" in heads else "ForSequenceClassification" if "classes" in heads else ""
+    teacher = encoder(kind, head, seed=0)
+    with torch.no_grad():  # random weights attend to everything alike; a teacher has something to say
+        for name, parameter in teacher.named_parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(60 if name.startswith("classifier") else 6)
+    student, _ = student_of(teacher, FAMILIES[kind], shape, seed=1, new_layers=True)
+    with torch.no_grad():
+        for name, parameter in student.named_parameters():
+            if name.startswith("classifier") and parameter.ndim == 2:
+                parameter.mul_(0.01)  # of the teacher's head; else both are as sure of the same class
+    return teacher, student
+
+
+def silence_dropout(model: nn.Module) -> None:
+    """Twenty steps are few: what falls should be the loss, not luck."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+def text_of(stage: Stage) -> Any:
+    if any(term.of == "classes" for term in stage.objective.outputs):
+        return TaskText()
+    return CorpusText(PIECES, 0, 8, 0, Masking(4, VOCABULARY) if stage.objective.masks_tokens else None)
+
+
+def run(kind: str, stage: Stage, folder: Path, steps: int = 20, **settings: Any) -> tuple[Any, list[tuple[int, float]]]:
+    teacher, student = models(kind, stage)
+    progress = train_stage(
+        stage,
+        teacher,
+        student,
+        FAMILIES[kind],
+        text_of(stage),
+        StageSettings(steps, learning_rate=3e-3, **settings),
+        folder=folder,
+    )
+    return student, progress.loss
+
+
+@pytest.mark.parametrize("kind", sorted(FAMILIES))
+@pytest.mark.parametrize(("method", "number"), EVERY_STAGE)
+def test_the_loss_falls(kind: str, method: str, number: int, tmp_path: Path) -> None:
+    stage = stages_of(method, SIZES)[number]
+    teacher, student = models(kind, stage)
+    silence_dropout(student)
+    maps = Projections(stage.objective, teacher.config, student.config)
+
+    def loss() -> float:
+        """On the same five batches, before and after: steps themselves see batches of different difficulty."""
+        batches = [text_of(stage).at(step) for step in range(5)]
+        terms = [
+            step_losses(stage.objective, teacher, student.eval(), FAMILIES[kind], batch, maps, None)
+            for batch in batches
+        ]
+        return float(np.mean([total(term).item() for term in terms]))
+
+    before = loss()
+    settings = StageSettings(20, learning_rate=1e-3)
+    train_stage(stage, teacher, student, FAMILIES[kind], text_of(stage), settings, folder=tmp_path, projections=maps)
+    assert loss() < before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_and_resumed_it_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
+    for number, stage in enumerate(stages_of(method, SIZES)):
+        whole, losses = run("bert", stage, tmp_path / f"a{number}", steps=12)
+        teacher, broken = models("bert", stage)
+        torch.manual_seed(99)
+
+        def dying(done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
+            if done == 7:
+                raise KeyboardInterrupt
+
+        folder = tmp_path / f"b{number}"
+        settings = StageSettings(12, learning_rate=3e-3, checkpoint_every_s=0)
+        with pytest.raises(KeyboardInterrupt):
+            train_stage(stage, teacher, broken, FAMILIES["bert"], text_of(stage), settings, folder=folder, report=dying)
+        resumed, again = run("bert", stage, folder, steps=12)
+        assert again == losses
+        steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert steps == list(range(1, 13))
+        assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+def test_the_teacher_stays_as_it_was_and_so_does_what_is_not_trained(tmp_path: Path) -> None:
+    for trains in ("all", "encoder", "head"):
+        stage = next(s for s in stages_of("xtremedistil", SIZES) if s.name == "logits")
+        stage = Stage("logits", stage.objective, "task", trains)  # type: ignore[arg-type]
+        teacher, student = models("bert", stage)
+        theirs, before = copy.deepcopy(teacher.state_dict()), copy.deepcopy(student.state_dict())
+        train_stage(stage, teacher, student, FAMILIES["bert"], TaskText(), StageSettings(3), folder=tmp_path / trains)
+        assert all(torch.equal(theirs[name], value) for name, value in teacher.state_dict().items())
+        moved = {name for name, value in student.state_dict().items() if not torch.equal(before[name], value)}
+        head = {name for name in moved if name.startswith("classifier") or "pooler" in name}
+        assert any("pooler" in name for name in head) == (trains != "encoder")
+        assert bool(head) == (trains != "encoder")
+        assert bool(moved - head) == (trains != "head")
+        assert all(parameter.requires_grad for parameter in student.parameters())
+
+
+@pytest.mark.parametrize("method", ["minilmv2", "minilm", "directminilm", "tinybert-general"])
+def test_losses_are_computed_in_full_precision_though_the_models_are_not(method: str) -> None:
+    stage = stages_of(method, SIZES)[0]
+    teacher, student = models("bert", stage)
+    maps = Projections(stage.objective, teacher.config, student.config)
+    batch = text_of(stage).at(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = read(teacher, FAMILIES["bert"], batch.inputs, stage.objective.teacher_parts())
+        ours = read(student.eval(), FAMILIES["bert"], batch.inputs, stage.objective.student_parts())
+        inside = layer_losses(stage.objective.layers, theirs, ours, batch.inputs["attention_mask"], 4, maps)
+    outside = layer_losses(stage.objective.layers, theirs, ours, batch.inputs["attention_mask"], 4, maps)
+    assert all(torch.equal(inside[name], outside[name]) for name in outside)
+    assert all(term.dtype == torch.float32 for term in inside.values())
+
+
+def test_the_layer_to_learn_from_is_the_one_that_served_the_size_best() -> None:
+    # Comparative analysis, section 5: 6x768, 6x384, 4x576, 3x384 from twelve layers of 768.
+    shapes = [(6, 768), (6, 384), (4, 576), (3, 384)]
+    sizes = [Sizes(12, layers, 768, width) for layers, width in shapes]
+    assert [usual_teacher_layer(one) for one in sizes] == [10, 11, 10, 10]
+    assert [usual_teacher_layer(one, direct=True) for one in sizes] == [11, 11, 10, 10]
+    assert usual_teacher_layer(Sizes(6, 3, 384, 384)) == 5
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_teacher_is_as_it_was_after_training_in_bfloat16_however_it_ends(tmp_path: Path, stops: bool) -> None:
+    stage = stages_of("minilmv2", SIZES)[0]
+    teacher, student = models("bert", stage)
+    before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
+    seen: list[torch.dtype] = []
+
+    def look(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
+        seen.append(teacher.encoder.layer[0].attention.self.query.weight.dtype)
+        if stops and done == 2:
+            raise KeyboardInterrupt
+
+    settings = StageSettings(3, precision="bf16")
+    with pytest.raises(KeyboardInterrupt) if stops else nullcontext():
+        train_stage(stage, teacher, student, FAMILIES["bert"], text_of(stage), settings, folder=tmp_path, report=look)
+    assert seen == [torch.bfloat16] * (2 if stops else 3)
+    after = teacher.state_dict()
+    assert all(
+        after[name].dtype == weight.dtype and torch.equal(after[name], weight) for name, weight in before.items()
+    )
+
+
+def test_above_the_last_values_nothing_is_computed_or_moved(tmp_path: Path) -> None:
+    stage = stages_of("minilmv2", SIZES)[0]
+    teacher, student = models("bert", stage)
+    kept = copy.deepcopy(student.encoder.layer[-1].output.state_dict())
+    ran: list[int] = []
+    for number, layer in enumerate(layers_of(teacher, FAMILIES["bert"]), 1):
+        layer.register_forward_hook(lambda _m, _i, _o, number=number: ran.append(number))
+    train_stage(
+        stage, teacher, student, FAMILIES["bert"], CorpusText(PIECES, 0, 8, 0), StageSettings(2), folder=tmp_path
+    )
+    assert set(ran) == {1, 2}  # it learns from layer 3, whose queries, keys and values need the output of layer 2
+    assert all(torch.equal(kept[name], value) for name, value in student.encoder.layer[-1].output.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra", "modernbert"])
+def test_a_narrower_student_of_other_heads_learns_by_what_allows_it(kind: str, tmp_path: Path) -> None:
+    for name in ("minilmv2", "hidden-states"):
+        stage = stages_of(name, Sizes(4, 2, 24, 12))[0]
+        teacher, student = models(kind, stage, Shape(2, 12, 2, 24))
+        text = CorpusText(PIECES, 0, 8, 0)
+        progress = train_stage(
+            stage, teacher, student, FAMILIES[kind], text, StageSettings(60, learning_rate=3e-3), folder=tmp_path / name
+        )
+        values = [value for _, value in progress.loss]
+        assert np.mean(values[-10:]) < np.mean(values[:10])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(method: str) -> None:
+    """Equal depth and width, terms of distillation alone, maps that start as the identity: the loss is zero."""
+    sizes = Sizes(4, 4, 24, 24, teacher_layer=4)
+    for stage in stages_of(method, sizes):
+        teacher, _ = models("bert", stage)
+        student = copy.deepcopy(teacher)
+        maps = Projections(stage.objective, teacher.config, student.config)
+        pairs = {(term.teacher_layer, term.student_layer) for term in stage.objective.layers}
+        terms = step_losses(
+            stage.objective, teacher, student.eval(), FAMILIES["bert"], text_of(stage).at(0), maps, None
+        )
+        for name, term in terms.items():
+            if not name.endswith("labels") or name.endswith("soft labels"):
+                # A map of several layers to one compares layers that differ in the teacher itself.
+                assert term.item() == pytest.approx(0, abs=1e-5) or any(a != b for a, b in pairs), name
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes", "student", "message"),
+    [
+        ("minilm", SIZES, Shape(2, 24, 6, 48), "as many attention heads .* they have 6 and 4"),
+        ("distilbert", SIZES, Shape(2, 12, 4, 24), "as wide as its teacher: 12 is not 24"),
+        (
+            "minilmv2",
+            Sizes(4, 2, 24, 24, 5),
+            Shape(2, 24, 4, 48),
+            "5 relation heads do not divide .* 1, 2, 3, 4, 6, 8, 12, 24",
+        ),
+        ("minilmv2", Sizes(4, 2, 24, 24, 0, 5), Shape(2, 24, 4, 48), "teacher has layers 1 to 4; layer 5"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(method: str, sizes: Sizes, student: Shape, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        check_objective(stages_of(method, sizes)[0].objective, encoder("bert").config, student.as_config())
+
+
+def test_an_unknown_method_and_a_deeper_student_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"'minilm3' is not known; it is one of minilmv2, minilm,"):
+        stages_of("minilm3", SIZES)
+    with pytest.raises(BadInput, match="no deeper than its teacher"):
+        stages_of("tinybert", Sizes(4, 6, 24, 24))

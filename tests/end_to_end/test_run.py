@@ -1,0 +1,314 @@
+"""`stillroom run` as its user types it: on a tiny teacher and a small task, in a process of its own."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compress.data.encoded import Encoded
+from compress.engine import task_stages
+from compress.engine.resumable_stages import TRAINING
+from compress.evaluation.predictions import row_logits
+from compress.training.loop import CHECKPOINT
+from serve.bundle.manifest import open_bundle, sha256_file
+from stillroom import Pipeline
+from stillroom.inputs.preflight import prepare
+from stillroom.inputs.recipe import read_recipe, resolve
+
+QUICK = [
+    "--teacher-epochs",
+    "25",
+    "--teacher-learning-rate",
+    "5e-3",
+    "--student-learning-rate",
+    "5e-3",
+    "--student-epochs",
+    "20",
+]
+QUICK += [
+    "--augment",
+    "2",
+    "--student",
+    "layers=2,hidden=32,heads=4,ffn=32",
+    "--batch",
+    "16",
+    "--latency-seconds",
+    "1",
+    "--threads",
+    "1",
+]
+
+
+def stillroom(*arguments: str | Path, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "stillroom", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **kwargs)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, task_data: Path
+) -> tuple[Path, dict[str, object], list[str]]:
+    """A bundle for entities, what `--json` printed, and the command."""
+    out = tmp_path_factory.mktemp("made") / "tiny"
+    command = [
+        "run",
+        "--teacher",
+        tiny_teacher,
+        "--task",
+        "token-classification",
+        "--data",
+        task_data,
+        "--out",
+        out,
+        *QUICK,
+        "--json",
+    ]
+    done = stillroom(*command)
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout), [str(part) for part in command]
+
+
+def test_labelling_that_was_killed_goes_on_to_the_same_soft_labels(
+    made: tuple[Path, dict[str, object], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, _, _ = made
+    inputs = prepare(resolve(read_recipe(out / "recipe.toml"), {}))
+    teacher = inputs.workdir.root / "teacher"
+    monkeypatch.setattr(task_stages, "SHARD_TEXTS", 50)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    task_stages.make_soft_labels(whole, inputs, teacher)
+    labelled = []
+
+    def dies_in_the_second_shard(model: object, texts: Encoded, **kwargs: object) -> list[np.ndarray]:
+        labelled.append(len(texts))
+        if len(labelled) == 3:  # the first is validation
+            raise KeyboardInterrupt
+        return row_logits(model, texts, **kwargs)
+
+    monkeypatch.setattr(task_stages, "row_logits", dies_in_the_second_shard)
+    with pytest.raises(KeyboardInterrupt):
+        task_stages.make_soft_labels(broken, inputs, teacher)
+    before = len(labelled)
+    task_stages.make_soft_labels(broken, inputs, teacher)
+    assert len(labelled) - before == before + len(inputs.soft_labelled) // 50 - 2
+    assert (broken / "logits.npy").read_bytes() == (whole / "logits.npy").read_bytes()
+
+
+def test_one_command_ends_with_a_bundle_that_answers(made: tuple[Path, dict[str, float], list[str]]) -> None:
+    out, document, _ = made
+    assert {
+        "bundle",
+        "metric",
+        "teacher",
+        "undistilled",
+        "student",
+        "fp32",
+        "int8",
+        "speedup",
+        "minutes",
+    } <= document.keys()
+    assert document["metric"] == "entity_f1"
+    assert document["teacher"] > 0.9
+    assert document["int8"] > 0.9
+    text = "where is my kettle sent to Lisbon 🚚 77"
+    found = {(e["label"], text[e["start"] : e["end"]]) for e in Pipeline(out)(text)["entities"]}
+    assert found == {("item", "kettle"), ("city", "Lisbon")}
+
+
+def test_the_bundle_holds_what_it_says_and_its_card_nothing_of_this_machine(
+    made: tuple[Path, dict[str, float], list[str]],
+) -> None:
+    out, document, _ = made
+    for name in ("README.md", "manifest.json", "config.json"):
+        assert str(out.parent) not in (out / name).read_text(encoding="utf-8"), name
+    manifest = open_bundle(out).manifest
+    assert {
+        "README.md",
+        "report.html",
+        "report.json",
+        "recipe.toml",
+        "model.safetensors",
+        "onnx/model.onnx",
+        "onnx/model_quantized.onnx",
+    } <= manifest.files.keys()
+    assert manifest.parity["fp32"]["passed"]
+    assert manifest.parity["fp32"]["labels_changed"] == 0
+    assert manifest.parity["int8"]["company_differences"] == 0
+    assert manifest.metrics["test"]["int8"]["value"] == document["int8"]
+    for name, variant in manifest.variants.items():
+        found = manifest.metrics["confidence"][name]
+        assert found["test"]["rows"] > found["validation"]["rows"] > 0
+        line = f"{name}: temperature {variant.temperature:g}, expected calibration error on test {found['test']['ece']:.4f}"
+        assert line in (out / "README.md").read_text(encoding="utf-8")
+        assert [claim for claim in document["claims"] if claim.startswith(line)]
+        assert variant.abstain_below is None
+    with_texts = out.with_name("tiny.work") / "report.html"
+    assert (document["report"], document["report_with_texts"]) == (str(out / "report.html"), str(with_texts))
+    assert with_texts.is_file()
+    report = (out / "report.html").read_text(encoding="utf-8")
+    assert "kettle" in report or "city" in report
+    assert "http://" not in report.replace("http://www.w3.org", "")
+
+
+def test_the_student_opens_as_any_transformers_model(made: tuple[Path, dict[str, float], list[str]]) -> None:
+    from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+    out, _, _ = made
+    model = AutoModelForTokenClassification.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert (
+        model(**tokenizer("where is my kettle", return_tensors="pt")).logits.shape[-1]
+        == len(model.config.id2label)
+        == 5
+    )
+
+
+def test_a_rerun_finds_it_made_and_changes_nothing(made: tuple[Path, dict[str, float], list[str]]) -> None:
+    out, document, command = made
+    before = sha256_file(out / "manifest.json")
+    again = stillroom(*command)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == document
+    assert "already what this command makes" in again.stderr
+    assert sha256_file(out / "manifest.json") == before
+
+
+def test_another_recipe_does_not_replace_it(made: tuple[Path, dict[str, float], list[str]]) -> None:
+    _, _, command = made
+    refused = stillroom(*command, "--seed", "7")
+    assert refused.returncode == 2
+    assert "holds a bundle of other inputs or settings" in refused.stderr
+
+
+def test_a_changed_setting_redoes_only_what_depends_on_it(
+    made: tuple[Path, dict[str, float], list[str]], tmp_path: Path
+) -> None:
+    out, _, command = made
+    shutil.copytree(out.with_name("tiny.work"), tmp_path / "tiny.work")
+    redone = stillroom(*command, "--out", tmp_path / "tiny", "--temperature", "4")
+    assert redone.returncode == 0, redone.stderr
+    lines = redone.stderr.splitlines()
+    assert any(line.startswith("teacher:") and line.endswith("done before") for line in lines)
+    assert any(line.startswith("the same student on labels only") and line.endswith("done before") for line in lines)
+    assert any(line.startswith("student on soft labels") and not line.endswith("done before") for line in lines)
+
+
+def test_a_missed_gate_writes_the_report_and_no_bundle(
+    made: tuple[Path, dict[str, float], list[str]], tmp_path: Path
+) -> None:
+    out, _, command = made
+    shutil.copytree(out.with_name("tiny.work"), tmp_path / "tiny.work")
+    # One epoch is too few for a student to come near its teacher.
+    missed = stillroom(
+        *command,
+        "--out",
+        tmp_path / "tiny",
+        "--student-epochs",
+        "1",
+        "--student-learning-rate",
+        "1e-7",
+        "--teacher-gate",
+        "1",
+        "--student",
+        "layers=1,hidden=16,heads=4,ffn=16",
+    )
+    assert missed.returncode == 3, missed.stderr
+    assert "int8 over teacher, validation is" in missed.stderr
+    assert not (tmp_path / "tiny").exists()
+    assert "needed" in (tmp_path / "tiny.work" / "report.html").read_text(encoding="utf-8")
+
+
+def test_evaluate_says_what_the_run_said_without_torch(
+    made: tuple[Path, dict[str, float], list[str]], task_data: Path
+) -> None:
+    out, document, _ = made
+    code = "import sys; from stillroom.cli.main import app, guarded; guarded(app); sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "evaluate", out, "--data", task_data / "test.jsonl", "--json"]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["value"], found["variant"], found["examples"]) == (document["int8"], "int8", 60)
+    checkpoint = stillroom(
+        "evaluate", out.with_name("tiny.work") / "student", "--data", task_data / "test.jsonl", "--json"
+    )
+    assert json.loads(checkpoint.stdout)["value"] == document["student"]
+
+
+def test_inspect_verifies_and_names_a_changed_byte(
+    made: tuple[Path, dict[str, float], list[str]], tmp_path: Path
+) -> None:
+    out, _, _ = made
+    assert json.loads(stillroom("inspect", out, "--json").stdout)["verified"] is True
+    copy = shutil.copytree(out, tmp_path / "copy")
+    graph = bytearray((copy / "onnx/model.onnx").read_bytes())
+    graph[1000] ^= 1
+    (copy / "onnx/model.onnx").write_bytes(graph)
+    for verb in (["inspect", copy], ["serve", copy, "--port", "0"]):
+        refused = stillroom(*verb)
+        assert refused.returncode == 2
+        assert "onnx/model.onnx" in refused.stderr
+
+
+@pytest.mark.slow
+def test_classes_with_the_relation_stage_and_unlabelled_text(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    more = tmp_path / "more.txt"
+    more.write_text("\n".join(f"please refund the lamp {i}" for i in range(40)), encoding="utf-8")
+    command = [
+        "run",
+        "--teacher",
+        tiny_teacher,
+        "--task",
+        "text-classification",
+        "--data",
+        task_data,
+        "--out",
+        tmp_path / "intents",
+    ]
+    command += [*QUICK, "--augment", "0", "--relation-epochs", "1", "--corpus", more, "--unlabelled", more]
+    command += ["--student-epochs", "40"]  # relations first move a student away from the task that it starts with
+    command += ["--no-undistilled", "--json"]
+    done = stillroom(*command)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["metric"] == "accuracy"
+    assert document["undistilled"] is None
+    assert document["int8"] > 0.9
+    assert Pipeline(tmp_path / "intents")("please refund the chair 5", top_k=1)["labels"][0]["label"] == "refund"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["teacher", "student"])
+def test_its_recipe_killed_and_resumed_ends_with_the_same_weights(
+    made: tuple[Path, dict[str, float], list[str]], tmp_path: Path, stage: str
+) -> None:
+    out, _, _ = made
+    command = ["run", str(out / "recipe.toml"), "--out", str(tmp_path / "tiny"), "--checkpoint-seconds", "0.2"]
+    (tmp_path / ".tiny.4194303.partial").mkdir()  # as a kill in the middle of packing leaves it
+    checkpoint = tmp_path / "tiny.work" / f"{stage}.partial" / TRAINING / CHECKPOINT
+    first = subprocess.Popen(
+        [sys.executable, "-m", "stillroom", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 300
+    while not checkpoint.is_file() and first.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL, "it had ended before it could be killed"
+    assert checkpoint.is_file(), "nothing was left to resume from"
+    again = stillroom(*command, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "against torch teacher" in again.stderr
+    for name in ("model.safetensors", "onnx/model.onnx", "onnx/model_quantized.onnx"):
+        assert sha256_file(tmp_path / "tiny" / name) == sha256_file(out / name), name
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")], "something half-written was left"

@@ -1,0 +1,92 @@
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from latency.candidates.candidate import Candidate, size_bytes
+from latency.candidates.open_candidate import load
+from serve.errors import BadInput
+
+INPUT_IDS = np.array([[2, 4, 5, 3], [2, 6, 7, 3]])
+INPUTS = {
+    "input_ids": INPUT_IDS,
+    "attention_mask": np.ones_like(INPUT_IDS),
+    "token_type_ids": np.zeros_like(INPUT_IDS),
+}
+
+
+def test_onnxruntime_answers_with_the_inputs_that_the_graph_takes(onnx_candidate: Candidate) -> None:
+    expected = np.log(INPUT_IDS.mean(axis=1, keepdims=True))
+    np.testing.assert_allclose(load(onnx_candidate)(INPUTS), expected, rtol=1e-6)
+
+
+def test_onnxruntime_gets_the_threads_that_the_candidate_has(onnx_candidate: Candidate) -> None:
+    load(onnx_candidate)  # whatever the runtime starts once per process
+    before = psutil.Process().num_threads()
+    call = load(replace(onnx_candidate, threads=4))
+    assert psutil.Process().num_threads() - before == 3  # the caller is the fourth
+    del call
+
+
+def test_a_path_without_a_model_is_refused_by_either_runtime(tmp_path: Path, onnx_candidate: Candidate) -> None:
+    with pytest.raises(BadInput, match=r"no file at .*model\.onnx; give the path of a \.onnx file"):
+        load(replace(onnx_candidate, path=tmp_path / "model.onnx"))
+    with pytest.raises(BadInput, match=r"no config\.json"):
+        load(Candidate("t", "torch", "fp32", tmp_path, 1))
+
+
+def test_torch_int8_unknown_runtimes_and_no_threads_are_refused(
+    torch_candidate: Candidate, onnx_candidate: Candidate
+) -> None:
+    with pytest.raises(BadInput, match="not 'int8'; time that precision in onnxruntime"):
+        load(replace(torch_candidate, precision="int8"))
+    with pytest.raises(BadInput, match="runtime 'tvm' of candidate 'student' is unknown"):
+        load(replace(onnx_candidate, runtime="tvm"))  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="was given 0 threads"):
+        load(replace(onnx_candidate, threads=0))
+
+
+def test_size_counts_the_weights_and_an_onnx_files_external_data(
+    tmp_path: Path, onnx_candidate: Candidate, torch_candidate: Candidate
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"x" * 10)
+    (tmp_path / "model.onnx.data").write_bytes(b"x" * 500)
+    (tmp_path / "model_quantized.onnx").write_bytes(b"x" * 3)
+    assert size_bytes(replace(onnx_candidate, path=tmp_path / "model.onnx")) == 510
+    assert size_bytes(torch_candidate) == (torch_candidate.path / "model.safetensors").stat().st_size
+
+
+# In an interpreter of its own: thread counts are set once per process, and what is imported is part of the behaviour.
+TORCH_PROGRAM = """
+import sys
+from pathlib import Path
+import numpy as np
+from latency.candidates.candidate import Candidate
+from latency.candidates.open_candidate import load
+from latency.measure.machine import machine_facts
+assert not {"torch", "transformers", "onnxruntime"} & sys.modules.keys()
+machine_facts()
+assert "torch" not in sys.modules
+call = load(Candidate("t", "torch", "fp32", Path(sys.argv[1]), 3))
+import torch
+assert (torch.get_num_threads(), torch.get_num_interop_threads()) == (3, 1)
+ids = np.array([[2, 4, 5, 3], [2, 6, 7, 3]])
+logits = call({"input_ids": ids, "attention_mask": np.ones_like(ids), "unknown_input": ids})
+from transformers import AutoModelForTokenClassification
+model = AutoModelForTokenClassification.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
+with torch.no_grad():
+    expected = model(input_ids=torch.from_numpy(ids)).logits
+assert logits.shape == (2, 4, 5)
+torch.testing.assert_close(torch.from_numpy(logits), expected)
+"""
+
+
+def test_torch_answers_like_the_checkpoint_in_the_precision_asked_for(tiny_bert: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", TORCH_PROGRAM, tiny_bert], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,269 @@
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from product_chains import product_chain
+
+from latency.candidates.candidate import Candidate
+from latency.measure.interleave import Patience, Worker, at_work, measure
+from latency.measure.worker import timed_calls
+from latency.measure.workloads import Workload
+from serve.bundle.cpu_quota import one_cpu_a_core, read_cores
+from serve.errors import BadInput, InternalError
+
+QUICK = Patience(seconds=0.0, turn_seconds=0.0)
+
+
+def test_a_visit_keeps_at_least_and_at_most_as_many_calls_as_asked() -> None:
+    calls: list[None] = []
+    take = timed_calls([lambda: calls.append(None)], seconds=0.0, least=3, most=50)
+    assert len(take["samples_ms"]) == 3
+    assert len(calls) == 3 + take["warmup"]
+    take = timed_calls([lambda: None], seconds=60.0, least=1, most=7)
+    assert len(take["samples_ms"]) == 7
+    assert all(sample_ms >= 0 for sample_ms in take["samples_ms"])
+
+
+def test_several_calls_are_made_in_whole_passes() -> None:
+    made: list[int] = []
+    take = timed_calls([lambda: made.append(0), lambda: made.append(1)], seconds=0.0, least=3, most=50)
+    assert made == [0, 1] * (len(made) // 2)
+    assert len(take["samples_ms"]) == 4
+    assert take["warmup"] % 2 == 0
+
+
+def test_calls_that_still_get_faster_are_not_kept() -> None:
+    left_s = [0.02, 0.012, 0.007, 0.004]  # a core that wakes
+
+    def call() -> None:
+        time.sleep(left_s.pop(0) if left_s else 0.001)
+
+    take = timed_calls([call], seconds=0.0, least=5, most=5)
+    assert take["warmup"] >= 4 + 1
+    assert not left_s
+
+
+def test_warming_up_ends_for_calls_that_never_settle() -> None:
+    left_s = [0.05 * 0.9**i for i in range(60)]
+    take = timed_calls([lambda: time.sleep(left_s.pop(0))], seconds=0.0, least=1, most=1)
+    assert take["warmup"] <= 4
+
+
+def test_the_garbage_collector_rests_during_a_visit_and_works_again_after_one_that_fails() -> None:
+    import gc
+
+    running: list[bool] = []
+
+    def fail_second() -> None:
+        running.append(gc.isenabled())
+        if len(running) == 2:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        timed_calls([fail_second], seconds=0.0, least=5, most=5)
+    assert running == [False, False]
+    assert gc.isenabled()
+
+
+def test_torch_and_onnxruntime_take_turns_and_every_sample_is_kept(
+    torch_candidate: Candidate, onnx_candidate: Candidate, workload: Workload
+) -> None:
+    seen: list[str] = []
+    with at_work([torch_candidate, onnx_candidate], [workload]) as workers:
+        measurements = measure(workers, workload, patience=QUICK, progress=lambda _d, _t, what: seen.append(what))
+    assert [m.candidate for m in measurements] == ["teacher", "student"]
+    for measurement in measurements:
+        assert (measurement.batch, measurement.tokens) == (2, 6)
+        assert measurement.turn_sizes == (1,) * 6  # no interval from fewer
+        assert all(sample_ms > 0 for sample_ms in measurement.samples_ms)
+        assert measurement.warmup >= 6
+        assert measurement.conditions["threads"] == 1
+        assert measurement.conditions["turns"] == 6
+    turns = [seen[i : i + 2] for i in range(0, len(seen), 2)]
+    assert all(sorted(turn) == ["student", "teacher"] for turn in turns)
+    assert len({tuple(turn) for turn in turns}) == 2  # not always the same first
+
+
+def test_the_seed_decides_the_order(onnx_candidate: Candidate, workload: Workload) -> None:
+    def order(seed: int) -> list[str]:
+        seen: list[str] = []
+        measure(workers, workload, patience=QUICK, seed=seed, progress=lambda _d, _t, what: seen.append(what))
+        return seen
+
+    names = [replace(onnx_candidate, name=name) for name in "abc"]
+    with at_work(names, [workload]) as workers:
+        assert order(4) == order(4)
+        assert order(4) != order(5)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not bind processes to cores")
+def test_candidates_of_fewer_threads_than_cores_stay_on_the_same_ones(
+    onnx_candidate: Candidate, workload: Workload
+) -> None:
+    cores = one_cpu_a_core()
+    if len(cores) < 2 or len(cores) < len(os.sched_getaffinity(0)) or read_cores().quota_cores is not None:
+        pytest.skip("there is one core, or hyperthreads, or a quota")
+    names = [
+        replace(onnx_candidate, name=name, threads=threads) for name, threads in (("a", 1), ("b", 1), ("c", len(cores)))
+    ]
+    with at_work(names, [workload]) as workers:
+        for name, expected in (("a", cores[:1]), ("b", cores[:1]), ("c", cores)):
+            tasks = Path(f"/proc/{workers[name].process.pid}/task")
+            assert all(sorted(os.sched_getaffinity(int(task.name))) == expected for task in tasks.iterdir())
+        measured = measure(workers, workload, patience=QUICK)
+    assert [m.conditions["cores"] for m in measured] == [str(cores[0]), str(cores[0]), "all"]
+
+
+def test_measuring_goes_on_until_the_ratio_is_known_and_says_when_time_ran_out(
+    onnx_candidate: Candidate, workload: Workload
+) -> None:
+    names = [replace(onnx_candidate, name=name) for name in "ab"]
+    with at_work(names, [workload]) as workers:
+        loose = measure(workers, workload, patience=Patience(seconds=60.0, tight=2.0, turn_seconds=0.001))
+        assert {m.conditions["stopped"] for m in loose} == {"tight"}
+        assert loose[0].conditions["turns"] == 6
+        # Narrower than nothing: a clock of whole steps may find two such small graphs equal to the last digit.
+        strict = measure(workers, workload, patience=Patience(seconds=0.3, tight=-1.0, turn_seconds=0.001))
+        assert {m.conditions["stopped"] for m in strict} == {"time"}
+        assert any("the time was up" in doubt for doubt in strict[0].doubts())
+
+
+def test_taking_turns_gives_what_running_alone_gives(tmp_path: Path) -> None:
+    """Work of a known ratio, 3 to 1: the same ratio whether the two take turns or each has the machine to itself."""
+    small, large = (product_chain(tmp_path / f"{links}.onnx", links) for links in (20, 60))
+    rows = Workload("batch 1 x 16 tokens", 1, 16, np.arange(1, 17)[None])
+    patience = Patience(seconds=1.5, tight=0.01)
+    candidates = [Candidate(file.stem, "onnxruntime", "fp32", file, 1) for file in (small, large)]
+    with at_work(candidates, [rows]) as workers:
+        together = [m.p50_ms for m in measure(workers, rows, patience=patience)]
+        alone = [measure({name: worker}, rows, patience=patience)[0].p50_ms for name, worker in workers.items()]
+    # Wide, since the machine may change between the two; an instrument that lets threads spin was wrong threefold.
+    assert together[1] / together[0] == pytest.approx(alone[1] / alone[0], rel=0.4)
+
+
+def test_a_worker_keeps_its_channel_clean_when_a_library_prints_to_stdout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, onnx_candidate: Candidate, workload: Workload
+) -> None:
+    # A numpy that shouts, natively and from Python, before it is the real one.
+    shouting = tmp_path / "onnxruntime.py"
+    shouting.write_text(
+        "import os, sys\nos.write(1, b'native noise\\n')\nprint('python noise')\n"
+        f"sys.path.remove({str(tmp_path)!r})\ndel sys.modules['onnxruntime']\nimport onnxruntime\n"
+        "sys.modules['onnxruntime'] = onnxruntime\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Worker(onnx_candidate) as worker:
+        worker.send_load([workload])
+        loaded = worker.receive()
+        assert isinstance(loaded, dict)
+        assert 0 < loaded["load_ms"] + loaded["first_answer_ms"] < loaded["cold_start_ms"]
+        assert len(worker.run(workload, seconds=0.0, least=2, most=2)["samples_ms"]) == 2
+        assert {"native noise", "python noise"} <= set(worker.last_words().splitlines())
+
+
+def test_a_file_of_the_users_is_not_taken_for_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, onnx_candidate: Candidate, workload: Workload
+) -> None:
+    (tmp_path / "latency.py").write_text("raise SystemExit('this is the user's own')")
+    monkeypatch.chdir(tmp_path)
+    with Worker(onnx_candidate) as worker:
+        worker.send_load([workload])
+        assert isinstance(worker.receive(), dict)
+
+
+def test_a_model_that_cannot_be_opened_is_named_with_what_the_runtime_says(
+    tmp_path: Path, onnx_candidate: Candidate, workload: Workload
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"not a graph")
+    with pytest.raises(
+        BadInput, match=r"(?s)candidate 'student': .*model\.onnx does not open in onnxruntime .*INVALID_PROTOBUF"
+    ):
+        load_all([replace(onnx_candidate, path=tmp_path / "model.onnx")], workload)
+
+
+def test_our_own_message_arrives_without_a_traceback(
+    tmp_path: Path, onnx_candidate: Candidate, workload: Workload
+) -> None:
+    with pytest.raises(BadInput, match=r"no file at .*gone\.onnx; give the path of a \.onnx file$") as raised:
+        load_all([replace(onnx_candidate, path=tmp_path / "gone.onnx")], workload)
+    assert "last words" not in raised.value.message
+
+
+def test_a_model_that_answers_with_infinities_fails_before_anything_is_timed(onnx_candidate: Candidate) -> None:
+    zeros = Workload("batch 1 x 4 tokens", 1, 4, np.zeros((1, 4), dtype=np.int64))  # the logarithm of 0
+    with pytest.raises(BadInput, match="its answer to batch 1 x 4 tokens is not one finite row per text"):
+        load_all([onnx_candidate], zeros)
+
+
+def test_a_worker_that_is_killed_is_reported_and_no_process_is_left(
+    onnx_candidate: Candidate, workload: Workload
+) -> None:
+    with Worker(onnx_candidate) as worker, Worker(onnx_candidate) as other:
+        worker.send_load([workload])
+        worker.receive()
+        worker.process.kill()
+        with pytest.raises(InternalError, match="'student' ended with status -9"):
+            worker.run(workload, seconds=0.0, least=1, most=1)
+    assert worker.process.poll() is not None
+    assert other.process.poll() is not None
+
+
+def test_ctrl_c_in_the_middle_leaves_no_worker_behind(onnx_candidate: Candidate, workload: Workload) -> None:
+    def interrupt(done: int, total: int, what: str) -> None:
+        children.extend(_children())
+        raise KeyboardInterrupt
+
+    children: list[int] = []
+    with (
+        pytest.raises(KeyboardInterrupt),
+        at_work([onnx_candidate, replace(onnx_candidate, name="other")], [workload]) as workers,
+    ):
+        measure(workers, workload, progress=interrupt)
+    assert len(children) == 2
+    assert not set(children) & set(_children())
+
+
+def _children() -> list[int]:
+    return [child.pid for child in psutil.Process().children() if "latency.measure.worker" in child.cmdline()]
+
+
+def test_a_worker_ends_by_itself_when_its_parent_is_killed(tiny_onnx: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from latency.candidates.candidate import Candidate\n"
+        "from latency.measure.interleave import Worker\n"
+        "with Worker(Candidate('c', 'onnxruntime', 'fp32', Path(sys.argv[1]), 1)) as worker:\n"
+        "    worker.send_load([]); worker.receive(); print(worker.process.pid, flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, tiny_onnx], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        worker_pid = int(parent.stdout.readline())
+        assert _alive(worker_pid)
+        parent.kill()
+    deadline_s = time.monotonic() + 20
+    while _alive(worker_pid) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not _alive(worker_pid)
+
+
+def _alive(pid: int) -> bool:
+    return bool(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+
+
+def test_candidates_that_cannot_be_told_apart_or_are_none_are_refused(
+    onnx_candidate: Candidate, workload: Workload
+) -> None:
+    with pytest.raises(BadInput, match="two candidates are named student"):
+        load_all([onnx_candidate, onnx_candidate], workload)
+    with pytest.raises(BadInput, match="no candidate was given"):
+        load_all([], workload)
+
+
+def load_all(candidates: list[Candidate], workload: Workload) -> None:
+    with at_work(candidates, [workload]):
+        raise AssertionError("they loaded")

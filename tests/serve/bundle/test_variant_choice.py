@@ -1,0 +1,112 @@
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from serve.bundle.cpu import cpu_features, suits
+from serve.bundle.manifest import Bundle, open_bundle
+from serve.bundle.variant_choice import choose
+from serve.errors import BundleError
+from serve.model.pipeline import Pipeline
+
+Copy = Callable[[Path], Path]
+Writer = Callable[..., None]
+
+# What Linux says of an Intel processor of 2015, and of one of 2023.
+OLD = "processor\t: 0\nflags\t\t: fpu sse2 avx avx2 fma\n\nprocessor\t: 1\nflags\t\t: fpu sse2 avx avx2 fma\n"
+NEW = "processor\t: 0\nflags\t\t: fpu sse2 avx avx2 fma avx512f avx512_vnni amx_int8\n"
+VNNI = ["avx512_vnni", "avx_vnni", "amx_int8", "arm64"]
+FILE = "onnx/model.onnx"
+
+
+@pytest.fixture
+def eight_bits(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> Path:
+    """A bundle whose default variant needs VNNI."""
+    folder = copied(entities_bundle)
+    fp32 = {"file": FILE, "scheme": "fp32", "runtime": "onnxruntime", "cpu": []}
+    int8 = {"file": FILE, "scheme": "static", "runtime": "onnxruntime", "cpu": VNNI}
+    manifest_writer(folder, variants={"fp32": fp32, "int8": int8}, default_variant="int8")
+    return folder
+
+
+def test_features_are_read_where_linux_tells_them(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(NEW)
+    assert {"avx512_vnni", "amx_int8"} <= cpu_features(file, "x86_64")
+    file.write_text(OLD)
+    assert not cpu_features(file, "x86_64") & set(VNNI)
+    file.write_text("processor\t: 0\nFeatures\t: fp asimd asimddp\n")
+    assert {"arm64", "asimddp"} <= cpu_features(file, "aarch64")
+    assert cpu_features(tmp_path / "nowhere", "arm64") == {"arm64"}
+    assert cpu_features(tmp_path / "nowhere", "AMD64") == frozenset()
+
+
+def test_a_file_suits_a_processor_with_any_one_of_what_it_needs() -> None:
+    assert suits([], [])
+    assert suits(VNNI, ["avx2", "avx_vnni"])
+    assert not suits(VNNI, ["avx2"])
+
+
+def test_a_new_processor_serves_what_was_measured(eight_bits: Path) -> None:
+    assert choose(open_bundle(eight_bits), features=["avx512_vnni"]) == ("int8", "onnxruntime", ())
+
+
+def test_an_old_processor_serves_fp32_and_says_why(eight_bits: Path) -> None:
+    variant, runtime, (note,) = choose(open_bundle(eight_bits), features=["avx2"])
+    assert (variant, runtime) == ("fp32", "onnxruntime")
+    assert "needs a processor with one of avx512_vnni" in note
+    assert "fp32 answers instead" in note
+
+
+def test_an_old_processor_refuses_what_was_asked_for(eight_bits: Path) -> None:
+    with pytest.raises(BundleError, match=r"its sums would saturate.*name another variant"):
+        choose(open_bundle(eight_bits), "int8", features=["avx2"])
+
+
+def test_without_fp32_an_old_processor_serves_nothing(eight_bits: Path, manifest_writer: Writer) -> None:
+    int8 = {"file": FILE, "scheme": "static", "runtime": "onnxruntime", "cpu": VNNI}
+    manifest_writer(eight_bits, variants={"int8": int8}, default_variant="int8")
+    with pytest.raises(BundleError, match="its sums would saturate"):
+        choose(open_bundle(eight_bits), features=["avx2"])
+
+
+def pinned_to(runtime: str, scheme: str, folder: Path, manifest_writer: Writer) -> Bundle:
+    variant = {"file": FILE, "scheme": scheme, "runtime": runtime, "cpu": []}
+    manifest_writer(folder, variants={"fp32": variant}, default_variant="fp32")
+    return open_bundle(folder)
+
+
+def test_onnxruntime_stands_in_for_openvino_and_a_note_says_so(
+    entities_bundle: Path, copied: Copy, manifest_writer: Writer
+) -> None:
+    bundle = pinned_to("openvino", "fp32", copied(entities_bundle), manifest_writer)
+    assert choose(bundle, openvino=True) == ("fp32", "openvino", ())
+    variant, runtime, (note,) = choose(bundle, openvino=False)
+    assert (variant, runtime) == ("fp32", "onnxruntime")
+    assert "pip install '.[openvino]'" in note
+
+
+def test_openvino_gives_the_same_entities(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> None:
+    pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    folder = copied(entities_bundle)
+    pinned_to("openvino", "fp32", folder, manifest_writer)
+    pipeline = Pipeline(folder, threads=1)
+    assert pipeline.session.runtime == "openvino"
+    assert pipeline("fly from rome to new york") == Pipeline(entities_bundle, threads=1)("fly from rome to new york")
+
+
+def test_a_runtime_that_nobody_knows_is_refused(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> None:
+    bundle = pinned_to("tvm", "fp32", copied(entities_bundle), manifest_writer)
+    with pytest.raises(BundleError, match="runs on 'tvm'; this program runs onnxruntime and openvino"):
+        choose(bundle)
+
+
+def test_whoever_serves_dynamic_int8_is_told_what_it_does(
+    entities_bundle: Path, copied: Copy, manifest_writer: Writer, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied(entities_bundle)
+    pinned_to("onnxruntime", "dynamic", folder, manifest_writer)
+    with caplog.at_level(logging.WARNING, logger="serve"):
+        Pipeline(folder, threads=1)
+    assert "depend on the texts that share a batch" in caplog.text

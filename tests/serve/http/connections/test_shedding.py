@@ -1,0 +1,97 @@
+"""What a server does with more than it can: it refuses as requests arrive, and goes on answering what it has."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from server_process import Server, serving, until
+
+ENTITIES = "/v1/entities"
+PAGES = "https://app.example"
+
+
+@pytest.fixture
+def full(entities_bundle: Path) -> Iterator[tuple[Server, psutil.Process]]:
+    """A server whose one text waits behind a process that does not get on, and has room for no other."""
+    with (
+        serving(entities_bundle, "--queued-texts", 1, "--allow-origin", PAGES) as server,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        (model,) = (
+            child
+            for child in psutil.Process(server.process.pid).children()
+            if "serve.workers.worker" in child.cmdline()
+        )
+        model.send_signal(signal.SIGSTOP)
+        try:
+            held = [threads.submit(httpx.post, server.url + ENTITIES, json={"text": "rome"}, timeout=60)]
+            until(lambda: server.metric('stillroom_batches_released_total{model="cities",reason="idle"}') == 1)
+            held.append(threads.submit(httpx.post, server.url + ENTITIES, json={"text": "oslo"}, timeout=60))
+            until(lambda: server.metric('stillroom_queue_texts{model="cities"}') == 1)
+            yield server, model
+        finally:
+            model.send_signal(signal.SIGCONT)
+        # What was accepted is answered.
+        assert [each.result().status_code for each in held] == [200, 200]
+
+
+def test_a_full_server_refuses_unread_and_still_says_how_it_is(full: tuple[Server, psutil.Process]) -> None:
+    server, _ = full
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        for number in range(3):
+            refused = client.post(ENTITIES, json={"text": "paris"}, headers={"X-Request-Id": f"mine-{number}"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["x-request-id"] == f"mine-{number}"
+        assert "connection" not in refused.headers
+        assert server.metric('stillroom_shed_requests_total{reason="full"}') == 3
+        # In the form of the protocol that was asked.
+        assert isinstance(client.post("/v2/models/cities/infer", json={}).json()["error"], str)
+        assert client.get("/readyz").status_code == client.get("/v1/models").status_code == 200
+
+
+def test_a_client_that_wants_the_connection_closed_has_it_closed(full: tuple[Server, psutil.Process]) -> None:
+    server, _ = full
+    with server.connect() as client:
+        body = b'{"text": "paris"}'
+        head = f"POST {ENTITIES} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body))
+        client.sendall(body)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 429 ")
+    assert b"Connection: close" in answer
+
+
+def test_a_server_that_has_room_again_answers_again(full: tuple[Server, psutil.Process]) -> None:
+    server, model = full
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        assert client.post(ENTITIES, json={"text": "paris"}).status_code == 429
+        model.send_signal(signal.SIGCONT)
+        until(lambda: client.post(ENTITIES, json={"text": "paris"}).status_code == 200)
+
+
+def test_a_client_that_asks_first_is_told_without_its_body(full: tuple[Server, psutil.Process]) -> None:
+    server, _ = full
+    with server.connect() as client:
+        head = f"POST {ENTITIES} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Type: application/json\r\n"
+        client.sendall(head.encode() + b"Content-Length: 17\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 429 ")
+
+
+def test_a_page_that_may_ask_is_told_that_it_is_refused(full: tuple[Server, psutil.Process]) -> None:
+    server, _ = full
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        refused, other = (
+            client.post(ENTITIES, json={"text": "paris"}, headers={"Origin": origin})
+            for origin in (PAGES, "https://evil.example")
+        )
+        assert refused.status_code == other.status_code == 429
+        assert refused.headers["access-control-allow-origin"] == PAGES
+        assert "retry-after" in refused.headers["access-control-expose-headers"]
+        assert refused.headers["vary"] == other.headers["vary"] == "origin"
+        assert "access-control-allow-origin" not in other.headers

@@ -1,0 +1,329 @@
+"""Clients that are slow, silent, greedy or wrong, on real connections to a real server."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from server_process import PATIENCE_S, Server, closed, read_answer, request, serving, until
+
+from serve.http.connections.acceptor import prepare
+
+ROME = b'{"text": "fly to rome"}'
+ANSWERED = 'stillroom_requests_total{{endpoint="/v1/entities",status="{}"}}'
+CUT = 'stillroom_connections_cut_total{{reason="{}"}}'
+
+
+@pytest.fixture(scope="module")
+def server(entities_bundle: Path) -> Iterator[Server]:
+    """Impatient, so that the tests need not be patient."""
+    limits = [
+        "--head-s",
+        "0.4",
+        "--body-s",
+        "0.6",
+        "--write-s",
+        "0.4",
+        "--keep-alive-s",
+        "0.8",
+        "--least-bytes-per-s",
+        "1",
+    ]
+    with serving(entities_bundle, *limits) as server:
+        yield server
+
+
+def still_answers(server: Server) -> bool:
+    # It may be late for a moment, or its queue full of what was asked before, and then it says just that; nothing else is let pass.
+    for _ in range(100):
+        answer = httpx.post(f"{server.url}/v1/entities", json={"text": "rome"}, timeout=PATIENCE_S)
+        if answer.status_code != 429:
+            break
+        time.sleep(0.1)
+    return answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"P", b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nX-Long: ", b"GET /healthz HTTP/1.1\r\nHost: here\r\n"],
+    ids=["a-letter", "half-a-header", "no-last-line"],
+)
+def test_a_head_that_does_not_end_is_answered_408(server: Server, begun: bytes) -> None:
+    with server.connect() as connection:
+        connection.sendall(begun)
+        status, headers, body = read_answer(connection)
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+        assert headers["connection"] == "close"
+        assert closed(connection)
+    entry = server.logged(lambda entry: entry["request_id"] == headers["x-request-id"], "cut")
+    assert (entry["reason"], entry["client"]) == ("head", "127.0.0.1")
+
+
+def test_bytes_now_and_then_do_not_keep_a_connection(server: Server) -> None:
+    for drop in (b"X", b"\r\n"):
+        with server.connect() as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+            assert read_answer(connection)[0] == 200
+            connection.sendall(b"GET / HTTP/1.1\r\nX: " if drop == b"X" else drop)
+            with pytest.raises(OSError, match=r"reset|Broken pipe"):  # noqa: PT012
+                for _ in range(PATIENCE_S * 10):
+                    connection.sendall(drop)
+                    time.sleep(0.1)
+
+
+def test_a_connection_that_says_nothing_is_closed_at_first_and_after_an_answer(server: Server) -> None:
+    with server.connect() as connection:
+        assert connection.recv(10) == b""
+    with server.connect() as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert read_answer(connection)[0] == 200
+        assert connection.recv(10) == b""
+
+
+def test_a_body_that_does_not_come_is_answered_408_as_any_other_request(server: Server) -> None:
+    before = server.metric(ANSWERED.format(408))
+    with server.connect() as connection:
+        connection.sendall(request(ROME + b" " * 900, "X-Request-Id: slow-1", length=1000))
+        status, headers, body = read_answer(connection)
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+        assert (headers["connection"], headers["x-request-id"]) == ("close", "slow-1")
+        assert closed(connection)
+    assert server.metric(ANSWERED.format(408)) == before + 1
+    assert server.logged(lambda entry: entry["request_id"] == "slow-1")["status"] == 408
+
+
+def test_a_body_that_comes_too_slowly_is_answered_408(entities_bundle: Path) -> None:
+    limits = ["--body-s", 600, "--least-bytes-per-s", 1000]
+    with serving(entities_bundle, *limits) as server, server.connect() as slow, server.connect() as fast:
+        for connection in (slow, fast):
+            connection.sendall(request(b"", length=500_000))
+            connection.settimeout(0.1)
+        answer = b""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not answer and time.monotonic() < deadline_s:
+            slow.sendall(b" ")
+            fast.sendall(b" " * 1000)
+            with contextlib.suppress(TimeoutError):
+                answer = slow.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"more slowly than 1000 bytes a second" in answer
+        with pytest.raises(TimeoutError):
+            fast.recv(1)
+
+
+def test_a_client_that_does_not_read_its_answer_is_cut_off(server: Server) -> None:
+    before = server.metric(CUT.format("unread"))
+    body = json.dumps({"text": ["rome " * 30] * 1024}).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(PATIENCE_S)
+        connection.connect(server.address)
+        connection.sendall(request(body))  # 2 MB of answer, more than the system keeps for a client
+        until(lambda: server.metric(CUT.format("unread")) == before + 1)
+        assert closed(connection)
+    assert still_answers(server)
+
+
+def test_a_client_that_reads_slowly_gets_all_of_its_answer(entities_bundle: Path) -> None:
+    with serving(entities_bundle, "--write-s", 2.5, "--least-bytes-per-s", 10_000) as server:
+        body = json.dumps({"text": ["rome " * 30] * 1024}).encode()
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            connection.settimeout(PATIENCE_S)
+            connection.connect(server.address)
+            connection.sendall(request(body))
+            data = b""
+            while not data.endswith(b"]}"):
+                part = connection.recv(65536)
+                assert part
+                data += part
+                time.sleep(0.1)  # in all longer than what it has for taking something
+        assert data.count(b"Rome") + data.count(b"rome") >= 1024
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 101 + b"\r\n", 431, "head_too_large", id="headers"),
+        pytest.param(b"GET / HTTP/1.1\r\nX: " + b"y" * 33_000 + b"\r\n\r\n", 431, "head_too_large", id="a-header"),
+        pytest.param(b"GET / HTTP/1.1\r\nX: " + b"y" * 400_000, 431, "head_too_large", id="a-header-without-end"),
+        pytest.param(b"GET /" + b"y" * 400_000, 431, "head_too_large", id="a-path-without-end"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "bad_request", id="tls"),
+        pytest.param(b"HELO here\r\n", 400, "bad_request", id="mail"),
+        pytest.param(b"GET / HTTP/1.1\r\nA b: c\r\n\r\n", 400, "bad_request", id="a-blank-in-a-name"),
+    ],
+)
+def test_heads_that_are_too_large_or_none_are_refused_in_our_form(
+    server: Server, sent: bytes, status: int, code: str
+) -> None:
+    with server.connect() as connection:
+        connection.sendall(sent)
+        answered, headers, body = read_answer(connection)
+        assert (answered, json.loads(body)["error"]["code"]) == (status, code)
+        assert headers["x-request-id"]
+        assert closed(connection)
+    assert still_answers(server)
+
+
+def test_trailers_are_bounded_and_not_believed(server: Server) -> None:
+    head = b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    whole = head + b"%x\r\n%s\r\n0\r\n" % (len(ROME), ROME)
+    with server.connect() as connection:
+        connection.sendall(whole + b"X-Request-Id: later\r\n\r\n")
+        status, headers, _ = read_answer(connection)
+        assert status == 200
+        assert headers["x-request-id"] != "later"
+        connection.sendall(whole + b"X-Y: z\r\n" * 200)
+        assert read_answer(connection)[0] == 431
+        assert closed(connection)
+    with server.connect() as connection:
+        connection.sendall(head + b"1;" + b"x" * 400_000)
+        assert read_answer(connection)[0] == 431
+
+
+def test_what_is_wrong_with_a_body_s_chunks_is_answered_400(server: Server) -> None:
+    with server.connect() as connection:
+        connection.sendall(
+            b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n"
+        )
+        status, _, body = read_answer(connection)
+        assert (status, json.loads(body)["error"]["code"]) == (400, "bad_request")
+        assert closed(connection)
+
+
+def test_requests_sent_ahead_are_answered_in_order_and_bounded(server: Server) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"".join(request(ROME, f"X-Request-Id: ahead-{number}") for number in range(20)))
+        data = b""
+        while data.count(b"HTTP/1.1 200") < 20:
+            data += connection.recv(65536)
+        assert [data.index(b"ahead-%d\r" % number) for number in range(20)] == sorted(
+            data.index(b"ahead-%d\r" % number) for number in range(20)
+        )
+    with server.connect() as connection:
+        connection.sendall(request(ROME) * 500)
+        data = b""
+        while part := connection.recv(65536):
+            data += part
+        assert 1 <= data.count(b"HTTP/1.1 200") <= 100  # and then it was closed
+    assert still_answers(server)
+
+
+def test_the_heads_of_answers_without_a_body_are_sent(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+        for _ in range(3):
+            answer = client.head("/healthz")
+            assert (answer.status_code, answer.content) == (200, b"")
+            assert client.get("/healthz").json() == {"status": "ok"}
+
+
+def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(server: Server) -> None:
+    with server.connect() as connection:
+        head, _, body = request(ROME, "Expect: 100-continue").partition(b"\r\n\r\n")
+        connection.sendall(head + b"\r\n\r\n")
+        assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert read_answer(connection)[0] == 200
+
+
+def test_a_full_server_turns_new_clients_away_but_rather_closes_idle_ones(entities_bundle: Path) -> None:
+    with serving(entities_bundle, "--connections", 4) as server:
+        begun = [server.connect() for _ in range(4)]
+        try:
+            for connection in begun:
+                connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+            with server.connect() as refused:
+                status, headers, body = read_answer(refused)
+                assert (status, headers["retry-after"]) == (503, "1")
+                assert json.loads(body)["error"]["code"] == "unavailable"
+                assert closed(refused)
+            for connection in begun:
+                connection.sendall(b"Host: here\r\n\r\n")
+                assert read_answer(connection)[0] == 200
+            time.sleep(0.1)
+            # All four are idle by now; the one that has been so for longest makes room.
+            assert httpx.get(f"{server.url}/healthz").status_code == 200
+            assert begun[0].recv(10) == b""
+            begun[3].sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+            assert read_answer(begun[3])[0] == 200
+        finally:
+            for connection in begun:
+                connection.close()
+        assert server.metric(CUT.format("full")) >= 1
+        assert server.metric(CUT.format("idle_for_room")) >= 1
+        until(lambda: server.metric("stillroom_connections") == 1)
+
+
+def test_slow_bodies_of_many_clients_do_not_grow_the_server(entities_bundle: Path) -> None:
+    """200 clients send 1 MB each, a part at a time. 8 MiB of bodies may be held, however many send."""
+    limits = ["--bodies-bytes", 8 << 20, "--least-bytes-per-s", 1]
+    with serving(entities_bundle, *limits) as server:
+        front = psutil.Process(server.process.pid)
+        before_bytes = front.memory_info().rss
+        body = b'{"text": "' + b"a" * 990_000 + b'"}'
+        clients = [server.connect() for _ in range(200)]
+        most_bytes = 0
+        try:
+            for connection in clients:
+                connection.sendall(request(b"", length=len(body)))
+                connection.setblocking(False)
+            left = {connection: memoryview(body)[:-2] for connection in clients}  # nobody ends
+            while left:
+                for connection in list(left):
+                    try:
+                        sent = connection.send(left[connection][:20_000])
+                        left[connection] = left[connection][sent:]
+                    except BlockingIOError:
+                        continue
+                    if not left[connection]:
+                        del left[connection]
+                most_bytes = max(most_bytes, front.memory_info().rss)
+            # 8 bodies of 990,000 bytes fit; the others are refused.
+            until(lambda: server.metric(ANSWERED.format(429)) >= 190)
+            assert 4 << 20 < server.metric("stillroom_held_body_bytes") <= 8 << 20
+        finally:
+            for connection in clients:
+                connection.close()
+        # Twice what may be held (a bytearray grows by parts), 64 KiB and a little more for each connection, and some for the heap.
+        assert most_bytes - before_bytes < 2 * (8 << 20) + 200 * (80 << 10) + (16 << 20)
+        until(lambda: server.metric("stillroom_held_body_bytes") == 0)
+        assert still_answers(server)
+
+
+def test_answers_that_many_clients_leave_unread_do_not_grow_the_server(entities_bundle: Path) -> None:
+    # All of it is accepted, however slow the machine.
+    accepting = ("--texts", 2000, "--queued-texts", 100_000, "--queue-s", 600)
+    with serving(entities_bundle, "--unsent-bytes", 4 << 20, "--write-s", 600, *accepting) as server:
+        body = json.dumps({"text": ["rome " * 30] * 1024}).encode()
+        clients = []
+        try:
+            for _ in range(4):
+                client = socket.socket()
+                clients.append(client)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.settimeout(PATIENCE_S)
+                client.connect(server.address)
+                client.sendall(request(body) * 3)
+            until(lambda: server.metric(CUT.format("unread")) >= 1)
+            assert still_answers(server)
+        finally:
+            for client in clients:
+                client.close()
+
+
+def test_a_connection_whose_other_end_is_gone_without_a_word_is_found_out() -> None:
+    ours, theirs = socket.socket(), socket.socket()
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        with accepted:
+            prepare(accepted)
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000

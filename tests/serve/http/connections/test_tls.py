@@ -1,0 +1,181 @@
+"""HTTPS, with certificates made for the occasion."""
+
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from server_process import PATIENCE_S, closed, serving, until
+
+from serve.errors import BadInput
+from serve.http.connections.tls import tls_context
+from serve.settings import ServeSettings
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+
+PASSWORD = "only-for-this-test"  # noqa: S105
+
+
+def openssl(folder: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def signed(folder: Path, name: str, *more: str) -> None:
+    """`NAME.pem` and `NAME.key`, signed by the authority in `folder`."""
+    openssl(
+        folder,
+        "req",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        f"{name}.key",
+        "-out",
+        f"{name}.csr",
+        "-subj",
+        f"/CN={name}",
+    )
+    (folder / f"{name}.ext").write_text("\n".join(more))
+    openssl(
+        folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+        "-out", f"{name}.pem", "-days", "2", "-extfile", f"{name}.ext",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    openssl(
+        folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=ca",
+        "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign",
+    )  # fmt: skip
+    for name in ("server", "next"):
+        signed(folder, name, "subjectAltName=IP:127.0.0.1", "extendedKeyUsage=serverAuth")
+    signed(folder, "client", "extendedKeyUsage=clientAuth")
+    openssl(folder, "rsa", "-aes256", "-in", "server.key", "-out", "locked.key", "-passout", f"pass:{PASSWORD}")
+    return folder
+
+
+@pytest.fixture
+def trusting(folder: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=folder / "ca.pem")
+
+
+def asked(url: str, context: ssl.SSLContext, path: str = "/healthz") -> int:
+    return httpx.get(f"{url}{path}", verify=context, timeout=PATIENCE_S).status_code
+
+
+def test_https_is_served_with_a_key_that_a_password_locks(
+    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext
+) -> None:
+    files = ["--tls-cert", folder / "server.pem", "--tls-key", folder / "locked.key"]
+    environment = {"STILLROOM_TLS_PASSWORD": PASSWORD}
+    with serving(entities_bundle, *files, environment=environment, said="https://", ready=False) as server:
+        until(lambda: asked(server.url, trusting, "/readyz") == 200)
+        answer = httpx.post(
+            f"{server.url}/v1/entities", json={"text": "fly to rome"}, verify=trusting, timeout=PATIENCE_S
+        )
+        assert answer.json()["results"][0]["entities"][0]["text"] == "rome"
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"{server.url}/healthz")
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{server.url}/healthz".replace("https", "http"))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_only_clients_with_a_certificate_of_the_authority_are_let_in(
+    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext
+) -> None:
+    files = [
+        "--tls-cert",
+        folder / "server.pem",
+        "--tls-key",
+        folder / "server.key",
+        "--tls-client-ca",
+        folder / "ca.pem",
+    ]
+    with serving(entities_bundle, *files, said="https://", ready=False) as server:
+        with pytest.raises(httpx.TransportError):
+            asked(server.url, trusting)
+        trusting.load_cert_chain(folder / "client.pem", folder / "client.key")
+        assert asked(server.url, trusting) == 200
+
+
+def test_a_handshake_that_does_not_end_is_cut_off_and_counts_as_a_connection(
+    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext
+) -> None:
+    files = ["--tls-cert", folder / "server.pem", "--tls-key", folder / "server.key"]
+    limits = ["--head-s", 1, "--connections", 3]
+    with serving(entities_bundle, *files, *limits, said="https://", ready=False) as server:
+
+        def samples() -> str:
+            return httpx.get(f"{server.url}/metrics", verify=trusting, timeout=PATIENCE_S).text
+
+        silent = [server.connect() for _ in range(2)]
+        until(lambda: "stillroom_connections 3.0" in samples())  # and the one that asks
+        silent.append(server.connect())
+        with server.connect() as refused:
+            assert closed(refused)
+        for connection in silent:
+            assert closed(connection)
+            connection.close()
+        until(lambda: "stillroom_connections 1.0" in samples())
+        assert 'stillroom_connections_cut_total{reason="handshake"} 3.0' in samples()
+
+
+def test_a_slow_head_is_cut_off_behind_tls_too(entities_bundle: Path, folder: Path, trusting: ssl.SSLContext) -> None:
+    files = ["--tls-cert", folder / "server.pem", "--tls-key", folder / "server.key"]
+    with (
+        serving(entities_bundle, *files, "--head-s", 1, said="https://", ready=False) as server,
+        trusting.wrap_socket(server.connect(), server_hostname="127.0.0.1") as connection,
+    ):
+        connection.sendall(b"GET / HTTP/1.1\r\nHost:")
+        assert connection.recv(12) == b"HTTP/1.1 408"
+
+
+def test_a_renewed_certificate_is_used_after_sighup(
+    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
+) -> None:
+    for kind in ("pem", "key"):
+        shutil.copy(folder / f"server.{kind}", tmp_path / f"now.{kind}")
+    files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key"]
+    with serving(entities_bundle, *files, said="https://", ready=False) as server:
+
+        def shown() -> str:
+            with trusting.wrap_socket(
+                socket.create_connection(server.address), server_hostname="127.0.0.1"
+            ) as connection:
+                return str(connection.getpeercert())
+
+        assert "'server'" in shown()
+        until(lambda: asked(server.url, trusting, "/readyz") == 200)
+        for kind in ("pem", "key"):
+            shutil.copy(folder / f"next.{kind}", tmp_path / f"now.{kind}")
+        os.kill(server.process.pid, signal.SIGHUP)
+        until(lambda: "'next'" in shown())
+
+
+def test_files_that_do_not_fit_are_told_by_name(folder: Path) -> None:
+    server, locked = folder / "server.pem", folder / "locked.key"
+    for settings, said in (
+        (ServeSettings(tls_cert=server, tls_key=folder / "client.key"), "client.key"),
+        (ServeSettings(tls_cert=server, tls_key=locked), "STILLROOM_TLS_PASSWORD"),
+        (ServeSettings(tls_cert=server), "the key in it"),
+        (ServeSettings(tls_cert=server, tls_key=folder / "server.key", tls_client_ca=locked), "the authority"),
+        (ServeSettings(tls_client_ca=folder / "ca.pem"), "give the certificate, too"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            tls_context(settings)
+    assert tls_context(ServeSettings()) is None
+
+
+def test_only_tls_from_1_2_on_is_spoken(folder: Path) -> None:
+    context = tls_context(ServeSettings(tls_cert=folder / "server.pem", tls_key=folder / "server.key"))
+    assert context
+    assert context.minimum_version >= ssl.TLSVersion.TLSv1_2

@@ -1,0 +1,407 @@
+"""What the app does when the model is slow, full or failing: its real process, stopped for a while."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from starlette.applications import Starlette
+
+from serve.errors import BadInput
+from serve.http.app import create_app
+from serve.settings import Limits
+from serve.workers.batcher import _Caller
+
+
+def model_processes() -> list[psutil.Process]:
+    """The processes that compute for this one."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "serve.workers.worker" in child.cmdline():
+                found.append(child)
+    return found
+
+
+@contextlib.contextmanager
+def stopped() -> Iterator[None]:
+    """Within it no model process gets on."""
+    held = model_processes()
+    assert held
+    for process in held:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in held:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+
+
+@contextlib.asynccontextmanager
+async def client_of(app: Starlette, *, ready: bool = True) -> AsyncIterator[httpx.AsyncClient]:
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=20) as client:
+            while ready and (await client.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.01)
+            yield client
+
+
+def asking(app: Starlette, scenario: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with client_of(app) as client:
+            await scenario(client)
+
+    asyncio.run(run())
+
+
+async def until(client: httpx.AsyncClient, line: str) -> None:
+    """Waits until the metrics say so."""
+    async with asyncio.timeout(20):
+        while line not in (await client.get("/metrics")).text:
+            await asyncio.sleep(0.01)
+
+
+def test_a_full_queue_answers_429_and_says_when_to_come_again(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1, limits=Limits(queued_texts=2))
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        with stopped():
+            running = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
+            await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
+            waiting = asyncio.create_task(client.post("/v1/entities", json={"text": ["a", "b"]}))
+            await until(client, 'stillroom_queue_texts{model="cities"} 2.0')
+            refused = await client.post("/v1/entities", json={"text": "oslo"})
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await running).status_code == (await waiting).status_code == 200
+
+    asking(app, scenario)
+
+
+def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1, limits=Limits(answer_s=1.0))
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        with stopped():
+            first = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
+            await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
+            queued = asyncio.create_task(client.post("/v1/entities", json={"text": ["a", "b", "rome"]}))
+            for late in (await first, await queued):
+                assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
+        # The three that waited were never computed.
+        await until(client, 'stillroom_batch_texts_sum{model="cities"} 2.0')
+
+    asking(app, scenario)
+
+
+def test_a_client_that_hangs_up_takes_its_texts_with_it(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1)
+
+    async def hang_up_after_the_body(client: httpx.AsyncClient) -> None:
+        messages = iter([{"type": "http.request", "body": b'{"text": ["a", "b"]}', "more_body": False}])
+        queued = asyncio.Event()
+
+        async def receive() -> dict[str, object]:
+            if message := next(messages, None):
+                return message
+            await queued.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: object) -> None:
+            raise AssertionError("nobody is there to be answered")
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/entities",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+        }
+        with stopped():
+            first = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
+            await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
+            gone = asyncio.create_task(app(scope, receive, send))
+            await until(client, 'stillroom_queue_texts{model="cities"} 2.0')
+            queued.set()
+            await gone
+        assert (await first).status_code == 200
+        assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
+        assert 'endpoint="/v1/entities",status="499"} 1.0' in (await client.get("/metrics")).text
+        await until(client, 'stillroom_batch_texts_sum{model="cities"} 2.0')
+
+    asking(app, hang_up_after_the_body)
+
+
+def test_what_goes_wrong_inside_stays_inside(broken_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app = create_app([broken_bundle], processes=1)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        failed = await client.post("/v1/entities", json={"text": "refund"}, headers={"X-Request-Id": "r-1"})
+        assert (failed.status_code, failed.json()["error"]["code"]) == (500, "internal")
+        assert "finite" not in failed.text
+        assert "r-1" in failed.text
+        assert (await client.post("/v1/entities", json={"text": "rome"})).status_code == 200
+
+    asking(app, scenario)
+    assert "not finite numbers" in caplog.text
+    assert "r-1" in caplog.text
+
+
+def test_the_server_is_ready_only_once_its_models_have_run(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1)
+
+    async def run() -> None:
+        async with client_of(app, ready=False) as client:
+            cold = await client.get("/readyz")
+            assert (cold.status_code, cold.json()["error"]["code"]) == (503, "unavailable")
+            assert (await client.get("/healthz")).status_code == 200
+            # What comes before waits for it.
+            assert (await client.post("/v1/entities", json={"text": "rome"})).status_code == 200
+            while (await client.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def test_the_models_processes_end_with_the_server(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=2)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        await client.post("/v1/entities", json={"text": "rome"})
+        assert len(model_processes()) == 2
+
+    asking(app, scenario)
+    assert model_processes() == []
+
+
+def test_many_texts_are_answered_as_each_alone(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=2)
+    texts = [f"{'please ' * (index % 9)}rome" for index in range(300)]
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        many = (await client.post("/v1/entities", json={"text": texts})).json()["results"]
+        one = (await client.post("/v1/entities", json={"text": "rome"})).json()["results"]
+        assert many[0] == one[0]
+        assert [result["entities"][0]["text"] for result in many] == ["rome"] * 300
+
+    asking(app, scenario)
+
+
+def test_an_app_that_is_broken_off_leaves_no_process(entities_bundle: Path) -> None:
+    async def broken_off(client: httpx.AsyncClient) -> None:
+        assert model_processes()
+        raise KeyError("what it stands in")
+
+    with pytest.raises(KeyError, match="what it stands in"):
+        asking(create_app([entities_bundle], processes=1), broken_off)
+    assert model_processes() == []
+
+
+def test_a_process_that_dies_costs_its_own_requests_and_another_takes_its_place(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        (process,) = model_processes()
+        process.send_signal(signal.SIGSTOP)
+        lost = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
+        await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
+        waiting = asyncio.create_task(client.post("/v1/entities", json={"text": "oslo"}))
+        await until(client, 'stillroom_queue_texts{model="cities"} 1.0')
+        process.kill()
+        failed = await lost
+        assert (failed.status_code, failed.json()["error"]["code"]) == (503, "unavailable")
+        assert (await waiting).json()["results"][0]["entities"][0]["text"] == "oslo"
+        assert (await client.get("/readyz")).status_code == 200
+        await until(client, 'stillroom_process_restarts_total{model="cities"} 1.0')
+
+    asking(app, scenario)
+
+
+def test_a_process_that_dies_idle_is_replaced(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        (process,) = model_processes()
+        process.kill()
+        await until(client, 'stillroom_process_restarts_total{model="cities"} 1.0')
+        assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
+
+    asking(app, scenario)
+
+
+def test_a_bundle_that_changed_on_disk_is_not_served(
+    entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
+) -> None:
+    folder = copied(entities_bundle)
+    app = create_app([folder], processes=1)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        before = (await client.post("/v1/entities", json={"text": "rome"})).json()
+        manifest_writer(folder, max_length=31)
+        # What was opened goes on as it was.
+        assert (await client.post("/v1/entities", json={"text": "rome"})).json() == before
+        (process,) = model_processes()
+        process.kill()
+        # A process in its place finds another bundle there, and will not be the same model under the same name.
+        async with asyncio.timeout(20):
+            while (await client.get("/readyz")).status_code == 200:
+                await asyncio.sleep(0.01)
+            while (refused := await client.post("/v1/entities", json={"text": "rome"})).status_code != 503:
+                await asyncio.sleep(0.01)
+        assert "no process of model" in refused.json()["error"]["message"]
+        manifest_writer(folder)
+        async with asyncio.timeout(20):
+            while (await client.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.01)
+        assert (await client.post("/v1/entities", json={"text": "rome"})).json() == before
+
+    asking(app, scenario)
+
+
+def test_a_reload_serves_what_lies_there_now_and_drops_no_request(
+    entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
+) -> None:
+    folder = copied(entities_bundle)
+    app = create_app([folder], processes=1)
+
+    async def digest(client: httpx.AsyncClient) -> str:
+        return str((await client.get("/v1/models")).json()["models"][0]["digest"])
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        before = await digest(client)
+        manifest_writer(folder, max_length=31)
+        statuses: list[int] = []
+
+        async def keep_asking() -> None:
+            while await digest(client) == before or len(statuses) < 100:
+                statuses.append((await client.post("/v1/entities", json={"text": "rome"})).status_code)
+
+        asking = [asyncio.create_task(keep_asking()) for _ in range(4)]
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(30):
+            await asyncio.gather(*asking)
+        assert set(statuses) == {200}
+        assert (await client.get("/v1/models")).json()["models"][0]["max_length"] == 31
+        async with asyncio.timeout(20):
+            while len(model_processes()) != 1:  # the old one's is gone
+                await asyncio.sleep(0.01)
+
+        (folder / "onnx" / "model.onnx").write_bytes(b"broken")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(client, 'stillroom_reloads_total{model="cities",result="failed"} 1.0')
+        assert (await client.post("/v1/entities", json={"text": "rome"})).status_code == 200
+
+    asking(app, scenario)
+
+
+def test_a_model_answers_to_its_alias(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1, aliases={"prod": "cities"})
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        answered = await client.post("/v1/entities", json={"text": "rome", "model": "prod"})
+        assert answered.json()["model"] == "cities"
+        unknown = await client.post("/v1/entities", json={"text": "rome", "model": "dev"})
+        assert unknown.status_code == 404
+        assert "'prod'" in unknown.json()["error"]["message"]
+        assert (await client.get("/v2/models/prod")).json()["name"] == "cities"
+        schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+        assert schemas["EntitiesRequest"]["properties"]["model"]["enum"] == ["cities", "prod", None]
+
+    asking(app, scenario)
+    with pytest.raises(BadInput, match="alias 'prod' for 'towns': there is 'cities'"):
+        create_app([entities_bundle], aliases={"prod": "towns"})
+
+
+def test_a_server_needs_at_least_one_bundle() -> None:
+    with pytest.raises(BadInput, match="no bundle was given"):
+        create_app([])
+
+
+def test_a_request_that_fails_in_the_model_leaves_nothing_behind(intents_bundle: Path) -> None:
+    """Nothing that waits for the collector of cycles, that is: until it comes, nobody counts what is held."""
+    app = create_app([intents_bundle], processes=1)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        # There is no threshold for the first: it is the process that refuses it.
+        for status, body in ((422, {"text": "hi", "abstain": True}), (200, {"text": "hi"})):
+            gc.collect()
+            for _ in range(10):
+                answer = await client.post("/v1/classify", json=body)
+                assert answer.status_code == status
+                assert answer.headers["server-timing"]  # it came as far as the model
+            assert sum(type(each) is _Caller for each in gc.get_objects()) <= 1, body
+
+    gc.disable()
+    try:
+        asking(app, scenario)
+    finally:
+        gc.enable()
+
+
+def test_what_is_answered_past_the_routes_is_answered_as_by_them(entities_bundle: Path, intents_bundle: Path) -> None:
+    """Status, headers, body and counts of good and bad requests; an app that has only its routes is the reference."""
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", "/v1/entities", {"json": {"text": ["fly to rome", "x"]}}),
+        ("POST", "/v1/entities?a=b", {"json": {"text": "rome", "model": "cities"}}),
+        ("POST", "/v1/entities/", {"json": {"text": "rome"}}),
+        ("POST", "/v1/%65ntities", {"json": {"text": "rome"}}),
+        ("POST", "/v1/classify", {"json": {"text": "refund please", "top_k": 1}}),
+        ("POST", "/v1/classify", {"json": {"text": "refund", "abstain": True}}),
+        ("POST", "/v1/classify", {"json": {"text": "refund", "model": "cities"}}),
+        ("POST", "/v1/relations", {"json": {"text": "a b", "head": {"start": 0, "end": 1}, "tail": {"start": 2, "end": 3}}}),
+        ("POST", "/v1/entities", {"json": {"text": ["a"] * 9}}),
+        ("POST", "/v1/entities", {"json": {"text": 1}}),
+        ("POST", "/v1/entities", {"json": {"text": "", "model": "nobody"}}),
+        ("POST", "/v1/entities", {"content": b"{", "headers": {"content-type": "application/json"}}),
+        ("POST", "/v1/entities", {"content": b"{}"}),
+        ("POST", "/v1/entities", {"json": {"text": "rome"}, "headers": {"content-encoding": "gzip"}}),
+        ("POST", "/v1/entities", {"json": {"text": "rome"}, "headers": {"x-timeout-ms": "no"}}),
+        ("POST", "/v1/entities", {"json": {"text": "rome"}, "headers": {"x-request-id": "mine"}}),
+        ("POST", "/v1/entities", {"json": {"text": "x" * 2_000_000}}),
+        ("GET", "/v1/entities", {}),
+        ("HEAD", "/v1/entities", {}),
+        ("OPTIONS", "/v1/entities", {}),
+        ("PUT", "/v1/entities", {"json": {"text": "rome"}}),
+        ("POST", "/v1/nothing", {"json": {"text": "rome"}}),
+    ]  # fmt: skip
+
+    def told(*, past_the_routes: bool) -> tuple[list[object], list[str]]:
+        app = create_app([entities_bundle, intents_bundle], processes=1, limits=Limits(texts=8))
+        (middleware,) = app.user_middleware
+        assert middleware.kwargs["direct"]
+        if not past_the_routes:
+            middleware.kwargs["direct"] = {}
+        answers: list[object] = []
+        counts: list[str] = []
+
+        async def scenario(client: httpx.AsyncClient) -> None:
+            for method, path, what in asked:
+                answer = await client.request(method, path, **what)
+                headers = {
+                    name: [part.split(";")[0] for part in value.split(", ")] if name == "server-timing" else value
+                    for name, value in answer.headers.items()
+                    if name != "x-request-id" or value == "mine"
+                }
+                answers.append((method, path, answer.status_code, headers, answer.content))
+            counted = re.compile(r"stillroom_(requests|errors)_total.*/v1/|stillroom_request_seconds_count.*/v1/")
+            counts.extend(filter(counted.match, (await client.get("/metrics")).text.splitlines()))
+
+        asking(app, scenario)
+        return answers, sorted(counts)
+
+    direct, routed = told(past_the_routes=True), told(past_the_routes=False)
+    assert direct[0] == routed[0]
+    assert direct[1] == routed[1]
+    assert {status for _, _, status, *_ in direct[0]} >= {200, 400, 404, 405, 413, 415, 422}  # type: ignore[misc]

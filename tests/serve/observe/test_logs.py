@@ -1,0 +1,76 @@
+"""The writer of the log, with a reader that stalls."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server_process import serving, until
+
+from serve.observe.logs import MOST_WAITING, JsonLines, PatientWriter, TextLines
+
+
+def record(message: str, **more: object) -> logging.LogRecord:
+    made = logging.LogRecord("serve", logging.INFO, "", 0, message, (), None)
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_reader_that_stalls_costs_lines_which_are_counted_and_no_more_memory(pipe: tuple[int, int]) -> None:
+    reader, descriptor = pipe
+    writer = PatientWriter(descriptor)
+    writer.setFormatter(JsonLines())
+    line = "x" * 100_000
+    for _ in range(3 * MOST_WAITING // len(line)):
+        writer.handle(record(line))
+    assert sum(map(len, writer._lines)) <= MOST_WAITING
+
+    data = b""
+    while b"were dropped" not in data or not data.endswith(b"\n"):
+        data += os.read(reader, 1 << 20)
+        if b"were dropped" not in data and data.endswith(b"\n"):
+            writer.handle(record("again"))  # the next line tells of those that were dropped
+    entries = [json.loads(each) for each in data.splitlines()]
+    (told,) = [int(entry["message"].split()[0]) for entry in entries if "were dropped" in entry["message"]]
+    written = sum(entry["message"] == line for entry in entries)
+    assert told + written == 3 * MOST_WAITING // len(line)
+    assert MOST_WAITING // len(line) - 1 <= written <= MOST_WAITING // len(line) + 1
+
+    until(lambda: writer._waiting == 0)
+    writer.handle(record("after all"))
+    writer.close()
+    while b"after all" not in data:
+        data += os.read(reader, 1 << 20)
+
+
+def test_lines_for_people_keep_what_is_foreign_in_its_place() -> None:
+    try:
+        raise ValueError("of a client\n2026-01-01T00:00:00.000Z info forged \x1b[2J")
+    except ValueError as error:
+        failed = record("it failed\nfor long", exc_info=(ValueError, error, error.__traceback__))
+    said = TextLines().format(failed).split("\n")
+    assert said[0].endswith(" info it failed")
+    assert len(said) > 5
+    assert all(line.startswith("    | ") for line in said[1:])
+    assert all(line.isprintable() for line in said)
+    odd = record("request", fields={"path": '/a b="c"\n\x9b', "key": None, "status": 200, "method": "GET"})
+    assert TextLines().format(odd).endswith(r' request path="/a b=\"c\"\n\u009b" status=200 method=GET')
+
+
+def test_a_line_says_once_that_all_models_are_warm(entities_bundle: Path, intents_bundle: Path) -> None:
+    with serving(entities_bundle, intents_bundle, "--log-format", "json") as server:
+        line = server.logged(lambda _: True, "ready")
+        assert (line["level"], line["models"]) == ("info", "cities,intents")
+        assert 0 < line["seconds"] < 60
+        assert len(server.entries("ready")) == 1

@@ -1,0 +1,183 @@
+"""A model's process as the server holds it, when something goes wrong in the middle of an answer."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import uvloop
+
+from serve.bundle.manifest import open_bundle
+from serve.errors import Unavailable
+from serve.model.work_items import Opening, Parts, TextWork
+from serve.observe.request_context import RequestContext
+from serve.workers import process as process_module
+from serve.workers.process import Answered, Asked, ModelProcess
+
+
+async def two_batches(process: ModelProcess) -> tuple[list[BaseException | None], list[object]]:
+    """Both given at once: how each ended, and what was answered to the second."""
+    answers: list[object] = []
+
+    def second(place: int, answer: Answered | Exception) -> None:
+        answers.append(answer)
+
+    ends = await asyncio.gather(
+        process.run([Asked(TextWork("fly to rome"), RequestContext())], lambda place, answer: None),
+        process.run([Asked(TextWork("love it"), RequestContext())], second),
+        return_exceptions=True,
+    )
+    await process.kill()
+    return ends, answers
+
+
+def opening(bundle: Path) -> Opening:
+    return Opening(str(bundle), open_bundle(bundle).manifest.digest, None, 1)
+
+
+def test_a_file_of_the_users_is_not_taken_for_ours(
+    entities_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "serve.py").write_text("raise SystemExit('this is the user's own')")
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        await process.end()
+        assert process.process.returncode == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_process_that_is_killed_with_answers_that_nobody_reads_is_gone(
+    entities_bundle: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        process.send([TextWork("fly to rome and oslo") for _ in range(5000)])
+        # More than is read ahead of whoever listens: reading rests, and the end of the pipe is not seen.
+        assert process.process.stdout
+        async with asyncio.timeout(60):
+            while not process.process.stdout._paused:  # type: ignore[attr-defined]
+                await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            await process.kill()
+        assert process.process.returncode == -signal.SIGKILL
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(scenario())
+
+
+@pytest.mark.parametrize("ended", ["kill", "end"])
+def test_a_process_is_gone_also_when_whoever_ends_it_is_cancelled(entities_bundle: Path, ended: str) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        process.process.send_signal(signal.SIGSTOP)  # it would not leave by itself
+        ending = asyncio.create_task(getattr(process, ended)())
+        await asyncio.sleep(0)
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        assert process.process.returncode == -signal.SIGKILL
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_process_that_is_gone_is_told_as_one_that_dies(
+    entities_bundle: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        os.kill(process.process.pid, signal.SIGKILL)
+        await process.process.wait()
+        await asyncio.sleep(0.05)
+        with pytest.raises(Unavailable, match="died; try again"):
+            await process.run([Asked(TextWork("rome"), RequestContext())], lambda place, answer: None)
+        await process.kill()
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(scenario())
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="this system cannot wait for a process and leave its status")
+def test_what_a_process_died_of_is_known_also_when_it_is_heard_of_late(
+    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    really_wait = os.waitpid
+
+    def waits_late(process_id: int, options: int) -> tuple[int, int]:
+        if options == 0:  # asyncio's thread, which waits for each process; on a busy machine it comes late
+            os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
+            time.sleep(0.2)
+        return really_wait(process_id, options)
+
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        os.kill(process.process.pid, signal.SIGSEGV)
+        with pytest.raises(Unavailable):
+            await process.receive(lambda place, answer: None)
+        await process.kill()
+        assert process.process.returncode == -signal.SIGSEGV
+
+    monkeypatch.setattr(os, "waitpid", waits_late)
+    asyncio.run(scenario())
+    assert "Unknown child process" not in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "nice"), reason="this system has no niceness")
+def test_models_stand_behind_the_process_that_reads(entities_bundle: Path) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        assert psutil.Process(process.process.pid).nice() == min(19, os.nice(0) + 5)
+        await process.end()
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_was_not_heard_to_its_end_is_nobody_elses(entities_bundle: Path) -> None:
+    def fails(parts: Parts) -> None:
+        raise ValueError("unforeseen")
+
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), fails)
+        (first, second), answers = await two_batches(process)
+        assert isinstance(first, ValueError)
+        assert isinstance(second, Unavailable)
+        assert answers == []
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_hangs_is_given_up(entities_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        monkeypatch.setattr(process_module, "HUNG_S", 0.2)
+        process.process.send_signal(signal.SIGSTOP)
+        (first, second), answers = await two_batches(process)
+        assert isinstance(first, Unavailable)
+        assert "no answer within 0.2 s" in first.message
+        assert isinstance(second, Unavailable)
+        assert answers == []
+
+    asyncio.run(scenario())
+
+
+def test_keys_are_not_handed_to_the_process_that_reads_texts(
+    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STILLROOM_KEYS", "me:a-secret-of-some-length")
+
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        environment = Path(f"/proc/{process.process.pid}/environ").read_bytes()
+        await process.kill()
+        assert b"PYTHONPATH=" in environment
+        assert b"STILLROOM_KEYS" not in environment
+
+    asyncio.run(scenario())

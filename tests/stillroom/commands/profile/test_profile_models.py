@@ -1,0 +1,387 @@
+"""`stillroom profile` as its user types it: what it writes, what it says of the models, and what it refuses."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lookup_bundles import city_table, write_bundle
+from small_profiles import QUICK, TASK, Models, Profiled, profiled, stillroom
+from small_task import write_rows
+
+import stillroom as face
+from compress.data.examples import read_texts
+from serve.errors import BadInput
+from serve.model.pipeline import Pipeline
+from stillroom.commands.profile.models import Ways, candidates_of, task_of
+from stillroom.commands.profile.run import given_texts
+from stillroom.commands.profile.speed_regression import models_of, regression_lines
+
+Refused = Callable[..., str]
+TOGETHER = [
+    "fast ORT fp32",
+    "checkpoint torch fp32",
+    "checkpoint ORT fp32",
+    "checkpoint ORT int8",
+    "model.onnx ORT fp32",
+    "fast ORT fp32 (before)",
+]
+
+
+def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in document["models"]}
+
+
+def test_a_page_a_report_and_a_table_are_written_and_graphs_are_kept_beside(together: Profiled) -> None:
+    assert {path.name for path in together.out.iterdir()} == {"report.html", "report.json", "table.md"}
+    page = (together.out / "report.html").read_text(encoding="utf-8")
+    table = (together.out / "table.md").read_text(encoding="utf-8")
+    for name in TOGETHER:
+        assert name in page
+        assert name in table
+    assert f"Report {together.out / 'report.html'}" in together.said
+    assert together.out.with_name("timings.work").is_dir()
+
+
+def test_the_report_holds_what_it_promises(together: Profiled) -> None:
+    document = together.document
+    assert document["machine"]["cores"] >= 1
+    promised = {
+        "name",
+        "runtime",
+        "precision",
+        "batch",
+        "tokens",
+        "p50_ms",
+        "p90_ms",
+        "p99_ms",
+        "texts_per_s",
+        "metric",
+    }
+    assert [row["name"] for row in document["candidates"]] == TOGETHER
+    for row in document["candidates"]:
+        assert promised <= set(row)
+        assert (row["batch"], row["tokens"]) == (1, 8)
+        assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
+        assert len(row["samples_ms"]) == sum(row["turn_sizes"])
+    assert [(row["a"], row["b"]) for row in document["ratios"]] == [(TOGETHER[0], name) for name in TOGETHER[1:]]
+    assert all(row["low"] <= row["ratio"] <= row["high"] for row in document["ratios"])
+    models = by_name(document)
+    assert list(models) == TOGETHER
+    for row in models.values():
+        assert len(row["single_stream"]["samples"]) == sum(row["single_stream"]["turn_sizes"])
+        assert row["offline"]["texts"] == 50
+        assert row["cost"]["price_per_million"] > 0
+    assert {name: (row["runtime"], row["precision"]) for name, row in models.items()} == {
+        "fast ORT fp32": ("onnxruntime", "fp32"),
+        "checkpoint torch fp32": ("torch", "fp32"),
+        "checkpoint ORT fp32": ("onnxruntime", "fp32"),
+        "checkpoint ORT int8": ("onnxruntime", "int8"),
+        "model.onnx ORT fp32": ("onnxruntime", "fp32"),
+        "fast ORT fp32 (before)": ("onnxruntime", "fp32"),
+    }
+    assert {"operators" in row for row in models.values() if row["runtime"] == "onnxruntime"} == {True}
+
+
+def test_json_is_one_document_and_all_that_is_printed(together: Profiled) -> None:
+    assert json.loads(together.printed) == together.document
+
+
+def test_every_model_is_told_by_the_path_that_was_given(together: Profiled, models: Models) -> None:
+    given = [models.copied, *[models.checkpoint] * 3, models.file, models.fast]
+    assert [row["model"] for row in together.document["models"]] == list(map(str, given))
+
+
+def test_the_metric_is_what_evaluate_says_of_the_same_model(together: Profiled, models: Models, splits: Path) -> None:
+    rows = by_name(together.document)
+    for name, model in (("fast ORT fp32", models.copied), ("checkpoint torch fp32", models.checkpoint)):
+        told = face.evaluate(str(model), splits / "test.jsonl")
+        metric = {key: told[key] for key in ("value", "low", "high", "examples")} | {"name": told["metric"]}
+        assert rows[name]["metric"] == metric
+    assert rows["fast ORT fp32"]["metric"]["value"] == 0.9  # one label in ten is wrong
+    assert rows["checkpoint torch fp32"]["metric"] == rows["checkpoint ORT fp32"]["metric"]
+    assert all(row["metric"] == rows[row["name"]]["metric"]["value"] for row in together.document["candidates"])
+
+
+def test_pairs_of_texts_are_scored_as_pairs(slower: Profiled, models: Models, pairs: Path) -> None:
+    told = face.evaluate(str(models.slow), pairs)
+    metric = by_name(slower.document)["slow ORT fp32"]["metric"]
+    assert (metric["value"], metric["examples"]) == (told["value"], 40) == (0.9, 40)
+    pipeline = Pipeline(models.slow)
+    rows = [json.loads(line) for line in pairs.read_text(encoding="utf-8").splitlines()]
+    encodings = pipeline.encode([row["text"] for row in rows], [row["text_pair"] for row in rows])
+    assert slower.document["work"]["tokens_mean"] == round(sum(map(len, encodings)) / 40, 2)
+
+
+def test_the_budget_names_a_candidate_of_the_best_metric(together: Profiled) -> None:
+    budget, rows = together.document["budget"], by_name(together.document)
+    assert (budget["budget_ms"], budget["percentile"]) == (60_000, 90)
+    assert rows[budget["best"]]["metric"]["value"] == 0.9
+    assert budget["sentence"].startswith(f"{budget['best']} meets the budget, p90 of 60000 ms")
+    assert set(together.document["front"]) <= set(TOGETHER)
+
+
+def test_the_same_bundle_in_another_place_runs_beside_the_one_of_before(together: Profiled) -> None:
+    found = together.document["regression"]
+    assert [(row["name"], row["before"], row["where"]) for row in found] == [
+        ("fast ORT fp32", "fast ORT fp32 (before)", "batch 1 x 8 tokens"),
+        ("fast ORT fp32", "fast ORT fp32 (before)", "single stream"),
+    ]
+    for row, line in zip(found, regression_lines(found), strict=True):
+        assert row["low"] <= row["ratio"] <= row["high"]
+        assert line in together.said
+    # Equal models come out equal but for what a busy machine does to one of them.
+    assert together.code == (3 if any(row["slower"] for row in found) else 0)
+
+
+def test_a_slower_model_ends_with_3_when_its_report_is_written(slower: Profiled) -> None:
+    assert slower.code == 3
+    found = slower.document["regression"]
+    assert [(row["name"], row["before"]) for row in found] == [("slow ORT fp32", "fast ORT fp32 (before)")] * 2
+    assert all(row["slower"] and row["low"] > 1.02 for row in found)
+    assert "2 of 2 comparisons are slower than before" in slower.said
+    assert {path.name for path in slower.out.iterdir()} == {"report.html", "report.json", "table.md"}
+
+
+def test_a_report_names_the_models_that_can_run_again(together: Profiled, models: Models) -> None:
+    assert models_of(together.out / "report.json") == [models.copied, models.checkpoint, models.file]
+
+
+def test_without_data_the_texts_are_generated_and_there_is_no_metric(earlier: Profiled) -> None:
+    (row,) = earlier.document["models"]
+    assert "metric" not in row
+    assert "metric" not in earlier.document["candidates"][0]
+    assert row["single_stream"]["p50_ms"] > 0
+    note = "No --data was given: the texts are generated messages to a shop's support, so there is no metric."
+    assert earlier.document["warnings"] == [note]
+    assert f"Warning: {note}" in earlier.said
+    assert earlier.document["work"]["texts"] > 100
+    assert earlier.document["front"] == []
+    assert "| fast ORT fp32 |" in earlier.printed  # the table
+
+
+def test_plain_text_is_timed_and_it_is_said_why_there_is_no_metric(tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text("fly to rome\n\nrefund it\n", encoding="utf-8")
+    given = given_texts(str(file), TASK)
+    assert given.texts == given.calibration == ["fly to rome", "refund it"]
+    assert (given.examples, given.notes) == (None, ["No metric: lines.txt is plain text."])
+
+
+def test_rows_without_labels_of_the_task_are_timed_and_it_is_said_what_they_lack(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "bare.jsonl", [{"text": "fly to rome"}, {"text": "refund it"}])
+    given = given_texts(str(file), TASK)
+    assert (given.texts, given.examples) == (["fly to rome", "refund it"], None)
+    (note,) = given.notes
+    assert note.startswith("No metric: bare.jsonl has no labels for text-classification (")
+    assert "label" in note[60:]
+
+
+def test_of_a_folder_test_is_timed_and_train_calibrates(splits: Path) -> None:
+    given = given_texts(str(splits), TASK)
+    assert given.texts == read_texts(splits / "test.jsonl")
+    assert given.calibration == read_texts(splits / "train.jsonl")
+    assert given.examples is not None
+    assert (len(given.examples), given.source, given.calibrated_apart) == (50, "test.jsonl", True)
+    alone = given_texts(str(splits / "test.jsonl"), TASK)
+    assert (alone.texts, alone.calibration, alone.calibrated_apart) == (given.texts, given.texts, False)
+
+
+def test_a_folder_of_tokens_and_tags_calibrates_on_its_tokens(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.conll").write_text("fly O\nto O\nRome B-city\n\n", encoding="utf-8")
+    given = given_texts(str(tmp_path), "token-classification")
+    assert given.texts == given.calibration == ["fly to Rome"]
+    assert given.notes == []
+
+
+def test_relations_are_timed_and_calibrated_with_their_markers(tmp_path: Path) -> None:
+    row = {"text": "from Oslo", "head": {"start": 0, "end": 4}, "tail": {"start": 5, "end": 9}, "label": "begins"}
+    for name in ("train", "test"):
+        write_rows(tmp_path / f"{name}.jsonl", [row])
+    given = given_texts(str(tmp_path), TASK)
+    assert given.texts == given.calibration == ["[E1] from [/E1] [E2] Oslo [/E2]"]
+
+
+def test_graphs_that_were_exported_for_the_same_texts_are_found_again(
+    together: Profiled, models: Models, splits: Path
+) -> None:
+    class Exporting(Exception):
+        pass
+
+    def say(line: str) -> None:
+        raise Exporting(line)
+
+    work, calibration = together.out.with_name("timings.work"), given_texts(str(splits), TASK).calibration
+    found = candidates_of(models.checkpoint, Ways(), work, calibration, say)
+    assert [candidate.name for candidate in found] == TOGETHER[1:4]
+    assert all(candidate.path.exists() for candidate in found)
+    with pytest.raises(Exporting, match="exporting checkpoint"):
+        candidates_of(models.checkpoint, Ways(), work, [*calibration[:10], "another text"], say)
+
+
+def test_a_model_of_another_kind_of_labels_gets_no_metric_and_says_why(slower: Profiled) -> None:
+    row = by_name(slower.document)["several ORT fp32"]
+    assert "metric" not in row
+    assert row["single_stream"]["p50_ms"] > 0
+    (note,) = row["notes"]
+    assert note.startswith("No metric: several ORT fp32 gives a text any number of labels")
+    assert [each.get("metric") for each in slower.document["candidates"]] == [0.9, None, 0.9]
+    assert slower.document["warnings"] == []
+
+
+def test_models_of_two_tasks_are_timed_on_the_texts_alone(models: Models, splits: Path, tmp_path: Path) -> None:
+    cities = write_bundle(tmp_path / "cities", city_table())
+    tasks = [task_of(model) for model in (models.fast, models.checkpoint, models.file, cities, tmp_path)]
+    assert tasks == [TASK, TASK, TASK, "token-classification", None]
+    given = given_texts(str(splits), None)
+    assert (len(given.texts), given.examples) == (50, None)
+    assert given.notes == ["The models have no head for one task, so there is no metric."]
+
+
+def test_two_classes_that_nobody_named_are_read_as_transformers_calls_them(models: Models, tmp_path: Path) -> None:
+    config = json.loads((models.checkpoint / "config.json").read_text(encoding="utf-8"))
+    del config["id2label"], config["label2id"]
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shutil.copy(models.checkpoint / "tokenizer.json", tmp_path)
+    (found,) = candidates_of(tmp_path, Ways(runtimes=("torch",)), tmp_path, [])
+    assert found.reads is not None
+    assert found.reads.labels == ("LABEL_0", "LABEL_1")
+    assert task_of(tmp_path) == TASK
+
+
+def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> None:
+    code = (
+        "import sys; from pathlib import Path; import stillroom.commands.profile.run as profiling\n"
+        f"bundle = Path({str(models.fast)!r})\n"
+        "found = profiling.candidates_of(bundle, profiling.Ways(), Path('.'), [])\n"
+        "profiling.given_models([bundle]), profiling.given_texts('', 'text-classification')\n"
+        "sys.exit(len(found) != 1 or bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param((), "No model was given to profile", id="no-model"),
+        pytest.param(
+            ("nowhere", "gone.onnx", "--data", "gone.jsonl"),
+            "3 things stand in the way; nothing was done. 1. nowhere does not exist. Give a bundle, as `stillroom run` or `export` writes "
+            "it, the folder of a transformers checkpoint, or an .onnx file. 2. gone.onnx does not exist. Give a bundle, as `stillroom run` "
+            "or `export` writes it, the folder of a transformers checkpoint, or an .onnx file. 3. --data gone.jsonl does not exist. Give a "
+            "file of texts, or a folder of splits.",
+            id="nothing-there",
+        ),
+        pytest.param(
+            (__file__,), "is neither a bundle, nor a checkpoint's folder, nor an .onnx file. Give", id="no-model-file"
+        ),
+        pytest.param(
+            ("FAST", "--runtimes", "tensorflow"),
+            "--runtimes tensorflow is not known; give some of torch,",
+            id="runtime",
+        ),
+        pytest.param(("FAST", "--device", "tpu"), "--device tpu is not known; give some of cpu, cuda", id="device"),
+        pytest.param(
+            ("FAST", "--precisions", "int4"), "--precisions int4 is not known; give some of fp32", id="precision"
+        ),
+        pytest.param(("FAST", "--percentile", "42"), "--percentile is 42; give one of 50, 90, 95, 99", id="percentile"),
+        pytest.param(("FAST", "--budget-ms", "-3"), "--budget-ms is -3; a number above 0 is needed", id="budget"),
+        pytest.param(("FAST", "--seconds", "nan"), "--seconds is nan; a number above 0 is needed", id="seconds"),
+        pytest.param(("FAST", "--threads", "-1"), "--threads is -1; give 0 for what fits", id="threads"),
+        pytest.param(("FAST", "--batches", "1,x"), "'1,x' is not a list of whole numbers from 1", id="batches"),
+        pytest.param(
+            ("FAST", "--lengths", "8,33"), "--lengths asks for 33 tokens, and fast ORT fp32 takes 32", id="too-long"
+        ),
+        pytest.param(("FAST", "--lengths", "2"), "2 tokens were asked for and 2 of them are special", id="too-short"),
+        pytest.param(("FAST", "--data", "gone.jsonl"), "--data gone.jsonl does not exist", id="no-data"),
+        pytest.param(("FAST", "FAST"), "two candidates are named fast ORT fp32", id="the-same-model-twice"),
+        pytest.param(
+            ("FILE", "--runtimes", "torch"), "cannot be run with --device 'cpu', --runtimes 'torch'", id="no-way"
+        ),
+        pytest.param(("FAST", "--device", ""), "cannot be run with --device ''", id="no-device"),
+        pytest.param(("FAST", "--paper"), "--paper makes its own models; leave MODEL and --against out", id="paper"),
+    ],
+)
+def test_bad_input_is_one_message(refused: Refused, models: Models, arguments: tuple[str, ...], message: str) -> None:
+    paths = {"FAST": models.fast, "FILE": models.file}
+    assert message in refused(*(paths.get(part, part) for part in arguments), *_unless_given(arguments))
+
+
+def _unless_given(arguments: tuple[str, ...]) -> list[str]:
+    return [
+        part
+        for flag, value in zip(QUICK[::2], QUICK[1::2], strict=True)
+        if flag not in arguments
+        for part in (flag, value)
+    ]
+
+
+def test_a_gpu_that_is_not_here_is_bad_input(refused: Refused, models: Models) -> None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("onnxruntime has CUDA here")
+    said = refused(models.fast, "--device", "cuda", *QUICK)
+    assert "candidate 'fast ORT fp32 cuda' needs onnxruntime's CUDAExecutionProvider, which is not here" in said
+
+
+def test_a_folder_that_holds_other_things_is_left_alone(refused: Refused, models: Models, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear", encoding="utf-8")
+    said = refused(models.fast, "--out", tmp_path / "mine", *QUICK)
+    assert "is there already and holds other things; nothing was written" in said
+    assert "is there already and holds other things" in refused(models.fast, "--out", tmp_path / "mine" / "letter.txt")
+
+
+def test_a_folder_of_splits_without_test_is_bad_input(refused: Refused, models: Models, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("fly\n", encoding="utf-8")
+    assert "has no file test.*" in refused(models.fast, "--data", tmp_path, *QUICK)
+
+
+def test_models_that_read_no_text_are_bad_input(refused: Refused, models: Models, tmp_path: Path) -> None:
+    bare = shutil.copy(models.file, tmp_path / "model.onnx")
+    assert "None of the models has both a tokenizer.json and a head with labels" in refused(bare, *QUICK)
+
+
+def test_a_damaged_bundle_and_a_damaged_configuration_are_bad_input(
+    refused: Refused, models: Models, tmp_path: Path
+) -> None:
+    bundle = Path(shutil.copytree(models.fast, tmp_path / "damaged"))
+    (bundle / "tokenizer.json").write_text("{}", encoding="utf-8")
+    assert "is not what its manifest says" in refused(bundle, *QUICK)
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.json").write_text('{"model_type": "be', encoding="utf-8")
+    assert "torn: its config.json cannot be read" in refused(tmp_path / "torn", *QUICK)
+
+
+def test_a_setting_that_is_none_is_refused_from_python(models: Models) -> None:
+    with pytest.raises(BadInput, match="budget is no setting of profile; the settings are data, device"):
+        face.profile([models.fast], budget=5)
+
+
+def test_help_tells_of_every_setting() -> None:
+    done = stillroom("profile", "--help")
+    assert done.returncode == 0
+    for flag in (
+        "--budget-ms",
+        "--percentile",
+        "--bound-ms",
+        "--against",
+        "--paper",
+        "--sweep",
+        "--price-per-core-hour",
+    ):
+        assert flag in done.stdout
+
+
+def test_who_calibrates_on_what_is_scored_is_told_how_not_to(models: Models, splits: Path, tmp_path: Path) -> None:
+    given = (models.checkpoint, "--runtimes", "onnxruntime", "--data", splits / "test.jsonl")
+    found = profiled(tmp_path / "timings", *given)
+    (warning,) = [each for each in found.document["warnings"] if "calibrated" in each]
+    assert warning.endswith("Give --data the folder of splits, so that train calibrates.")
+    assert "timing takes about 1 s, and six turns of each of 2 candidates at least" in found.said

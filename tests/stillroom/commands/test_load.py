@@ -1,0 +1,163 @@
+"""`stillroom load` through the command line's own door, on servers over loopback."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import Asked, answer, serving
+
+import stillroom
+from serve.errors import BadInput
+from stillroom.cli.main import app, guarded
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`stillroom load` in this process: its exit code, what it printed, and what it told the person."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["stillroom", "load", *map(str, arguments)])
+        code = guarded(app)
+        captured = capfd.readouterr()
+        return code, captured.out, " ".join(captured.err.split())
+
+    return call
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    file = tmp_path / "texts.txt"
+    file.write_text('a lamp\nthe "best" 😀\nOslo\n', encoding="utf-8")
+    return file
+
+
+async def at_once(asked: Asked) -> bytes:
+    return answer()
+
+
+def test_one_rate_is_tried_with_the_texts_of_the_file(run: Run, texts: Path) -> None:
+    with serving(at_once) as server:
+        code, printed, said = run(server.url, "--data", texts, "--rate", 200, "--queries", 30, "--json")
+        bodies = [json.loads(asked.body) for asked in server.asked]
+
+    assert code == 0, said
+    document = json.loads(printed)
+    (trial,) = document["trials"]
+    assert (trial["rate_per_s"], trial["queries"], trial["ok"], trial["errors"]) == (200.0, 30, 30, {})
+    assert len(trial["latencies_ms"]) == len(trial["late_ms"]) == 30
+    assert trial["p50_ms"] <= trial["p90_ms"] <= trial["p99_ms"]
+    assert document["machine"]["cores"] >= 1
+    assert document["conditions"] == {
+        "texts": 3, "template": '{"text": "TEXT"}', "connections": 256, "timeout_s": 10.0, "seed": 0,
+    }  # fmt: skip
+    assert len(bodies) == 31  # the first is the probe
+    assert {body["text"] for body in bodies} == {"a lamp", 'the "best" 😀', "Oslo"}
+
+
+def test_without_a_rate_the_highest_is_searched_for_and_written(run: Run, texts: Path, tmp_path: Path) -> None:
+    async def handler(asked: Asked) -> bytes:
+        return answer(200 if asked.number < 60 else 503)
+
+    out = tmp_path / "out"
+    with serving(handler) as server:
+        code, _, said = run(server.url, "--data", texts, "--bound-ms", 2000, "--queries", 20, "--out", out)
+    assert code == 0, said
+    assert "stayed under 2000 ms, with every query answered, is " in said
+    assert sorted(path.name for path in out.iterdir()) == ["load.json", "table.md"]
+    document = json.loads((out / "load.json").read_text())
+    assert document["bound_ms"] == 2000
+    assert document["rate_per_s"] == max(trial["rate_per_s"] for trial in document["trials"] if trial["held"])
+    table = (out / "table.md").read_text()
+    assert "| rate/s | p50 ms | p90 ms | p99 ms | ok | refused |" in table
+    assert table.count("| no |") == sum(not trial["held"] for trial in document["trials"]) > 0
+
+
+def test_templates_and_headers_reach_another_server(run: Run, texts: Path) -> None:
+    with serving(at_once) as server:
+        code, _, said = run(
+            server.url, "--data", texts, "--rate", 500, "--queries", 3, "--template", '{"inputs": ["TEXT"], "raw": true}',
+            "--header", "Authorization: Bearer a:b", "--header", "X-Other:  c",
+        )  # fmt: skip
+        asked = server.asked[-1]
+    assert code == 0, said
+    assert json.loads(asked.body)["raw"] is True
+    assert "Authorization: Bearer a:b\r\nX-Other: c\r\n" in asked.head
+    assert "p99 rests on 3 answers" in said
+
+
+def test_errors_and_refusals_stand_in_the_table(run: Run, texts: Path) -> None:
+    async def handler(asked: Asked) -> bytes | None:
+        return [answer(), answer(429), answer(500), b"garbage\r\n\r\n"][asked.number % 4]
+
+    with serving(handler) as server:
+        code, _, said = run(server.url, "--data", texts, "--rate", 500, "--queries", 7, "--connections", 1)
+    assert code == 0
+    assert "4 (500: 2, not HTTP: 2)" in said.replace("│ ", "")
+
+
+def test_a_server_that_does_not_take_the_request_gets_no_load(run: Run, texts: Path) -> None:
+    async def handler(asked: Asked) -> bytes:
+        return answer(422, b'{"error": {"message": "text: missing"}}')
+
+    with serving(handler) as server:
+        code, _, said = run(server.url, "--data", texts, "--rate", 50)
+        assert len(server.asked) == 1
+    assert code == 2
+    assert "with 422 Said, and no load was sent" in said
+    assert "text: missing" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        pytest.param({"rate": 5.0, "bound_ms": 5.0}, "give one of them", id="rate-and-bound"),
+        pytest.param({"queries": 5, "seconds": 5.0}, "give one of them", id="queries-and-seconds"),
+        pytest.param({"rate": 0.0, "timeout": -1.0}, "--rate is 0; --timeout is -1: a number", id="numbers"),
+        pytest.param({"rate": float("nan")}, "--rate is nan", id="no-number"),
+        pytest.param({"headers": ["Accept"]}, "'Accept' has no colon", id="header"),
+        pytest.param({"template": "TEXT"}, "is not JSON", id="template"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_sent(
+    given: dict[str, Any], message: str, texts: Path
+) -> None:
+    with serving(at_once) as server:
+        with pytest.raises(BadInput, match=message):
+            stillroom.load(server.url, texts, **given)
+        assert server.asked == []
+
+
+def test_a_folder_with_other_things_is_left_alone(run: Run, texts: Path, tmp_path: Path) -> None:
+    with serving(at_once) as server:
+        code, _, said = run(server.url, "--data", texts, "--rate", 50, "--out", tmp_path)
+        assert server.asked == []
+    assert code == 2
+    assert "is there already and holds other things" in said
+
+
+def test_load_needs_no_torch(texts: Path) -> None:
+    code = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; sys.argv = ['stillroom', *sys.argv[1:]]\n"
+    code += "from stillroom.cli.main import app, guarded; sys.exit(guarded(app))"
+    with serving(at_once) as server:
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            "load",
+            server.url,
+            "--data",
+            str(texts),
+            "--rate",
+            "200",
+            "--queries",
+            "5",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ok answers a second, of 200.0 queries a second" in done.stderr

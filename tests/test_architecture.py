@@ -1,0 +1,85 @@
+"""What the docs say is true of the code, and what is imported stays light. Which folder may import which, `make check` holds."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from repository import ROOT
+from typer.main import get_command
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_what_reads_and_scores_needs_no_torch() -> None:
+    code = (
+        "import sys, compress.data.examples, compress.evaluation.metrics, serve, serve.http.app, stillroom.cli.main\n"
+    )
+    code += "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def fenced(language: str) -> list[tuple[str, str]]:
+    """Every fenced block of `language` in the docs, with the page that it stands on."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        found += [(page.name, block) for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
+    return found
+
+
+def test_the_process_that_reads_requests_loads_no_runtime() -> None:
+    code = "import sys, serve.http.app; sys.exit(bool({'onnxruntime', 'openvino'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_every_command_in_the_docs_is_one() -> None:
+    command = get_command(__import__("stillroom.cli.main", fromlist=["app"]).app)
+    seen = 0
+    for page, block in fenced("sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = line.split("#")[0].split()
+            if words[:1] != ["stillroom"] or len(words) < 2:
+                continue
+            seen += 1
+            verb = command.commands.get(words[1])  # type: ignore[attr-defined]
+            assert verb, f"{page}: there is no `stillroom {words[1]}`"
+            options = {
+                option for parameter in verb.params for option in [*parameter.opts, *parameter.secondary_opts]
+            } | {"--help"}
+            unknown = {word.split("=")[0] for word in words if word.startswith("--")} - options
+            assert not unknown, f"{page}: {line.strip()} has {unknown}"
+    assert seen >= 4
+
+
+def test_every_make_target_in_the_docs_is_one() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {m for _, block in fenced("sh") for m in re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)}
+    assert named >= {"demo", "test"}
+    assert named <= targets
+
+
+def test_the_recipe_in_the_docs_resolves(tmp_path: Path) -> None:
+    from stillroom.inputs.recipe import read_recipe, resolve
+
+    blocks = fenced("toml")
+    assert blocks
+    for _, block in blocks:
+        (tmp_path / "recipe.toml").write_text(block, encoding="utf-8")
+        assert resolve(read_recipe(tmp_path / "recipe.toml"), {}).teacher
+
+
+def test_the_data_in_the_docs_reads(tmp_path: Path) -> None:
+    from compress.data.examples import BadRows, read_examples
+
+    blocks = [(page, block) for page, block in fenced("json") if page == "data-formats.md"]
+    assert blocks
+    for _, block in blocks:
+        (tmp_path / "rows.jsonl").write_text(block, encoding="utf-8")
+        read = []
+        for task in ("token-classification", "text-classification"):
+            try:
+                read += read_examples(tmp_path / "rows.jsonl", task)  # type: ignore[arg-type]
+            except BadRows:
+                continue
+        assert read, block
