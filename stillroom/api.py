@@ -21,10 +21,10 @@ def run(**settings: Any) -> dict[str, Any]:
         BadInput: anything wrong with what was given, before any training.
         GateMissed: the student fell short of a gate.
     """
-    from stillroom.commands.run.pipeline import run as walk
+    from stillroom.commands.run.pipeline import run as make_bundle
     from stillroom.inputs.recipe import resolve
 
-    return walk(resolve({}, {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}))
+    return make_bundle(resolve({}, {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}))
 
 
 def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: str | None = None) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def main() -> None:
     texts = [text for file in given.corpus for text in read_texts(Path(file))][: given.pieces]
     with tempfile.TemporaryDirectory() as name, matrices_in(teacher, given.precision):
         folder = Path(name)
-        pieces = tokenised(texts, open_tokenizer(opened), given.tokens, folder / "text", mark="benchmark")
+        pieces = tokenised(texts, open_tokenizer(opened), given.tokens, folder / "text", fingerprint="benchmark")
         parts = sorted(stage.objective.teacher_parts())
         cache = teacher_cache(
             folder / "cache", lambda: teacher, BERT, pieces, parts, pad_id=0, precision=given.precision, identity={}

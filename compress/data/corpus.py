@@ -23,7 +23,14 @@ from serve.errors import BadInput
 # BERT's, section 3.1: of the tokens chosen, how many become the mask token, and how many any other one.
 CHOSEN_SHARE, MASKED_SHARE, RANDOM_SHARE = 0.15, 0.8, 0.1
 # What a folder of tokenised text holds; raise the format when an older one would be read wrongly.
-IDS, WORDS, LENGTHS, IN_USE, MARK, FORMAT = "ids.bin", "words.bin", "lengths.bin", "ids-in-use.npy", "corpus.json", 1
+IDS, WORDS, LENGTHS, IN_USE, DESCRIPTION, FORMAT = (
+    "ids.bin",
+    "words.bin",
+    "lengths.bin",
+    "ids-in-use.npy",
+    "corpus.json",
+    1,
+)
 SPECIAL = 255  # in `WORDS`: a token of no word
 BLOCK = 256  # pieces
 BATCH_CHARACTERS = 1_000_000
@@ -118,10 +125,12 @@ def chunks(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> list[Pie
     return list(_pieces(texts, tokenizer, longest))
 
 
-def tokenised(texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: Path, *, mark: str) -> "CorpusFile":
+def tokenised(
+    texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: Path, *, fingerprint: str
+) -> "CorpusFile":
     """The same pieces in files under `folder`, for texts of any size: a batch of them is held at a time.
 
-    What stands in `folder` is used if it was made of the same `mark`, tokenizer and length; otherwise it is written anew,
+    What stands in `folder` is used if it was made of the same texts, tokenizer and length; otherwise it is written anew,
     beside it, and put in its place when it is whole. Several processes may ask for the same folder: one of them writes.
 
     Args:
@@ -129,27 +138,27 @@ def tokenised(texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: 
         tokenizer: its truncation and padding are not looked at.
         longest: tokens of a piece at most, special ones included.
         folder: made if absent.
-        mark: one name for what the texts are, such as `compress.data.examples.fingerprint` gives.
+        fingerprint: one name for what the texts are, such as `compress.data.examples.examples_fingerprint` gives.
 
     Raises:
         BadInput: `folder` holds other things; whatever reading `texts` raises.
     """
     import fcntl
 
-    mark = hashlib.sha256(f"{FORMAT} {mark} {_cutting(tokenizer, longest).to_str()}".encode()).hexdigest()
+    made_of = hashlib.sha256(f"{FORMAT} {fingerprint} {_cutting(tokenizer, longest).to_str()}".encode()).hexdigest()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists() and not (folder / MARK).is_file():
+        if folder.exists() and not (folder / DESCRIPTION).is_file():
             raise BadInput(
                 f"{folder} is there already and holds no tokenised text; nothing was written. Give another folder."
             )
-        if folder.exists() and json.loads((folder / MARK).read_text())["mark"] == mark:
+        if folder.exists() and json.loads((folder / DESCRIPTION).read_text())["mark"] == made_of:
             return CorpusFile(folder)
         beside = folder.with_name(folder.name + ".partial")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
-        _write(texts, tokenizer, longest, beside, mark)
+        _write(texts, tokenizer, longest, beside, made_of)
         old = folder.with_name(folder.name + ".old")
         shutil.rmtree(old, ignore_errors=True)  # of a kill in the middle of what follows
         if folder.exists():
@@ -167,8 +176,8 @@ class CorpusFile(Sequence[Piece]):
 
     def __init__(self, folder: Path) -> None:
         self.ids, self.words = _descriptor(self, folder / IDS), _descriptor(self, folder / WORDS)
-        about = json.loads((folder / MARK).read_text())
-        self.mark: str = about["mark"]  # of the texts, the tokenizer and the length
+        about = json.loads((folder / DESCRIPTION).read_text())
+        self.fingerprint: str = about["mark"]  # of the texts, the tokenizer and the length
         self.id_type = np.dtype(about["ids"])
         self.lengths = np.fromfile(folder / LENGTHS, np.int32)  # (pieces,), tokens of each
         self.ids_in_use = np.load(folder / IN_USE, allow_pickle=False)  # ascending
@@ -240,7 +249,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _write(texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: Path, mark: str) -> None:
+def _write(texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: Path, made_of: str) -> None:
     size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     id_type = np.dtype("<u2" if size <= 2**16 else "<i4")
     in_use = np.zeros(size, dtype=bool)
@@ -255,7 +264,7 @@ def _write(texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: Pat
             words.write(_steps_of(piece.words).tobytes())
             lengths.write(np.int32(len(piece.ids)).tobytes())
     np.save(folder / IN_USE, np.flatnonzero(in_use), allow_pickle=False)
-    (folder / MARK).write_text(json.dumps({"mark": mark, "ids": id_type.str}))
+    (folder / DESCRIPTION).write_text(json.dumps({"mark": made_of, "ids": id_type.str}))
 
 
 def _steps_of(words: np.ndarray) -> np.ndarray:

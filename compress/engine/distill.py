@@ -256,7 +256,7 @@ def _run(workdir: Workdir, named: str, given: _Given, notify: Notify) -> Path:
     batch = s.batch or (preset.batch if preset else BATCH)
     readers = [opened, *([open_model(s.start)] if is_checkpoint(s.start) else [])]
     longest = min(s.tokens or (preset.tokens if preset else TOKENS), *(reader.max_length for reader in readers))
-    pieces = tokenised(given.texts, tokenizer, longest, workdir.root / "corpus", mark=given.texts_fingerprint)
+    pieces = tokenised(given.texts, tokenizer, longest, workdir.root / "corpus", fingerprint=given.texts_fingerprint)
     if not len(pieces):
         raise BadInput("The --corpus holds no words: every line of it is empty. Give files with text.")
     steps_per_epoch = -(-len(pieces) // batch)
@@ -271,7 +271,7 @@ def _run(workdir: Workdir, named: str, given: _Given, notify: Notify) -> Path:
     )  # fmt: skip
     if asks_words(given.stages[0]):
         head = workdir.stage(
-            "teacher-head", fingerprint(named, "head"), partial(fit_head, teaching=teaching, tokens=tokens)
+            "teacher-head", fingerprint(named, "head"), partial(fit_head, given=teaching, tokens=tokens)
         )
         teaching = dataclasses.replace(teaching, words=head)
     links = [

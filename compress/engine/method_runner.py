@@ -96,23 +96,23 @@ class Link:
         return any(stage.objective.masks_tokens for stage in self.stages)
 
 
-def run_method(workdir: Workdir, named: str, links: Sequence[Link], teaching: MethodInputs) -> list[Path]:
+def run_method(workdir: Workdir, named: str, links: Sequence[Link], given: MethodInputs) -> list[Path]:
     """The folder of each stage of each link, in order; the last holds the student. `named` fingerprints everything given.
 
     An assistant learns from the teacher, and the next student learns from the assistant what it would from the teacher.
     """
     folders: list[Path] = []
-    plain: Path | Opened = teaching.opened
-    words = teaching.words or plain
+    plain: Path | Opened = given.opened
+    words = given.words or plain
     for number, link in enumerate(links, 1):
         name = "" if number == len(links) else f"assistant-{number}-"
         source = words if asks_words(link.stages) else plain
-        begin = partial(_begin, teaching=teaching, link=link, source=source, last=number == len(links))
+        begin = partial(_begin, given=given, link=link, source=source, last=number == len(links))
         before = workdir.stage(f"{name}start", fingerprint(named, name, "start"), begin)
         for step, stage in enumerate(link.stages, 1):
             asks = stage.objective.masks_tokens and stage.objective.asks_teacher
             train = partial(
-                _train, teaching=teaching, link=link, number=step, before=before, teacher=words if asks else plain
+                _train, given=given, link=link, number=step, before=before, teacher=words if asks else plain
             )
             before = workdir.stage(f"{name}{step}-{stage.name}", fingerprint(named, name, "stage", step), train)
             folders.append(before)
@@ -125,53 +125,53 @@ def asks_words(stages: Sequence[Stage]) -> bool:
     return any(stage.objective.masks_tokens and stage.objective.asks_teacher for stage in stages)
 
 
-def fit_head(folder: Path, teaching: MethodInputs, tokens: float) -> None:
+def fit_head(folder: Path, given: MethodInputs, tokens: float) -> None:
     """The teacher with a head for masked words: its own, or one fitted to the corpus on a share of `tokens`."""
-    model = load_encoder(teaching.opened, seed=teaching.seed, vocabulary=True)
+    model = load_encoder(given.opened, seed=given.seed, vocabulary=True)
     details: dict[str, Any] = {}
-    if not has_vocabulary_head(teaching.opened):
+    if not has_vocabulary_head(given.opened):
         message(
-            teaching.notify,
+            given.notify,
             "The teacher has no head for masked words; one is fitted to the corpus, its encoder untouched.",
         )
-        text = _corpus(teaching, masks=True)
-        with advancing(teaching.notify, HEAD_STAGE.name) as shown:
+        text = _corpus(given, masks=True)
+        with advancing(given.notify, HEAD_STAGE.name) as shown:
             progress = train_stage(
                 HEAD_STAGE,
                 None,
                 model,
-                teaching.opened.family,
+                given.opened.family,
                 text,
-                replace(_settings(teaching, text, HEAD_SHARE * tokens), schedule=None, learning_rate=0.0),
+                replace(_settings(given, text, HEAD_SHARE * tokens), schedule=None, learning_rate=0.0),
                 folder=folder / TRAINING,
                 report=shown.step,
             )
         details = {"loss": progress.loss}
-    _save(model, folder, teaching, {"role": "teacher with a head for masked words", **details})
+    _save(model, folder, given, {"role": "teacher with a head for masked words", **details})
 
 
-def _begin(folder: Path, teaching: MethodInputs, link: Link, source: Path | Opened, *, last: bool) -> None:
+def _begin(folder: Path, given: MethodInputs, link: Link, source: Path | Opened, *, last: bool) -> None:
     """The student before training, of the class that its first stage needs, from parts of the model in `source`."""
-    if last and is_checkpoint(teaching.start):
-        student, origin = student_from(teaching.start, teaching.opened, seed=teaching.seed, vocabulary=link.masks)
+    if last and is_checkpoint(given.start):
+        student, origin = student_from(given.start, given.opened, seed=given.seed, vocabulary=link.masks)
     else:
         if link.starts_from == "corpus":
-            model = load_encoder(source, seed=teaching.seed, vocabulary=link.masks)
+            model = load_encoder(source, seed=given.seed, vocabulary=link.masks)
         else:
-            labelled = teaching.labelled[link.starts_from]
+            labelled = given.labelled[link.starts_from]
             model = load(open_model(str(labelled.teacher)), labelled.task)
         student, origin = student_of(
-            model, teaching.opened.family, link.shape, seed=teaching.seed, chosen=_chosen(teaching, link, model.config),
-            new_layers=teaching.start == RANDOM,
+            model, given.opened.family, link.shape, seed=given.seed, chosen=_chosen(given, link, model.config),
+            new_layers=given.start == RANDOM,
         )  # fmt: skip
-    _save(student, folder, teaching, {"role": "start", "student": str(link.shape), "origin": origin})
+    _save(student, folder, given, {"role": "start", "student": str(link.shape), "origin": origin})
 
 
-def _chosen(teaching: MethodInputs, link: Link, config: Any) -> tuple[int, ...]:
+def _chosen(given: MethodInputs, link: Link, config: Any) -> tuple[int, ...]:
     """The teacher's layers that the student starts from by the start's name; none leaves it to `student_of`."""
-    if teaching.start in ("uniform", RANDOM) or is_checkpoint(teaching.start):
+    if given.start in ("uniform", RANDOM) or is_checkpoint(given.start):
         return ()
-    return starting_layers(teaching.start, config.num_hidden_layers, link.shape.layers, map_name=teaching.layer_map)
+    return starting_layers(given.start, config.num_hidden_layers, link.shape.layers, map_name=given.layer_map)
 
 
 def is_checkpoint(start: str) -> bool:
@@ -179,7 +179,7 @@ def is_checkpoint(start: str) -> bool:
     return start not in (*STARTS, RANDOM)
 
 
-def _train(folder: Path, teaching: MethodInputs, link: Link, number: int, before: Path, teacher: Path | Opened) -> None:
+def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: Path, teacher: Path | Opened) -> None:
     """The student of `before` after stage `number` of its link."""
     stage, tokens = link.stages[number - 1], link.tokens[number - 1]
     asks = bool(stage.objective.layers) or stage.objective.asks_teacher
@@ -187,33 +187,33 @@ def _train(folder: Path, teaching: MethodInputs, link: Link, number: int, before
     details: dict[str, Any] = {}
     text: CorpusText | TaskText | CachedTeacherText
     if stage.text == "corpus":
-        text = _corpus(teaching, masks=stage.objective.masks_tokens)
-        student = load_encoder(before, seed=teaching.seed, vocabulary=link.masks)
-        theirs = load_encoder(teacher, seed=teaching.seed, vocabulary=stage.objective.masks_tokens) if asks else None
-        settings = _settings(teaching, text, tokens)
-        if teaching.teacher_cache and stage.objective.can_be_kept:
-            text = CachedTeacherText(text, _cached(teaching, link, theirs))
+        text = _corpus(given, masks=stage.objective.masks_tokens)
+        student = load_encoder(before, seed=given.seed, vocabulary=link.masks)
+        theirs = load_encoder(teacher, seed=given.seed, vocabulary=stage.objective.masks_tokens) if asks else None
+        settings = _settings(given, text, tokens)
+        if given.teacher_cache and stage.objective.can_be_kept:
+            text = CachedTeacherText(text, _cached(given, link, theirs))
             details |= {"teacher_cache": text.cache.about["sha256"]}
     else:
-        labelled = teaching.labelled[stage.text]
-        text = TaskText(labelled.train, teaching.batch, teaching.seed, labelled.validation.ids)
+        labelled = given.labelled[stage.text]
+        text = TaskText(labelled.train, given.batch, given.seed, labelled.validation.ids)
         came_from = link.starts_from if number == 1 else link.stages[number - 2].text
-        student = _with_head(before, labelled, teaching, keeps=came_from == stage.text)
+        student = _with_head(before, labelled, given, keeps=came_from == stage.text)
         theirs = load(open_model(str(labelled.teacher)), labelled.task) if asks else None
-        settings = _settings(teaching, text, tokens)
+        settings = _settings(given, text, tokens)
         if any(term.of == "classes" for term in stage.objective.outputs):
             every = max(1, settings.steps // VALIDATIONS)
 
             def validation(remap: np.ndarray | None) -> Any:
                 return validating(student, labelled.validation, labelled.gold, every, remap)
 
-    maps = _maps(stage, theirs, student, before, teaching.seed)
-    with advancing(teaching.notify, stage.name) as shown:
+    maps = _maps(stage, theirs, student, before, given.seed)
+    with advancing(given.notify, stage.name) as shown:
         progress = train_stage(
             stage,
             theirs,
             student,
-            teaching.opened.family,
+            given.opened.family,
             text,
             settings,
             folder=folder / TRAINING,
@@ -225,7 +225,7 @@ def _train(folder: Path, teaching: MethodInputs, link: Link, number: int, before
         write_safetensors(folder / MAPS, maps.state_dict())
     warnings = doubts(progress.loss, stage.name)
     for doubt in warnings:
-        message(teaching.notify, f"warning: {doubt}")
+        message(given.notify, f"warning: {doubt}")
     details |= {
         "role": "student",
         "student": str(link.shape),
@@ -235,36 +235,36 @@ def _train(folder: Path, teaching: MethodInputs, link: Link, number: int, before
         "tokens_read": sum(text.sampler.tokens_at(step) for step in range(progress.step)),
         "doubts": warnings,
     }
-    _save(student, folder, teaching, details)
+    _save(student, folder, given, details)
 
 
-def _with_head(before: Path, labelled: Labelled, teaching: MethodInputs, *, keeps: bool) -> Any:
+def _with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: bool) -> Any:
     """The student of `before` with a head for the task: the one it has where it is of this task (`keeps`), else a new one."""
     opened = open_model(str(before))
     own = opened.head_for(labelled.task)
-    torch.manual_seed(teaching.seed)
+    torch.manual_seed(given.seed)
     wanted, several = labelled.train.labels, labelled.train.multi_label
     kept = keeps and own == wanted and opened.multi_label == several
     student = load(opened, labelled.task, None if kept else wanted, multi_label=several)
     if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
-        _give_pooler(student, teaching)
+        _give_pooler(student, given)
     return student
 
 
-def _give_pooler(student: Any, teaching: MethodInputs) -> None:
+def _give_pooler(student: Any, given: MethodInputs) -> None:
     """The general teacher's pooler to a student of its width that was trained with a head which reads none."""
     ours = getattr(encoder_of(student), "pooler", None)
-    theirs = getattr(load_encoder(teaching.opened.folder, seed=0), "pooler", None)
-    if ours is not None and theirs is not None and student.config.hidden_size == teaching.opened.config.hidden_size:
+    theirs = getattr(load_encoder(given.opened.folder, seed=0), "pooler", None)
+    if ours is not None and theirs is not None and student.config.hidden_size == given.opened.config.hidden_size:
         ours.load_state_dict(theirs.state_dict())
 
 
-def _corpus(teaching: MethodInputs, *, masks: bool) -> CorpusText:
+def _corpus(given: MethodInputs, *, masks: bool) -> CorpusText:
     masking = None
     if masks:
-        size = teaching.opened.config.vocab_size
-        masking = masking_of(teaching.tokenizer, size, whole_words=teaching.whole_words)
-    return CorpusText(teaching.pieces, pad_id_of(teaching.tokenizer), teaching.batch, teaching.seed, masking)
+        size = given.opened.config.vocab_size
+        masking = masking_of(given.tokenizer, size, whole_words=given.whole_words)
+    return CorpusText(given.pieces, pad_id_of(given.tokenizer), given.batch, given.seed, masking)
 
 
 def kept_parts(stages: Sequence[Stage]) -> list[Part]:
@@ -273,21 +273,21 @@ def kept_parts(stages: Sequence[Stage]) -> list[Part]:
     return sorted(sources_of(wanted))
 
 
-def _cached(teaching: MethodInputs, link: Link, teacher: Any) -> TeacherCache:
+def _cached(given: MethodInputs, link: Link, teacher: Any) -> TeacherCache:
     """What `teacher` computes for all stages of `link` that can read it from a disk."""
-    assert teaching.teacher_cache is not None
-    assert isinstance(teaching.pieces, CorpusFile)
-    opened, folder = teaching.opened, teaching.teacher_cache
+    assert given.teacher_cache is not None
+    assert isinstance(given.pieces, CorpusFile)
+    opened, folder = given.opened, given.teacher_cache
     new = not folder.exists() or not any(folder.iterdir())
-    identity = cached_of(opened) | {"text or --tokens": teaching.pieces.mark}
-    with advancing(teaching.notify, "teacher cache") as shown:
+    identity = cached_of(opened) | {"text or --tokens": given.pieces.fingerprint}
+    with advancing(given.notify, "teacher cache") as shown:
         cache = teacher_cache(
-            folder, lambda: teacher, opened.family, teaching.pieces, kept_parts(link.stages),
-            pad_id=pad_id_of(teaching.tokenizer), precision=teaching.precision, identity=identity, report=shown,
+            folder, lambda: teacher, opened.family, given.pieces, kept_parts(link.stages),
+            pad_id=pad_id_of(given.tokenizer), precision=given.precision, identity=identity, report=shown,
         )  # fmt: skip
     about = cache.about
     size = f"{about['tokens']:,} tokens, {about['bytes_per_token']:,} bytes each, {about['relative_error']:.1%} lost in rounding"
-    message(teaching.notify, f"  teacher cache {'written' if new else 'found'}: {size}")
+    message(given.notify, f"  teacher cache {'written' if new else 'found'}: {size}")
     return cache
 
 
@@ -296,15 +296,15 @@ def cached_of(opened: Opened) -> dict[str, str]:
     return {"teacher": folder_fingerprint(opened.folder), "environment": ", ".join(trained_with())}
 
 
-def _settings(teaching: MethodInputs, text: CorpusText | TaskText, tokens: float) -> StageSettings:
+def _settings(given: MethodInputs, text: CorpusText | TaskText, tokens: float) -> StageSettings:
     """As many steps as read `tokens` tokens."""
     steps = max(1, round(tokens / text.tokens_per_step))
-    schedule = teaching.schedule
+    schedule = given.schedule
     if schedule:
-        schedule = replace(schedule, steps=steps, learning_rate=teaching.learning_rate or schedule.learning_rate)
+        schedule = replace(schedule, steps=steps, learning_rate=given.learning_rate or schedule.learning_rate)
     return StageSettings(
-        steps, teaching.seed, teaching.precision, learning_rate=teaching.learning_rate, accumulate=teaching.accumulate,
-        trackers=teaching.trackers, schedule=schedule,
+        steps, given.seed, given.precision, learning_rate=given.learning_rate, accumulate=given.accumulate,
+        trackers=given.trackers, schedule=schedule,
     )  # fmt: skip
 
 
@@ -320,5 +320,5 @@ def _maps(stage: Stage, teacher: Any, student: Any, before: Path, seed: int) -> 
     return maps
 
 
-def _save(model: Any, folder: Path, teaching: MethodInputs, details: dict[str, Any]) -> None:
-    save_with_lineage(model, teaching.opened, folder, {"seed": teaching.seed} | teaching.lineage | details)
+def _save(model: Any, folder: Path, given: MethodInputs, details: dict[str, Any]) -> None:
+    save_with_lineage(model, given.opened, folder, {"seed": given.seed} | given.lineage | details)

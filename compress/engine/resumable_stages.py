@@ -21,7 +21,7 @@ from compress import distributed
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 
-MARK = "stage.json"
+STATE = "stage.json"
 # Of a training, as `compress.training.loop` and `compress.training.trackers` write them; kept when its checkpoints go.
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -65,11 +65,11 @@ class Workdir:
         # What the main process said of the stage that comes next: whether it is finished. It says none when it goes on alone.
         self.next_is_finished: bool | None = None
 
-    def finished(self, name: str, mark: str) -> bool:
-        """Whether stage `name` stands there, made from the inputs that `mark` fingerprints."""
-        return _read_mark(self.root / name).get("fingerprint") == mark
+    def finished(self, name: str, fingerprint: str) -> bool:
+        """Whether stage `name` stands there, made from the inputs that `fingerprint` names."""
+        return _read_state(self.root / name).get("fingerprint") == fingerprint
 
-    def stage(self, name: str, mark: str, make: Callable[[Path], None]) -> Path:
+    def stage(self, name: str, fingerprint: str, make: Callable[[Path], None]) -> Path:
         """The folder of stage `name`, made by `make(folder)` unless it is there already.
 
         What a stage of other inputs left is removed; what an unfinished one of the same inputs left is handed to `make`.
@@ -86,14 +86,14 @@ class Workdir:
                     make(Path(scratch))
             self._follow()
             return done
-        if distributed.broadcast(self.finished(name, mark)):
-            self.seconds[name] = float(_read_mark(done)["seconds"])
+        if distributed.broadcast(self.finished(name, fingerprint)):
+            self.seconds[name] = float(_read_state(done)["seconds"])
             return done
-        if _read_mark(partial).get("fingerprint") != mark:
+        if _read_state(partial).get("fingerprint") != fingerprint:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            _write_mark(partial, {"fingerprint": mark, "seconds": 0.0})
-        before = float(_read_mark(partial)["seconds"])
+            _write_state(partial, {"fingerprint": fingerprint, "seconds": 0.0})
+        before = float(_read_state(partial)["seconds"])
         started = time.monotonic()
         try:
             with full_disk_reported(partial):
@@ -102,7 +102,7 @@ class Workdir:
             self.seconds[name] = before + time.monotonic() - started
             if partial.is_dir():
                 with suppress(OSError):  # seconds are not worth hiding why it stopped, nor worth stopping for
-                    _write_mark(partial, {"fingerprint": mark, "seconds": self.seconds[name]})
+                    _write_state(partial, {"fingerprint": fingerprint, "seconds": self.seconds[name]})
         metrics = partial / TRAINING / METRICS
         if metrics.is_file() and (metrics.stat().st_size or not (partial / METRICS).is_file()):
             metrics.replace(partial / METRICS)
@@ -117,7 +117,7 @@ class Workdir:
     def publish(self, folder: Path, target: Path) -> None:
         """Put what the last stage made at `target`, in one step, and remove the others."""
         folder.replace(target)
-        (target / MARK).unlink()
+        (target / STATE).unlink()
         self._remove()
 
     @contextmanager
@@ -222,15 +222,15 @@ class Workdir:
             yield
 
 
-def _read_mark(folder: Path) -> dict[str, Any]:
+def _read_state(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / MARK).read_text())
+        found = json.loads((folder / STATE).read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _write_mark(folder: Path, mark: dict[str, object]) -> None:
-    beside = folder / (MARK + ".partial")
-    beside.write_bytes(canonical_json(mark))
-    os.replace(beside, folder / MARK)
+def _write_state(folder: Path, state: dict[str, object]) -> None:
+    beside = folder / (STATE + ".partial")
+    beside.write_bytes(canonical_json(state))
+    os.replace(beside, folder / STATE)

@@ -172,11 +172,11 @@ def _differing_tokens(theirs: Tokenizer, ours: Tokenizer) -> str:
     if not apart:
         return ""
     apart.sort(key=lambda token: min(known[token] for known in (teacher, student) if token in known))
-    told = [
+    named = [
         f"{token!r} is {teacher.get(token, 'unknown')} to the teacher and {student.get(token, 'unknown')} to the student"
         for token in apart[:SHOWN_TOKENS]
     ]
-    return f"of {len(teacher)} and {len(student)} tokens {len(apart)} differ; {'; '.join(told)}."
+    return f"of {len(teacher)} and {len(student)} tokens {len(apart)} differ; {'; '.join(named)}."
 
 
 def _differing_reading(theirs: Tokenizer, ours: Tokenizer) -> str:

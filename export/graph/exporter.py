@@ -111,9 +111,9 @@ def _name_products(model: "ModelProto") -> None:
     """
     uses: Counter[str] = Counter()
     for node in model.graph.node:
-        told = {entry.key: entry.value for entry in node.metadata_props}
+        metadata = {entry.key: entry.value for entry in node.metadata_props}
         # The modules from the outermost to the operator itself, as a printed list of strings.
-        scopes = re.findall(r"'([^']*)'", told.get("pkg.torch.onnx.name_scopes", ""))
+        scopes = re.findall(r"'([^']*)'", metadata.get("pkg.torch.onnx.name_scopes", ""))
         if node.op_type == "MatMul" and len(scopes) > 1 and (module := scopes[-2].removeprefix("model.")):
             uses[module] += 1
             node.name = module if uses[module] == 1 else f"{module}#{uses[module]}"

@@ -155,8 +155,8 @@ def _figures(facts: CardFacts) -> list[str]:
         name = f"**{_cell(figure.model)}**" if figure.model == facts.shipped else _cell(figure.model)
         lines.append(f"| {name} | {_cell(figure.metric)} | {figure.value:.4f} | {interval} | {size} |")
     rest = " `report.html` holds the rest, timings included." if facts.report else ""
-    told = "On the test split, which took no part in training or in any choice."
-    return [f"## Scores\n\n{told}{rest}\n\n" + "\n".join(lines)]
+    split = "On the test split, which took no part in training or in any choice."
+    return [f"## Scores\n\n{split}{rest}\n\n" + "\n".join(lines)]
 
 
 def _use(facts: CardFacts) -> str:

@@ -80,12 +80,12 @@ def _within(plain: Wiring, kernel: "NodeProto") -> set[str]:
     if kernel.domain != "com.microsoft":
         return set()
     inside: set[str] = set()
-    ahead = [kernel.output[0]]
-    while ahead:
-        node = plain.made_by.get(ahead.pop())
+    frontier = [kernel.output[0]]
+    while frontier:
+        node = plain.made_by.get(frontier.pop())
         fresh = [name for name in node.input if name not in kernel.input and name not in inside] if node else []
         inside.update(fresh)
-        ahead += fresh
+        frontier += fresh
     return inside
 
 

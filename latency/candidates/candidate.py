@@ -45,8 +45,8 @@ class Candidate:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Candidate":
         """The candidate that `as_dict` described."""
-        told = document["reads"]
-        reads = told and Reads(**{**told, "folder": Path(told["folder"]), "labels": tuple(told["labels"])})
+        given = document["reads"]
+        reads = given and Reads(**{**given, "folder": Path(given["folder"]), "labels": tuple(given["labels"])})
         return cls(**{**document, "path": Path(document["path"]), "reads": reads})
 
 

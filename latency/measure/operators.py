@@ -70,7 +70,7 @@ def operators(onnx_file: Path, feeds: Mapping[str, npt.NDArray[np.int64]], threa
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         depths = depths_in(Path(options.optimized_model_filepath))
     nodes = executed(events, calls)
-    layers = {node.name: layer_name(depths.get(node.name, depth_told(node.name))) for node in nodes}
+    layers = {node.name: layer_name(depths.get(node.name, depth_in_name(node.name))) for node in nodes}
     return summary(nodes, layers, tokens=feeds["input_ids"].shape[1])
 
 
@@ -99,7 +99,7 @@ def summary(nodes: list[Node], layers: Mapping[str, str], tokens: int) -> Operat
     )
 
 
-def depth_told(name: str) -> float | None:
+def depth_in_name(name: str) -> float | None:
     """How deep the module stands that the name of a node or weight tells; None where it tells none."""
     if layer := LAYER.search(name):
         return float(layer[1])
@@ -150,11 +150,11 @@ def depths_in(onnx_file: Path) -> dict[str, float | None]:
         return {}
     graph = onnx.load(onnx_file).graph
     weights = {weight.name for weight in graph.initializer}
-    told = [_told(node, weights) for node in graph.node]
-    read_at = _least_depths_of_readers(list(graph.node), told)
+    depths_named = [_depth_of(node, weights) for node in graph.node]
+    read_at = _least_depths_of_readers(list(graph.node), depths_named)
     made_at: dict[str, float] = {}
     depths: dict[str, float | None] = {}
-    for node, named in zip(graph.node, told, strict=True):  # in the order of execution
+    for node, named in zip(graph.node, depths_named, strict=True):  # in the order of execution
         makers = [made_at[name] for name in node.input if name in made_at]
         readers = [read_at[name] for name in node.output if name in read_at]
         if named is not None:
@@ -169,16 +169,16 @@ def depths_in(onnx_file: Path) -> dict[str, float | None]:
     return depths
 
 
-def _told(node: "NodeProto", weights: set[str]) -> float | None:
+def _depth_of(node: "NodeProto", weights: set[str]) -> float | None:
     """The depth that the node's name or, failing that, one of its weights' names tells."""
     names = [node.name, *(name for name in node.input if name in weights)]
-    return next((depth for depth in map(depth_told, names) if depth is not None), None)
+    return next((depth for depth in map(depth_in_name, names) if depth is not None), None)
 
 
-def _least_depths_of_readers(nodes: "list[NodeProto]", told: list[float | None]) -> dict[str, float]:
+def _least_depths_of_readers(nodes: "list[NodeProto]", depths_named: list[float | None]) -> dict[str, float]:
     """Of each value the depth of its first reader, a reader that does not tell standing where its own readers do."""
     read_at: dict[str, float] = {}
-    for node, depth in zip(reversed(nodes), reversed(told), strict=True):
+    for node, depth in zip(reversed(nodes), reversed(depths_named), strict=True):
         depths = [read_at[name] for name in node.output if name in read_at] if depth is None else [depth]
         for name in node.input if depths else []:
             read_at[name] = min(*depths, read_at.get(name, math.inf))

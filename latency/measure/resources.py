@@ -91,8 +91,8 @@ def clock_mhz(cpus: Path = CPUS, cpuinfo: Path = Path("/proc/cpuinfo")) -> float
     A virtual machine often tells its nominal clock whatever the real one is.
     """
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    told_khz = [_number(cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq") for core in cores]
-    clocks_mhz = [khz / 1000 for khz in told_khz if khz is not None]
+    read_khz = [_number(cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq") for core in cores]
+    clocks_mhz = [khz / 1000 for khz in read_khz if khz is not None]
     if not clocks_mhz:
         lines = (line.partition(":") for line in _text(cpuinfo).splitlines())
         clocks_mhz = [float(value) for key, _, value in lines if key.strip() == "cpu MHz"]

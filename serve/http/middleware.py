@@ -171,13 +171,13 @@ class RequestMiddleware:
         context = context_of(scope)
         begun = context.status != 0
         if isinstance(error, StillroomError) and error.fault != "ours" and not begun:
-            told = error
+            answer = error
         else:
             log.error("request %s to %s failed", context.request_id, shortened(scope["path"]), exc_info=error)
             if begun:  # all that is left is to break it off
                 raise error
-            told = InternalError(f"the server failed; its log says why, under request {context.request_id}")
-        await error_response(told, path=scope["path"])(scope, receive, send)
+            answer = InternalError(f"the server failed; its log says why, under request {context.request_id}")
+        await error_response(answer, path=scope["path"])(scope, receive, send)
 
     def _leave(self, scope: Scope, context: RequestContext, key: Key | None) -> None:
         took_s = time.perf_counter() - context.begun_s

@@ -110,7 +110,7 @@ class PatientWriter(logging.Handler):
             taken = sum(map(len, lines))
             if dropped := self._dropped:
                 self._dropped = 0
-                told = logging.LogRecord(
+                record = logging.LogRecord(
                     "serve",
                     logging.WARNING,
                     "",
@@ -119,7 +119,7 @@ class PatientWriter(logging.Handler):
                     (dropped,),
                     None,
                 )
-                lines.append(self.format(told))
+                lines.append(self.format(record))
             data = memoryview("".join(f"{line}\n" for line in lines).encode())
             try:
                 while data:

@@ -41,7 +41,7 @@ WORTH_DIVIDING = 256
 # Tokens that must wait before a slot is given its next batch while it computes one: with so much to do it should not stand still until
 # this process, busy with requests, hears that it has ended. With less, a larger batch a little later is worth more.
 WORTH_HURRYING = 256
-HANDS = 2  # batches that a slot has at most: one that it computes, one that waits beside it
+DISPATCHERS = 2  # batches that a slot has at most: one that it computes, one that waits beside it
 # Of how many batches' worth of waiting items, in fair order, those of like length are picked.
 CHOICE = 4
 PACKETS_A_BATCH = 2
@@ -260,20 +260,20 @@ class Batcher(Generic[Item, Result]):
             self.give_up("the model is being closed; try again in a second")
 
     async def _feed(self, slot: WorkerSlot, run: "Run[Item, Result]") -> None:
-        """Keeps a slot fed by hands that each wait for the batch they gave; ends with what the first of them ends with."""
-        hands = [asyncio.ensure_future(self._hand(slot, run)) for _ in range(HANDS)]
+        """Keeps a slot fed by dispatchers that each wait for the batch they gave; ends with what the first of them ends with."""
+        dispatchers = [asyncio.ensure_future(self._dispatch(slot, run)) for _ in range(DISPATCHERS)]
         try:
-            await asyncio.wait(hands, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait(dispatchers, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             slot.open = False
             self._lanes.remove(slot)
             self._wake(everyone=True)
-            ends = await asyncio.gather(*hands, return_exceptions=True)
+            ends = await asyncio.gather(*dispatchers, return_exceptions=True)
         for end in ends:
             if end is not None:
                 raise end
 
-    async def _hand(self, slot: WorkerSlot, run: "Run[Item, Result]") -> None:
+    async def _dispatch(self, slot: WorkerSlot, run: "Run[Item, Result]") -> None:
         while True:
             began_s, idle = time.perf_counter(), not slot.ended_s and not slot.under_way
             while slot.open and not self._may_take(slot):
@@ -291,7 +291,7 @@ class Batcher(Generic[Item, Result]):
             try:
                 await self._compute(batch, run)
             except BaseException:
-                slot.open = False  # at once: no other hand may give it more
+                slot.open = False  # at once: no other dispatcher may give it more
                 raise
             finally:
                 slot.under_way -= 1
@@ -314,7 +314,7 @@ class Batcher(Generic[Item, Result]):
                 self._asleep.remove(asleep)
 
     def _wake(self, *, everyone: bool = False) -> None:
-        """Wakes a hand that may take what waits, of an idle slot if there is one; or all of them."""
+        """Wakes a dispatcher that may take what waits, of an idle slot if there is one; or all of them."""
         able = [each for each in self._asleep if everyone or self._may_take(each[0])]
         # Of the idle ones that computed last: its caches are warm.
         for asleep in able if everyone else [min(reversed(able), key=lambda each: each[0].under_way)] if able else []:
@@ -332,9 +332,9 @@ class Batcher(Generic[Item, Result]):
         try:
             await run([each.item for each in batch], done)
         except BaseException as error:
-            told = error if isinstance(error, Exception) else Unavailable("the server is stopping")
+            outcome = error if isinstance(error, Exception) else Unavailable("the server is stopping")
             for place in list(undone):
-                done(place, told)
+                done(place, outcome)
             raise
         for place in list(undone):
             done(place, Unavailable("the model gave no answer to this text"))

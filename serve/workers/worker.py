@@ -68,7 +68,7 @@ def opened(pipeline: "Pipeline", opening: Opening) -> "Pipeline":
 def replies(pipeline: "Pipeline", works: list[Work], every_s: float) -> Iterator[Reply]:
     """The answers to `works`: those of the runs that ended in about `every_s`, then those of the next."""
     encoder = msgspec.json.Encoder()
-    left, reply, told_s = len(works), Reply([], [], [], []), time.perf_counter()
+    left, reply, sent_s = len(works), Reply([], [], [], []), time.perf_counter()
     for done, parts in pipeline.answered(works):
         left -= len(done)
         reply.parts.append(parts)
@@ -80,9 +80,9 @@ def replies(pipeline: "Pipeline", works: list[Work], every_s: float) -> Iterator
                 reply.logits.append((place, answer))
             else:
                 reply.answers.append((place, encoder.encode(answer)))
-        if not left or time.perf_counter() - told_s > every_s:
+        if not left or time.perf_counter() - sent_s > every_s:
             yield msgspec.structs.replace(reply, last=not left)
-            reply, told_s = Reply([], [], [], []), time.perf_counter()
+            reply, sent_s = Reply([], [], [], []), time.perf_counter()
 
 
 def messages(stream: BinaryIO, kind: type[Message]) -> Iterator[Message]:

@@ -105,19 +105,19 @@ def compare(given: Comparison) -> dict[str, Any]:
     ]
     links = {row: _links(given, inputs_of[row.student], row) for row in rows}
     source = _source(given, inputs) if any(_reads_source(several) for several in links.values()) else None
-    marks = {row: _row_mark(given, inputs_of[row.student], source, row, links[row]) for row in rows}
+    fingerprints = {row: _row_fingerprint(given, inputs_of[row.student], source, row, links[row]) for row in rows}
     with work.locked():
         same_bits(inputs.settings.threads)
-        teacher = work.stage("teacher", _teacher_mark(inputs), partial(_make_teacher, inputs=inputs))
+        teacher = work.stage("teacher", _teacher_fingerprint(inputs), partial(_make_teacher, inputs=inputs))
         if source:
-            work.stage("teacher-source", _teacher_mark(source), partial(_make_teacher, inputs=source))
+            work.stage("teacher-source", _teacher_fingerprint(source), partial(_make_teacher, inputs=source))
         if any(asks_words(link.stages) for several in links.values() for link in several):
             teaching = _teaching(given, inputs, seed=0)
-            fit = partial(fit_head, teaching=teaching, tokens=given.distil_tokens)
-            work.stage("teacher-head", _corpus_mark(given, inputs), fit)
-        waiting = [row for row in rows if not work.finished(_name(row), marks[row])]
+            fit = partial(fit_head, given=teaching, tokens=given.distil_tokens)
+            work.stage("teacher-head", _corpus_fingerprint(given, inputs), fit)
+        waiting = [row for row in rows if not work.finished(_name(row), fingerprints[row])]
         say(f"{len(rows)} trainings, {len(rows) - len(waiting)} of them done before")
-        _run(given, waiting, marks)
+        _run(given, waiting, fingerprints)
         document = _document(given, inputs_of, work, rows, read_lineage(teacher))
     for row in document["rows"]:
         for doubt in row["doubts"]:
@@ -189,24 +189,26 @@ def _chain(method: str, inputs: TaskInputs) -> tuple[tuple[Shape, ...], tuple[tu
     return shapes, chain_of(name, shapes, inputs.opened.config)
 
 
-def _teacher_mark(inputs: TaskInputs) -> str:
+def _teacher_fingerprint(inputs: TaskInputs) -> str:
     s = inputs.settings
     common = [s.task, inputs.data_fingerprint, s.threads, s.precision, s.batch, inputs.max_length, trained_with()]
     rates = [s.teacher_epochs, s.teacher_learning_rate]
     return fingerprint("teacher", folder_fingerprint(inputs.opened.folder), *common, *rates)
 
 
-def _corpus_mark(given: Comparison, inputs: TaskInputs) -> str:
+def _corpus_fingerprint(given: Comparison, inputs: TaskInputs) -> str:
     """What all rows stand on: the teacher and the plain text."""
     return fingerprint(
-        "corpus", _teacher_mark(inputs), texts_fingerprint(inputs.corpus), given.tokens, given.distil_tokens
+        "corpus", _teacher_fingerprint(inputs), texts_fingerprint(inputs.corpus), given.tokens, given.distil_tokens
     )
 
 
-def _row_mark(given: Comparison, inputs: TaskInputs, source: TaskInputs | None, row: Row, links: Sequence[Link]) -> str:
-    told = [dataclasses.asdict(link) for link in links]
-    of_source = _teacher_mark(source) if source and _reads_source(links) else ""
-    return fingerprint("row", _corpus_mark(given, inputs), of_source, row.method, row.seed, told)
+def _row_fingerprint(
+    given: Comparison, inputs: TaskInputs, source: TaskInputs | None, row: Row, links: Sequence[Link]
+) -> str:
+    described = [dataclasses.asdict(link) for link in links]
+    of_source = _teacher_fingerprint(source) if source and _reads_source(links) else ""
+    return fingerprint("row", _corpus_fingerprint(given, inputs), of_source, row.method, row.seed, described)
 
 
 def _reads_source(links: Sequence[Link]) -> bool:
@@ -237,7 +239,7 @@ def _teaching(given: Comparison, inputs: TaskInputs, *, seed: int) -> MethodInpu
         inputs.tokenizer,
         min(given.tokens, inputs.max_length),
         Path(given.out) / "work" / "corpus",
-        mark=texts_fingerprint(inputs.corpus),
+        fingerprint=texts_fingerprint(inputs.corpus),
     )
     return MethodInputs(
         inputs.opened, inputs.tokenizer, pieces, {}, given.batch, seed, inputs.settings.precision, notify=show
@@ -259,13 +261,13 @@ def _source(given: Comparison, inputs: TaskInputs) -> TaskInputs:
     settings = dataclasses.replace(inputs.settings, data=given.source_data, task=task, new_head=True)
     source = open_task(settings, Path(given.out) / "work", notify=show)
     train = unseen(source.splits.train, inputs.splits)
-    mark = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # what is left out decides too
-    splits = dataclasses.replace(source.splits, train=train, fingerprint=mark)
+    named = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # what is left out decides too
+    splits = dataclasses.replace(source.splits, train=train, fingerprint=named)
     # Both read by one vocabulary, with the markers of relations where the task has them.
     return dataclasses.replace(source, splits=splits, opened=inputs.opened, tokenizer=inputs.tokenizer)
 
 
-def _run(given: Comparison, rows: Sequence[Row], marks: dict[Row, str]) -> None:
+def _run(given: Comparison, rows: Sequence[Row], fingerprints: dict[Row, str]) -> None:
     """Every row in a process of its own, so that one's memory is not another's; `given.jobs` at a time."""
     if not rows:
         return
@@ -275,7 +277,7 @@ def _run(given: Comparison, rows: Sequence[Row], marks: dict[Row, str]) -> None:
         ProcessPoolExecutor(given.jobs, mp_context=context, max_tasks_per_child=1) as pool,
     ):
         shown(0, len(rows))
-        futures = {pool.submit(make_row, given, row, marks[row]): row for row in rows}
+        futures = {pool.submit(make_row, given, row, fingerprints[row]): row for row in rows}
         failed: list[str] = []
         try:
             for done, future in enumerate(as_completed(futures), 1):
@@ -295,13 +297,13 @@ def _run(given: Comparison, rows: Sequence[Row], marks: dict[Row, str]) -> None:
         )
 
 
-def make_row(given: Comparison, row: Row, mark: str) -> None:
+def make_row(given: Comparison, row: Row, named: str) -> None:
     """One training from start to score, in the folder of its row; called in a process of its own."""
     console.quiet = True
     inputs = open_task(_settings(given, row.student), Path(given.out) / "work", notify=show)
     same_bits(inputs.settings.threads)
     work = Workdir(Path(given.out) / "work")
-    work.stage(_name(row), mark, partial(_train_row, given=given, inputs=inputs, row=row))
+    work.stage(_name(row), named, partial(_train_row, given=given, inputs=inputs, row=row))
 
 
 def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) -> None:
@@ -323,14 +325,14 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) ->
         start=RANDOM if row.method == RANDOM else "uniform",
     )
     inner = Workdir(folder / STAGES)
-    walked = run_method(inner, "row", links, teaching)
+    stages = run_method(inner, "row", links, teaching)
     task = check_task(given.task)
-    model = load(open_model(str(walked[-1])), task)
+    model = load(open_model(str(stages[-1])), task)
     gold = [gold_of(example, task) for example in inputs.splits.test]
     said = counts(gold, predictions(inputs.test, row_logits(model, inputs.test)))
     np.save(folder / "counts.npy", said, allow_pickle=False)
-    curves = {stage.name: read_lineage(stage) for stage in walked}
-    told = {
+    curves = {stage.name: read_lineage(stage) for stage in stages}
+    document = {
         "seconds": round(sum(inner.seconds.values()) or time.monotonic() - started, 1),
         "peak_memory_bytes": _peak_bytes(),
         "tokens": sum(round(tokens) for link in links for tokens in link.tokens),
@@ -340,7 +342,7 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) ->
         "doubts": [f"{row}, {doubt}" for said in curves.values() for doubt in said["doubts"]],
     }
     beside = finished.with_name("row.json.partial")
-    beside.write_bytes(canonical_json(told))
+    beside.write_bytes(canonical_json(document))
     beside.replace(finished)
     shutil.rmtree(folder / STAGES)
 
@@ -384,7 +386,7 @@ def _document(
     task = check_task(given.task)
     found: list[dict[str, Any]] = []
     scored = {row: np.load(work.root / _name(row) / "counts.npy", allow_pickle=False) for row in rows}
-    told = {row: json.loads((work.root / _name(row) / "row.json").read_text(encoding="utf-8")) for row in rows}
+    documents = {row: json.loads((work.root / _name(row) / "row.json").read_text(encoding="utf-8")) for row in rows}
     for student in given.students:
         none = [scored[row] for row in rows if row.student == student and row.method == "none"]
         for method in (*BASELINES, *given.methods):
@@ -402,12 +404,12 @@ def _document(
                     "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
                     "values": values,
                     "less_none": dataclasses.asdict(apart) if method != "none" else None,
-                    "seconds": statistics.mean(told[row]["seconds"] for row in mine),
-                    "peak_memory_bytes": max(told[row]["peak_memory_bytes"] for row in mine),
-                    "tokens": told[mine[0]]["tokens"],
-                    "losses": _losses([told[row]["curves"] for row in mine]),
-                    "curves": told[mine[0]]["curves"],
-                    "doubts": [doubt for row in mine for doubt in told[row]["doubts"]],
+                    "seconds": statistics.mean(documents[row]["seconds"] for row in mine),
+                    "peak_memory_bytes": max(documents[row]["peak_memory_bytes"] for row in mine),
+                    "tokens": documents[mine[0]]["tokens"],
+                    "losses": _losses([documents[row]["curves"] for row in mine]),
+                    "curves": documents[mine[0]]["curves"],
+                    "doubts": [doubt for row in mine for doubt in documents[row]["doubts"]],
                 }
             )
     inputs = next(iter(inputs_of.values()))

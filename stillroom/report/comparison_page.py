@@ -47,7 +47,8 @@ def page(document: dict[str, Any]) -> str:
     losses = joined(
         [
             details(
-                f"{row['method']}, {row['student']}", facts({stage: _told(of) for stage, of in row["losses"].items()})
+                f"{row['method']}, {row['student']}",
+                facts({stage: _losses_in_words(of) for stage, of in row["losses"].items()}),
             )
             for row in document["rows"]
         ]
@@ -69,7 +70,7 @@ def page(document: dict[str, Any]) -> str:
     return html_page("Methods compared", [Markup(part) for part in body])
 
 
-def _told(stage: dict[str, Any]) -> dict[str, object]:
+def _losses_in_words(stage: dict[str, Any]) -> dict[str, object]:
     """Ranges over seeds as they are shown."""
     ranges = {name: value for name, value in stage.items() if name != "steps"}
     return {"steps": stage["steps"]} | {name: f"{low:.4g} to {high:.4g}" for name, (low, high) in ranges.items()}

@@ -84,7 +84,7 @@ def profile_markdown(document: ProfileDocument) -> str:
 
     A line above says what was measured, when and on what, and one below what the marks mean.
     """
-    above, below = f"`stillroom profile`: {_about(document)}", _marks(document)
+    above, below = f"`stillroom profile`: {_about(document)}", _legend(document)
     if "budget" in document:
         above = f"{above}. {_verdict(document['budget'])}"
     grid = markdown(*grid_table(document, document["candidates"], with_shape=True))
@@ -99,7 +99,7 @@ def profile_markdown(document: ProfileDocument) -> str:
     return f"{above}\n\n{markdown(*filled(columns))}\n{grid}\n{below}\n"
 
 
-def _marks(document: ProfileDocument) -> str:
+def _legend(document: ProfileDocument) -> str:
     """One line on what a reader of the tables alone cannot know."""
     said = []
     if document.get("front"):
@@ -134,12 +134,12 @@ def _front_lines(document: ProfileDocument) -> list[str]:
     rows = [row for row in document.get("models", []) if row["name"] in front]
     if not rows or len(document["models"]) == 1:
         return []
-    told = [
+    named_with_note = [
         f"{row['name']} ({score(row['metric']['value'])} at {number(row['single_stream']['p50_ms'])} ms)"
         for row in sorted(rows, key=lambda row: row["single_stream"]["p50_ms"] if "single_stream" in row else 0.0)
         if "metric" in row and "single_stream" in row
     ]
-    named = "; ".join(told or [row["name"] for row in rows])
+    named = "; ".join(named_with_note or [row["name"] for row in rows])
     metric = next((row["metric"]["name"] for row in rows if "metric" in row), "the metric")
     others = len(document["models"]) - len(rows)
     beaten = " For every other model there is one here that is at least as good and as fast." if others else ""
@@ -516,8 +516,8 @@ def _threads(document: ProfileDocument) -> Markup:
         ("p99 ms", [number(row["p99_ms"]) for row in rows]),
         ("texts/s together", [number(row["texts_per_s"]) for row in rows]),
     ]
-    told = element("ul", joined([element("li", line) for line in said]), class_="plain")
-    return joined([told, folded_if_long(_pinned(columns_table(columns)), len(rows), "settings")])
+    lines = element("ul", joined([element("li", line) for line in said]), class_="plain")
+    return joined([lines, folded_if_long(_pinned(columns_table(columns)), len(rows), "settings")])
 
 
 def _spent(row: SweepRow) -> str:
@@ -561,8 +561,8 @@ def _doubts(document: ProfileDocument) -> Markup:
 def _conditions(document: ProfileDocument) -> Markup:
     parts = []
     if work := document.get("work"):
-        told = ", ".join(f"{name} {number(value)}" for name, value in work["tokens_percentiles"].items())
-        said = f"{work['texts']:,} texts of {work['source']}, {number(work['tokens_mean'])} tokens long on average ({told})."
+        percentiles = ", ".join(f"{name} {number(value)}" for name, value in work["tokens_percentiles"].items())
+        said = f"{work['texts']:,} texts of {work['source']}, {number(work['tokens_mean'])} tokens long on average ({percentiles})."
         parts.append(element("p", said))
     models = document.get("models", [])
     if models:

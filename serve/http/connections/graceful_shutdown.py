@@ -40,7 +40,7 @@ def collect_seldom() -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server with a door, a watch and an end of its own.
+    """uvicorn's server with an acceptor, limits and an end of its own.
 
     The first SIGTERM or SIGINT begins to drain: for `linger_s` it still takes requests (and `watch.stopping` is true, so that
     it says it is not ready and that each connection is closed after its answer), then it gives those under way `drain_s` and
@@ -68,8 +68,8 @@ class DrainingServer(uvicorn.Server):
         self._watching: list[asyncio.Future[None]]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts the app, then opens the door: the one socket, which listens."""
-        await super().startup(sockets=[])  # uvicorn accepts from none; the door does
+        """Starts the app, then opens the acceptor: the one socket, which listens."""
+        await super().startup(sockets=[])  # uvicorn accepts from none; the acceptor does
         (listener,) = sockets or []
         self._acceptor = Acceptor(listener, self._watch, self._connection, self._context)
         self._acceptor.open()

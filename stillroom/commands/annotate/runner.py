@@ -95,7 +95,7 @@ class _Tally:
         if len(self.faults) < SHOWN_FAULTS:
             self.faults.append(f"  {name}, line {line}: {fault}")
 
-    def told(self) -> str:
+    def as_lines(self) -> str:
         """The bad rows, a line each."""
         more = self.bad_rows - len(self.faults)
         return "\n".join([*self.faults, *([f"  ... and {more:,} more"] if more else [])])
@@ -137,12 +137,12 @@ def annotate(settings: Annotation) -> dict[str, Any]:
     written = tally.rows_before + tally.rows
     if tally.bad_rows and settings.bad_rows == "stop":
         raise BadInput(
-            f"{written:,} {'row is' if written == 1 else 'rows are'} in {output.name}; the next cannot be used:\n{tally.told()}\n"
+            f"{written:,} {'row is' if written == 1 else 'rows are'} in {output.name}; the next cannot be used:\n{tally.as_lines()}\n"
             "Mend what is told and give the same command again, which goes on there; or give --bad-rows skip."
         )
     if tally.bad_rows:
         bad = "1 bad row has" if tally.bad_rows == 1 else f"{tally.bad_rows:,} bad rows have"
-        say(f"{bad} an error in place of an answer:\n{tally.told()}")
+        say(f"{bad} an error in place of an answer:\n{tally.as_lines()}")
     return {
         "input": source.name,
         "output": output.name,

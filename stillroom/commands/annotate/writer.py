@@ -41,7 +41,7 @@ class AnswerFile:
         self._synced_s = time.monotonic()
 
     def __enter__(self) -> "AnswerFile":
-        with self._told():
+        with self._full_disk_reported():
             if self.path == STDOUT:
                 self._descriptor = os.dup(1)
                 return self
@@ -58,7 +58,7 @@ class AnswerFile:
     def __exit__(self, *_: object) -> None:
         try:
             if self.lasting:
-                with self._told():
+                with self._full_disk_reported():
                     os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)
@@ -71,7 +71,7 @@ class AnswerFile:
 
     def write(self, lines: bytes) -> None:
         """Appends `lines`, which end with a line's end."""
-        with self._told():
+        with self._full_disk_reported():
             left = memoryview(lines)
             while left:
                 left = left[os.write(self._descriptor, left) :]
@@ -134,7 +134,7 @@ class AnswerFile:
         os.replace(beside, self.lineage_path)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _full_disk_reported(self) -> Iterator[None]:
         """Within it the output is written; what the system says against that becomes one message."""
         try:
             yield

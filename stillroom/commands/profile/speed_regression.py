@@ -22,7 +22,7 @@ SLOWER = 1.02
 
 def given_models(models: Sequence[Path]) -> list[GivenModel]:
     """What `models` are, so that a later call can run the very same again."""
-    return [GivenModel(model=str(model), mark=_mark(model)) for model in models]
+    return [GivenModel(model=str(model), mark=_fingerprint(model)) for model in models]
 
 
 def models_of(report: Path) -> list[Path]:
@@ -38,12 +38,12 @@ def models_of(report: Path) -> list[Path]:
             f"--against {report} is no report.json of `stillroom profile` ({type(error).__name__}); give the one that it "
             "wrote into --out."
         ) from None
-    for model, mark in listed:
+    for model, before in listed:
         if not model.exists():
             raise BadInput(
                 f"--against {report}: {model} is not there any more. Keep what you compare with, it runs again."
             )
-        if _mark(model) != mark:
+        if _fingerprint(model) != before:
             raise BadInput(
                 f"--against {report}: {model} holds something else now. Keep the model of before in a place of its own, and "
                 "give the new one on the command line."
@@ -51,7 +51,7 @@ def models_of(report: Path) -> list[Path]:
     return [model for model, _ in listed]
 
 
-def _mark(model: Path) -> str:
+def _fingerprint(model: Path) -> str:
     if (model / MANIFEST).is_file():
         return sha256_file(model / MANIFEST)  # which names every other file with its own
     if model.is_file():

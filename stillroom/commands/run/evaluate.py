@@ -365,7 +365,7 @@ def write_bundle(
     folders: dict[str, Path],
     scores: dict[str, Any],
     latency: ProfileDocument,
-    mark: str,
+    run_fingerprint: str,
     minutes: float,
 ) -> None:
     """Report, card and manifest around the graphs, renamed into place in one step.
@@ -376,7 +376,7 @@ def write_bundle(
     full = report_of(inputs, folders, scores, latency)
     write_report(inputs.workdir.root / REPORT, full)
     report = shareable(full, f"{inputs.workdir.root.name}/{REPORT}")
-    lineage = lineage_of(inputs, folders) | {"run": mark}
+    lineage = lineage_of(inputs, folders) | {"run": run_fingerprint}
     confidence = confidence_of(exported)
     metrics = {key: scores[key] for key in ("metric", "test", "validation")} | {"confidence": report["confidence"]}
     pack(

@@ -240,7 +240,7 @@ def _minutes(inputs: RunInputs, started: float) -> float:
     return round(max(sum(inputs.workdir.seconds.values()), time.monotonic() - started) / 60, 2)
 
 
-def _already_there(out: Path, mark: str) -> dict[str, Any]:
+def _already_there(out: Path, run_fingerprint: str) -> dict[str, Any]:
     """The result of an earlier run.
 
     Raises:
@@ -252,7 +252,7 @@ def _already_there(out: Path, mark: str) -> dict[str, Any]:
         raise BadInput(
             f"--out {out} holds a damaged bundle: {fault.message} To have this command make it anew, remove it first."
         ) from None
-    if bundle.manifest.lineage.get("run") != mark:
+    if bundle.manifest.lineage.get("run") != run_fingerprint:
         raise BadInput(f"--out {out} holds a bundle of other inputs or settings. Remove it, or give another folder.")
     say(f"{out} is already what this command makes; every file of it was verified.")
     return _result(out)

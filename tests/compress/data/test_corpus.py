@@ -93,7 +93,7 @@ LINES = ["where is my lovely kettle " * (1 + i % 9) for i in range(300)] + ["", 
 
 
 def in_file(folder: Path, teacher: Path) -> CorpusFile:
-    return tokenised(LINES, load_tokenizer(teacher, 64), 16, folder, mark="lines")
+    return tokenised(LINES, load_tokenizer(teacher, 64), 16, folder, fingerprint="lines")
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
@@ -133,11 +133,11 @@ def test_tokenised_text_is_used_again_while_it_is_of_the_same_text_tokenizer_and
         yield from LINES
 
     for longest, mark, times in ((16, "a", 1), (16, "a", 1), (12, "a", 2), (12, "b", 3)):
-        made = tokenised(texts(), tokenizer, longest, tmp_path / "corpus", mark=mark)
+        made = tokenised(texts(), tokenizer, longest, tmp_path / "corpus", fingerprint=mark)
         assert len(read) == times
         assert made.lengths.max() <= longest
     lower = type(tokenizer).from_str(tokenizer.to_str().replace("kettle", "kittle"))
-    tokenised(texts(), lower, 12, tmp_path / "corpus", mark="b")
+    tokenised(texts(), lower, 12, tmp_path / "corpus", fingerprint="b")
     assert len(read) == 4
 
 
@@ -151,7 +151,7 @@ def test_a_tokenising_that_was_cut_short_leaves_nothing_that_is_taken_for_whole(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tokenised(dying(), tokenizer, 16, tmp_path / "corpus", mark="lines")
+        tokenised(dying(), tokenizer, 16, tmp_path / "corpus", fingerprint="lines")
     assert not (tmp_path / "corpus").exists()
     assert len(in_file(tmp_path / "corpus", tiny_teacher)) == len(chunks(LINES, tokenizer, 16))
     assert not (tmp_path / "corpus.partial").exists()
@@ -166,7 +166,7 @@ def test_of_two_that_want_the_same_text_at_once_one_makes_it(tiny_teacher: Path,
         yield from LINES
 
     def make(_: int) -> int:
-        return len(tokenised(texts(), load_tokenizer(tiny_teacher, 64), 16, tmp_path / "corpus", mark="lines"))
+        return len(tokenised(texts(), load_tokenizer(tiny_teacher, 64), 16, tmp_path / "corpus", fingerprint="lines"))
 
     with ThreadPoolExecutor(2) as pool:
         lengths = list(pool.map(make, range(2)))
@@ -187,7 +187,7 @@ def test_a_corpus_of_words_that_no_vocabulary_of_two_bytes_holds_keeps_its_ids(t
 
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(70_000)}, unk_token="w0"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made = tokenised(["w69999 w3 w65536"], tokenizer, 8, tmp_path / "corpus", mark="")
+    made = tokenised(["w69999 w3 w65536"], tokenizer, 8, tmp_path / "corpus", fingerprint="")
     assert made[0].ids.tolist() == [69_999, 3, 65_536]
     assert made.ids_in_use.tolist() == [3, 65_536, 69_999]
 
@@ -200,5 +200,5 @@ def test_a_corpus_is_read_a_line_at_a_time_and_again_when_it_is_gone_through_aga
     texts = TextFiles((tmp_path / "a.txt", tmp_path / "b.jsonl"))
     assert list(texts) == list(texts) == ["one kettle", "two", "three"]
     mark = examples_fingerprint(map(Example, texts))
-    made = tokenised(texts, load_tokenizer(tiny_teacher, 64), 16, tmp_path / "corpus", mark=mark)
+    made = tokenised(texts, load_tokenizer(tiny_teacher, 64), 16, tmp_path / "corpus", fingerprint=mark)
     assert len(made) == 3

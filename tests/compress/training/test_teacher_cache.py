@@ -44,14 +44,14 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> CorpusFile:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     generator = np.random.default_rng(0)
     texts = [" ".join(map(str, generator.integers(5, VOCABULARY, 1 + 5 * i % 13))) for i in range(30)]
-    return tokenised(texts, tokenizer, 16, tmp_path_factory.mktemp("corpus") / "text", mark="thirty")
+    return tokenised(texts, tokenizer, 16, tmp_path_factory.mktemp("corpus") / "text", fingerprint="thirty")
 
 
 def cached(
     folder: Path, pieces: CorpusFile, kind: str = "bert", parts: list[Part] = PARTS, **changes: Any
 ) -> TeacherCache:
     teacher = encoder(kind)
-    given = {"pad_id": 0, "precision": "fp32", "identity": {"teacher": "a", "text": pieces.mark}} | changes
+    given = {"pad_id": 0, "precision": "fp32", "identity": {"teacher": "a", "text": pieces.fingerprint}} | changes
     return teacher_cache(folder, lambda: teacher, FAMILIES[kind], pieces, parts, **given)
 
 
