@@ -28,8 +28,8 @@ from compress.tasks import Encoded, encode
 from compress.teacher import Opened, open_model, open_tokenizer, with_markers
 from compress.trackers import check_trackers
 from export.pack import refuse_foreign
-from latency.machine import cpu_flags
 from serve.bundle import sha256_file
+from serve.cpu import cpu_features
 from serve.errors import BadInput
 from serve.markers import MARKERS, has_markers
 from serve.threads import available_cores
@@ -132,7 +132,7 @@ def has_bf16() -> bool:
     """Whether matrix products in bfloat16 run natively here; elsewhere they are emulated, and slower than float32."""
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported())
-    return bool({"amx_bf16", "avx512_bf16"} & set(cpu_flags()))
+    return bool({"amx_bf16", "avx512_bf16"} & cpu_features())
 
 
 def device_here() -> torch.device:
