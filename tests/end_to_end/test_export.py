@@ -6,14 +6,18 @@ from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from small_task import write_rows
 
 import stillroom as face
+from export.quantise import NO_SATURATION
 from serve.bundle import open_bundle
 from serve.choice import choose
+from serve.cpu import HIDDEN_VARIABLE
 from serve.encoding import load_tokenizer
 from serve.errors import BadInput, GateMissed
+from serve.session import Session, onnxruntime_options, onnxruntime_session
 from serve.threads import read_cores, why
 from stillroom.exporting import scores_on_test
 from stillroom.stages import Work
@@ -113,9 +117,23 @@ def test_what_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: 
     assert face.Pipeline(out)("please refund the lamp")["labels"][0]["label"] == "refund"
 
 
+class ExactSums(Session):
+    """A session in onnxruntime that multiplies dequantised numbers in float32: no processor saturates there."""
+
+    def __init__(self, onnx_file: Path, threads: int | None = None, *_: object) -> None:
+        super().__init__(onnx_file, threads)
+        options = onnxruntime_options(self.threads)
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime_session(onnx_file, options)
+        self._run = lambda feeds, output: session.run([output], feeds)[0]
+
+
 def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
-    classifier: Path, task_data: Path, tmp_path: Path
+    classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As on a processor with VNNI, whatever runs this test: it is believed to be one, and judges by the sums of one.
+    monkeypatch.setattr("export.gate.cpu_features", lambda: frozenset({"avx512_vnni"}))
+    monkeypatch.setattr("export.gate.Session", ExactSums)
     broken = with_cancelling_units(classifier, tmp_path / "broken", size=12)
     out = face.export(broken, tmp_path / "eight", task_data, gate=0.99, **FAST)
     assert [attempt["weight_bits"] for attempt in report_of(out)["search"]["tried"]] == [7, 7, 8, 8]  # type: ignore[index]
@@ -124,6 +142,20 @@ def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
     assert choose(open_bundle(out), features=["avx2"]).variant == "fp32"
     assert choose(open_bundle(out), features=needs[:1]).variant == "int8"
     assert "8-bit weights need a processor with one of avx512_vnni" in (out / "README.md").read_text()
+
+
+def test_on_a_processor_without_vnni_eight_bits_are_not_tried_and_what_costs_goes_back_to_float32(
+    classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HIDDEN_VARIABLE, ",".join(NO_SATURATION))
+    broken = with_cancelling_units(classifier, tmp_path / "broken", size=12)
+    out = face.export(broken, tmp_path / "seven", task_data, gate=0.99, **FAST)
+    search = report_of(out)["search"]
+    assert [attempt["weight_bits"] for attempt in search["tried"]] == [7, 7]  # type: ignore[index]
+    assert [step["product"] for step in search["repaired"]] == ["bert.encoder.layer.1.output.dense"]  # type: ignore[index]
+    assert open_bundle(out).manifest.variants["int8"].cpu == []
+    assert choose(open_bundle(out)).variant == "int8"
+    assert "8-bit weights need a processor" not in (out / "README.md").read_text()
 
 
 def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
