@@ -4,7 +4,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server_process import PATIENCE_S, serving
+from patience import PATIENCE_S
+from server_process import serving
 
 from serve.bundle import Bundle, open_bundle
 from serve.choice import choose
