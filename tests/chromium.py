@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # The browser reads commands at descriptor 3 and answers at 4.
 MOVED = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
-PATIENCE_S = 30.0
 CONTROL = 2  # the protocol's bit for the Ctrl key
 
 

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
+from patience import PATIENCE_S
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -86,10 +88,10 @@ def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> Iterator[Loo
     server = Loopback(handler, tls)
     thread = threading.Thread(target=lambda: asyncio.run(server.run()), daemon=True)
     thread.start()
-    assert server.listening.wait(10)
+    assert server.listening.wait(PATIENCE_S)
     try:
         yield server
     finally:
         server.loop.call_soon_threadsafe(server.stopping.set)
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()

@@ -30,7 +30,7 @@ sys.path[:0] = [
     str(Path(__file__).parents[2] / "tests" / "compress"),
     str(Path(__file__).parents[2] / "tests" / "compress" / "training"),
 ]
-import test_stage as tests  # noqa: E402 - the tests are no package
+import every_stage as tests  # noqa: E402 - the tests are no package
 
 from compress.engine.hardware import same_bits  # noqa: E402
 from compress.engine.resumable_stages import TRAINING, Workdir  # noqa: E402

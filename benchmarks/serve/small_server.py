@@ -45,7 +45,7 @@ def serving(bundles: list[Path], **limits: float) -> Iterator[str]:
             yield url
         finally:
             process.terminate()
-            process.wait(timeout=40)
+            process.wait(timeout=60)
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def wait_until_ready(url: str) -> None:
     until_s = time.monotonic() + 60
     while time.monotonic() < until_s:
         with contextlib.suppress(urllib.error.URLError):
-            if urllib.request.urlopen(f"{url}/readyz", timeout=5).status == 200:  # noqa: S310  # our own http URL
+            if urllib.request.urlopen(f"{url}/readyz", timeout=60).status == 200:  # noqa: S310  # our own http URL
                 return
         time.sleep(0.05)
     raise TimeoutError(f"the server at {url} is not ready after a minute")

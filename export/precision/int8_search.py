@@ -8,7 +8,7 @@ distributions is not.
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -236,11 +236,13 @@ def find_int8(
     progress: Progress = lambda _: None,
     *,
     runtime: Runtime = "onnxruntime",
+    features: Collection[str] | None = None,
 ) -> tuple[Quantised, Search]:
     """Write the int8 file `out`: the first of those in the module's text that keeps `gate` of float32's metric in `runtime`.
 
     When none does, `Search.held` is False and `out` is the last one tried. What was before a repair is left beside it as
-    `unrepaired.onnx`. 8 bits are not tried on a processor that would compute them otherwise than those they are for.
+    `unrepaired.onnx`. 8 bits are not tried on a processor that would compute them otherwise than those they are for;
+    `features` are those of this machine.
     """
     search = Search(needed=gate)
 
@@ -248,7 +250,9 @@ def find_int8(
         made = quantise_static(prepared.model, out, prepared.ranges, weight_bits=bits, clipped=clipped, kept=kept)
         return made, evaluator.verdict(out, runtime)
 
-    every: tuple[WeightBits, ...] = (7, 8) if suits(NO_SATURATION, cpu_features()) else (7,)
+    every: tuple[WeightBits, ...] = (7,)
+    if suits(NO_SATURATION, cpu_features() if features is None else features):
+        every = (7, 8)
     for bits in every:
         both = [Attempt(bits, clipped, attempt(bits, clipped)[1]) for clipped in (False, True)]
         search.tried += both

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypedDict
 
+from serve.bundle.cpu import cpu_features
 from serve.bundle.cpu_quota import available_cores
 
 # Instruction sets that decide which int8, bf16 and fp32 kernels run.
@@ -42,7 +43,7 @@ class MachineFacts(TypedDict):
 
 def machine_facts() -> MachineFacts:
     """The facts that belong beside every timing: no host name, no user name, no path."""
-    flags = cpu_flags()
+    flags = cpu_features(environment={})  # hidden from our decisions or not, the libraries' kernels use them
     return MachineFacts(
         cpu=_cpu_model(),
         cores=available_cores(),
@@ -111,11 +112,6 @@ def _cpuinfo(*keys: str) -> str:
 
 def _cpu_model() -> str:
     return _cpuinfo("model name", "Hardware", "Processor") or platform.processor() or platform.machine()
-
-
-def cpu_flags() -> set[str]:
-    """What this CPU says it can do, by the names that Linux gives; empty where it does not tell."""
-    return set(_cpuinfo("flags", "Features").split())
 
 
 def _memory_bytes() -> int:

@@ -1,18 +1,32 @@
-"""What this processor can do, as far as the answers of 8-bit files depend on it."""
+"""What this processor can do, as far as the answers of 8-bit files and the precision of training depend on it."""
 
+import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+# Instruction sets that are treated as absent, set apart by commas: `avx512_vnni,amx_int8`.
+HIDDEN_VARIABLE = "STILLROOM_HIDE_CPU_FEATURES"
 
-def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = None) -> frozenset[str]:
+
+def cpu_features(
+    cpuinfo: Path = Path("/proc/cpuinfo"),
+    machine: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> frozenset[str]:
     """The processor's instruction sets as Linux names them (`avx512_vnni`, ...), and `arm64` on any 64-bit Arm.
 
-    Where there is no `/proc/cpuinfo` nothing is known of an x86 processor, and the set is empty.
+    Where there is no `/proc/cpuinfo` nothing is known of an x86 processor, and the set is empty. What
+    STILLROOM_HIDE_CPU_FEATURES names is left out; that of `environment`, or of this process now. It takes away alone: no
+    file is ever believed to run on a processor that lacks what it needs.
     """
-    found: set[str] = set()
-    if (machine or platform.machine()).lower() in ("arm64", "aarch64"):
-        found.add("arm64")
+    environment = os.environ if environment is None else environment
+    hidden = {name.strip() for name in environment.get(HIDDEN_VARIABLE, "").split(",")}
+    return _reported_features(cpuinfo, machine or platform.machine()) - hidden
+
+
+def _reported_features(cpuinfo: Path, machine: str) -> frozenset[str]:
+    found = {"arm64"} if machine.lower() in ("arm64", "aarch64") else set()
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

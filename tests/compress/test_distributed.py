@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_stage import EVERY_STAGE, SIZES, models, silence_dropout, text_of
 from repository import ROOT
-from test_stage import EVERY_STAGE, SIZES, models, silence_dropout, text_of
 from torch import nn
 from trained_together import summary, trained
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from deploy_files import ROOT, dockerfile, image_health_check
+from patience import PATIENCE_S
 
 from serve.settings import ServeSettings
 
@@ -75,15 +76,15 @@ def test_the_base_install_serves_without_torch_and_without_writing(
         try:
             assert server.stdout
             url = server.stdout.readline().strip()
-            answer = httpx.post(f"{url}/v1/entities", json={"text": "I moved to Rome"}, timeout=60)
+            answer = httpx.post(f"{url}/v1/entities", json={"text": "I moved to Rome"}, timeout=PATIENCE_S)
             results = answer.json()["results"]
             assert [entity["text"] for entity in results[0]["entities"]] == ["Rome"]
             check = [each.replace("8000", url.rpartition(":")[2]) for each in image_health_check()]
-            assert subprocess.run(check, env=environment, check=False, timeout=30).returncode == 0
+            assert subprocess.run(check, env=environment, check=False, timeout=PATIENCE_S).returncode == 0
         finally:
             server.send_signal(signal.SIGTERM)
-        _, complaints = server.communicate(timeout=ServeSettings.drain_s + 30)
+        _, complaints = server.communicate(timeout=ServeSettings.drain_s + PATIENCE_S)
     assert server.returncode == 0
     assert complaints == ""
     # Now nobody listens.
-    assert subprocess.run(check, env=environment, check=False, timeout=30, capture_output=True).returncode != 0
+    assert subprocess.run(check, env=environment, check=False, timeout=PATIENCE_S, capture_output=True).returncode != 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from deploy_files import DEPLOY, KSERVE, KUBERNETES, read
+from patience import PATIENCE_S
 
 UNIT = DEPLOY / "stillroom.service"
 
@@ -22,7 +23,7 @@ def tool(name: str, whence: str) -> str:
 
 
 def ran(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def refused(manifest: dict[str, Any]) -> str | None:

@@ -23,8 +23,8 @@ TASK = "text-classification"
 RECIPE = """
 task = "text-classification"
 student = "layers=2,hidden=32,heads=4,ffn=32"
-teacher_epochs = 5
-teacher_patience = 5
+teacher_epochs = 10
+teacher_patience = 10
 teacher_learning_rate = 2e-3
 student_epochs = 4
 student_learning_rate = 5e-3

@@ -50,4 +50,4 @@ def test_two_processes_go_on_where_one_stopped_and_make_the_same_student(tmp_pat
     assert losses(tmp_path / "two") == pytest.approx(losses(one), abs=1e-5)
     expected = load_file(one / "model.safetensors")
     for name, value in load_file(tmp_path / "two" / "model.safetensors").items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4)

@@ -1,17 +1,20 @@
 """Verbs apart from `run`, from Python and from the command line, on a tiny teacher."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_run import stillroom
 
 import compress.training.teacher_cache
 import stillroom as face
 from compress.engine import method_runner, task_stages
 from compress.methods.catalogue import METHODS, Sizes
+from serve.bundle.cpu import HIDDEN_VARIABLE
 from serve.errors import BadInput
 
 
@@ -250,7 +253,7 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
 def test_a_model_is_fine_tuned_on_labels_and_on_soft_labels(
     tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick: dict[str, Any] = {"epochs": 8, "learning_rate": 3e-3, "batch": 8, "threads": 1}
+    quick: dict[str, Any] = {"epochs": 8, "patience": 0, "learning_rate": 3e-3, "batch": 8, "threads": 1}
     common = ("text-classification", str(task_data))
     teacher = face.finetune(str(tiny_teacher), *common, tmp_path / "teacher", **quick)
     assert face.evaluate(str(teacher), task_data / "test.jsonl")["value"] > 0.9
@@ -258,7 +261,8 @@ def test_a_model_is_fine_tuned_on_labels_and_on_soft_labels(
     more.write_text("\n".join(f"please refund the lamp {i}" for i in range(40)), encoding="utf-8")
     student = "layers=2,hidden=32,heads=4,ffn=64"
     small = face.distill(str(teacher), [corpus], tmp_path / "small", student=student, batch=50)
-    quick |= {"teacher": str(teacher), "unlabelled": (str(more),)}
+    # The labels have no weight here: what this one knows of the task, it has from the teacher.
+    quick |= {"teacher": str(teacher), "unlabelled": (str(more),), "soft_weight": 1.0}
     whole = face.finetune(str(small), *common, tmp_path / "whole", **quick)
     assert face.evaluate(str(whole), task_data / "test.jsonl")["value"] > 0.9
     lineage = json.loads((whole / "lineage.json").read_text(encoding="utf-8"))
@@ -279,6 +283,20 @@ def test_a_model_is_fine_tuned_on_labels_and_on_soft_labels(
     broken = face.finetune(str(small), *common, tmp_path / "broken", **quick)
     assert (whole / "model.safetensors").read_bytes() == (broken / "model.safetensors").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "more.txt", "small", "teacher", "whole"]
+
+
+def test_a_model_learns_its_task_in_the_arithmetic_of_an_older_processor_too(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    # Both are read when torch is first used, so that it takes a process of its own.
+    older = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", HIDDEN_VARIABLE: "avx512_bf16,amx_bf16"}
+    command = [
+        "finetune", "--model", tiny_teacher, "--task", "text-classification", "--data", task_data, "--out", tmp_path / "made",
+        "--epochs", "8", "--patience", "0", "--learning-rate", "3e-3", "--batch", "8", "--threads", "1",
+    ]  # fmt: skip
+    done = stillroom(*command, env=os.environ | older)
+    assert done.returncode == 0, done.stderr
+    assert face.evaluate(str(tmp_path / "made"), task_data / "test.jsonl")["value"] > 0.9
 
 
 def test_finetune_refuses_before_it_writes(

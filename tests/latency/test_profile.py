@@ -8,8 +8,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from latency.candidates.candidate import Candidate, size_bytes
-from latency.measure.machine import busy_core_seconds, machine_facts
+from latency.measure.machine import FLAGS_OF_INTEREST, busy_core_seconds, machine_facts
 from latency.profile import Plan, time_grid
+from serve.bundle.cpu import HIDDEN_VARIABLE
 from serve.errors import BadInput
 
 TEXTS = ["book a table for two", "play jazz in Oslo tomorrow"]
@@ -63,6 +64,13 @@ def test_machine_facts_explain_a_number_and_identify_nobody() -> None:
     assert platform.node() not in told.split()
     assert f'"{getpass.getuser()}"' not in told
     assert str(Path.home()) not in told
+
+
+def test_machine_facts_tell_what_is_hidden_from_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The kernels that were timed use it all the same.
+    told = machine_facts()["flags"]
+    monkeypatch.setenv(HIDDEN_VARIABLE, ",".join(FLAGS_OF_INTEREST))
+    assert machine_facts()["flags"] == told
 
 
 @pytest.mark.skipif(busy_core_seconds() is None, reason="this system does not tell how busy its cores are")

@@ -13,9 +13,15 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 import httpx
+from patience import PATIENCE_S
 from repository import ROOT
 
-PATIENCE_S = 30
+# `python -m serve`, but never too far behind to read what arrives: on a busy machine it would answer 429 to what a test asks.
+SERVE = (
+    sys.executable,
+    "-c",
+    "import serve.http.connections.limits, serve.__main__; serve.http.connections.limits.BEHIND_S = 600; raise SystemExit(serve.__main__.main())",
+)
 
 
 class Server:
@@ -63,7 +69,7 @@ def serving(
     *arguments: object, environment: Mapping[str, str] | None = None, ready: bool = True, said: str = "http://"
 ) -> Iterator[Server]:
     """A server of one process and thread, ready unless told not to wait, stopped at the end."""
-    command = [sys.executable, "-m", "serve", *map(str, arguments), "--port", "0", "--threads", "1", "--processes", "1"]
+    command = [*SERVE, *map(str, arguments), "--port", "0", "--threads", "1", "--processes", "1"]
     if "--linger-s" not in command:
         command += ["--linger-s", "0"]
     with (
@@ -128,3 +134,23 @@ def request(body: bytes, *headers: str, length: int | None = None) -> bytes:
     """A POST to /v1/entities."""
     lines = ["POST /v1/entities HTTP/1.1", "Host: here", "Content-Type: application/json", *headers]
     return "\r\n".join([*lines, f"Content-Length: {len(body) if length is None else length}", "", ""]).encode() + body
+
+
+@contextmanager
+def running(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL and the process of `python -m serve ARGUMENTS --port 0`, stopped at the end."""
+    command = [*SERVE, *map(str, arguments), "--port", "0", "--threads", "1"]
+    command += ["--no-access-log", "--linger-s", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().strip()
+            assert url.startswith("http://"), process.communicate()
+            yield url, process
+        finally:
+            process.terminate()
+            process.communicate(timeout=PATIENCE_S)
+
+
+def wait_until_ready(client: httpx.Client) -> None:
+    until(lambda: client.get("/readyz").status_code == 200)

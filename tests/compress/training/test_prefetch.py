@@ -2,6 +2,7 @@ import threading
 
 import pytest
 import torch
+from patience import PATIENCE_S
 
 from compress.data.batches import Batch
 from compress.training.prefetch import Prefetcher
@@ -25,7 +26,7 @@ def test_the_next_batch_is_made_before_it_is_asked_for_and_none_beyond_the_last(
     batches = Prefetcher(make, 5)
     for step in (3, 3, 4, 4):  # as from a checkpoint, a batch in two parts
         assert batches.at(step).inputs["input_ids"].item() == step
-        assert second.wait(timeout=30)
+        assert second.wait(timeout=PATIENCE_S)
     batches.close()
     assert made == [3, 4]
     assert batches.waited_s > 0

@@ -9,75 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from encoders import VOCABULARY, encoder
-from torch import nn
+from encoders import encoder
+from every_stage import EVERY_STAGE, PIECES, SIZES, TaskText, models, silence_dropout, text_of
 
-from compress.data.batches import Batch
-from compress.data.corpus import CorpusText, Masking, Piece
-from compress.data.encoded import IGNORED
+from compress.data.corpus import CorpusText
 from compress.losses.outputs import total
 from compress.methods.catalogue import METHODS, Sizes, Stage, stages_of, usual_teacher_layer
 from compress.methods.objectives import Projections, check_objective, layer_losses
 from compress.models.activations import read
 from compress.models.families import FAMILIES, layers_of
-from compress.models.initialise import student_of
 from compress.models.shapes import Shape
 from compress.training.stage import StageSettings, step_losses, train_stage
 from serve.errors import BadInput
-
-PIECES = [Piece(np.random.default_rng(i).integers(5, VOCABULARY, 4 + i % 9), np.arange(4 + i % 9)) for i in range(40)]
-SIZES = Sizes(4, 2, 24, 24)
-EVERY_STAGE = [(name, number) for name in METHODS for number in range(len(stages_of(name, SIZES)))]
-
-
-class TaskText:
-    """The corpus with a class for each text: whether its first token is even."""
-
-    pad_id = 0
-
-    def __init__(self) -> None:
-        self.corpus = CorpusText(PIECES, 0, 8, 0)
-        self.ids = self.corpus.ids
-        self.sampler = self.corpus.sampler
-
-    def at(self, step: int) -> Batch:
-        batch = self.corpus.at(step)
-        targets = batch.inputs["input_ids"][:, 0] % 2
-        targets[0] = IGNORED  # one that the teacher alone labels
-        return Batch(batch.inputs, torch.arange(len(targets)), targets, whole_texts=True)
-
-
-HALF = Shape(2, 24, 4, 48)
-
-
-def models(kind: str, stage: Stage, shape: Shape = HALF) -> tuple[Any, Any]:
-    """Teacher and student with the heads that the stage needs; the student knows nothing."""
-    heads = {term.of for term in stage.objective.outputs}
-    head = "ForMaskedLM" if "vocabulary" in heads else "ForSequenceClassification" if "classes" in heads else ""
-    teacher = encoder(kind, head, seed=0)
-    with torch.no_grad():  # random weights attend to everything alike; a teacher has something to say
-        for name, parameter in teacher.named_parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(60 if name.startswith("classifier") else 6)
-    student, _ = student_of(teacher, FAMILIES[kind], shape, seed=1, new_layers=True)
-    with torch.no_grad():
-        for name, parameter in student.named_parameters():
-            if name.startswith("classifier") and parameter.ndim == 2:
-                parameter.mul_(0.01)  # of the teacher's head; else both are as sure of the same class
-    return teacher, student
-
-
-def silence_dropout(model: nn.Module) -> None:
-    """Twenty steps are few: what falls should be the loss, not luck."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-
-
-def text_of(stage: Stage) -> Any:
-    if any(term.of == "classes" for term in stage.objective.outputs):
-        return TaskText()
-    return CorpusText(PIECES, 0, 8, 0, Masking(4, VOCABULARY) if stage.objective.masks_tokens else None)
 
 
 def run(kind: str, stage: Stage, folder: Path, steps: int = 20, **settings: Any) -> tuple[Any, list[tuple[int, float]]]:

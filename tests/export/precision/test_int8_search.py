@@ -92,21 +92,22 @@ def with_loud_units(bert: Exported, layer: int, out: Path) -> Path:
     return with_constants(model, changes, out)
 
 
+@pytest.mark.parametrize(("feature", "bits_tried"), [("avx512_vnni", (7, 8)), ("avx2", (7,))])
 @pytest.mark.parametrize("layer", [0, 1])
-def test_the_product_that_breaks_int8_is_found_and_put_back(bert: Exported, tmp_path: Path, layer: int) -> None:
+def test_the_product_that_breaks_int8_is_found_and_put_back(
+    bert: Exported, tmp_path: Path, layer: int, feature: str, bits_tried: tuple[int, ...]
+) -> None:
     fp32 = with_loud_units(bert, layer, tmp_path / "fp32.onnx")
     evaluator = Evaluator(*labelled_by(fp32, bert), fp32, MAX_LENGTH, threads=1)
     assert evaluator.fp32.value == 1.0
     prepared = Prepared.of(fp32, evaluator.encoded.encodings[:20], threads=1)
     said: list[str] = []
-    quantised, search = find_int8(prepared, evaluator, tmp_path / "int8.onnx", 0.9, said.append)
+    # Whatever runs this test: 8 bits fail here with sums that saturate and with sums that do not.
+    quantised, search = find_int8(prepared, evaluator, tmp_path / "int8.onnx", 0.9, said.append, features=[feature])
 
     culprit = f"bert.encoder.layer.{layer}.output.dense"
     assert [(attempt.weight_bits, attempt.clipped) for attempt in search.tried] == [
-        (7, False),
-        (7, True),
-        (8, False),
-        (8, True),
+        (bits, clipped) for bits in bits_tried for clipped in (False, True)
     ]
     assert all(attempt.verdict.share < 0.9 for attempt in search.tried), search.tried
     assert [cost.product for cost in search.costs].index(culprit) == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from patience import PATIENCE_S
 from product_chains import product_chain
 
 from latency.candidates.candidate import Candidate
@@ -245,7 +246,7 @@ def test_a_worker_ends_by_itself_when_its_parent_is_killed(tiny_onnx: Path) -> N
         worker_pid = int(parent.stdout.readline())
         assert _alive(worker_pid)
         parent.kill()
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + PATIENCE_S
     while _alive(worker_pid) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not _alive(worker_pid)

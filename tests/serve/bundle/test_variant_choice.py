@@ -2,9 +2,12 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
+from patience import PATIENCE_S
+from server_process import serving
 
-from serve.bundle.cpu import cpu_features, suits
+from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, suits
 from serve.bundle.manifest import Bundle, open_bundle
 from serve.bundle.variant_choice import choose
 from serve.errors import BundleError
@@ -33,13 +36,39 @@ def eight_bits(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> 
 def test_features_are_read_where_linux_tells_them(tmp_path: Path) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text(NEW)
-    assert {"avx512_vnni", "amx_int8"} <= cpu_features(file, "x86_64")
+    assert {"avx512_vnni", "amx_int8"} <= cpu_features(file, "x86_64", {})
     file.write_text(OLD)
-    assert not cpu_features(file, "x86_64") & set(VNNI)
+    assert not cpu_features(file, "x86_64", {}) & set(VNNI)
     file.write_text("processor\t: 0\nFeatures\t: fp asimd asimddp\n")
-    assert {"arm64", "asimddp"} <= cpu_features(file, "aarch64")
-    assert cpu_features(tmp_path / "nowhere", "arm64") == {"arm64"}
-    assert cpu_features(tmp_path / "nowhere", "AMD64") == frozenset()
+    assert {"arm64", "asimddp"} <= cpu_features(file, "aarch64", {})
+    assert cpu_features(tmp_path / "nowhere", "arm64", {}) == {"arm64"}
+    assert cpu_features(tmp_path / "nowhere", "AMD64", {}) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("hidden", "left"),
+    [
+        ("", {"avx2", "avx512_vnni", "amx_int8"}),
+        ("avx512_vnni", {"avx2", "amx_int8"}),
+        ("avx512_vnni, amx_int8,", {"avx2"}),
+        ("avx_vnni,of_2040", {"avx2", "avx512_vnni", "amx_int8"}),  # what the processor lacks anyway
+    ],
+)
+def test_hidden_features_are_absent_and_nothing_else_changes(tmp_path: Path, hidden: str, left: set[str]) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("flags : avx2 avx512_vnni amx_int8\n")
+    assert cpu_features(file, "x86_64", {HIDDEN_VARIABLE: hidden}) == left
+
+
+def test_an_arm_can_be_hidden_too(tmp_path: Path) -> None:
+    assert cpu_features(tmp_path / "nowhere", "aarch64", {HIDDEN_VARIABLE: "arm64"}) == frozenset()
+
+
+def test_a_server_whose_features_are_hidden_answers_as_an_older_processor_would(eight_bits: Path) -> None:
+    with serving(eight_bits, environment={HIDDEN_VARIABLE: ",".join(VNNI)}) as server:
+        answer = httpx.post(f"{server.url}/v1/entities", json={"text": "fly to rome"}, timeout=PATIENCE_S)
+        assert (answer.status_code, answer.json()["variant"]) == (200, "fp32")
+        assert any("needs a processor with one of avx512_vnni" in line for line in server.log())
 
 
 def test_a_file_suits_a_processor_with_any_one_of_what_it_needs() -> None:

@@ -1,7 +1,6 @@
 """A real server in a process of its own, asked over loopback."""
 
 import base64
-import contextlib
 import gzip
 import hashlib
 import json
@@ -22,41 +21,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lookup_bundles import write_manifest
+from patience import PATIENCE_S
 from repository import ROOT
+from server_process import running, until, wait_until_ready
 
 from serve.model.pipeline import Pipeline
 
 JSON = {"Content-Type": "application/json"}
 
 
-@contextlib.contextmanager
-def running(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The URL and the process of `python -m serve ARGUMENTS --port 0`, stopped at the end."""
-    command = [sys.executable, "-m", "serve", *map(str, arguments), "--port", "0", "--threads", "1"]
-    command += ["--no-access-log", "--linger-s", "0"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            url = process.stdout.readline().strip()
-            assert url.startswith("http://"), process.communicate()
-            yield url, process
-        finally:
-            process.terminate()
-            process.communicate(timeout=20)
-
-
-def wait_until_ready(client: httpx.Client) -> None:
-    deadline_s = time.monotonic() + 20
-    while client.get("/readyz").status_code != 200:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def client(entities_bundle: Path, intents_bundle: Path, broken_bundle: Path) -> Iterator[httpx.Client]:
     with (
         running(entities_bundle, intents_bundle, broken_bundle) as (url, _),
-        httpx.Client(base_url=url, timeout=20) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         wait_until_ready(client)
         yield client
@@ -248,7 +226,7 @@ def test_only_json_and_only_the_offered_method_are_taken(client: httpx.Client) -
 
 
 def test_a_body_of_undeclared_length_is_read_no_further_than_the_limit(client: httpx.Client) -> None:
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=20) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=PATIENCE_S) as connection:
         connection.sendall(
             b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
@@ -261,7 +239,7 @@ def test_a_body_of_undeclared_length_is_read_no_further_than_the_limit(client: h
 
 
 def test_a_body_declared_too_long_is_refused_before_it_is_sent(client: httpx.Client) -> None:
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=20) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=PATIENCE_S) as connection:
         connection.sendall(
             b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
             b"Content-Length: 2000000\r\n\r\n"
@@ -367,28 +345,28 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_policy_fits_it(client: ht
 
 
 def test_sigterm_lets_requests_under_way_finish_and_exits_0(entities_bundle: Path) -> None:
-    with running(entities_bundle) as (url, process), httpx.Client(base_url=url, timeout=20) as client:
+    with running(entities_bundle) as (url, process), httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         wait_until_ready(client)
-        headers_sent = threading.Event()
+        signalled = threading.Event()
 
         def body() -> Iterator[bytes]:
             yield b'{"text": '
-            headers_sent.set()
+            assert signalled.wait(PATIENCE_S)
             time.sleep(0.3)  # the signal falls into the middle of this request
             yield b'"fly to rome"}'
 
         with ThreadPoolExecutor(1) as thread:
             answer = thread.submit(client.post, "/v1/entities", content=body(), headers=JSON)
-            assert headers_sent.wait(10)
-            time.sleep(0.1)
+            until(lambda: "held_body_bytes 9.0" in httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text)
             process.send_signal(signal.SIGTERM)
+            signalled.set()
             assert answer.result().json()["results"][0]["entities"][0]["text"] == "Rome".lower()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
 
 
 def run_to_the_end(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "serve", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_a_bundle_with_one_byte_changed_is_refused_by_name(
@@ -439,5 +417,5 @@ PROBE = "import sys; {imports}; sys.exit(', '.join(sorted({{{banned}}} & set(sys
 )
 def test_a_fresh_interpreter_imports_no_more_than_it_needs(imports: str, banned: str, found: str) -> None:
     command = [sys.executable, "-c", PROBE.format(imports=imports, banned=banned)]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert finished.stderr.strip() == found

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from patience import PATIENCE_S
 from starlette.applications import Starlette
 
 from serve.errors import BadInput
@@ -50,7 +51,7 @@ def stopped() -> Iterator[None]:
 async def client_of(app: Starlette, *, ready: bool = True) -> AsyncIterator[httpx.AsyncClient]:
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=20) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=PATIENCE_S) as client:
             while ready and (await client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.01)
             yield client
@@ -66,7 +67,7 @@ def asking(app: Starlette, scenario: Callable[[httpx.AsyncClient], Awaitable[Non
 
 async def until(client: httpx.AsyncClient, line: str) -> None:
     """Waits until the metrics say so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while line not in (await client.get("/metrics")).text:
             await asyncio.sleep(0.01)
 
@@ -90,7 +91,7 @@ def test_a_full_queue_answers_429_and_says_when_to_come_again(entities_bundle: P
 
 
 def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=1, limits=Limits(answer_s=1.0))
+    app = create_app([entities_bundle], processes=1, limits=Limits(answer_s=3.0))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         with stopped():
@@ -255,14 +256,14 @@ def test_a_bundle_that_changed_on_disk_is_not_served(
         (process,) = model_processes()
         process.kill()
         # A process in its place finds another bundle there, and will not be the same model under the same name.
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while (await client.get("/readyz")).status_code == 200:
                 await asyncio.sleep(0.01)
             while (refused := await client.post("/v1/entities", json={"text": "rome"})).status_code != 503:
                 await asyncio.sleep(0.01)
         assert "no process of model" in refused.json()["error"]["message"]
         manifest_writer(folder)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while (await client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.01)
         assert (await client.post("/v1/entities", json={"text": "rome"})).json() == before
@@ -290,11 +291,11 @@ def test_a_reload_serves_what_lies_there_now_and_drops_no_request(
 
         asking = [asyncio.create_task(keep_asking()) for _ in range(4)]
         os.kill(os.getpid(), signal.SIGHUP)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*asking)
         assert set(statuses) == {200}
         assert (await client.get("/v1/models")).json()["models"][0]["max_length"] == 31
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while len(model_processes()) != 1:  # the old one's is gone
                 await asyncio.sleep(0.01)
 

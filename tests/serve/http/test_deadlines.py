@@ -11,7 +11,8 @@ from typing import cast
 import httpx
 import psutil
 import pytest
-from server_process import PATIENCE_S, Server, request, serving, until
+from patience import PATIENCE_S
+from server_process import Server, request, serving, until
 from starlette.requests import Request
 
 from serve.http.connections.limits import GONE
@@ -45,11 +46,19 @@ def ask(server: Server, text: str, **headers: str) -> httpx.Response:
 def held_up(server: Server, threads: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
     """Requests that a stopped process was given, and a last one that waits for it."""
     asked = []
+    before = arrived(server)
     while server.metric(QUEUED) < 1:
         asked.append(threads.submit(ask, server, "fly to rome"))
-        until(lambda: server.metric("stillroom_connections") > len(asked))
-        time.sleep(0.1)
+        until(lambda: arrived(server) == before + len(asked))
     return asked
+
+
+def arrived(server: Server) -> float:
+    """Texts that came one at a time: each was given to the process, or waits."""
+    released = (
+        f'stillroom_batches_released_total{{model="cities",reason="{why}"}}' for why in ("idle", "freed", "full")
+    )
+    return server.metric(QUEUED) + sum(server.metric(sample) for sample in released)
 
 
 def test_work_whose_client_waits_no_longer_is_never_begun(server: Server, stopped_worker: psutil.Process) -> None:

@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import httpx
-from test_app import ROOT, running, wait_until_ready
+from patience import PATIENCE_S
+from server_process import ROOT, running, wait_until_ready
 
 
 def test_load_is_answered_and_counted(entities_bundle: Path, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("Fly to 😀 Rome\nrefund\n", encoding="utf-8")
-    with running(entities_bundle) as (url, _), httpx.Client(base_url=url) as client:
+    with running(entities_bundle) as (url, _), httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         wait_until_ready(client)
         command = [sys.executable, "-m", "stillroom", "load", f"{url}/v1/entities", "--data", texts, "--json"]
         done = subprocess.run(

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 from repository import ROOT
-from test_app import running, wait_until_ready
+from server_process import running, wait_until_ready
 
 
 @pytest.fixture(scope="module")
 def client(entities_bundle: Path, intents_bundle: Path) -> Iterator[httpx.Client]:
-    with running(entities_bundle, intents_bundle) as (url, _), httpx.Client(base_url=url, timeout=20) as client:
+    with running(entities_bundle, intents_bundle) as (url, _), httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         wait_until_ready(client)
         yield client
 

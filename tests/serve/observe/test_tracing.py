@@ -15,7 +15,8 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from test_app import ROOT, running, wait_until_ready
+from patience import PATIENCE_S
+from server_process import ROOT, running, wait_until_ready
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
@@ -57,7 +58,7 @@ def collected(entities_bundle: Path) -> tuple[bytes, dict[str, str], list[Span]]
     with collecting() as (collector, bodies), pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector)
         patch.setenv("OTEL_SERVICE_NAME", "cities-api")
-        with running(entities_bundle) as (url, _), httpx.Client(base_url=url, timeout=20) as client:
+        with running(entities_bundle) as (url, _), httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             wait_until_ready(client)
             headers = {"traceparent": f"00-{TRACE_ID}-{CALLER}-01", "X-Request-Id": "the-first"}
             client.post("/v1/entities", json={"text": ["fly to rome", "oslo"]}, headers=headers).raise_for_status()
@@ -148,10 +149,10 @@ def test_a_collector_that_cannot_be_reached_costs_no_answer(
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        with running(entities_bundle) as (url, process), httpx.Client(base_url=url, timeout=20) as client:
+        with running(entities_bundle) as (url, process), httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             wait_until_ready(client)
             for _ in range(3):
                 client.post("/v1/entities", json={"text": "rome"}).raise_for_status()
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=PATIENCE_S)
         assert process.returncode == 0

@@ -7,6 +7,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 
 from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.model.pipeline import Pipeline
@@ -73,10 +74,10 @@ def test_processes_that_die_again_and_again_end_in_an_error_and_not_in_silence(e
         try:
             window = pool.submit([TextWork("please " * 25)] * 200_000)
             with pytest.raises(StillroomError, match="died"):
-                window.result(timeout=60)
+                window.result(timeout=PATIENCE_S)
         finally:
             ended.set()
             killer.join()
         with pytest.raises(StillroomError, match="died"):
-            pool.submit([TextWork("rome")]).result(timeout=60)
+            pool.submit([TextWork("rome")]).result(timeout=PATIENCE_S)
     assert set(psutil.Process().children()) <= before

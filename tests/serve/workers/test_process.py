@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import uvloop
+from patience import PATIENCE_S
 
 from serve.bundle.manifest import open_bundle
 from serve.errors import Unavailable
@@ -62,10 +63,10 @@ def test_a_process_that_is_killed_with_answers_that_nobody_reads_is_gone(
         process.send([TextWork("fly to rome and oslo") for _ in range(5000)])
         # More than is read ahead of whoever listens: reading rests, and the end of the pipe is not seen.
         assert process.process.stdout
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not process.process.stdout._paused:  # type: ignore[attr-defined]
                 await asyncio.sleep(0.01)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await process.kill()
         assert process.process.returncode == -signal.SIGKILL
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from patience import PATIENCE_S
 
 from serve.model.work_items import TextWork, estimated_tokens
 from serve.observe.metrics import Metrics
@@ -38,7 +39,7 @@ def test_what_comes_as_an_idle_process_is_buried_is_answered_by_another(
         assert await model.answers([TextWork("rome")])
         monkeypatch.setattr(ModelProcess, "kill", kill_while_texts_come)
         os.kill(next(iter(model._running)).process.pid, signal.SIGKILL)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while len(answers) < 10:
                 await asyncio.sleep(0.01)
         monkeypatch.undo()
@@ -59,7 +60,7 @@ def test_a_text_that_comes_as_a_process_is_buried_wakes_another(entities_bundle:
             await model.answers([TextWork("rome")])
         slot = model.batcher._asleep[-1][0]
         slot.open = False
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert await model.answers([TextWork("rome")])
         slot.open = True
         await model.stop()

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from small_task import write_rows
 
+from compress.engine.task_inputs import on_this_machine
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe
 
@@ -11,6 +13,19 @@ from stillroom.inputs.recipe import Recipe
 def sentence(start: str, city: str) -> dict[str, object]:
     text = f"{start} {city}"
     return {"text": text, "entities": [{"start": len(start) + 1, "end": len(text), "label": "city"}]}
+
+
+@pytest.mark.parametrize(
+    ("features", "precision"),
+    [({"avx512_bf16"}, "bf16"), ({"amx_bf16"}, "bf16"), ({"avx512f", "avx512_vnni"}, "fp32")],
+)
+def test_bfloat16_is_for_processors_that_compute_in_it(
+    monkeypatch: pytest.MonkeyPatch, features: set[str], precision: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("compress.engine.hardware.cpu_features", lambda: frozenset(features))
+    assert on_this_machine(Recipe(precision="auto")).precision == precision
+    assert on_this_machine(Recipe(precision="bf16")).precision == "bf16"
 
 
 def test_no_generated_text_is_one_of_validation_or_test(tiny_teacher: Path, tmp_path: Path) -> None:

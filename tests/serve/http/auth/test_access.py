@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from server_process import PATIENCE_S, ROOT, Server, read_answer, request, serving, until
+from patience import PATIENCE_S
+from server_process import ROOT, Server, read_answer, request, serving, until
 
 ALICE, BOB, CAROL = "alice-0123456789abcdef", "bob-0123456789abcdef", "carol-0123456789abcdef"
 PAGES = "https://app.example"
@@ -73,7 +74,9 @@ def test_a_key_may_have_so_many_requests_at_once(client: httpx.Client, server: S
     worker.suspend()
     try:
         with ThreadPoolExecutor(1) as thread:
-            first = thread.submit(httpx.post, f"{server.url}/v1/entities", json=ROME, headers=bearer(CAROL), timeout=60)
+            first = thread.submit(
+                httpx.post, f"{server.url}/v1/entities", json=ROME, headers=bearer(CAROL), timeout=PATIENCE_S
+            )
             until(lambda: client.get("/v1/models", headers=bearer(CAROL)).status_code == 429)
             assert not first.done()
             worker.resume()
@@ -180,8 +183,8 @@ def test_without_keys_all_is_open_and_other_origins_are_closed(entities_bundle: 
         assert answer.status_code == 200
         assert not [name for name in answer.headers if name.startswith("access-control")]
         asks = {"Origin": PAGES, "Access-Control-Request-Method": "POST"}
-        assert httpx.options(f"{server.url}/v1/entities", headers=asks).status_code == 405
-        assert httpx.get(f"{server.url}/metrics").status_code == 200
+        assert httpx.options(f"{server.url}/v1/entities", headers=asks, timeout=PATIENCE_S).status_code == 405
+        assert httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).status_code == 200
         until(lambda: any("request_id=open-1" in line for line in server.log()))
         (line,) = [line for line in server.log() if "request_id=open-1" in line]
         assert "status=200" in line
@@ -191,9 +194,9 @@ def test_without_keys_all_is_open_and_other_origins_are_closed(entities_bundle: 
 def test_metrics_are_open_where_that_was_asked(entities_bundle: Path) -> None:
     environment = {"STILLROOM_KEYS": f"alice:{ALICE}"}
     with serving(entities_bundle, "--open-metrics", "--no-access-log", environment=environment) as server:
-        assert httpx.get(f"{server.url}/metrics").status_code == 200
-        assert httpx.get(f"{server.url}/v1/models").status_code == 401
-        assert httpx.get(f"{server.url}/v1/models", headers=bearer(ALICE)).status_code == 200
+        assert httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).status_code == 200
+        assert httpx.get(f"{server.url}/v1/models", timeout=PATIENCE_S).status_code == 401
+        assert httpx.get(f"{server.url}/v1/models", headers=bearer(ALICE), timeout=PATIENCE_S).status_code == 200
         assert server.entries() == []
 
 

@@ -3,14 +3,14 @@
 import json
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from server_process import PATIENCE_S, Server, closed, read_answer, request, serving, until
+from patience import PATIENCE_S
+from server_process import Server, closed, read_answer, request, serving, until
 
 ROME = b'{"text": "fly to rome"}'
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -25,6 +25,15 @@ def clients() -> Iterator[list[socket.socket]]:
         client.close()
 
 
+def refuses(server: Server) -> bool:
+    """Whether it takes no new connection: it has heard the signal."""
+    try:
+        server.connect().close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def ended(server: Server) -> int:
     return server.process.wait(PATIENCE_S)
 
@@ -32,14 +41,14 @@ def ended(server: Server) -> int:
 def test_it_says_so_and_closes_each_connection_after_its_answer(
     entities_bundle: Path, clients: list[socket.socket]
 ) -> None:
-    with serving(entities_bundle, "--linger-s", 5, "--drain-s", 20) as server:
+    with serving(entities_bundle, "--linger-s", 10, "--drain-s", 60) as server:
         kept, probe, late = [server.connect() for _ in range(3)]
         clients += [kept, probe, late]
         for client in (kept, probe):
             client.sendall(HEALTH)
             assert "connection" not in read_answer(client)[1]
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        until(lambda: httpx.get(f"{server.url}/readyz", timeout=PATIENCE_S).status_code == 503)
         kept.sendall(request(ROME))
         status, headers, body = read_answer(kept)
         assert (status, headers["connection"]) == (200, "close")
@@ -91,7 +100,7 @@ def test_what_was_accepted_is_answered(entities_bundle: Path, clients: list[sock
             client.sendall(request(ROME))
         until(lambda: server.metric("stillroom_connections") >= 6)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        until(lambda: refuses(server))
         worker.resume()
         for client in clients:
             status, headers, _ = read_answer(client)
@@ -122,9 +131,9 @@ def test_a_second_signal_ends_it_at_once(
         client = server.connect()
         clients.append(client)
         client.sendall(request(ROME, length=1000))
-        until(lambda: httpx.get(f"{server.url}/healthz").status_code == 200)
+        until(lambda: httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).status_code == 200)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+        until(lambda: refuses(server))
         assert server.process.poll() is None
         server.process.send_signal(number)
         assert ended(server) == -number

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from patience import PATIENCE_S
 from server_process import Server, serving, until
 
 ENTITIES = "/v1/entities"
@@ -28,9 +29,9 @@ def full(entities_bundle: Path) -> Iterator[tuple[Server, psutil.Process]]:
         )
         model.send_signal(signal.SIGSTOP)
         try:
-            held = [threads.submit(httpx.post, server.url + ENTITIES, json={"text": "rome"}, timeout=60)]
+            held = [threads.submit(httpx.post, server.url + ENTITIES, json={"text": "rome"}, timeout=PATIENCE_S)]
             until(lambda: server.metric('stillroom_batches_released_total{model="cities",reason="idle"}') == 1)
-            held.append(threads.submit(httpx.post, server.url + ENTITIES, json={"text": "oslo"}, timeout=60))
+            held.append(threads.submit(httpx.post, server.url + ENTITIES, json={"text": "oslo"}, timeout=PATIENCE_S))
             until(lambda: server.metric('stillroom_queue_texts{model="cities"}') == 1)
             yield server, model
         finally:
@@ -41,7 +42,7 @@ def full(entities_bundle: Path) -> Iterator[tuple[Server, psutil.Process]]:
 
 def test_a_full_server_refuses_unread_and_still_says_how_it_is(full: tuple[Server, psutil.Process]) -> None:
     server, _ = full
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         for number in range(3):
             refused = client.post(ENTITIES, json={"text": "paris"}, headers={"X-Request-Id": f"mine-{number}"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
@@ -68,7 +69,7 @@ def test_a_client_that_wants_the_connection_closed_has_it_closed(full: tuple[Ser
 
 def test_a_server_that_has_room_again_answers_again(full: tuple[Server, psutil.Process]) -> None:
     server, model = full
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         assert client.post(ENTITIES, json={"text": "paris"}).status_code == 429
         model.send_signal(signal.SIGCONT)
         until(lambda: client.post(ENTITIES, json={"text": "paris"}).status_code == 200)
@@ -85,7 +86,7 @@ def test_a_client_that_asks_first_is_told_without_its_body(full: tuple[Server, p
 
 def test_a_page_that_may_ask_is_told_that_it_is_refused(full: tuple[Server, psutil.Process]) -> None:
     server, _ = full
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         refused, other = (
             client.post(ENTITIES, json={"text": "paris"}, headers={"Origin": origin})
             for origin in (PAGES, "https://evil.example")

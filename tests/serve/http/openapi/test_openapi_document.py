@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 from benchmarks.serve.schemathesis_run import hold_against_its_document
 from benchmarks.serve.small_server import serving
@@ -30,7 +31,7 @@ def test_schemathesis_finds_no_answer_that_is_not_as_described(url: str) -> None
 
 
 def test_the_document_knows_the_models_and_the_limits_of_its_server(url: str) -> None:
-    document = httpx.get(f"{url}/openapi.json").json()
+    document = httpx.get(f"{url}/openapi.json", timeout=PATIENCE_S).json()
     schemas = document["components"]["schemas"]
     assert schemas["EntitiesRequest"]["properties"]["model"]["enum"] == ["cities", None]
     assert schemas["ClassifyRequest"]["properties"]["model"]["enum"] == ["intents", "relations", None]
@@ -45,12 +46,12 @@ def test_the_document_knows_the_models_and_the_limits_of_its_server(url: str) ->
 
 
 def test_the_page_of_the_document_holds_every_operation_and_its_calls_run(url: str) -> None:
-    response = httpx.get(f"{url}/docs")
+    response = httpx.get(f"{url}/docs", timeout=PATIENCE_S)
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     assert "<script" not in response.text
     assert "http" not in response.text.replace(url, "")
     assert "default-src 'none'" in response.headers["content-security-policy"]
-    document = httpx.get(f"{url}/openapi.json").json()
+    document = httpx.get(f"{url}/openapi.json", timeout=PATIENCE_S).json()
     shown = re.findall(r"<h2><b>(\w+)</b> ([^<]+)</h2>", response.text)
     assert shown == [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
     calls = [unescape(call) for call in re.findall(r"<pre>(.*?)</pre>", response.text, re.DOTALL)]
@@ -60,9 +61,9 @@ def test_the_page_of_the_document_holds_every_operation_and_its_calls_run(url: s
         called, body = re.findall(r"curl -s (\S+) .* -d '(.*)'$", call, re.DOTALL)[0]
         assert called.startswith(url)
         path = called.removeprefix(url)
-        digest = httpx.get(f"{url}/v2/models/intents").json()["versions"][0]
+        digest = httpx.get(f"{url}/v2/models/intents", timeout=PATIENCE_S).json()["versions"][0]
         real_path = path.replace("{name}", "intents").replace("{version}", digest)
-        answered = httpx.post(f"{url}{real_path}", json=json.loads(body))
+        answered = httpx.post(f"{url}{real_path}", json=json.loads(body), timeout=PATIENCE_S)
         assert answered.status_code == 200, call
 
 
@@ -78,11 +79,14 @@ def test_the_page_of_the_document_holds_every_operation_and_its_calls_run(url: s
 def test_the_page_s_calls_go_where_the_client_found_the_server_unless_that_is_no_address(
     url: str, host: str, shown: str
 ) -> None:
-    page = httpx.get(f"{url}/docs", headers={"Host": host}).text
+    page = httpx.get(f"{url}/docs", headers={"Host": host}, timeout=PATIENCE_S).text
     assert f"curl -s {shown} " in page
     assert host not in page or host in shown
 
 
 def test_a_request_id_comes_back_from_every_endpoint(url: str) -> None:
     for path in ("/", "/docs", "/openapi.json", "/v2", "/v2/nothing", "/nothing"):
-        assert httpx.get(f"{url}{path}", headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+        assert (
+            httpx.get(f"{url}{path}", headers={"X-Request-Id": "mine"}, timeout=PATIENCE_S).headers["x-request-id"]
+            == "mine"
+        )

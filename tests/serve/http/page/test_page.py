@@ -10,7 +10,8 @@ import httpx
 import pytest
 from chromium import Tab, browsing
 from lookup_bundles import INTENTS, TAGS, VOCABULARY, city_table, intent_table, write_bundle
-from test_app import running, wait_until_ready
+from patience import PATIENCE_S
+from server_process import running, wait_until_ready
 
 ENTER, TABULATOR = 13, 9
 # The colour of everything that shows text of its own, and the nearest background under it; contrast as WCAG 2.2 defines it.
@@ -50,7 +51,7 @@ def url(entities_bundle: Path, intents_bundle: Path, tmp_path_factory: pytest.Te
         folder / "relations", intent_table(), task="text-classification", labels=INTENTS, relations=True
     )
     with running(entities_bundle, intents_bundle, strangers, relations) as (url, _):
-        with httpx.Client(base_url=url, timeout=20) as client:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             wait_until_ready(client)
         yield url
 
@@ -135,7 +136,9 @@ def test_classes_are_shown_with_their_scores_and_the_stages_of_the_time(tab: Tab
     paste_and_run(tab, "refund please")
     tab.wait_for("document.querySelector('#answer .bars')")
     shown = tab.evaluate("[...document.querySelectorAll('.bars li')].map((bar) => bar.innerText.split('\\n'))")
-    (result,) = httpx.post(f"{url}/v1/classify", json={"text": "refund please", "model": "intents"}).json()["results"]
+    (result,) = httpx.post(
+        f"{url}/v1/classify", json={"text": "refund please", "model": "intents"}, timeout=PATIENCE_S
+    ).json()["results"]
     assert shown == [[each["label"], f"{100 * each['score']:.1f} %"] for each in result["labels"]]
     stages = tab.evaluate("[...document.querySelectorAll('#legend dt')].map((name) => name.textContent)")
     assert stages == ["queue", "tokenise", "run", "decode", "other"]
@@ -158,7 +161,7 @@ def test_the_shell_line_asks_exactly_what_the_page_asked(tab: Tab) -> None:
 
 
 def test_options_are_those_of_the_servers_own_schema_and_are_sent_only_when_changed(tab: Tab, url: str) -> None:
-    schemas = httpx.get(f"{url}/openapi.json").json()["components"]["schemas"]
+    schemas = httpx.get(f"{url}/openapi.json", timeout=PATIENCE_S).json()["components"]["schemas"]
     for model, schema in (("cities", "EntitiesRequest"), ("intents", "ClassifyRequest")):
         choose(tab, model)
         offered = tab.evaluate("[...document.querySelectorAll('#options [name]')].map((control) => control.name)")

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from loopback import Asked, answer
 from loopback import serving as pretending
+from patience import PATIENCE_S
 
 from benchmarks.serve.malformations import KINDS, RIGHT, Malformed
 from benchmarks.serve.malformed import attack
@@ -32,7 +33,7 @@ def test_300_malformed_requests_are_refused_and_right_ones_answered_as_before(ur
     assert all(body.startswith(b"200 ") for body in tally.right_before.values())
     assert tally.right_after == tally.right_before
     # Nothing died of it and was replaced in silence.
-    assert "stillroom_process_restarts_total{" not in httpx.get(f"{url}/metrics").text
+    assert "stillroom_process_restarts_total{" not in httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 from benchmarks.serve.small_server import serving
 from serve.http.v1.relations import decode_relations, marked_texts
@@ -27,7 +28,7 @@ def client(entities_bundle: Path, intents_bundle: Path, relations_bundle: Path) 
     # The model of relations is the last of the classifiers, so that it must be found.
     with (
         serving([entities_bundle, intents_bundle, relations_bundle]) as url,
-        httpx.Client(base_url=url, timeout=20) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         yield client
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from repository import ROOT
 
 from benchmarks.serve.small_server import serving
@@ -34,7 +35,7 @@ def here(block: str, url: str) -> str:
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_on_the_page_is_answered(call: str, url: str) -> None:
     command = here(call, url).replace("curl -s", "curl -s -w '\\n%{http_code}'")
-    finished = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    finished = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert finished.stdout.endswith("\n200"), finished.stdout
 
 

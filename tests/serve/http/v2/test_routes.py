@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from lookup_bundles import INTENTS, VOCABULARY
+from patience import PATIENCE_S
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.serve.small_server import serving
@@ -28,7 +29,7 @@ def url(entities_bundle: Path, intents_bundle: Path, relations_bundle: Path) -> 
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=20) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from lookup_bundles import INTENTS, VOCABULARY, city_table, intent_table, write_bundle
+from patience import PATIENCE_S
 from repository import ROOT
 
 from serve.errors import BadInput
@@ -379,11 +380,11 @@ def test_no_process_outlives_a_kill_or_ctrl_c(
 ) -> None:
     process, _, workers = slow_job
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "Traceback" not in said
     assert "go on where they were" in " ".join(said.split())
-    assert psutil.wait_procs(workers, timeout=30)[1] == []
+    assert psutil.wait_procs(workers, timeout=PATIENCE_S)[1] == []
 
 
 @pytest.mark.parametrize(
