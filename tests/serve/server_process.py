@@ -20,7 +20,7 @@ from repository import ROOT
 SERVE = (
     sys.executable,
     "-c",
-    "import serve.http.connections.limits, serve.__main__; serve.http.connections.limits.BEHIND_S = 600; raise SystemExit(serve.__main__.main())",
+    "import serve.__main__; from serve.http.connections import limits; limits.BEHIND_S = 600; raise SystemExit(serve.__main__.main())",
 )
 
 
