@@ -20,7 +20,7 @@ import msgspec
 
 Format = Literal["json", "text"]
 
-access_log = logging.getLogger("serve.http.auth.access")
+access_log = logging.getLogger("serve.access")
 
 # Characters of lines that wait to be written; what is more is dropped.
 MOST_WAITING = 8_000_000

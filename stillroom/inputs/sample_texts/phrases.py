@@ -42,7 +42,7 @@ INTENTS: dict[str, Phrases] = {
             "[Where is|What happened to|Any news on] [my order|order] {order_number}[|, the {product}]?",
             "I ordered the {product} {on_order_date} and it [should|was to] [arrive|be here] {on_delivery_date}.",
             "The {product} was [due|promised|announced] {on_delivery_date}[|, and I bought it {on_order_date}].",
-            "Sampler {order_number} from {order_date} [has not moved|is still open|says pending], [what now|any news]?",
+            "Order {order_number} from {order_date} [has not moved|is still open|says pending], [what now|any news]?",
             "Tracking [says|shows] {delivery_date} for the {product}, is that [right|still true]?",
             "{on_delivery_date} was [promised|what you told me] when I [ordered|paid] {on_order_date}.",
             "Can you [check|tell me] whether the {product} ships to {city} [soon|before {delivery_date}]?",
@@ -213,7 +213,7 @@ INTENTS: dict[str, Phrases] = {
 # Said beside any intent. Dealt out like the phrases above.
 DETAILS = Phrases(
     (
-        "[My order number is|Sampler number:|The order is] {order_number}.",
+        "[My order number is|Order number:|The order is] {order_number}.",
         "[You can reach me|Call me|Reach me] [at|on] {phone}[| or at {email}].",
         "[My number is|Phone:|Tel.] {phone}.",
         "[Please write|Write|Mail me] to {email}.",

@@ -127,7 +127,7 @@ def test_a_request_is_one_line_of_json_that_says_who_what_and_how_long(client: h
     assert entry.pop("answer_bytes") > 100
     assert entry == {
         "level": "info",
-        "logger": "serve.http.auth.access",
+        "logger": "serve.access",
         "message": "request",
         "request_id": "seen-1",
         "key": "alice",
