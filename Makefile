@@ -7,13 +7,13 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test test-slow test-gpu check format benchmark clean
 
-demo: $(INSTALLED)  ## the whole path on generated support messages; ends with a table and a curl line
+demo: $(INSTALLED)  ## `run` on generated support messages; ends with a table and a curl line
 	$(BIN)/stillroom demo --out demo
 
 test: $(INSTALLED)  ## every test that needs neither minutes of training nor a GPU
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --benchmark-disable
 
-test-slow: $(INSTALLED)  ## the whole path for real, kills and resumes included
+test-slow: $(INSTALLED)  ## whole runs, kills and resumes included
 	$(BIN)/python -m pytest -m slow
 
 test-gpu: $(INSTALLED)  ## what needs CUDA; skips with a reason where there is none

@@ -31,7 +31,7 @@ def medians_ms(code: Path, suite: str) -> dict[str, float]:
         command += ["-o", "addopts=", "-o", f"pythonpath={code}", "-p", "no:cacheprovider"]
         ended = subprocess.run(
             command,
-            cwd=ROOT,
+            cwd=code,  # each commit's own suite: names may have changed between the two
             env={**os.environ, "PYTHONPATH": str(code)},
             capture_output=True,
             text=True,

@@ -14,7 +14,7 @@ _HOME = {
     "finetune": "stillroom.api",
     "export": "stillroom.api",
     "profile": "stillroom.api",
-    "evaluate": "stillroom.api",
+    "evaluate": "stillroom.commands.evaluate",
     "load": "stillroom.commands.load",
     "Pipeline": "serve.model.pipeline",
     "Client": "serve.client",

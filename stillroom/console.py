@@ -85,12 +85,14 @@ def show(event: Event) -> None:
     """Shows what a library call reports: its messages as lines, its work as bars."""
     if event.kind == "message":
         say(event.text)
-    elif event.kind == "started":
-        _bars[event.text] = Bar(event.text)
     elif event.kind == "advanced":
-        _bars[event.text](event.done, event.total, event.note)
-    elif shown := _bars.pop(event.text, None):
-        shown.close()
+        if shown := _bars.get(event.text):
+            shown(event.done, event.total, event.note)
+    else:
+        if shown := _bars.pop(event.text, None):
+            shown.close()
+        if event.kind == "started":
+            _bars[event.text] = Bar(event.text)
 
 
 def say(text: str) -> None:

@@ -1,6 +1,6 @@
 """Every loss of the engine, forward and backward, by length; those that are computed in tiles beside the same written whole.
 
-    pytest benchmarks/distill/test_outputs.py --benchmark-only -o addopts= --benchmark-group-by=func,param:tokens
+    pytest benchmarks/distill/test_losses.py --benchmark-only -o addopts= --benchmark-group-by=func,param:tokens
 
 Two texts of width 768 and 384, 48 relation heads, 12 attention heads, one core. `held` in the extra information is what
 tensors take at most, forward and backward, above what is given. Each also checks its answer: that of the tiles against the

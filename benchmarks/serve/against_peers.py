@@ -204,7 +204,7 @@ def drive_once(
 
 
 def rounds(given: argparse.Namespace, log: Path) -> dict[str, Any]:
-    """Every turn: server -> set -> a list of rounds; and the servers that did not run, with the reason."""
+    """What each server did: server -> set -> a list of rounds; and the servers that did not run, with the reason."""
     pipeline = Pipeline(given.bundle, threads=1)
     texts = read_texts(given.texts)
     sets = {"texts": texts, "mixed": mixed_texts(texts, pipeline)}

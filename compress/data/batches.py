@@ -1,4 +1,4 @@
-"""From text to rows of numbers and back: tokenised examples, padded batches, and what logits say of a text."""
+"""Padded batches of tokenised texts: made from chosen texts, cut into parts, moved to a device."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

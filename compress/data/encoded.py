@@ -9,6 +9,8 @@ from tokenizers import Encoding, Tokenizer
 from compress.data.examples import Example, Task
 from serve.text.spans import Word, words
 
+IGNORED = -100  # the target of a row that carries no label
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -134,6 +136,3 @@ def _tags(example: Example, found: Sequence[Word], index: dict[str, int]) -> np.
             tags[row] = index.get(f"{prefix}-{example.entities[at].label}", IGNORED)
             opened = at
     return tags
-
-
-IGNORED = -100  # the target of a row that carries no label

@@ -6,7 +6,6 @@ request of ours goes first, and where that fails only the library's cache is loo
 
 import logging
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compress import distributed
+
+log = logging.getLogger("compress")
 
 Kind = Literal["model", "dataset"]
 
@@ -89,7 +90,8 @@ def _ask(name: str, kind: Kind) -> str:
     if constants.HF_HUB_OFFLINE:
         return OFFLINE
     if distributed.main():
-        sys.stderr.write(f"{name} is no folder here; asking the Hub for a {CALLED[kind]} of that name.\n")
+        # A warning, so that it is seen where a program has set up no logging.
+        log.warning("%s is no folder here; asking the Hub for a %s of that name.", name, CALLED[kind])
     try:
         HfApi().repo_info(name, repo_type=kind, timeout=ASK_S)
     except RepositoryNotFoundError:

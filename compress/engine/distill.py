@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compress import distributed
 from compress.data.corpus import tokenised
 from compress.data.examples import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
@@ -105,6 +106,7 @@ def distill_student(
     teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation, notify: Notify = silent
 ) -> Path:
     """See `distill`."""
+    notify = notify if distributed.main() else silent  # of several processes one speaks for all
     target = free_target(out)
     given = _checked(teacher, corpus, target, settings)
     for line in given.messages:
@@ -115,10 +117,10 @@ def distill_student(
     start = folder_fingerprint(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
     # Who is told of a training changes nothing about it, nor where the cache lies.
     decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache)}
-    named = fingerprint("distill", *common, start, dataclasses.asdict(settings) | decide)
+    run_fingerprint = fingerprint("distill", *common, start, dataclasses.asdict(settings) | decide)
     workdir = Workdir(target.with_name(target.name + ".distil-work"))
     with workdir.locked():
-        workdir.publish(_run(workdir, named, given, notify), target)
+        workdir.publish(_run(workdir, run_fingerprint, given, notify), target)
     return target
 
 
@@ -248,7 +250,7 @@ def _in_lineage(settings: Distillation) -> dict[str, Any]:
     return found | ({"start": open_model(settings.start).public_name} if is_checkpoint(settings.start) else {})
 
 
-def _run(workdir: Workdir, named: str, given: _Given, notify: Notify) -> Path:
+def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) -> Path:
     """The folder of the finished student."""
     s, opened = given.settings, given.opened
     tokenizer = open_tokenizer(opened)
@@ -263,7 +265,7 @@ def _run(workdir: Workdir, named: str, given: _Given, notify: Notify) -> Path:
     schedule = preset.schedule(steps_per_epoch) if preset else None
     epochs = s.epochs or (schedule.steps / steps_per_epoch if schedule else 1.0)
     tokens = epochs * float(pieces.lengths.sum())
-    teaching = MethodInputs(
+    method_inputs = MethodInputs(
         opened, tokenizer, pieces, {}, batch, s.seed, s.precision, learning_rate=s.learning_rate, schedule=schedule,
         accumulate=s.accumulate, trackers=tuple(s.trackers), start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
         lineage=_in_lineage(s) | {"batch": batch, "tokens": longest, "epochs": epochs},
@@ -271,11 +273,11 @@ def _run(workdir: Workdir, named: str, given: _Given, notify: Notify) -> Path:
     )  # fmt: skip
     if asks_words(given.stages[0]):
         head = workdir.stage(
-            "teacher-head", fingerprint(named, "head"), partial(fit_head, given=teaching, tokens=tokens)
+            "teacher-head", fingerprint(run_fingerprint, "head"), partial(fit_head, given=method_inputs, tokens=tokens)
         )
-        teaching = dataclasses.replace(teaching, words=head)
+        method_inputs = dataclasses.replace(method_inputs, words=head)
     links = [
         Link(shape, stages, tuple(stage.share * tokens for stage in stages))
         for shape, stages in zip(given.shapes, given.stages, strict=True)
     ]
-    return run_method(workdir, named, links, teaching)[-1]
+    return run_method(workdir, run_fingerprint, links, method_inputs)[-1]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from compress import distributed
 from compress.data.examples import check_task
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
@@ -93,13 +94,14 @@ def finetune(model: str, task: str, data: str, out: Path | str, *, progress: Not
 
 def fine_tune(model: str, out: Path, settings: FineTuning, notify: Notify = silent) -> Path:
     """See `finetune`."""
+    notify = notify if distributed.main() else silent  # of several processes one speaks for all
     target = free_target(out)
     settings = _resolved(settings)
     inputs, teacher = _opened(model, target, settings, notify)
     for warning in inputs.warnings:
         message(notify, f"warning: {warning}")
     same_bits(inputs.settings.threads)
-    named = fingerprint(
+    run_fingerprint = fingerprint(
         "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "", inputs.data_fingerprint,
         list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision, trained_with(),
         dataclasses.asdict(settings) | {"teacher": "", "data": "", "unlabelled": "", "trackers": ()},
@@ -109,17 +111,17 @@ def fine_tune(model: str, out: Path, settings: FineTuning, notify: Notify = sile
         soft = None
         if teacher:
             make = partial(task_stages.make_teacher, inputs=teacher, steps=0)
-            labeller = workdir.stage("teacher", fingerprint(named, "teacher"), make)
+            labeller = workdir.stage("teacher", fingerprint(run_fingerprint, "teacher"), make)
             label = partial(task_stages.make_soft_labels, inputs=teacher, teacher=labeller)
-            soft = workdir.stage("soft-labels", fingerprint(named, "soft labels"), label)
+            soft = workdir.stage("soft-labels", fingerprint(run_fingerprint, "soft labels"), label)
         train = partial(_train, inputs=inputs, teacher=teacher, soft_labels=soft, settings=settings)
-        folder = workdir.stage("model", named, train)
+        folder = workdir.stage("model", run_fingerprint, train)
         workdir.publish(folder, target)
     return target
 
 
 def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> tuple[TaskInputs, TaskInputs | None]:
-    """What the training of the model stands on, and what its teacher's answers do."""
+    """What the model is trained on, and, where there is a teacher, what that labels with."""
     opened = open_model(model, role="--model")
     given = dataclasses.replace(_task_settings(model, settings), student=str(shape_in(opened)))
     inputs = open_task(

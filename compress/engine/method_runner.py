@@ -37,7 +37,7 @@ from compress.training.teacher_cache import CachedTeacherText, TeacherCache, tea
 MAPS = "maps.safetensors"  # what an objective learned beside the student
 RANDOM = "random"  # new layers
 WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification")
-VALIDATIONS = 10  # at validation, in one training
+VALIDATIONS = 10  # in one training
 HEAD_SHARE = 0.2  # of the tokens of plain text, for fitting a head for masked words
 
 
@@ -96,8 +96,8 @@ class Link:
         return any(stage.objective.masks_tokens for stage in self.stages)
 
 
-def run_method(workdir: Workdir, named: str, links: Sequence[Link], given: MethodInputs) -> list[Path]:
-    """The folder of each stage of each link, in order; the last holds the student. `named` fingerprints everything given.
+def run_method(workdir: Workdir, run_fingerprint: str, links: Sequence[Link], given: MethodInputs) -> list[Path]:
+    """The folder of each stage of each link, in order; the last holds the student. `run_fingerprint` fingerprints everything given.
 
     An assistant learns from the teacher, and the next student learns from the assistant what it would from the teacher.
     """
@@ -108,13 +108,15 @@ def run_method(workdir: Workdir, named: str, links: Sequence[Link], given: Metho
         name = "" if number == len(links) else f"assistant-{number}-"
         source = words if asks_words(link.stages) else plain
         begin = partial(_begin, given=given, link=link, source=source, last=number == len(links))
-        before = workdir.stage(f"{name}start", fingerprint(named, name, "start"), begin)
+        before = workdir.stage(f"{name}start", fingerprint(run_fingerprint, name, "start"), begin)
         for step, stage in enumerate(link.stages, 1):
             asks = stage.objective.masks_tokens and stage.objective.asks_teacher
             train = partial(
                 _train, given=given, link=link, number=step, before=before, teacher=words if asks else plain
             )
-            before = workdir.stage(f"{name}{step}-{stage.name}", fingerprint(named, name, "stage", step), train)
+            before = workdir.stage(
+                f"{name}{step}-{stage.name}", fingerprint(run_fingerprint, name, "stage", step), train
+            )
             folders.append(before)
         plain = words = before
     return folders

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
 
 from tokenizers import Tokenizer
 
@@ -31,9 +30,6 @@ from compress.training.trackers import check_trackers
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers
-
-T = TypeVar("T")
-
 
 # Float32 copies of the teacher's weights that a run keeps at most: checkpoints with two moments each, stages, graphs.
 DISK_COPIES = 12

@@ -61,7 +61,7 @@ class TaskSettings:
 
 
 def typed(kind: type[AnySettings], values: dict[str, Any]) -> tuple[AnySettings, list[str]]:
-    """AnySettings of a `kind` with `values` in place of its defaults, and what is wrong with their types, a line each."""
+    """Settings of `kind` with `values` in place of its defaults, and what is wrong with their types, a line each."""
     hints = get_type_hints(kind)
     faults: list[str] = []
     fitting: dict[str, Any] = {}

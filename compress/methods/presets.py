@@ -1,6 +1,6 @@
 """The schedules of the papers, by name: what they trained with, to train the same way or to scale from.
 
-A paper's batch may not fit a machine; `accumulate` (`compress.training.stage.Settings`) trains it in parts. Where a paper leaves
+A paper's batch may not fit a machine; `accumulate` (`compress.training.stage.StageSettings`) trains it in parts. Where a paper leaves
 a number open, the comment says that it is ours.
 """
 

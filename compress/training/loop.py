@@ -46,7 +46,7 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Validation:
-    """When and how to validating at validation: every `every` steps; give up after `patience` looks without a new best."""
+    """When and how to validate: every `every` steps; give up after `patience` validations without a new best."""
 
     every: int
     evaluate: Callable[[], float]
@@ -86,7 +86,7 @@ def train(
         schedule: steps and learning rate.
         folder: holds the checkpoint and the best weights; made if absent. Of several processes the main one's counts.
         seed: together with the numbers of step and share it fixes dropout.
-        validation: validation, best weights and early stopping.
+        validation: when to validate; the best weights are kept then, and training may stop early.
         precision: `fp32`; or `bf16`, or on GPUs `fp16`, for matrix products in that with float32 weights.
         accumulate: parts that a process cuts its part of a batch into, one after the other.
         trackers: where else the metrics go.

@@ -85,8 +85,8 @@ def train_stage(
         settings: steps, seed and precision.
         folder: for checkpoints.
         projections: the learned maps of the objective; new ones if not given.
-        validation: validation, if the best weights are wanted and not the last; it is told `remap`, by which a narrowed student's
-            embeddings are found, or None.
+        validation: makes the `Validation`, where the best weights are wanted and not the last; called with `remap`, by which a
+            narrowed student's embeddings are found, or None.
         report: told of each step.
 
     Raises:

@@ -199,7 +199,7 @@ def with_intervals(scores: Mapping[str, Score | Verdict]) -> dict[str, dict[str,
 
 
 def session_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
-    """The logits of each text's rows, as `compress.data.batches.row_logits` gives them, from a session as it serves."""
+    """The logits of each text's rows, as `compress.evaluation.predictions.row_logits` gives them, from a session as it serves."""
     out: list[np.ndarray] = [np.empty(0)] * len(encoded)
     for chosen in batches_by_length([len(ids) for ids in encoded.ids]):
         for i, logits in zip(chosen, session.run([encoded.encodings[i] for i in chosen]), strict=True):

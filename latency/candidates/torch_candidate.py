@@ -21,7 +21,7 @@ Forward = Callable[[dict[str, "torch.Tensor"]], "torch.Tensor"]
 
 
 def load_torch(candidate: Candidate) -> Call:
-    """See `latency.candidates.candidate.load`."""
+    """See `latency.candidates.open_candidate.load`."""
     import torch
 
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -44,7 +44,7 @@ TEXTS_AT_ONCE = 500  # that are scored before the next are asked for
 LEAST_TURNS = 6  # fewer pairs have no 95 % interval
 MOST_TURNS = 400
 
-V = TypeVar("V", TimedTurn, StreamTurn, OfflineTurn)
+TurnKind = TypeVar("TurnKind", TimedTurn, StreamTurn, OfflineTurn)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Patience:
     tight: float = 0.02
     """Half the width of the ratios' intervals, relative, at which there is no need to go on."""
     turn_seconds: float = 0.03
-    """Timed calls of one take: short, so that the machine has no time to change its mood between two candidates."""
+    """Timed calls of one turn: short, so that the machine has no time to change its mood between two candidates."""
     least_turns: int = LEAST_TURNS
 
 
@@ -108,7 +108,7 @@ def measure(
 ) -> list[Measurement]:
     """Times every candidate on `workload`, in the order of `workers`.
 
-    A round gives each candidate one turn, in an order drawn anew from `seed`. They go on until every ratio to the first one's
+    A round gives each candidate one turn, in an order drawn anew from `seed`. Rounds go on until every ratio to the first one's
     median (of one candidate alone: the medians of its turns) is known as closely as `patience` asks, or the time is up;
     the conditions of each measurement say which.
     """
@@ -126,10 +126,10 @@ def measure(
 
 
 @dataclass
-class Log(Generic[V]):
+class Log(Generic[TurnKind]):
     """What a candidate's turns on one workload have brought so far."""
 
-    turns: list[V] = field(default_factory=list)
+    turns: list[TurnKind] = field(default_factory=list)
     turns_ms: list[list[float]] = field(default_factory=list)
     other_core_seconds: float = 0.0
     seconds: float = 0.0
@@ -138,14 +138,14 @@ class Log(Generic[V]):
 
 def take_turns(
     workers: "Mapping[str, Worker]",
-    take: "Callable[[Worker, int], V]",
-    samples_ms: Callable[[V], list[float]],
+    take: "Callable[[Worker, int], TurnKind]",
+    samples_ms: Callable[[TurnKind], list[float]],
     patience: Patience,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[dict[str, Log[V]], str]:
-    """Gives each of `workers` one turn after another; returns what each brought, and why it ended: `tight` or `time`."""
-    logs: dict[str, Log[V]] = {name: Log() for name in workers}
+) -> tuple[dict[str, Log[TurnKind]], str]:
+    """Rounds in which each of `workers` has one turn; returns what each brought, and why they ended: `tight` or `time`."""
+    logs: dict[str, Log[TurnKind]] = {name: Log() for name in workers}
     shuffler = random.Random(seed)
     began_s = time.monotonic()
     for turn in range(MOST_TURNS):
@@ -162,7 +162,7 @@ def take_turns(
     return logs, "tight" if _tight(logs, patience.tight) else "time"
 
 
-def _tight(logs: Mapping[str, Log[V]], tight: float) -> bool:
+def _tight(logs: Mapping[str, Log[TurnKind]], tight: float) -> bool:
     turns = [[np.asarray(turn_ms) for turn_ms in log.turns_ms] for log in logs.values()]
     if len(turns) == 1:  # nothing to be paired with: its own turns against their median
         middle = np.median([float(np.median(turn_ms)) for turn_ms in turns[0]])
@@ -276,7 +276,7 @@ class Worker:
         self._send({"command": "load", **given})
 
     def run(self, workload: Workload, *, seconds: float, least: int, most: int) -> TimedTurn:
-        """One take on rows of token ids, see `latency.measure.worker.timed_calls`."""
+        """One turn on rows of token ids, see `latency.measure.worker.timed_calls`."""
         return cast(TimedTurn, self.ask("run", work=workload.name, seconds=seconds, least=least, most=most))
 
     def answers(self) -> "list[Answer]":
@@ -287,7 +287,7 @@ class Worker:
         return found
 
     def stream(self, chosen: Sequence[int], passes: int) -> StreamTurn:
-        """One take on the chosen texts, one at a time."""
+        """One turn on the chosen texts, one at a time."""
         return cast(StreamTurn, self.ask("stream", chosen=list(chosen), passes=passes))
 
     def offline(self, count: int, batch_tokens: int) -> OfflineTurn:
@@ -362,9 +362,13 @@ def _warm_up(worker: Worker, workload: Workload, chunk_s: float) -> None:
 
 
 def _take(
-    worker: Worker, turn: int, take: Callable[[Worker, int], V], samples_ms: Callable[[V], list[float]], log: Log[V]
+    worker: Worker,
+    turn: int,
+    take: Callable[[Worker, int], TurnKind],
+    samples_ms: Callable[[TurnKind], list[float]],
+    log: Log[TurnKind],
 ) -> None:
-    """One take into `log`, with the core-seconds that others used meanwhile (0 where the system does not tell)."""
+    """One turn into `log`, with the core-seconds that others used meanwhile (0 where the system does not tell)."""
     time.sleep(PAUSE_S)
     energy = energy_counters()
     began_s, before_s = time.perf_counter(), busy_core_seconds()

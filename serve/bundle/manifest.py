@@ -21,6 +21,7 @@ from serve.errors import BadInput, BundleError
 # 2: each variant names what it asks of a processor. Of 1 that is said for the whole bundle, and it is read too.
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
+ONNX_NAMES = {"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx", "int8": "onnx/model_quantized.onnx"}
 
 MAX_MANIFEST_BYTES = 16 * 2**20
 MAX_FILE_BYTES = 8 * 2**30
@@ -315,4 +316,3 @@ def _listed(names: object) -> str:
 
 
 # The names that optimum and transformers.js look for.
-ONNX_NAMES = {"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx", "int8": "onnx/model_quantized.onnx"}

@@ -38,7 +38,7 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
 
 
 class ErrorResponse(Response):
-    """An answer that is an error: told to the client, and to the context."""
+    """An answer that is an error: told to the client, and noted in the request's context."""
 
     def __init__(self, described: dict[str, str], status: int, headers: Mapping[str, str] | None, *, path: str) -> None:
         super().__init__(msgspec.json.encode(in_form_of(path, described)), status, headers, "application/json")

@@ -40,14 +40,10 @@ from serve.workers.supervisor import ServedModel
 
 log = logging.getLogger("serve")
 
-
 PAGE = Path(__file__).parent / "page" / "index.html"
-
 
 # What a model is for: its task, but that relations are a kind of their own.
 Kind = Literal["token-classification", "text-classification", "relations"]
-
-
 ENDPOINT_OF: dict[Kind, str] = {
     "token-classification": "/v1/entities",
     "text-classification": "/v1/classify",

@@ -86,7 +86,7 @@ class RequestContext:
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """The context that `scope` belongs to; a new one where nobody began it."""
+    """The context of the request in `scope`; a new one where nobody began it."""
     context: RequestContext | None = scope.get(KEY)
     if context is None:
         context = scope[KEY] = RequestContext()

@@ -56,7 +56,7 @@ class Traces:
         if scope["method"] != "POST":
             return
         ended_s = time.perf_counter()
-        zero_ns = time.time_ns() - int(ended_s * 1e9)  # of the clock that the context was timed with
+        zero_ns = time.time_ns() - int(ended_s * 1e9)  # of the clock that the request was timed with
         span = self._tracer.start_span(
             f"POST {endpoint}",
             self._propagator.extract(_trace_headers(Headers(scope=scope))),

@@ -121,7 +121,7 @@ class Batcher(Generic[Item, Result]):
         self._released = released
         self._queue: list[_Waiting[Item, Result]] = []
         self._queued_tokens = 0
-        self._lanes: list[WorkerSlot] = []
+        self._slots: list[WorkerSlot] = []
         self._asleep: list[tuple[WorkerSlot, asyncio.Future[None]]] = []
         self._packet_tokens = batch_tokens / PACKETS_A_BATCH
         self._virtual_now = 0.0
@@ -140,8 +140,8 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def slots(self) -> int:
-        """Lanes that compute or could."""
-        return sum(slot.open for slot in self._lanes)
+        """Slots that compute or could."""
+        return sum(slot.open for slot in self._slots)
 
     async def results(self, items: Sequence[Item], tokens: Sequence[int]) -> list[Result]:
         """The results of `items`, in their order; `tokens` is the length of each.
@@ -230,7 +230,7 @@ class Batcher(Generic[Item, Result]):
         """Feeds one more slot; its task ends when it is removed, or with what `run` raised."""
         slot = WorkerSlot()
         self._refusal = None
-        self._lanes.append(slot)
+        self._slots.append(slot)
         slot.task = asyncio.get_running_loop().create_task(self._feed(slot, run))
         return slot
 
@@ -254,7 +254,7 @@ class Batcher(Generic[Item, Result]):
         """Refuses what comes from now on, waits until everything accepted is answered, and ends the slots."""
         self._closing = True
         self._wake(everyone=True)
-        if tasks := [slot.task for slot in self._lanes]:
+        if tasks := [slot.task for slot in self._slots]:
             await asyncio.wait(tasks)
         if self._queue:  # no slot is left to compute it
             self.give_up("the model is being closed; try again in a second")
@@ -266,7 +266,7 @@ class Batcher(Generic[Item, Result]):
             await asyncio.wait(dispatchers, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             slot.open = False
-            self._lanes.remove(slot)
+            self._slots.remove(slot)
             self._wake(everyone=True)
             ends = await asyncio.gather(*dispatchers, return_exceptions=True)
         for end in ends:

@@ -129,7 +129,7 @@ class ModelProcess:
     async def receive(self, done: Done[Answered], contexts: Sequence[RequestContext] = ()) -> None:
         """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it.
 
-        `contexts`, one for each work or none, are told what the batch has taken from now until their answer.
+        In `contexts`, one for each work or none, is noted what the batch has taken from now until their answer.
         """
         stages = Stages(time.perf_counter(), 0.0, 0.0, 0.0)
         while True:

@@ -119,7 +119,7 @@ class ServedModel:
     async def answers(self, works: list[Work], context: RequestContext | None = None) -> list[Answered]:
         """One answer for each work, in order: its JSON, or logits. Overloaded before any work when there is no room.
 
-        `context` is told which model answers and where the time goes.
+        In `context` is noted which model answers and where the time goes.
         """
         context = context or RequestContext()
         context.model, context.variant, context.texts = self.manifest.name, self.variant, len(works)

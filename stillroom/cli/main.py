@@ -267,7 +267,7 @@ def run(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """The whole path: teacher -> distil -> export -> check -> time -> bundle.
+    """From teacher to bundle in one command: fine-tune -> distil -> export -> check -> time.
 
     [bold]Examples[/]
 
@@ -478,7 +478,7 @@ def evaluate(
 
       stillroom evaluate ner.bundle --data my-data/test.jsonl --variant int8
     """
-    from stillroom.api import evaluate as evaluate_model
+    from stillroom.commands.evaluate import evaluate as evaluate_model
 
     document = evaluate_model(model, data, variant=variant, task=task)
     if as_json:
@@ -955,7 +955,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="The bundle to write.")] = Path("demo"),
     as_json: Json = False,
 ) -> None:
-    """The whole path on a small set of support messages made by this program, with the teacher in the `demo` extra.
+    """`run` on a small set of support messages made by this program, with the teacher in the `demo` extra.
 
     [bold]Example[/]
 

@@ -25,7 +25,7 @@ from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import RANDOM, Labelled, Link, MethodInputs, asks_words, fit_head, run_method
-from compress.engine.resumable_stages import Workdir
+from compress.engine.resumable_stages import Workdir, check_writable
 from compress.engine.task_inputs import TaskInputs, open_task, unseen
 from compress.engine.task_settings import TaskSettings
 from compress.evaluation.metrics import counts, gold_of, mean_score, score
@@ -112,8 +112,8 @@ def compare(given: Comparison) -> dict[str, Any]:
         if source:
             work.stage("teacher-source", _teacher_fingerprint(source), partial(_make_teacher, inputs=source))
         if any(asks_words(link.stages) for several in links.values() for link in several):
-            teaching = _teaching(given, inputs, seed=0)
-            fit = partial(fit_head, given=teaching, tokens=given.distil_tokens)
+            method_inputs = _method_inputs(given, inputs, seed=0)
+            fit = partial(fit_head, given=method_inputs, tokens=given.distil_tokens)
             work.stage("teacher-head", _corpus_fingerprint(given, inputs), fit)
         waiting = [row for row in rows if not work.finished(_name(row), fingerprints[row])]
         say(f"{len(rows)} trainings, {len(rows) - len(waiting)} of them done before")
@@ -145,7 +145,12 @@ def _checked(given: Comparison) -> dict[str, TaskInputs]:
         )
     inputs_of: dict[str, TaskInputs] = {}
     for student in given.students:
-        inputs_of[student] = inputs = open_task(_settings(given, student), Path(given.out) / "work", notify=show)
+        inputs_of[student] = inputs = open_task(
+            _settings(given, student),
+            out / "work",
+            more_checks=[lambda: check_writable(out / "work")],
+            notify=show,
+        )
         for method in given.methods:
             shapes, chain = _chain(method, inputs)
             texts = {stage.text for stages in chain for stage in stages}
@@ -232,7 +237,7 @@ def _make_teacher(folder: Path, inputs: TaskInputs) -> None:
     task_stages.check_teacher(model, inputs, folder)
 
 
-def _teaching(given: Comparison, inputs: TaskInputs, *, seed: int) -> MethodInputs:
+def _method_inputs(given: Comparison, inputs: TaskInputs, *, seed: int) -> MethodInputs:
     # Tokenised once, by whichever row asks first.
     pieces = tokenised(
         inputs.corpus,
@@ -261,8 +266,8 @@ def _source(given: Comparison, inputs: TaskInputs) -> TaskInputs:
     settings = dataclasses.replace(inputs.settings, data=given.source_data, task=task, new_head=True)
     source = open_task(settings, Path(given.out) / "work", notify=show)
     train = unseen(source.splits.train, inputs.splits)
-    named = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # what is left out decides too
-    splits = dataclasses.replace(source.splits, train=train, fingerprint=named)
+    run_fingerprint = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # what is left out decides too
+    splits = dataclasses.replace(source.splits, train=train, fingerprint=run_fingerprint)
     # Both read by one vocabulary, with the markers of relations where the task has them.
     return dataclasses.replace(source, splits=splits, opened=inputs.opened, tokenizer=inputs.tokenizer)
 
@@ -297,13 +302,13 @@ def _run(given: Comparison, rows: Sequence[Row], fingerprints: dict[Row, str]) -
         )
 
 
-def make_row(given: Comparison, row: Row, named: str) -> None:
+def make_row(given: Comparison, row: Row, run_fingerprint: str) -> None:
     """One training from start to score, in the folder of its row; called in a process of its own."""
     console.quiet = True
     inputs = open_task(_settings(given, row.student), Path(given.out) / "work", notify=show)
     same_bits(inputs.settings.threads)
     work = Workdir(Path(given.out) / "work")
-    work.stage(_name(row), named, partial(_train_row, given=given, inputs=inputs, row=row))
+    work.stage(_name(row), run_fingerprint, partial(_train_row, given=given, inputs=inputs, row=row))
 
 
 def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) -> None:
@@ -317,15 +322,15 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) ->
     labelled = {"task": _labelled(inputs, root / "teacher")}
     if _reads_source(links):
         labelled["source"] = _labelled(_source(given, inputs), root / "teacher-source")
-    teaching = dataclasses.replace(
-        _teaching(given, inputs, seed=row.seed),
+    method_inputs = dataclasses.replace(
+        _method_inputs(given, inputs, seed=row.seed),
         labelled=labelled,
         # A student that learns from masked words without asking its teacher gets no head that was fitted to the corpus.
         words=root / "teacher-head" if asks_words(links[0].stages) else None,
         start=RANDOM if row.method == RANDOM else "uniform",
     )
     inner = Workdir(folder / STAGES)
-    stages = run_method(inner, "row", links, teaching)
+    stages = run_method(inner, "row", links, method_inputs)
     task = check_task(given.task)
     model = load(open_model(str(stages[-1])), task)
     gold = [gold_of(example, task) for example in inputs.splits.test]

@@ -11,6 +11,9 @@ from typing import Any
 from compress.engine.task_settings import TaskSettings, typed
 from serve.errors import BadInput
 
+# What a reader looks for first in a recipe.
+FIRST = ("teacher", "task", "data", "out", "student", "name")
+
 
 @dataclass(frozen=True)
 class Recipe(TaskSettings):
@@ -22,7 +25,7 @@ class Recipe(TaskSettings):
     teacher_gate: float = 0.97  # least share of the teacher's metric that the shipped variant keeps, on validation
     gate: float = 0.99  # least share of the fp32 metric that int8 keeps, on validation
     keep_right: float = (
-        0.95  # without texts out of scope: share of right answers that abstaining keeps; 0 is never to abstain
+        0.95  # share of right answers that abstaining keeps, where no text is out of scope; 0 never abstains
     )
     max_minutes: float = 0.0  # fit the training to this many minutes; 0 is no limit
     latency_seconds: float = 60.0  # for timing teacher and student, in all
@@ -92,7 +95,9 @@ def write_recipe(recipe: Recipe) -> str:
     """The recipe as TOML, every setting spelled out, so that it runs again as it ran."""
     import tomli_w
 
-    values = {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(recipe).items()}
+    everything = dataclasses.asdict(recipe)
+    ordered = {name: everything[name] for name in (*FIRST, *everything)}
+    values = {name: list(v) if isinstance(v, tuple) else v for name, v in ordered.items()}
     return tomli_w.dumps(values)
 
 

@@ -134,12 +134,12 @@ def _front_lines(document: ProfileDocument) -> list[str]:
     rows = [row for row in document.get("models", []) if row["name"] in front]
     if not rows or len(document["models"]) == 1:
         return []
-    named_with_note = [
+    with_figures = [
         f"{row['name']} ({score(row['metric']['value'])} at {number(row['single_stream']['p50_ms'])} ms)"
         for row in sorted(rows, key=lambda row: row["single_stream"]["p50_ms"] if "single_stream" in row else 0.0)
         if "metric" in row and "single_stream" in row
     ]
-    named = "; ".join(named_with_note or [row["name"] for row in rows])
+    named = "; ".join(with_figures or [row["name"] for row in rows])
     metric = next((row["metric"]["name"] for row in rows if "metric" in row), "the metric")
     others = len(document["models"]) - len(rows)
     beaten = " For every other model there is one here that is at least as good and as fast." if others else ""

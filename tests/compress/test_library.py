@@ -9,19 +9,17 @@ from pathlib import Path
 
 from repository import ROOT
 
-# What a process without the face sees: an import of these fails.
-WITHOUT_THE_FACE = (
-    "import sys; sys.modules.update(dict.fromkeys(['stillroom', 'export', 'latency', 'rich', 'typer']))\n"
-)
+# A process in which the other packages and the console are not there.
+ALONE = "import sys; sys.modules.update(dict.fromkeys(['stillroom', 'export', 'latency', 'rich', 'typer']))\n"
 
 
 def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", WITHOUT_THE_FACE + code]
+    command = [sys.executable, "-c", ALONE + code]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_example_in_the_docs_distils_and_fine_tunes_without_the_face(
+def test_the_example_in_the_docs_distils_and_fine_tunes_alone(
     tmp_path: Path, tiny_teacher: Path, task_data: Path
 ) -> None:
     shutil.copytree(tiny_teacher, tmp_path / "teacher")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from stillroom.console import FIRST_UNITS, Bar
+from compress import Event
+from stillroom.console import FIRST_UNITS, Bar, show
 
 
 def test_what_is_left_is_not_told_after_the_first_units(capfd: pytest.CaptureFixture[str]) -> None:
@@ -16,3 +17,17 @@ def test_what_is_left_is_not_told_after_the_first_units(capfd: pytest.CaptureFix
     assert first.strip() == "latency: 1/100, 0.0/s, grid"
     assert "left" not in second
     assert third.endswith("min left")
+
+
+def test_reports_of_a_library_become_lines_and_bars(capfd: pytest.CaptureFixture[str]) -> None:
+    for event in (
+        Event("started", "relations"),
+        Event("advanced", "relations", 1, 8, "loss 0.5"),
+        Event("message", "half of it"),
+        Event("started", "relations"),  # again, before the first has ended: two calls in two threads
+        Event("finished", "relations"),
+        Event("advanced", "relations", 2, 8),
+        Event("finished", "relations"),
+    ):
+        show(event)
+    assert "half of it" in capfd.readouterr().err

@@ -68,7 +68,7 @@ class DrainingServer(uvicorn.Server):
         self._watching: list[asyncio.Future[None]]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts the app, then opens the acceptor: the one socket, which listens."""
+        """Starts the app, then accepts connections from the one socket, which listens."""
         await super().startup(sockets=[])  # uvicorn accepts from none; the acceptor does
         (listener,) = sockets or []
         self._acceptor = Acceptor(listener, self._watch, self._connection, self._context)

@@ -1,4 +1,4 @@
-"""The socket a server listens on, how it is encrypted, how many files it may open, and the signal to reload."""
+"""The socket that a server listens on, how many files it may open, and the signal to reload."""
 
 import asyncio
 import logging

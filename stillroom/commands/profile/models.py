@@ -232,8 +232,8 @@ def _exported(
     from export.precision.int8_search import Prepared
 
     chosen = calibration[:CALIBRATION_TEXTS]
-    named = f"{folder_fingerprint(folder)}:{texts_fingerprint(chosen)}"
-    place = work / GRAPHS / hashlib.sha256(named.encode()).hexdigest()[:16]
+    graph_fingerprint = f"{folder_fingerprint(folder)}:{texts_fingerprint(chosen)}"
+    place = work / GRAPHS / hashlib.sha256(graph_fingerprint.encode()).hexdigest()[:16]
     fp32, int8 = place / "model.onnx", place / "model_quantized.onnx"
     if not (place / "done").is_file():
         place.mkdir(parents=True, exist_ok=True)

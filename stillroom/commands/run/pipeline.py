@@ -1,4 +1,4 @@
-"""The stages of `stillroom run`: from a teacher to a bundle, stage by stage.
+"""`stillroom run`: from a teacher to a bundle, stage by stage.
 
 Each stage is named here with the inputs that decide its outcome, so that a rerun skips what is finished and a changed
 input redoes exactly what depends on it.
@@ -17,7 +17,7 @@ from compress.engine.hardware import same_bits
 from export.packing.writer import clear_leftovers
 from serve.bundle.manifest import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError, GateMissed
-from stillroom.commands.run import evaluate
+from stillroom.commands.run import export_and_scores
 from stillroom.commands.run.time_budget import Plan, full_plan, timed_plan
 from stillroom.console import say
 from stillroom.inputs.preflight import RunInputs, prepare, work_of
@@ -35,27 +35,27 @@ def run(recipe: Recipe) -> dict[str, Any]:
     started = time.monotonic()
     inputs = prepare(recipe)
     same_bits(inputs.recipe.threads)
-    fingerprints_of = fingerprints(inputs)
+    stage_fingerprints = fingerprints(inputs)
     out = Path(os.path.abspath(recipe.out))
     if (out / MANIFEST).is_file():
-        return _already_there(out, fingerprints_of["bundle"])
+        return _already_there(out, stage_fingerprints["bundle"])
     for warning in inputs.warnings:
         say(f"warning: {warning}")
     with inputs.workdir.locked():
-        folders = _train(inputs, fingerprints_of)
+        folders = _train(inputs, stage_fingerprints)
         inputs.workdir.alone()
-        scores = _evaluate(inputs, fingerprints_of, folders)
+        scores = _evaluate(inputs, stage_fingerprints, folders)
         folders["latency"] = _stage(
             inputs,
             "latency",
-            fingerprints_of,
-            lambda f: evaluate.make_latency(f, inputs, folders, scores),
+            stage_fingerprints,
+            lambda f: export_and_scores.make_latency(f, inputs, folders, scores),
             "timing teacher and student, taking turns",
         )
         clear_leftovers(out)
-        latency = evaluate.read_json(folders["latency"] / "latency.json")
+        latency = export_and_scores.read_json(folders["latency"] / "latency.json")
         minutes = _minutes(inputs, started)
-        evaluate.write_bundle(out, inputs, folders, scores, latency, fingerprints_of["bundle"], minutes)  # type: ignore[arg-type]
+        export_and_scores.write_bundle(out, inputs, folders, scores, latency, stage_fingerprints["bundle"], minutes)  # type: ignore[arg-type]
     return _result(out)
 
 
@@ -107,49 +107,49 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
         if r.max_minutes
         else []
     )
-    fingerprints_of: dict[str, str] = {}
-    fingerprints_of["plan"] = fingerprint("plan", trained_with(), *common, *budget)
-    fingerprints_of["teacher"] = fingerprint("teacher", fingerprints_of["plan"], *teacher)
-    fingerprints_of["start"] = fingerprint("start", fingerprints_of["teacher"], str(inputs.shape))
-    fingerprints_of["relations"] = fingerprint("relations", fingerprints_of["start"], *relations)
-    start = fingerprints_of["relations"] if r.relation_epochs else fingerprints_of["start"]
-    fingerprints_of["soft-labels"] = fingerprint("soft-labels", fingerprints_of["teacher"], *in_domain)
+    stage_fingerprints: dict[str, str] = {}
+    stage_fingerprints["plan"] = fingerprint("plan", trained_with(), *common, *budget)
+    stage_fingerprints["teacher"] = fingerprint("teacher", stage_fingerprints["plan"], *teacher)
+    stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape))
+    stage_fingerprints["relations"] = fingerprint("relations", stage_fingerprints["start"], *relations)
+    start = stage_fingerprints["relations"] if r.relation_epochs else stage_fingerprints["start"]
+    stage_fingerprints["soft-labels"] = fingerprint("soft-labels", stage_fingerprints["teacher"], *in_domain)
     # The comparison takes as many steps as relations and task distillation together.
-    fingerprints_of["undistilled"] = fingerprint("undistilled", fingerprints_of["start"], *student, *relations)
-    fingerprints_of["student"] = fingerprint(
-        "student", start, fingerprints_of["soft-labels"], *student, r.temperature, r.soft_weight
+    stage_fingerprints["undistilled"] = fingerprint("undistilled", stage_fingerprints["start"], *student, *relations)
+    stage_fingerprints["student"] = fingerprint(
+        "student", start, stage_fingerprints["soft-labels"], *student, r.temperature, r.soft_weight
     )
-    fingerprints_of["export"] = fingerprint("export", fingerprints_of["student"], runtimes, r.gate, r.keep_right)
-    compared = fingerprints_of["undistilled"] if r.undistilled else ""
-    fingerprints_of["scores"] = fingerprint("scores", fingerprints_of["export"], compared, r.gate, r.teacher_gate)
-    fingerprints_of["latency"] = fingerprint("latency", fingerprints_of["scores"], r.latency_seconds)
-    fingerprints_of["bundle"] = fingerprint("bundle", fingerprints_of["latency"], r.model_name)
-    return fingerprints_of
+    stage_fingerprints["export"] = fingerprint("export", stage_fingerprints["student"], runtimes, r.gate, r.keep_right)
+    compared = stage_fingerprints["undistilled"] if r.undistilled else ""
+    stage_fingerprints["scores"] = fingerprint("scores", stage_fingerprints["export"], compared, r.gate, r.teacher_gate)
+    stage_fingerprints["latency"] = fingerprint("latency", stage_fingerprints["scores"], r.latency_seconds)
+    stage_fingerprints["bundle"] = fingerprint("bundle", stage_fingerprints["latency"], r.model_name)
+    return stage_fingerprints
 
 
-def _train(inputs: RunInputs, fingerprints_of: dict[str, str]) -> dict[str, Path]:
+def _train(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> dict[str, Path]:
     """Every stage that ends in a checkpoint; the folders by name."""
-    plan = _planned(inputs, fingerprints_of)
+    plan = _planned(inputs, stage_fingerprints)
     folders: dict[str, Path] = {}
     steps = f"{plan.teacher_steps} steps at most" if plan.teacher_steps else "it has a head for this task"
     folders["teacher"] = _stage(
         inputs,
         "teacher",
-        fingerprints_of,
+        stage_fingerprints,
         lambda f: task_stages.make_teacher(f, inputs, plan.teacher_steps),
         f"teacher: {steps}",
     )
     folders["soft-labels"] = _stage(
         inputs,
         "soft-labels",
-        fingerprints_of,
+        stage_fingerprints,
         lambda f: task_stages.make_soft_labels(f, inputs, folders["teacher"]),
         "the teacher labels all texts",
     )
     folders["start"] = _stage(
         inputs,
         "start",
-        fingerprints_of,
+        stage_fingerprints,
         lambda f: task_stages.make_start(f, inputs, folders["teacher"]),
         f"student {inputs.shape} from the teacher",
     )
@@ -158,7 +158,7 @@ def _train(inputs: RunInputs, fingerprints_of: dict[str, str]) -> dict[str, Path
         begin = folders["relations"] = _stage(
             inputs,
             "relations",
-            fingerprints_of,
+            stage_fingerprints,
             lambda f: task_stages.make_relations(f, inputs, folders["teacher"], folders["start"], plan.relation_steps),
             f"relations (MiniLMv2): {plan.relation_steps} steps",
         )
@@ -166,7 +166,7 @@ def _train(inputs: RunInputs, fingerprints_of: dict[str, str]) -> dict[str, Path
         folders["undistilled"] = _stage(
             inputs,
             "undistilled",
-            fingerprints_of,
+            stage_fingerprints,
             lambda f: task_stages.make_undistilled(
                 f, inputs, folders["start"], plan.student_steps + plan.relation_steps
             ),
@@ -175,35 +175,35 @@ def _train(inputs: RunInputs, fingerprints_of: dict[str, str]) -> dict[str, Path
     folders["student"] = _stage(
         inputs,
         "student",
-        fingerprints_of,
+        stage_fingerprints,
         lambda f: task_stages.make_student(f, inputs, begin, folders["soft-labels"], plan.student_steps),
         f"student on soft labels and labels: {plan.student_steps} steps",
     )
     return folders
 
 
-def _evaluate(inputs: RunInputs, fingerprints_of: dict[str, str], folders: dict[str, Path]) -> dict[str, Any]:
+def _evaluate(inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict[str, Path]) -> dict[str, Any]:
     """Export, parity and scores; the scores when every gate held."""
     folders["export"] = _stage(
         inputs,
         "export",
-        fingerprints_of,
-        lambda f: evaluate.make_export(f, inputs, folders["student"], folders["teacher"]),
+        stage_fingerprints,
+        lambda f: export_and_scores.make_export(f, inputs, folders["student"], folders["teacher"]),
         "export: fp32 and int8, checked against torch",
     )
     folders["scores"] = _stage(
         inputs,
         "scores",
-        fingerprints_of,
-        lambda f: evaluate.make_scores(f, inputs, folders),
+        stage_fingerprints,
+        lambda f: export_and_scores.make_scores(f, inputs, folders),
         "scores: gates on validation, then test, once",
     )
-    scores = evaluate.read_json(folders["scores"] / "scores.json")
+    scores = export_and_scores.read_json(folders["scores"] / "scores.json")
     missed = [f"{g['name']} is {g['value']:.4f}, needed {g['needed']:g}" for g in scores["gates"] if not g["passed"]]
-    missed += evaluate.read_json(folders["export"] / "export.json")["faults"]
+    missed += export_and_scores.read_json(folders["export"] / "export.json")["faults"]
     if missed:
-        report = inputs.workdir.root / evaluate.REPORT
-        write_report(report, evaluate.report_of(inputs, folders, scores, None))
+        report = inputs.workdir.root / export_and_scores.REPORT
+        write_report(report, export_and_scores.report_of(inputs, folders, scores, None))
         raise GateMissed(
             f"No bundle was written: {'; '.join(missed)}. The report is {report}. "
             "More --student-epochs, --unlabelled text or a larger --student usually help; lower the gate only if you can live with it."
@@ -211,7 +211,7 @@ def _evaluate(inputs: RunInputs, fingerprints_of: dict[str, str], folders: dict[
     return scores
 
 
-def _planned(inputs: RunInputs, fingerprints_of: dict[str, str]) -> Plan:
+def _planned(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> Plan:
     if not inputs.recipe.max_minutes:
         return full_plan(inputs)
 
@@ -222,17 +222,17 @@ def _planned(inputs: RunInputs, fingerprints_of: dict[str, str]) -> Plan:
         (folder / "plan.json").write_bytes(canonical_json(dataclasses.asdict(plan)))
 
     folder = _stage(
-        inputs, "plan", fingerprints_of, make, f"timing a few steps to fit {inputs.recipe.max_minutes:g} minutes"
+        inputs, "plan", stage_fingerprints, make, f"timing a few steps to fit {inputs.recipe.max_minutes:g} minutes"
     )
-    return Plan(**evaluate.read_json(folder / "plan.json"))
+    return Plan(**export_and_scores.read_json(folder / "plan.json"))
 
 
-def _stage(inputs: RunInputs, name: str, fingerprints_of: dict[str, str], make: Any, what: str) -> Path:
-    if inputs.workdir.finished(name, fingerprints_of[name]):
+def _stage(inputs: RunInputs, name: str, stage_fingerprints: dict[str, str], make: Any, what: str) -> Path:
+    if inputs.workdir.finished(name, stage_fingerprints[name]):
         say(f"{what}: done before")
     else:
         say(what)
-    return inputs.workdir.stage(name, fingerprints_of[name], make)
+    return inputs.workdir.stage(name, stage_fingerprints[name], make)
 
 
 def _minutes(inputs: RunInputs, started: float) -> float:
@@ -260,20 +260,20 @@ def _already_there(out: Path, run_fingerprint: str) -> dict[str, Any]:
 
 def _result(out: Path) -> dict[str, Any]:
     """The `--json` document, from what the bundle says of itself."""
-    report = evaluate.read_json(out / "report.json")
+    report = export_and_scores.read_json(out / "report.json")
     metrics = open_bundle(out).manifest.metrics
-    speed = evaluate.speedup(report["latency"])
+    speed = export_and_scores.speedup(report["latency"])
     values = {row["name"]: row["metric"] for row in report["summary"]}
-    with_texts = work_of(out) / evaluate.REPORT
+    with_texts = work_of(out) / export_and_scores.REPORT
     return {
         "bundle": str(out),
         "metric": metrics["metric"],
-        **{name: values.get(name) for name in evaluate.MODELS},
+        **{name: values.get(name) for name in export_and_scores.MODELS},
         "speedup": speed["ratio"],
         "speedup_interval": [speed["low"], speed["high"]],
         "speedup_tokens": speed["tokens"],
         "minutes": report["minutes"],
-        "report": str(out / evaluate.REPORT),
+        "report": str(out / export_and_scores.REPORT),
         "report_with_texts": str(with_texts) if with_texts.is_file() else None,
         "claims": report["claims"],
     }

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from stillroom.commands.run import evaluate
+from stillroom.commands.run import export_and_scores
 from stillroom.console import say, table
 from stillroom.report.latency_table import PAIRED, doubts
 
 
 def show_result(out: Path) -> None:
     """The tables that end a run."""
-    report = evaluate.read_json(out / "report.json")
+    report = export_and_scores.read_json(out / "report.json")
     rows = []
     teacher = report["summary"][0]["metric"]
     for row in report["summary"]:

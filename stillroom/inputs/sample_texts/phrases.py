@@ -1,6 +1,6 @@
 """How customers of a small shop that also sells telephone contracts put things: the grammar of the demo's messages.
 
-`[a|b|]` is a choice, which may be empty and may hold further choices; `{slot}` is filled from `demo_values.SLOTS`.
+`[a|b|]` is a choice, which may be empty and may hold further choices; `{slot}` is filled from `values.SLOTS`.
 Each intent has phrases that every split uses, and phrases that are dealt out, so that the test split says things in
 ways that no labelled text of training does. Many phrases name one kind of thing in two roles, in either order (ordered and
 delivered, charged and refunded), or something that looks like an entity and is none (a ticket's number, the day a

@@ -15,7 +15,7 @@ from compress.training.checkpoint import Progress
 from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import open_bundle
 from stillroom.commands.run.confidence import confidence_of, graph_logits, on_test
-from stillroom.commands.run.evaluate import make_export, make_scores, read_json, report_of, write_bundle
+from stillroom.commands.run.export_and_scores import make_export, make_scores, read_json, report_of, write_bundle
 from stillroom.commands.run.pipeline import fingerprints
 from stillroom.inputs.preflight import RunInputs, prepare
 from stillroom.inputs.recipe import Recipe

@@ -1,4 +1,4 @@
-"""The stages that judge: export and parity, scores and gates, latency, and the bundle with its report."""
+"""The stages after training: export and parity, scores and gates, latency, and the bundle with its report."""
 
 import json
 from collections.abc import Sequence
