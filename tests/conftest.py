@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from small_task import examples, make_teacher, write_rows
 
 # Read by OpenMP when torch is loaded, which nothing above does. These models are too small for a second thread, and one
@@ -19,6 +20,10 @@ if not Path("/proc/driver/nvidia").exists():
 # A shell that starts this in the background has it ignore Ctrl-C, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No property is about time: on a busy machine an example, or the drawing of it, takes as long as it takes.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
