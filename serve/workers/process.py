@@ -100,13 +100,16 @@ class ModelProcess:
 
         Batches may be given while earlier ones are computed; they are answered in their order.
         """
+        sent_s, waits = time.perf_counter(), self._receiving.locked()
         self.send([each.work for each in asked])
         async with self._receiving:
+            # An idle process begins at once, however late this one goes on: what it computes meanwhile is no waiting.
+            begun_s = time.perf_counter() if waits else sent_s
             if self._lost:  # what comes now is the rest of somebody else's answer
                 raise Unavailable(DIED)
             try:
                 async with asyncio.timeout(HUNG_S):
-                    await self.receive(done, [each.context for each in asked])
+                    await self.receive(done, [each.context for each in asked], begun_s)
             except TimeoutError as error:
                 self._lost = True
                 raise Unavailable(f"the process that computed this gave no answer within {HUNG_S:g} s") from error
@@ -126,12 +129,14 @@ class ModelProcess:
         ) as error:  # uvloop's word on a closed pipe; asyncio's own writes into the void, and no answer comes
             raise Unavailable(DIED) from error
 
-    async def receive(self, done: Done[Answered], contexts: Sequence[RequestContext] = ()) -> None:
+    async def receive(
+        self, done: Done[Answered], contexts: Sequence[RequestContext] = (), begun_s: float | None = None
+    ) -> None:
         """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it.
 
-        In `contexts`, one for each work or none, is noted what the batch has taken from now until their answer.
+        In `contexts`, one for each work or none, is noted what the batch has taken from `begun_s`, or now, until their answer.
         """
-        stages = Stages(time.perf_counter(), 0.0, 0.0, 0.0)
+        stages = Stages(time.perf_counter() if begun_s is None else begun_s, 0.0, 0.0, 0.0)
         while True:
             reply = self._decoder.decode(await self._message())
             for parts in reply.parts:

@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 
 from serve.bundle.manifest import open_bundle
 from serve.errors import Unavailable
-from serve.model.work_items import Opening, Parts, TextWork
+from serve.model.work_items import Opening, Parts, TextWork, Work
 from serve.observe.request_context import RequestContext
 from serve.workers import process as process_module
 from serve.workers.process import Answered, Asked, ModelProcess
@@ -180,5 +180,27 @@ def test_keys_are_not_handed_to_the_process_that_reads_texts(
         await process.kill()
         assert b"PYTHONPATH=" in environment
         assert b"STILLROOM_KEYS" not in environment
+
+    asyncio.run(scenario())
+
+
+def test_what_an_idle_process_computes_while_the_server_is_held_up_is_no_waiting(
+    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        send = process.send
+
+        def held_up(works: list[Work]) -> None:
+            send(works)
+            time.sleep(0.2)  # the system runs something else; the process has long answered
+
+        monkeypatch.setattr(process, "send", held_up)
+        context = RequestContext()
+        context.queued_s = began_s = time.perf_counter()
+        await process.run([Asked(TextWork("fly to rome"), context)], lambda place, answer: None)
+        took_s = time.perf_counter() - began_s
+        await process.end()
+        assert sum(context.stage_seconds().values()) <= took_s  # its parts follow one another, so they fit the whole
 
     asyncio.run(scenario())
