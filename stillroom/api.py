@@ -31,11 +31,11 @@ def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **setti
     Raises:
         BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
     """
-    import compress
+    from compress.engine.distill import Distillation, distill_student
     from stillroom.console import show
 
-    refuse_unknown("distill", settings, compress.Distillation)
-    return compress.distill(teacher, corpus, out, progress=show, **settings)
+    refuse_unknown("distill", settings, Distillation)
+    return distill_student(teacher, [Path(path) for path in corpus], Path(out), Distillation(**settings), show)
 
 
 def finetune(model: str, task: str, data: str, out: Path | str, **settings: Any) -> Path:
@@ -47,11 +47,11 @@ def finetune(model: str, task: str, data: str, out: Path | str, **settings: Any)
     Raises:
         BadInput: the model, the teacher or the data cannot be used, or the two read text in different ways.
     """
-    import compress
+    from compress.engine.finetune import FineTuning, fine_tune
     from stillroom.console import show
 
-    refuse_unknown("finetune", settings, compress.FineTuning)
-    return compress.finetune(model, task, data, out, progress=show, **settings)
+    refuse_unknown("finetune", settings, FineTuning)
+    return fine_tune(model, Path(out), FineTuning(task, data, **settings), show)
 
 
 def export(checkpoint: Path | str, out: Path | str, data: Path | str, **settings: Any) -> Path:

@@ -1,1 +1,1 @@
-"""Runs the stages of a method in resumable folders: `distill` and `finetune`, whole."""
+"""`distill` and `finetune`: they run the stages of a method, each in a folder, and go on where a stopped call was."""

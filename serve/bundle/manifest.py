@@ -21,6 +21,7 @@ from serve.errors import BadInput, BundleError
 # 2: each variant names what it asks of a processor. Of 1 that is said for the whole bundle, and it is read too.
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
+# The names that optimum and transformers.js look for.
 ONNX_NAMES = {"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx", "int8": "onnx/model_quantized.onnx"}
 
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -313,6 +314,3 @@ def _names_in(folder: Path) -> Iterator[str]:
 def _listed(names: object) -> str:
     """Names as a person lists them: `'fp32', 'int8'`."""
     return ", ".join(repr(str(name)) for name in names) if isinstance(names, list | dict) else repr(names)
-
-
-# The names that optimum and transformers.js look for.

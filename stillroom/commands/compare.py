@@ -266,8 +266,8 @@ def _source(given: Comparison, inputs: TaskInputs) -> TaskInputs:
     settings = dataclasses.replace(inputs.settings, data=given.source_data, task=task, new_head=True)
     source = open_task(settings, Path(given.out) / "work", notify=show)
     train = unseen(source.splits.train, inputs.splits)
-    run_fingerprint = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # what is left out decides too
-    splits = dataclasses.replace(source.splits, train=train, fingerprint=run_fingerprint)
+    data_fingerprint = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # what is left out decides too
+    splits = dataclasses.replace(source.splits, train=train, fingerprint=data_fingerprint)
     # Both read by one vocabulary, with the markers of relations where the task has them.
     return dataclasses.replace(source, splits=splits, opened=inputs.opened, tokenizer=inputs.tokenizer)
 
@@ -302,13 +302,13 @@ def _run(given: Comparison, rows: Sequence[Row], fingerprints: dict[Row, str]) -
         )
 
 
-def make_row(given: Comparison, row: Row, run_fingerprint: str) -> None:
+def make_row(given: Comparison, row: Row, row_fingerprint: str) -> None:
     """One training from start to score, in the folder of its row; called in a process of its own."""
     console.quiet = True
     inputs = open_task(_settings(given, row.student), Path(given.out) / "work", notify=show)
     same_bits(inputs.settings.threads)
     work = Workdir(Path(given.out) / "work")
-    work.stage(_name(row), run_fingerprint, partial(_train_row, given=given, inputs=inputs, row=row))
+    work.stage(_name(row), row_fingerprint, partial(_train_row, given=given, inputs=inputs, row=row))
 
 
 def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) -> None:

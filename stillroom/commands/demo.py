@@ -29,7 +29,7 @@ def teacher_folder() -> Path:
 
 
 def demo(out: Path) -> dict[str, Any]:
-    """Generate the support messages beside `out`, and run on them; the document that `run` returns."""
+    """Generate the support messages beside `out`, and `run` on them; the document that `run` returns."""
     from stillroom.commands.run import pipeline
     from stillroom.inputs.recipe import Recipe
     from stillroom.inputs.sample_texts.messages import write_support_messages
