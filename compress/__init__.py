@@ -7,14 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compress.engine.distill import Distillation, distill
-    from compress.engine.finetune import FineTuning, finetune
+    from compress.engine.distill import distill
+    from compress.engine.finetune import finetune
     from compress.progress import Event
+    from compress.settings import Distillation, FineTuning
 
 _HOME = {
-    "Distillation": "compress.engine.distill",
+    "Distillation": "compress.settings",
     "Event": "compress.progress",
-    "FineTuning": "compress.engine.finetune",
+    "FineTuning": "compress.settings",
     "distill": "compress.engine.distill",
     "finetune": "compress.engine.finetune",
 }

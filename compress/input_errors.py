@@ -1,7 +1,7 @@
 """All that is wrong with what was given, in one message."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from serve.errors import BadInput
 
@@ -33,16 +33,3 @@ class Faults:
         if self.messages:
             listed = "\n".join(f"{i}. {message}" for i, message in enumerate(self.messages, 1))
             raise BadInput(f"{len(self.messages)} things stand in the way; nothing was done.\n{listed}")
-
-
-def refuse_unknown(verb: str, settings: dict[str, Any], kind: Any) -> None:
-    """Nothing, when every key of `settings` is a field of the dataclass `kind`, the settings of `verb`.
-
-    Raises:
-        BadInput: one is not.
-    """
-    unknown = set(settings) - set(kind.__dataclass_fields__)
-    if unknown:
-        raise BadInput(
-            f"{', '.join(sorted(unknown))} is no setting of {verb}; the settings are {', '.join(kind.__dataclass_fields__)}."
-        )

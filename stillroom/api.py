@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.input_errors import refuse_unknown
+from serve.options import make
 
 
 def run(**settings: Any) -> dict[str, Any]:
@@ -25,62 +25,64 @@ def run(**settings: Any) -> dict[str, Any]:
 def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **settings: Any) -> Path:
     """Distil a task-agnostic student on plain text, and write it as a checkpoint that `AutoModel` opens.
 
-    Settings are the fields of `compress.engine.distill.Distillation`: student, method, epochs, and so on. A killed call goes
+    Settings are the fields of `compress.settings.Distillation`: student, method, epochs, and so on. A killed call goes
     on from its last checkpoint when it is made again. Returns `out`.
 
     Raises:
         BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
     """
-    from compress.engine.distill import Distillation, distill_student
+    from compress.engine.distill import distill_student
+    from compress.settings import Distillation
     from stillroom.console import show
 
-    refuse_unknown("distill", settings, Distillation)
-    return distill_student(teacher, [Path(path) for path in corpus], Path(out), Distillation(**settings), show)
+    return distill_student(
+        make(Distillation, settings | {"teacher": teacher, "corpus": list(corpus), "out": out}), show
+    )
 
 
 def finetune(model: str, task: str, data: str, out: Path | str, **settings: Any) -> Path:
     """Fine-tune a model on a task, on labels or on a teacher's soft labels too, and write it as a checkpoint with a head.
 
-    Settings are the fields of `compress.engine.finetune.FineTuning`: teacher, unlabelled, epochs, and so on. The weights that did
+    Settings are the fields of `compress.settings.FineTuning`: teacher, unlabelled, epochs, and so on. The weights that did
     best on validation are kept. A killed call goes on from its last checkpoint when it is made again. Returns `out`.
 
     Raises:
         BadInput: the model, the teacher or the data cannot be used, or the two read text in different ways.
     """
-    from compress.engine.finetune import FineTuning, fine_tune
+    from compress.engine.finetune import fine_tune
+    from compress.settings import FineTuning
     from stillroom.console import show
 
-    refuse_unknown("finetune", settings, FineTuning)
-    return fine_tune(model, Path(out), FineTuning(task, data, **settings), show)
+    return fine_tune(make(FineTuning, settings | {"model": model, "task": task, "data": data, "out": out}), show)
 
 
 def export(checkpoint: Path | str, out: Path | str, data: Path | str, **settings: Any) -> Path:
     """Export a checkpoint with a head to a bundle, every graph of it checked against torch and on the task metric.
 
     `data` is a folder of splits: int8 is calibrated on train, chosen and gated on validation, and reported on test.
-    Settings are the fields of `stillroom.commands.export.Exporting`: precision, gate, int8, runtime, and so on. The report goes
+    Settings are the fields of `stillroom.settings.export.Exporting`: precision, gate, int8, runtime, and so on. The report goes
     beside the bundle. Returns `out`.
 
     Raises:
         BadInput: the checkpoint or the data cannot be used.
         GateMissed: a graph does not answer as it must, or keeps less than `gate` of fp32's metric.
     """
-    from stillroom.commands.export import Exporting, export_checkpoint
+    from stillroom.commands.export import export_checkpoint
+    from stillroom.settings.export import Exporting
 
-    refuse_unknown("export", settings, Exporting)
-    return export_checkpoint(str(checkpoint), Path(out), Exporting(str(data), **settings))
+    return export_checkpoint(str(checkpoint), Path(out), make(Exporting, settings | {"out": out, "data": data}))
 
 
 def profile(models: Sequence[Path | str], **settings: Any) -> dict[str, Any]:
     """Time bundles, checkpoints and ONNX files side by side on real text, with their metric and what they cost.
 
-    The first model is what the others are compared with. Settings are the fields of `stillroom.commands.profile.run.Profiling`: data,
+    The first model is what the others are compared with. Settings are the fields of `stillroom.settings.profile.Profiling`: data,
     device, seconds, budget_ms, and so on. Returns the document that `stillroom profile --json` prints.
 
     Raises:
         BadInput: a model, the file or a setting cannot be used.
     """
-    from stillroom.commands.profile.run import Profiling, profile_models
+    from stillroom.commands.profile.run import profile_models
+    from stillroom.settings.profile import Profiling
 
-    refuse_unknown("profile", settings, Profiling)
-    return dict(profile_models([Path(model) for model in models], Profiling(**settings)))
+    return dict(profile_models([Path(model) for model in models], make(Profiling, settings)))

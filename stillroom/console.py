@@ -1,5 +1,6 @@
-"""What a person sees while a verb works: stages, a bar with rate and time left, tables. All of it goes to stderr."""
+"""What a person sees: stages and a bar with rate and time left go to stderr, results to stdout."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,14 @@ from rich.table import Table
 
 from compress.progress import Event
 
+FILE_WIDTH = 140  # a file or a pipe has no width of its own; tables are meant to be read whole
+
 console = Console(stderr=True, highlight=False)
 if not console.is_terminal:
-    # A file or a pipe has no width of its own; tables are meant to be read whole.
-    console = Console(stderr=True, highlight=False, width=140)
-
+    console = Console(stderr=True, highlight=False, width=FILE_WIDTH)
+results = Console(highlight=False)
+if not results.is_terminal:
+    results = Console(highlight=False, width=FILE_WIDTH)
 
 FIRST_UNITS = 5  # of the work; what is left is not told before, since the first ones may be far from the rest
 
@@ -96,15 +100,25 @@ def show(event: Event) -> None:
 
 
 def say(text: str) -> None:
-    """One line for the person."""
+    """One message for the person, on stderr."""
     console.print(text, markup=False, soft_wrap=True)
 
 
+def result(text: str) -> None:
+    """One line of what was asked for, on stdout."""
+    results.print(text, markup=False, soft_wrap=True)
+
+
+def libraries_speak() -> None:
+    """From now on what libraries log goes to stderr, too."""
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+
+
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """A table; the first column holds names, the others numbers."""
+    """A table on stdout; the first column holds names, the others numbers."""
     drawn = Table(title=title, title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         drawn.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         drawn.add_row(*map(escape, row))  # names are whatever somebody called a model
-    console.print(drawn)
+    results.print(drawn)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from repository import ROOT
-from typer.main import get_command
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -34,7 +33,7 @@ def test_the_process_that_reads_requests_loads_no_runtime() -> None:
 
 
 def test_every_command_in_the_docs_is_one() -> None:
-    command = get_command(__import__("stillroom.cli.main", fromlist=["app"]).app)
+    command = __import__("stillroom.cli.main", fromlist=["app"]).app
     seen = 0
     for page, block in fenced("sh"):
         for line in block.replace("\\\n", " ").splitlines():

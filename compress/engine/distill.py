@@ -25,7 +25,7 @@ from compress.engine.method_runner import (
     run_method,
 )
 from compress.engine.resumable_stages import Workdir, free_target
-from compress.input_errors import Faults, refuse_unknown
+from compress.input_errors import Faults
 from compress.methods.catalogue import Stage, chain_of
 from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, layers_fit, shape_in, starting_layers
@@ -33,10 +33,12 @@ from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer
 from compress.models.shapes import BY_RULE, Shape, assistants_of, shape_of
 from compress.progress import Notify, message, silent
+from compress.settings import Distillation
 from compress.training.teacher_cache import check_cache, identity_of
 from compress.training.trackers import check_trackers
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.options import make
 
 # Settings that only some methods read.
 USED_BY = {
@@ -45,33 +47,6 @@ USED_BY = {
     "layer_map": ("hidden-states", "output-distribution"),
 }
 BATCH, TOKENS = 32, 128  # where neither a setting nor a schedule says otherwise
-
-
-@dataclass(frozen=True)
-class Distillation:
-    """Settings of `distill`."""
-
-    student: str = ""  # 3x384 unless given, or as the checkpoint that it starts from
-    method: str = "minilmv2"
-    schedule: str = ""  # of a paper, by name: what is not given below is as it says
-    # Over the corpus, all stages of the method together; each assistant has as many. 1 unless given.
-    epochs: float | None = None
-    learning_rate: float = 0.0  # 0 is each stage's own
-    batch: int | None = None  # pieces a step; 32 unless given
-    relation_heads: int = 0  # 0 is the paper's 48, or the nearest below it that divides both widths
-    teacher_layer: int = 0  # 0 is the usual one of the method
-    layer_map: str = ""  # none is the usual one of the method
-    tokens: int | None = None  # longest piece of the corpus; 128 unless given
-    whole_words: bool = False  # are hidden, and not tokens, where the method learns from masked text
-    # The teacher's layers that the student starts from where they fit: uniform, alternate, first, last, or by the layer-map;
-    # random starts with new layers, and anything else is a checkpoint of the student's own.
-    start: str = "uniform"
-    assistants: tuple[str, ...] = ()  # students between the teacher and the last one, in order; or `auto`
-    seed: int = 0
-    precision: str = "fp32"
-    accumulate: int = 1  # parts that a step's batch is cut into, for memory; what is learned is the same
-    trackers: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow
-    teacher_cache: str = ""  # a folder that keeps what the teacher computes, for more than one epoch or student
 
 
 @dataclass(frozen=True)
@@ -98,14 +73,13 @@ def distill(
     Raises:
         BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
     """
-    refuse_unknown("distill", settings, Distillation)
-    return distill_student(teacher, [Path(path) for path in corpus], Path(out), Distillation(**settings), progress)
+    places = {"teacher": teacher, "corpus": list(corpus), "out": out}
+    return distill_student(make(Distillation, places | settings), progress)
 
 
-def distill_student(
-    teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation, notify: Notify = silent
-) -> Path:
+def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     """See `distill`."""
+    teacher, corpus, out = settings.teacher, [Path(path) for path in settings.corpus], Path(settings.out)
     notify = notify if distributed.main() else silent  # of several processes one speaks for all
     target = free_target(out)
     given = _checked(teacher, corpus, target, settings)
@@ -117,7 +91,7 @@ def distill_student(
     start = folder_fingerprint(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
     # Who is told of a training changes nothing about it, nor where the cache lies.
     decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache)}
-    run_fingerprint = fingerprint("distill", *common, start, dataclasses.asdict(settings) | decide)
+    run_fingerprint = fingerprint("distill", *common, start, _chosen(settings) | decide)
     workdir = Workdir(target.with_name(target.name + ".distil-work"))
     with workdir.locked():
         workdir.publish(_run(workdir, run_fingerprint, given, notify), target)
@@ -173,18 +147,6 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
 
 def _check_settings(s: Distillation) -> None:
     """Nothing, when the settings can be used, whatever the teacher is."""
-    if (
-        (s.batch is not None and s.batch < 1)
-        or (s.tokens is not None and s.tokens < 8)
-        or (s.epochs is not None and not s.epochs > 0)
-        or s.learning_rate < 0
-        or s.accumulate < 1
-        or s.precision not in ("fp32", "bf16", "fp16")
-    ):
-        raise BadInput(
-            "--batch and --accumulate are whole numbers from 1, --tokens from 8, --epochs above 0, --learning-rate 0 (the method's own) "
-            "or more, --precision fp32, bf16 or, on GPUs, fp16."
-        )
     check_precision(s.precision, device_here())
     check_trackers(s.trackers)
     for name, users in USED_BY.items():
@@ -244,9 +206,16 @@ def _check_start(settings: Distillation, shapes: Sequence[Shape], config: Any) -
         teacher = shape.as_config()
 
 
+def _chosen(settings: Distillation) -> dict[str, Any]:
+    """The settings without the places where files lie."""
+    return {
+        name: value for name, value in dataclasses.asdict(settings).items() if name not in ("teacher", "corpus", "out")
+    }
+
+
 def _in_lineage(settings: Distillation) -> dict[str, Any]:
     """What the student's lineage says of the settings; where a folder lies is a private matter."""
-    found = dataclasses.asdict(settings) | {"teacher_cache": bool(settings.teacher_cache)}
+    found = _chosen(settings) | {"teacher_cache": bool(settings.teacher_cache)}
     return found | ({"start": open_model(settings.start).public_name} if is_checkpoint(settings.start) else {})
 
 

@@ -1,7 +1,6 @@
 """A model with a head for a task, trained on labels, or on a teacher's soft labels and them."""
 
 import dataclasses
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,38 +14,14 @@ from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained
 from compress.engine.hardware import same_bits
 from compress.engine.resumable_stages import Workdir, check_writable, free_target
 from compress.engine.task_inputs import TaskInputs, open_task
-from compress.engine.task_settings import TaskSettings, typed
-from compress.input_errors import refuse_unknown
 from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.pretrained import load, open_model
 from compress.progress import Notify, message, silent
+from compress.settings import FineTuning, TaskSettings
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
-
-
-@dataclass(frozen=True)
-class FineTuning:
-    """Settings of `finetune`."""
-
-    task: str
-    data: str
-    teacher: str = ""  # fine-tuned on the task; none trains on labels alone
-    unlabelled: tuple[str, ...] = ()  # files of in-domain text that the teacher labels
-    schedule: str = ""  # of a paper, by name: what is not given below is as it says
-    epochs: float | None = None  # over the labelled text, at most; 5 unless given
-    patience: int = 2  # epochs without a new best on validation before it stops; 0 never stops early
-    learning_rate: float | None = None  # 1e-4 unless given
-    batch: int | None = None  # 32 unless given
-    max_length: int = 0  # tokens; 0 is the longest that the model takes
-    temperature: float | None = None  # of the soft labels; 2 unless given
-    soft_weight: float | None = None  # of the soft labels; 0.9 unless given, and the labels have the rest
-    new_head: bool = False  # a new head even where the model has one for other labels
-    seed: int = 0
-    threads: int = 0  # 0 is all that this process may use
-    precision: str = "auto"
-    accumulate: int = 1  # parts that a step's batch is cut into, for memory; what is learned is the same
-    trackers: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow
+from serve.options import make
 
 
 def _resolved(settings: FineTuning) -> FineTuning:
@@ -69,12 +44,6 @@ def _resolved(settings: FineTuning) -> FineTuning:
         settings = dataclasses.replace(settings, max_length=settings.max_length or preset.tokens)
     left_open: dict[str, Any] = {name: value for name, value in usual.items() if getattr(settings, name) is None}
     settings = dataclasses.replace(settings, **left_open)
-    counts = (settings.batch or 0, settings.accumulate, settings.patience + 1)
-    if not (settings.epochs or 0) > 0 or not (settings.learning_rate or 0) > 0 or min(counts) < 1:
-        raise BadInput(
-            "--epochs and --learning-rate are above 0, --batch and --accumulate whole numbers from 1, "
-            "--patience from 0 (which never stops early)."
-        )
     check_trackers(settings.trackers)
     return settings
 
@@ -88,12 +57,13 @@ def finetune(model: str, task: str, data: str, out: Path | str, *, progress: Not
     Raises:
         BadInput: the model, the teacher or the data cannot be used, or the two read text in different ways.
     """
-    refuse_unknown("finetune", settings, FineTuning)
-    return fine_tune(model, Path(out), FineTuning(task, data, **settings), progress)
+    places = {"model": model, "task": task, "data": data, "out": out}
+    return fine_tune(make(FineTuning, places | settings), progress)
 
 
-def fine_tune(model: str, out: Path, settings: FineTuning, notify: Notify = silent) -> Path:
+def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
     """See `finetune`."""
+    model, out = settings.model, Path(settings.out)
     notify = notify if distributed.main() else silent  # of several processes one speaks for all
     target = free_target(out)
     settings = _resolved(settings)
@@ -104,7 +74,7 @@ def fine_tune(model: str, out: Path, settings: FineTuning, notify: Notify = sile
     run_fingerprint = fingerprint(
         "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "", inputs.data_fingerprint,
         list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision, trained_with(),
-        dataclasses.asdict(settings) | {"teacher": "", "data": "", "unlabelled": "", "trackers": ()},
+        dataclasses.asdict(settings) | dict.fromkeys(("model", "data", "out", "teacher", "unlabelled", "trackers"), ""),
     )  # fmt: skip
     workdir = Workdir(target.with_name(target.name + ".finetune-work"))
     with workdir.locked():
@@ -153,11 +123,7 @@ def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> t
 
 
 def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
-    """The settings of training on a task whose teacher is the model itself.
-
-    Raises:
-        BadInput: a setting that must be given is not, has the wrong type, or is out of its range.
-    """
+    """The settings of training on a task whose teacher is the model itself."""
     names = (
         "task",
         "data",
@@ -177,13 +143,7 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
         "student_learning_rate": settings.learning_rate,
         "trackers": tuple(settings.trackers),
     }
-    found, faults = typed(TaskSettings, same | others)
-    faults += [f"--{name} is needed" for name in ("task", "data") if not getattr(found, name)]
-    faults += [] if model else ["--model is needed"]
-    faults += found.faults()
-    if faults:
-        raise BadInput("; ".join(faults) + ". `stillroom finetune --help` says what each setting is for.")
-    return found
+    return TaskSettings(**same | others)
 
 
 def _train(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 
@@ -16,7 +17,6 @@ from compress.data.out_of_scope import refuse_in_scope, set_apart
 from compress.engine.data_checks import counted, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, has_bf16
-from compress.engine.task_settings import AnySettings, TaskSettings
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
 from compress.losses.relations import check_relation_heads
@@ -26,6 +26,7 @@ from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer, with_markers
 from compress.models.shapes import Shape, shape_of
 from compress.progress import Notify, silent
+from compress.settings import TaskSettings
 from compress.training.trackers import check_trackers
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
@@ -113,6 +114,9 @@ class TaskInputs:
     def data_fingerprint(self) -> str:
         """What the examples are, whatever files they came in."""
         return self.splits.fingerprint
+
+
+AnySettings = TypeVar("AnySettings", bound=TaskSettings)
 
 
 def on_this_machine(settings: AnySettings) -> AnySettings:

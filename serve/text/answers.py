@@ -6,6 +6,7 @@ from typing import Literal, NotRequired, TypedDict, get_args
 import numpy as np
 
 from serve.errors import BadInput
+from serve.options import setting
 from serve.text.labels import applies
 from serve.text.spans import Aggregation, Span, decode_spans
 from serve.text.windows import Row
@@ -61,20 +62,17 @@ Answer = EntitiesAnswer | LabelsAnswer
 class AnswerOptions:
     """How an answer is given; BadInput when a value is out of range."""
 
-    min_score: float = 0.0
-    """Entities below this score, 0 to 1, are left out."""
-    offsets: OffsetUnit = "codepoints"
-    """What `start` and `end` of an entity count."""
-    top_k: int | None = None
-    """How many labels to give, likeliest first; None gives all, or where any number of them may apply, those that do."""
-    aggregation: Aggregation = "first"
-    """How the tags of a word's tokens become the word's, and words' tags become entities: see `serve.text.spans.decode_spans`."""
-    constrained: bool = False
-    """Whether words take the likeliest tags that form a valid sequence, and not each its own likeliest."""
-    truncate: bool = False
-    """Whether a text longer than the model is cut, and not read in windows."""
-    abstain: bool = False
-    """Whether to give no class where the likeliest one's probability is below what the bundle asks for."""
+    min_score: float = setting(0.0, help="Entities that score less are left out.", at_least=0, at_most=1)
+    offsets: OffsetUnit = setting("codepoints", help="What `start` and `end` of an entity count.")
+    top_k: int | None = setting(
+        None, help="How many labels, likeliest first.", at_least=1, at_most=MOST_LABELS,
+        shown="all, or where any number of them may apply, those that do",
+    )  # fmt: skip
+    # See `serve.text.spans.decode_spans`.
+    aggregation: Aggregation = setting("first", help="How the tags of tokens become entities.")
+    constrained: bool = setting(False, help="Take the likeliest tags that form a valid sequence.")
+    truncate: bool = setting(False, help="Cut texts longer than the model; they are read in windows otherwise.")
+    abstain: bool = setting(False, help="Give no label where the model is less sure than the bundle asks for.")
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_score <= 1.0:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,49 +26,24 @@ from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import RANDOM, Labelled, Link, MethodInputs, asks_words, fit_head, run_method
 from compress.engine.resumable_stages import Workdir, check_writable
 from compress.engine.task_inputs import TaskInputs, open_task, unseen
-from compress.engine.task_settings import TaskSettings
 from compress.evaluation.metrics import counts, gold_of, mean_score, score
 from compress.evaluation.predictions import predictions, row_logits
 from compress.methods.catalogue import LABELS, Stage, chain_of
 from compress.models.pretrained import load, open_model
 from compress.models.shapes import Shape, assistants_of
+from compress.settings import TaskSettings
 from serve.bundle.cpu_quota import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from stillroom.console import bar, console, say, show
 from stillroom.report.comparison_page import markdown, page
 from stillroom.report.run_page import write_page
+from stillroom.settings.compare import Comparison
 
 # What every method is compared with: the same student without a teacher's help, its layers new or the teacher's.
 BASELINES = (RANDOM, "none")
 WRITTEN = {"work", "compare.json", "report.html", "table.md"}  # in --out
 STAGES = "stages"  # of one row under way
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Settings of `stillroom compare`."""
-
-    teacher: str
-    task: str
-    data: str
-    out: str
-    methods: tuple[str, ...]  # names; `minilm@6x576@4x576` goes by way of assistants of these shapes, in that order
-    students: tuple[str, ...] = ("3x384",)
-    corpus: tuple[str, ...] = ()
-    source_data: str = ""  # of the task from which a method transfers
-    source_task: str = ""  # the task itself unless given
-    seeds: int = 3
-    distil_tokens: int = 1_000_000  # of plain text, for methods that learn from it
-    task_tokens: int = 1_000_000  # of the task's text; methods without plain text get both here
-    batch: int = 32
-    tokens: int = 128  # longest piece of the corpus
-    max_length: int = 0
-    teacher_epochs: int = 5
-    teacher_learning_rate: float = 1e-4
-    threads: int = 0  # of each training; 0 shares the cores between the jobs
-    jobs: int = 1  # rows at once
-    precision: str = "auto"
 
 
 class Row(NamedTuple):

@@ -17,69 +17,33 @@ from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import usable_length
 from compress.evaluation.metrics import metric_name
 from compress.models.pretrained import HEADS, Opened, open_model, save_tokenizer, with_markers
-from export.graph.fusions import check_fusions
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
 from export.packing.builder import Variants, VariantSettings, make_variants, run_name
 from export.packing.model_card import HUB_METRICS, CardFacts, Figure, model_card
 from export.packing.scores_on_test import OnTest, scores_on_test
 from export.packing.writer import clear_leftovers, pack, refuse_foreign
-from export.precision.int8 import Scheme
 from export.precision.int8_search import UNREPAIRED, Verdict, with_intervals
 from export.validation.parity import Precision
-from export.validation.temperature import KEPT_RIGHT, as_metrics, in_words
+from export.validation.temperature import as_metrics, in_words
 from latency.candidates.candidate import Candidate
 from latency.measure.result_document import ProfileDocument
 from latency.profile import Plan, time_grid
 from serve.bundle.cpu_quota import available_cores
 from serve.bundle.manifest import canonical_json
-from serve.bundle.runtimes import Runtime
 from serve.errors import BadInput, GateMissed
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import bar, say
-from stillroom.inputs.recipe import listed
 from stillroom.report.run_page import Report, write_report
+from stillroom.settings.export import Exporting
 
 LENGTHS = (16, 64, 128)  # tokens: a short message, a sentence or two, a paragraph
 
 
-@dataclass(frozen=True)
-class Exporting:
-    """The settings of `stillroom export`."""
-
-    data: str
-    """Folder with train, validation and test files: calibrates, gates, reports."""
-    precision: str = "fp32,int8"
-    """Which graphs the bundle holds, of fp32, fp16, int8."""
-    gate: float = 0.99
-    """Least share of the fp32 metric that other precisions keep on validation."""
-    out_of_scope: str = ""
-    """Label of texts in the data that the model has no answer to; the threshold for abstaining is chosen on them."""
-    keep_right: float = KEPT_RIGHT
-    """Without such texts, the share of rightly answered ones that the threshold leaves answered; 0 sets no threshold."""
-    int8: str = "static"
-    """static, weight-only, or dynamic, whose answers depend on the batch."""
-    runtime: str = "onnxruntime"
-    """What serves int8: onnxruntime, which the base install has, or openvino."""
-    fuse: str = ""
-    """Kernels to join in fp32 and fp16, for GPUs: attention, skip-layer-norm, bias-gelu, embedding."""
-    keep_words_of: tuple[Path, ...] = ()
-    """Texts whose tokens the vocabulary is trimmed to; none leaves it whole."""
-    name: str | None = None
-    """What the server calls the model; the bundle's folder unless given."""
-    max_length: int = 0
-    """Longest text in tokens; 0 is all that the model takes."""
-    latency_seconds: float = 20.0
-    """For timing all variants in all runtimes; 0 leaves it out."""
-    threads: int = 0
-    """Cores to use; 0 is all."""
-
-    @property
-    def wanted(self) -> VariantSettings:
-        """What to make. BadInput for what is unknown."""
-        precisions = cast(tuple[Precision, ...], listed(self.precision))
-        fuse = check_fusions(listed(self.fuse))
-        runtime = cast(Runtime, self.runtime)
-        return VariantSettings(precisions, cast(Scheme, self.int8), fuse, self.gate, runtime, self.keep_right)
+def wanted_of(settings: Exporting) -> VariantSettings:
+    """What to make. BadInput where OpenVINO was asked for and is not installed."""
+    return VariantSettings(
+        settings.variants, settings.int8, settings.fuse, settings.gate, settings.runtime, settings.keep_right
+    )
 
 
 @dataclass(frozen=True)
@@ -132,7 +96,7 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> Path:
 
 def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
     """The inputs, opened; nothing is written. BadInput for what cannot be exported."""
-    wanted = settings.wanted
+    wanted = wanted_of(settings)
     if not 0 <= settings.latency_seconds < math.inf:
         raise BadInput(f"--latency-seconds is {settings.latency_seconds:g}; a number of 0 or more is needed.")
     if settings.threads < 0:

@@ -7,23 +7,23 @@ from serve.bundle.cpu_quota import read_cores, why
 from serve.bundle.manifest import Bundle
 from serve.bundle.variant_choice import choose
 from serve.errors import BundleError
-from stillroom.console import say, table
+from stillroom.console import result, table
 
 
 def explain(bundle: Bundle) -> None:
     """Say what the bundle is, what would answer here, what was measured of it, and list its files."""
     manifest = bundle.manifest
-    say(
+    result(
         f"{manifest.name}: {manifest.task}, {len(manifest.labels)} labels, up to {manifest.max_length} tokens; "
         "every file verified"
     )
     try:
         choice = choose(bundle)
-        say(f"Here {choice.variant} answers, in {choice.runtime}. A call gets {why(read_cores())}.")
+        result(f"Here {choice.variant} answers, in {choice.runtime}. A call gets {why(read_cores())}.")
         for note in choice.notes:
-            say(f"Note: {note}")
+            result(f"Note: {note}")
     except BundleError as fault:
-        say(f"Here nothing answers: {fault.message}.")
+        result(f"Here nothing answers: {fault.message}.")
     features, rows = cpu_features(), []
     for name, variant in manifest.variants.items():
         needs = " or ".join(variant.cpu) or "any processor"
@@ -43,8 +43,8 @@ def explain(bundle: Bundle) -> None:
     files = [[path, f"{file.bytes / 1e6:.2f}", file.sha256[:16]] for path, file in sorted(manifest.files.items())]
     table("files", ["file", "MB", "sha256"], files)
     lineage = {key: value for key, value in manifest.lineage.items() if isinstance(value, str | int | float)}
-    say("Lineage: " + (", ".join(f"{key} {value}" for key, value in lineage.items()) or "not told"))
-    say(f"Digest: {manifest.digest}")
+    result("Lineage: " + (", ".join(f"{key} {value}" for key, value in lineage.items()) or "not told"))
+    result(f"Digest: {manifest.digest}")
 
 
 def _scores(metrics: dict[str, Any]) -> list[list[str]]:

@@ -1,45 +1,49 @@
 """Every setting of a run in one place: read from a TOML file, overridden by flags, written back resolved."""
 
 import dataclasses
-import difflib
 import os
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.engine.task_settings import TaskSettings, typed
+from compress.settings import MACHINE, STUDENT, WHAT, TaskSettings
 from serve.errors import BadInput
+from serve.options import make, setting, unknown_setting
 
 # What a reader looks for first in a recipe.
 FIRST = ("teacher", "task", "data", "out", "student", "name")
 
 
-@dataclass(frozen=True)
+GATES = "Gates and probabilities"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe(TaskSettings):
-    """The settings of `stillroom run`. Those without a default must be given."""
+    """The settings of `stillroom run`."""
 
-    out: str = ""  # the bundle to write
-    name: str = ""  # what the server calls the model; the name of `out` unless given
-    undistilled: bool = True  # train the same student on labels only too, to compare with
-    teacher_gate: float = 0.97  # least share of the teacher's metric that the shipped variant keeps, on validation
-    gate: float = 0.99  # least share of the fp32 metric that int8 keeps, on validation
-    keep_right: float = (
-        0.95  # share of right answers that abstaining keeps, where no text is out of scope; 0 never abstains
+    out: str = setting(help="The bundle to write; stages live in OUT.work.", panel=WHAT)
+    name: str = setting("", help="What the server calls the model.", shown="the name of --out", panel=WHAT)
+    undistilled: bool = setting(
+        True, help="Train the same student on labels alone too, to compare with.", panel=STUDENT
     )
-    max_minutes: float = 0.0  # fit the training to this many minutes; 0 is no limit
-    latency_seconds: float = 60.0  # for timing teacher and student, in all
-
-    def faults(self) -> list[str]:
-        """What is out of its range, a line each."""
-        faults = super().faults()
-        for name in ("gate", "teacher_gate", "keep_right"):
-            if not 0 <= getattr(self, name) <= 1:
-                faults.append(f"`{name}` is {getattr(self, name)}; a share between 0 and 1 is needed")
-        for name in ("max_minutes", "latency_seconds"):
-            if not getattr(self, name) >= 0:
-                faults.append(f"`{name}` is {getattr(self, name)}; it cannot be below 0")
-        return faults
+    teacher_gate: float = setting(
+        0.97, help="Least share of the teacher's metric that is shipped.", at_least=0, at_most=1, panel=GATES
+    )
+    gate: float = setting(
+        0.99, help="Least share of the fp32 metric that int8 keeps.", at_least=0, at_most=1, panel=GATES
+    )
+    keep_right: float = setting(
+        0.95,
+        help="Share of right answers to keep when it abstains, where no text is out of scope; 0 is never to abstain.",
+        at_least=0,
+        at_most=1,
+        panel=GATES,
+    )
+    max_minutes: float = setting(
+        0.0, help="Fit the training to this many minutes.", at_least=0, shown="no limit", panel=MACHINE
+    )
+    latency_seconds: float = setting(60.0, help="Seconds for timing all models together.", at_least=0, panel=MACHINE)
 
     @property
     def model_name(self) -> str:
@@ -59,12 +63,9 @@ def read_recipe(path: Path) -> dict[str, Any]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"The recipe {path} is not TOML: {error}.") from None
-    known = {field.name for field in fields(Recipe)}
-    unknown = [key for key in found if key not in known]
-    if unknown:
-        raise BadInput(
-            f"The recipe {path} has {', '.join(map(_with_nearest, unknown))}; no such setting. Settings are: {', '.join(sorted(known))}."
-        )
+    known = Recipe.__dataclass_fields__
+    if unknown := [unknown_setting(key, known) for key in found if key not in known]:
+        raise BadInput(f"The recipe {path}: {'; '.join(unknown)}.")
     return found
 
 
@@ -74,21 +75,7 @@ def resolve(settings: dict[str, Any], flags: dict[str, Any]) -> Recipe:
     Raises:
         BadInput: a setting that must be given is not, has the wrong type, or is out of its range.
     """
-    unknown = [name for name in (*settings, *flags) if name not in Recipe.__dataclass_fields__]
-    if unknown:
-        raise BadInput(f"{', '.join(unknown)}: no such setting. Settings are {', '.join(Recipe.__dataclass_fields__)}.")
-    merged = settings | {name: value for name, value in flags.items() if value is not None}
-    recipe, faults = typed(Recipe, merged)
-    faults += [f"--{name} is needed" for name in ("teacher", "task", "data", "out") if not getattr(recipe, name)]
-    faults += recipe.faults()
-    if faults:
-        raise BadInput("; ".join(faults) + ". `stillroom run --help` says what each setting is for.")
-    return recipe
-
-
-def _with_nearest(unknown: str) -> str:
-    near = difflib.get_close_matches(unknown, [field.name for field in fields(Recipe)], n=1)
-    return f"{unknown} (did you mean {near[0]}?)" if near else unknown
+    return make(Recipe, settings | {name: value for name, value in flags.items() if value is not None}, verb="run")
 
 
 def write_recipe(recipe: Recipe) -> str:
@@ -99,12 +86,3 @@ def write_recipe(recipe: Recipe) -> str:
     ordered = {name: everything[name] for name in (*FIRST, *everything)}
     values = {name: list(v) if isinstance(v, tuple) else v for name, v in ordered.items()}
     return tomli_w.dumps(values)
-
-
-def listed(text: str) -> tuple[str, ...]:
-    """The names in `text`, with commas between them, each once.
-
-    >>> listed("fp32, int8,fp32")
-    ('fp32', 'int8')
-    """
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

@@ -10,7 +10,7 @@ from pathlib import Path
 from repository import ROOT
 
 # A process in which the other packages and the console are not there.
-ALONE = "import sys; sys.modules.update(dict.fromkeys(['stillroom', 'export', 'latency', 'rich', 'typer']))\n"
+ALONE = "import sys; sys.modules.update(dict.fromkeys(['stillroom', 'export', 'latency', 'rich', 'click']))\n"
 
 
 def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,6 @@ from deploy_files import (
     server_commands,
     unit,
 )
-from typer.main import get_command
 
 from serve.http.app import create_app
 from serve.http.connections.graceful_shutdown import CUT_OFF_S, LEAVE_S
@@ -29,7 +28,7 @@ CONTAINERS = ["kubernetes/deployment.yaml", "kserve/serving-runtime.yaml"]
 
 def given(command: list[str]) -> dict[str, object]:
     """What the command line takes `command` for; it exits when there is no such option."""
-    group = get_command(__import__("stillroom.cli.main", fromlist=["app"]).app)
+    group = __import__("stillroom.cli.main", fromlist=["app"]).app
     assert command[0] == "stillroom"
     verb = group.commands[command[1]]  # type: ignore[attr-defined]
     return dict(verb.make_context(command[1], command[2:]).params)

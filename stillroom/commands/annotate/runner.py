@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -26,6 +25,7 @@ from serve.workers.offline_pool import OfflinePool, Result
 from stillroom.commands.annotate.reader import STDIN, InputFile, InputRow
 from stillroom.commands.annotate.writer import STDOUT, AnswerFile
 from stillroom.console import Bar, bar, say
+from stillroom.settings.annotate import Annotation
 
 # Rows that are sorted by length together; or fewer, when they are long.
 WINDOW_ROWS = 4096
@@ -41,33 +41,6 @@ REQUEST_OF: dict[Task, type[msgspec.Struct]] = {
     "token-classification": EntitiesRequest,
     "text-classification": ClassifyRequest,
 }
-
-
-@dataclass(frozen=True)
-class Annotation:
-    """What to annotate, and how."""
-
-    bundle: Path
-    input: Path
-    """A file of text, see `stillroom.commands.annotate.reader`; `-` is standard input."""
-    output: Path
-    """JSON lines; `-` is standard output."""
-    options: AnswerOptions = field(default_factory=AnswerOptions)
-    """As of the server."""
-    format: str | None = None
-    """Of the input: jsonl, txt, csv or tsv; None is what its name ends with."""
-    answer_field: str = "answer"
-    """Under which the answer is added to a row."""
-    bad_rows: Literal["stop", "skip"] = "stop"
-    """At a row that cannot be answered: stop before it, or write its fault in its place."""
-    restart: bool = False
-    """Begin anew where the output has rows already."""
-    variant: str | None = None
-    """Precision; None is the bundle's default."""
-    processes: int | None = None
-    """That compute; None is as many as fit the cores."""
-    threads: int | None = None
-    """Of each; None is 1."""
 
 
 @dataclass

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
 
 from export.graph.exporter import position_limit
 from latency.candidates.candidate import Candidate, Device, Reads, Runtime
@@ -46,9 +45,6 @@ class Ways:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        _refuse_unknown("--device", self.devices, get_args(Device))
-        _refuse_unknown("--runtimes", self.runtimes, get_args(Runtime))
-        _refuse_unknown("--precisions", self.precisions, ("fp32", "bf16", "fp16"))
         if "openvino" in self.runtimes and not has_openvino():
             raise BadInput(f"--runtimes openvino: OpenVINO is not installed; {INSTALL_OPENVINO}.")
 
@@ -122,11 +118,6 @@ def task_of(model: Path) -> str | None:
     beside = next((place for place in places if (place / "config.json").is_file()), None)
     reads = _reads(beside)[0] if beside else None
     return reads.task if reads else None
-
-
-def _refuse_unknown(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
-    if unknown := [name for name in given if name not in known]:
-        raise BadInput(f"{flag} {', '.join(unknown)} is not known; give some of {', '.join(known)}.")
 
 
 def _of_bundle(folder: Path, ways: Ways) -> list[Candidate]:

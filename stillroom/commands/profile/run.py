@@ -1,7 +1,6 @@
 """`stillroom profile`: which model, at which precision, in which runtime, meets a budget here, and what it costs."""
 
 import json
-import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,11 +15,10 @@ from compress.input_errors import Faults
 from latency.analysis.costs import add_costs
 from latency.analysis.pareto import Point, pareto_front, within_budget
 from latency.analysis.roofline import measured_peaks
-from latency.candidates.candidate import Candidate, Device, Runtime
+from latency.candidates.candidate import Candidate
 from latency.measure.interleave import Progress, Worker, at_work
 from latency.measure.machine import machine_facts
 from latency.measure.result_document import Metric, ModelRow, ProfileDocument, SweepRow
-from latency.measure.statistics import PERCENTILES
 from latency.measure.workloads import Workload
 from latency.profile import Plan, grid, time_all, time_grid, work_of
 from latency.scenarios.sweep import sweep
@@ -39,9 +37,9 @@ from stillroom.commands.profile.speed_regression import (
     regressions,
 )
 from stillroom.console import bar, say
-from stillroom.inputs.recipe import listed
 from stillroom.report.profile_page import profile_markdown, profile_page
 from stillroom.report.run_page import write_page
+from stillroom.settings.profile import Profiling, TorchPrecision
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -52,70 +50,14 @@ PEAKS_S = 6.0  # for the peaks of the machine, or a tenth of the time that is gi
 SWEEP_SECONDS = 3.0  # of each way to spend the cores, of each candidate
 
 
-@dataclass(frozen=True)
-class Profiling:
-    """The settings of `stillroom profile`."""
+def ways_of(settings: Profiling) -> Ways:
+    """In what the models are run. BadInput where OpenVINO was asked for and is not installed."""
+    return Ways(settings.device, settings.runtimes, settings.precisions, settings.threads or available_cores())
 
-    data: str = ""
-    """A file of texts, labelled ones for a metric; or a folder of splits, of which test is timed. None: a built-in sample."""
-    device: str = "cpu"
-    """cpu, cuda, or both with a comma between."""
-    runtimes: str = ""
-    """Of torch, torch-compile, torch-cuda-graphs, onnxruntime, onnxruntime-tensorrt, openvino; unless given, what suits."""
-    precisions: str = "fp32"
-    """Of torch: fp32, bf16, fp16; graphs have those of their files."""
-    batches: tuple[int, ...] = (1, 8)
-    """Texts a call, of the grid."""
-    lengths: tuple[int, ...] = (16, 128)
-    """Tokens a text, of the grid."""
-    seconds: float = 120.0
-    """Of wall time for timing; what is known closely enough sooner ends sooner."""
-    tight: float = 0.02
-    """Half the width of the speed-ups' intervals, relative, that is close enough."""
-    threads: int = 0
-    """Of one call; 0 is what fits this process's share of the machine."""
-    budget_ms: float | None = None
-    """What one text may take from end to end, at `percentile`."""
-    percentile: int = 99
-    """50, 90, 95 or 99."""
-    bound_ms: float | None = None
-    """What p99 may be while texts arrive by chance; none leaves that scenario out."""
-    price_per_core_hour: float | None = None
-    """In any currency; gives the price of a million texts."""
-    sweep: bool = False
-    """Whether to try every split of the cores into threads and processes."""
-    seed: int = 0
-    """Fixes every order that is drawn."""
 
-    def __post_init__(self) -> None:
-        if self.percentile not in PERCENTILES:
-            raise BadInput(f"--percentile is {self.percentile}; give one of {', '.join(map(str, PERCENTILES))}.")
-        for flag, value in (
-            ("--seconds", self.seconds),
-            ("--tight", self.tight),
-            ("--budget-ms", self.budget_ms),
-            ("--bound-ms", self.bound_ms),
-            ("--price-per-core-hour", self.price_per_core_hour),
-        ):
-            if value is not None and not 0 < value < math.inf:
-                raise BadInput(f"{flag} is {value:g}; a number above 0 is needed.")
-        if self.threads < 0:
-            raise BadInput(f"--threads is {self.threads}; give 0 for what fits, or a number of them.")
-
-    @property
-    def ways(self) -> Ways:
-        """In what the models are run. BadInput for what is unknown."""
-        return Ways(
-            cast(tuple[Device, ...], listed(self.device)),
-            cast(tuple[Runtime, ...], listed(self.runtimes)),
-            listed(self.precisions),
-            self.threads or available_cores(),
-        )
-
-    @property
-    def plan(self) -> Plan:
-        """What is measured, and for how long."""
-        return Plan(self.batches, self.lengths, self.seconds, self.tight, self.bound_ms, operators=True)
+def grid_plan(settings: Profiling) -> Plan:
+    """What is measured, and for how long."""
+    return Plan(settings.batches, settings.lengths, settings.seconds, settings.tight, settings.bound_ms, operators=True)
 
 
 @dataclass(frozen=True)
@@ -148,7 +90,7 @@ def profile_models(
     """
     if not models:
         raise BadInput("No model was given to profile. Give bundles, checkpoint folders or .onnx files, or --paper.")
-    ways = settings.ways
+    ways = ways_of(settings)
     _check_there(models, settings.data)
     earlier = models_of(against) if against else []
     with ExitStack() as stack:
@@ -161,8 +103,9 @@ def profile_models(
             found = candidates_of(model, ways, place, given.calibration, say)
             if not found:
                 raise BadInput(
-                    f"{model} cannot be run with --device {settings.device!r}, --runtimes {settings.runtimes!r} and "
-                    f"--precisions {settings.precisions!r}. Give others, or leave it out."
+                    f"{model} cannot be run with --device {','.join(settings.device)}"
+                    f"{' and --runtimes ' + ','.join(settings.runtimes) if settings.runtimes else ''}"
+                    f" and --precisions {','.join(settings.precisions)}. Give others, or leave it out."
                 )
             now += found
             origins |= {candidate.name: str(model) for candidate in found}
@@ -194,8 +137,10 @@ def profile_paper(settings: Profiling) -> ProfileDocument:
     with tempfile.TemporaryDirectory(prefix="stillroom-") as folder:
         say("paper: making 12x768, 6x768, 6x384, 4x576 and 3x384 of random weights")
         models = make_models(Path(folder) / "models")
-        precisions = "fp32,fp16" if "cuda" in settings.device else "fp32"
-        ways = replace(settings, runtimes=settings.runtimes or runtimes(settings.device), precisions=precisions).ways
+        precisions: tuple[TorchPrecision, ...] = ("fp32", "fp16") if "cuda" in settings.device else ("fp32",)
+        ways = ways_of(
+            replace(settings, runtimes=settings.runtimes or runtimes(settings.device), precisions=precisions)
+        )
         texts = random_texts(settings.seed)
         candidates = [
             replace(candidate, reads=None)
@@ -203,7 +148,7 @@ def profile_paper(settings: Profiling) -> ProfileDocument:
             for candidate in candidates_of(model, ways, Path(folder), texts, say)
         ]
         tokenizer = load_tokenizer(models[0], LONGEST)
-        plan = replace(settings.plan, batches=(1,))
+        plan = replace(grid_plan(settings), batches=(1,))
         with bar("timing") as shown:
             document = time_grid(candidates, texts, tokenizer, plan, seed=settings.seed, progress=shown)
     document["paper"] = paper_rows(document)
@@ -226,7 +171,7 @@ def _profiled(
     machine = machine_facts()  # before the measuring, which would be the load that it sees
     _check_lengths(candidates, settings.lengths)
     tokenizer, notes = _tokenizer_for_all(candidates)
-    plan = settings.plan
+    plan = grid_plan(settings)
     workloads = grid(given.plain, tokenizer, plan)
     with ExitStack() as stack:
         with bar("loading") as shown:
@@ -238,7 +183,7 @@ def _profiled(
             rows, ratios, models = time_all(workers, workloads, timed, plan, seed=settings.seed, progress=shown)
     swept = _sweep(candidates, workloads[0], settings) if settings.sweep else []
     work = work_of(given.texts[:TIMED_TEXTS], tokenizer, given.source)
-    peaks = measured_peaks(settings.ways.threads, min(PEAKS_S, settings.seconds / 10))
+    peaks = measured_peaks(ways_of(settings).threads, min(PEAKS_S, settings.seconds / 10))
     add_costs(models, candidates, work, peaks, settings.price_per_core_hour)
     for name, row in models.items():
         row["model"] = origins[name]

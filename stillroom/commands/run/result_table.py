@@ -1,9 +1,10 @@
 """The tables that end a run: scores, sizes and latency."""
 
 from pathlib import Path
+from typing import Any
 
 from stillroom.commands.run import export_and_scores
-from stillroom.console import say, table
+from stillroom.console import result, table
 from stillroom.report.latency_table import PAIRED, doubts
 
 
@@ -35,9 +36,24 @@ def show_result(out: Path) -> None:
         ["model", "texts x tokens", "p50 ms", "p90 ms", "p99 ms", "texts/s", "against torch teacher"],
         lines,
     )
-    say(PAIRED)
+    result(PAIRED)
     short, _ = doubts(latency)
     if short:
-        say(short)
+        result(short)
     for claim in report["claims"]:
-        say(claim)
+        result(claim)
+
+
+def show_plan(plan: dict[str, Any]) -> None:
+    """The stages with their steps and minutes; `plan` is a `time_budget.Plan` as a dictionary."""
+    steps = {
+        "teacher": plan["teacher_steps"],
+        "relations": plan["relation_steps"],
+        "undistilled": plan["relation_steps"] + plan["student_steps"],
+        "student": plan["student_steps"],
+    }
+    rows = [
+        [name, str(steps.get(name, "")), f"{seconds / 60:.1f}"] for name, seconds in plan["seconds"].items() if seconds
+    ]
+    table("plan, from a few timed steps; nothing was trained", ["stage", "steps", "minutes"], rows)
+    result(f"About {plan['minutes']:.0f} minutes and {plan['memory_bytes'] / 2**30:.1f} GiB of memory.")

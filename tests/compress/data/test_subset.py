@@ -10,7 +10,8 @@ def test_a_file_sorted_by_label_gives_rows_of_every_label() -> None:
 
 def test_rows_keep_their_order_and_none_comes_twice() -> None:
     found = subset(range(1000), 100)
-    assert found == sorted(set(found)) and len(found) == 100
+    assert found == sorted(set(found))
+    assert len(found) == 100
 
 
 def test_the_same_seed_draws_the_same_rows_and_another_seed_draws_others() -> None:

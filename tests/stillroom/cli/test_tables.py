@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stillroom.cli.main import _show_run
-from stillroom.console import console
+from stillroom.cli.make import show_run
+from stillroom.console import results
 
 
 def write_report(out: Path, *, doubts: list[str]) -> dict[str, Any]:
@@ -45,9 +45,9 @@ def write_report(out: Path, *, doubts: list[str]) -> dict[str, Any]:
 
 
 def shown(document: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(console, "width", 300)
-    _show_run(document)
-    return capsys.readouterr().err
+    monkeypatch.setattr(results, "width", 300)
+    show_run(document)
+    return capsys.readouterr().out
 
 
 def test_a_run_says_how_many_of_its_timings_doubt_themselves(

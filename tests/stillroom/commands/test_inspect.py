@@ -44,7 +44,7 @@ def test_a_bundle_that_cannot_run_here_is_explained_all_the_same(bundle: Path) -
         [sys.executable, "-m", "stillroom", "inspect", str(bundle)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    shown = " ".join(done.stderr.split())
+    shown = " ".join(done.stdout.split())
     assert "every file verified" in shown
     assert (
         "Here nothing answers: variant 'int8' of '[/b] odd' needs a processor with one of a_processor_of_2040" in shown

@@ -66,9 +66,9 @@ def test_without_a_rate_the_highest_is_searched_for_and_written(run: Run, texts:
 
     out = tmp_path / "out"
     with serving(handler) as server:
-        code, _, said = run(server.url, "--data", texts, "--bound-ms", 2000, "--queries", 20, "--out", out)
+        code, printed, said = run(server.url, "--data", texts, "--bound-ms", 2000, "--queries", 20, "--out", out)
     assert code == 0, said
-    assert "stayed under 2000 ms, with every query answered, is " in said
+    assert "stayed under 2000 ms, with every query answered, is " in printed
     assert sorted(path.name for path in out.iterdir()) == ["load.json", "table.md"]
     document = json.loads((out / "load.json").read_text())
     assert document["bound_ms"] == 2000
@@ -80,7 +80,7 @@ def test_without_a_rate_the_highest_is_searched_for_and_written(run: Run, texts:
 
 def test_templates_and_headers_reach_another_server(run: Run, texts: Path) -> None:
     with serving(at_once) as server:
-        code, _, said = run(
+        code, printed, said = run(
             server.url, "--data", texts, "--rate", 500, "--queries", 3, "--template", '{"inputs": ["TEXT"], "raw": true}',
             "--header", "Authorization: Bearer a:b", "--header", "X-Other:  c",
         )  # fmt: skip
@@ -88,7 +88,7 @@ def test_templates_and_headers_reach_another_server(run: Run, texts: Path) -> No
     assert code == 0, said
     assert json.loads(asked.body)["raw"] is True
     assert "Authorization: Bearer a:b\r\nX-Other: c\r\n" in asked.head
-    assert "p99 rests on 3 answers" in said
+    assert "p99 rests on 3 answers" in printed
 
 
 def test_errors_and_refusals_stand_in_the_table(run: Run, texts: Path) -> None:
@@ -96,9 +96,9 @@ def test_errors_and_refusals_stand_in_the_table(run: Run, texts: Path) -> None:
         return [answer(), answer(429), answer(500), b"garbage\r\n\r\n"][asked.number % 4]
 
     with serving(handler) as server:
-        code, _, said = run(server.url, "--data", texts, "--rate", 500, "--queries", 7, "--connections", 1)
-    assert code == 0
-    assert "4 (500: 2, not HTTP: 2)" in said.replace("│ ", "")
+        code, printed, said = run(server.url, "--data", texts, "--rate", 500, "--queries", 7, "--connections", 1)
+    assert code == 0, said
+    assert "4 (500: 2, not HTTP: 2)" in printed.replace("│ ", "")
 
 
 def test_a_server_that_does_not_take_the_request_gets_no_load(run: Run, texts: Path) -> None:
@@ -160,4 +160,4 @@ def test_load_needs_no_torch(texts: Path) -> None:
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "ok answers a second, of 200.0 queries a second" in done.stderr
+    assert "ok answers a second, of 200.0 queries a second" in done.stdout

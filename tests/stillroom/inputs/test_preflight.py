@@ -9,6 +9,8 @@ from compress.engine.task_inputs import on_this_machine
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe
 
+NEEDED = {"teacher": "t", "task": "text-classification", "data": "d", "out": "o"}
+
 
 def sentence(start: str, city: str) -> dict[str, object]:
     text = f"{start} {city}"
@@ -24,8 +26,8 @@ def test_bfloat16_is_for_processors_that_compute_in_it(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("compress.engine.hardware.cpu_features", lambda: frozenset(features))
-    assert on_this_machine(Recipe(precision="auto")).precision == precision
-    assert on_this_machine(Recipe(precision="bf16")).precision == "bf16"
+    assert on_this_machine(Recipe(**NEEDED, precision="auto")).precision == precision
+    assert on_this_machine(Recipe(**NEEDED, precision="bf16")).precision == "bf16"
 
 
 def test_no_generated_text_is_one_of_validation_or_test(tiny_teacher: Path, tmp_path: Path) -> None:

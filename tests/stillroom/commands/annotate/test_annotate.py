@@ -391,10 +391,10 @@ def test_no_process_outlives_a_kill_or_ctrl_c(
     ("arguments", "said"),
     [
         (["--top-k", "2"], "--top-k means nothing to a model for token-classification"),
-        (["--bad-rows", "drop"], "--bad-rows drop: give stop or skip"),
-        (["--format", "parquet"], "--format parquet is no known format; give --format one of jsonl, txt, csv, tsv"),
+        (["--bad-rows", "drop"], "--bad-rows is 'drop'; give one of stop, skip"),
+        (["--format", "parquet"], "--format is 'parquet'; give one of jsonl, txt, csv, tsv"),
         (["--field", "text"], "is where the text stands"),
-        (["--processes", "0"], "--processes 0: give 1 or more"),
+        (["--processes", "0"], "--processes is 0; give a whole number from 1"),
         (["--input", "nowhere.txt"], "--input nowhere.txt cannot be read (No such file or directory)"),
         (["--input", "in.parquet"], "in.parquet is no known format"),
         (["--output", "nowhere/out.jsonl"], "there is no folder"),

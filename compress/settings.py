@@ -1,0 +1,213 @@
+"""What `distill`, `finetune` and the training part of `run` are told: every setting once, see `serve.options`. No torch."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from compress.methods.presets import PRESETS
+from compress.models.layer_maps import LAYER_MAPS
+from compress.models.shapes import FORM, STUDENTS
+from compress.training.trackers import TRACKERS
+from serve.options import check, setting
+
+TASKS = ("token-classification", "text-classification")
+# What a student learns from plain text alone, in the order of docs/methods.md; the last four are ablations.
+TextMethod = Literal[
+    "minilmv2", "minilm", "directminilm", "hidden-states", "output-distribution", "tinybert-general", "distilbert", "mlm-kd", "mlm",
+    "minilm-no-value-relation", "minilm-value-mse", "minilm-hidden-relation", "minilm-layer-to-layer",
+]  # fmt: skip
+TEXT_METHODS: tuple[str, ...] = get_args(TextMethod)
+# What it learns on a task, or on a task and plain text.
+TASK_METHODS = (
+    "soft-labels", "labels", "tinybert", "xtremedistil", "xtremedistil-transfer", "xtremedistil-no-freezing", "xtremedistil-no-attention",
+)  # fmt: skip
+STARTS = ("uniform", "alternate", "first", "last", "layer-map", "random")  # and checkpoints
+
+TrainingPrecision = Literal["auto", "fp32", "bf16", "fp16"]
+
+# Headings of help.
+WHAT, DATA, TEACHER, STUDENT, RELATIONS, MACHINE = (
+    "What to make",
+    "Data",
+    "Teacher",
+    "Student",
+    "Relation stage (MiniLMv2)",
+    "Machine",
+)
+
+SHAPES = f"A name such as 3x384 (layers x width), or {FORM}."
+ACCUMULATE = "Parts that a step's batch is cut into, to save memory; what is learned is the same."
+TRACKER = "Where metrics go beside metrics.jsonl."
+SEED = "Fixes everything that is drawn at random."
+THREADS = "Cores to train on."
+ALL_CORES = "all that this process may use"
+PRECISION = "Arithmetic of training; auto is bf16 where the processor or GPU multiplies it, fp16 is for GPUs."
+UNLABELLED = "File of in-domain text that the teacher labels."
+CORPUS = "File of plain text, one document a line."
+SPLITS = "Folder with train, validation and test files, or a `datasets` name."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What reading the data of a task and training on it need; `stillroom run` adds its own to these."""
+
+    teacher: str = setting(help="Transformers folder or Hub name of a BERT-like encoder.", panel=WHAT)
+    task: str = setting(help="What the model answers.", choices=TASKS, panel=WHAT)
+    data: str = setting(help=SPLITS, panel=WHAT)
+    student: str = setting("3x384", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", panel=WHAT)
+    corpus: tuple[str, ...] = setting((), help="File of plain text for the relation stage.", metavar="FILE", panel=DATA)
+    unlabelled: tuple[str, ...] = setting((), help=UNLABELLED, metavar="FILE", panel=DATA)
+    augment: int = setting(
+        0, help="Texts generated from each labelled one, for the teacher to label.", at_least=0, panel=DATA
+    )
+    max_length: int = setting(
+        0, help="Longest text in tokens.", at_least=0, shown="what the teacher takes, at most 512", panel=DATA
+    )
+    out_of_scope: str = setting(
+        "", help="Label of texts that the model has no answer to: it learns to abstain from them.", panel=DATA
+    )
+    new_head: bool = setting(
+        False, help="Fine-tune a new head though the teacher has one for other labels.", panel=TEACHER
+    )
+    teacher_epochs: int = setting(
+        5, help="Of fine-tuning the teacher, at most; it stops when validation stops improving.", at_least=1,
+        panel=TEACHER,
+    )  # fmt: skip
+    teacher_patience: int = setting(
+        2, help="Epochs without a new best on validation before it stops.", at_least=1, panel=TEACHER
+    )
+    teacher_learning_rate: float = setting(1e-4, help="Peak rate of its fine-tuning.", above=0, panel=TEACHER)
+    student_epochs: int = setting(
+        10, help="Over the labelled text, in steps: unlabelled and generated text adds variety, not time.", at_least=1,
+        panel=STUDENT,
+    )  # fmt: skip
+    student_learning_rate: float = setting(4e-4, help="Peak rate of the student's training.", above=0, panel=STUDENT)
+    temperature: float = setting(2.0, help="Of the soft labels.", above=0, panel=STUDENT)
+    soft_weight: float = setting(
+        0.9, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1,
+        panel=STUDENT,
+    )  # fmt: skip
+    relation_epochs: float = setting(
+        0.0, help="Over the task's text and the corpus; 0 leaves the stage out.", at_least=0, panel=RELATIONS
+    )
+    relation_heads: int = setting(
+        0, help="What all attention heads are split into anew.", at_least=0, shown="48, or the nearest that fits",
+        panel=RELATIONS,
+    )  # fmt: skip
+    relation_layer: int = setting(
+        0, help="The teacher's layer to learn from, from 1.", at_least=0, shown="the usual one for its depth",
+        panel=RELATIONS,
+    )  # fmt: skip
+    relation_tokens: int = setting(128, help="Longest piece of the corpus, in tokens.", at_least=1, panel=RELATIONS)
+    relation_learning_rate: float = setting(5e-4, help="Peak rate of the stage.", above=0, panel=RELATIONS)
+    batch: int = setting(32, help="Texts a training step.", at_least=1, panel=MACHINE)
+    accumulate: int = setting(1, help=ACCUMULATE, at_least=1, panel=MACHINE)
+    precision: TrainingPrecision = setting("auto", help=PRECISION, panel=MACHINE)
+    threads: int = setting(0, help=THREADS, at_least=0, shown=ALL_CORES, panel=MACHINE)
+    seed: int = setting(0, help=SEED, at_least=0, panel=MACHINE)
+    trackers: tuple[str, ...] = setting((), help=TRACKER, choices=TRACKERS, flag="--tracker", panel=MACHINE)
+    checkpoint_seconds: float = setting(
+        30.0, help="Seconds of work that a kill loses at most.", at_least=0, panel=MACHINE
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """Settings of `finetune`."""
+
+    model: str = setting(help="Transformers folder or Hub name, such as a student of `distill`.")
+    task: str = setting(help="What the model answers.", choices=TASKS)
+    data: str = setting(help=SPLITS)
+    out: str = setting(help="The checkpoint to write.")
+    teacher: str = setting(
+        "", help="Fine-tuned on the task: its soft labels are learned too.", shown="none: from labels alone"
+    )
+    unlabelled: tuple[str, ...] = setting((), help=UNLABELLED, metavar="FILE")
+    schedule: str = setting(
+        "",
+        help="Of a paper (docs/methods.md); flags override it.",
+        choices=tuple(name for name, preset in PRESETS.items() if preset.use == "fine-tuning"),
+    )
+    epochs: float | None = setting(None, help="Over the labelled text, at most.", above=0, shown="5")
+    patience: int = setting(
+        2, help="Epochs without a new best on validation before it stops; 0 never does.", at_least=0
+    )
+    learning_rate: float | None = setting(None, help="Peak rate.", above=0, shown="0.0001")
+    batch: int | None = setting(None, help="Texts a step.", at_least=1, shown="32")
+    max_length: int = setting(0, help="Longest text in tokens.", at_least=0, shown="what the model takes")
+    temperature: float | None = setting(None, help="Of the soft labels.", above=0, shown="2")
+    soft_weight: float | None = setting(
+        None, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1, shown="0.9"
+    )
+    new_head: bool = setting(False, help="A new head even where the model has one for other labels.")
+    seed: int = setting(0, help=SEED, at_least=0)
+    threads: int = setting(0, help=THREADS, at_least=0, shown=ALL_CORES)
+    precision: TrainingPrecision = setting("auto", help=PRECISION)
+    accumulate: int = setting(1, help=ACCUMULATE, at_least=1)
+    trackers: tuple[str, ...] = setting((), help=TRACKER, choices=TRACKERS, flag="--tracker")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """Settings of `distill`."""
+
+    teacher: str = setting(help="Transformers folder or Hub name.")
+    corpus: tuple[str, ...] = setting(help=CORPUS, metavar="FILE")
+    out: str = setting(help="The checkpoint to write.")
+    student: str = setting(
+        "", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", shown="3x384, or that of the checkpoint in --start"
+    )
+    method: TextMethod = setting("minilmv2", help="What is learned (docs/methods.md).")
+    schedule: str = setting(
+        "",
+        help="Of a paper (docs/methods.md); flags override it.",
+        choices=tuple(name for name, preset in PRESETS.items() if preset.use == "distillation"),
+    )
+    epochs: float | None = setting(
+        None, help="Over the corpus, all stages of the method together; each assistant has as many.", above=0, shown="1"
+    )
+    learning_rate: float = setting(0.0, help="Peak rate.", at_least=0, shown="that of each stage")
+    batch: int | None = setting(None, help="Pieces of text a step.", at_least=1, shown="32")
+    relation_heads: int = setting(
+        0, help="What all attention heads are split into anew.", at_least=0, shown="48, or the nearest that fits"
+    )
+    teacher_layer: int = setting(
+        0, help="The teacher's layer to learn from, from 1.", at_least=0, shown="the usual one for its depth"
+    )
+    layer_map: str = setting(
+        "", help="Which teacher layer each layer of the student learns from.", choices=LAYER_MAPS,
+        shown="the method's own",
+    )  # fmt: skip
+    tokens: int | None = setting(None, help="Longest piece of text, in tokens.", at_least=8, shown="128")
+    whole_words: bool = setting(False, help="Hide whole words where the method learns from masked text.")
+    start: str = setting(
+        "uniform",
+        help="Layers of the teacher that the student starts from where they fit: uniform, alternate, first, last or layer-map; "
+        "random are new ones. Anything else is a checkpoint of the student's own.",
+        suggested=STARTS,
+    )
+    assistants: tuple[str, ...] = setting(
+        (),
+        help="A student between teacher and student, such as 6x576, in order; auto is MiniLM's rule.",
+        flag="--assistant",
+        metavar="SHAPE",
+        suggested=("auto", *STUDENTS),
+    )
+    seed: int = setting(0, help=SEED, at_least=0)
+    precision: TrainingPrecision = setting("fp32", help=PRECISION)
+    accumulate: int = setting(1, help=ACCUMULATE, at_least=1)
+    trackers: tuple[str, ...] = setting((), help=TRACKER, choices=TRACKERS, flag="--tracker")
+    teacher_cache: str = setting(
+        "",
+        help="Folder that keeps what the teacher computes, for more than one epoch or student; a byte a number.",
+        metavar="FOLDER",
+        shown="none",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)

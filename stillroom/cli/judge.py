@@ -1,0 +1,195 @@
+"""The verbs that judge models: evaluate, profile, load, inspect."""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from serve.errors import BadInput, GateMissed
+from stillroom.cli.options import Argument, Document, Verb
+from stillroom.console import result, say, table
+from stillroom.settings.evaluate import Evaluation
+from stillroom.settings.load import Loading
+from stillroom.settings.profile import Profiling
+
+PROFILE_FILES = {"report.html", "report.json", "table.md"}  # what `profile --out` writes, and may replace
+LOAD_FILES = {"load.json", "table.md"}  # the same of `load --out`
+
+
+def evaluate(model: str, settings: Evaluation) -> Document:
+    """The task metric of a bundle or checkpoint on labelled data.
+
+    A bootstrap interval stands beside the score."""
+    from stillroom.commands.evaluate import evaluate as evaluate_model
+
+    return evaluate_model(model, settings.data, variant=settings.variant, task=settings.task)
+
+
+def show_evaluation(document: Document) -> None:
+    """The score in a line."""
+    result(
+        f"{document['metric']} {document['value']:.4f} [{document['low']:.4f}, {document['high']:.4f}] on "
+        f"{document['examples']} texts, by {document['variant']}"
+    )
+    if document["unknown_labels"]:
+        say(f"warning: the model has never heard of these labels: {', '.join(document['unknown_labels'])}")
+
+
+def profile(models: tuple[Path, ...], settings: Profiling) -> Document:
+    """Latency and accuracy of models side by side, on this machine.
+
+    Says which model, at which precision, in which runtime, meets a budget.
+
+    MODELS are bundles, checkpoint folders and .onnx files; the first is compared with. Candidates take turns, each in a process
+    of its own, until their ratios are known closely or the time is up.
+    """
+    from stillroom.commands.profile.run import profile_models, profile_paper, write_profile
+
+    out = Path(settings.out) if settings.out else None
+    _refuse_unless_ours(out, PROFILE_FILES)
+    if settings.paper and (models or settings.against):
+        raise BadInput("--paper makes its own models; leave MODEL and --against out.")
+    work = out and out.with_name(f"{out.name}.work")
+    measured = (
+        profile_paper(settings)
+        if settings.paper
+        else profile_models(models, settings, work=work, against=settings.against)
+    )
+    document: Document = {**measured, "command": " ".join(["stillroom", *map(shlex.quote, sys.argv[1:])])}
+    if out:
+        write_profile(out, document)  # type: ignore[arg-type]
+        say(f"Report  {out / 'report.html'}")
+    return document
+
+
+def show_profile(document: Document) -> None:
+    """The table of the report, what it answers, and what is slower than before."""
+    from stillroom.commands.profile.papers_table import paper_markdown
+    from stillroom.report.profile_page import answer_lines, profile_markdown
+
+    paper = "paper" in document
+    sys.stdout.write(paper_markdown(document["paper"]) if paper else profile_markdown(document))  # type: ignore[arg-type]
+    for line in [] if paper else answer_lines(document):  # type: ignore[arg-type]
+        result(line)
+
+
+def gate_of_profile(document: Document) -> None:
+    """Says what is faster and slower than before; nothing else, when nothing is slower.
+
+    Raises:
+        GateMissed: something is, beyond the intervals.
+    """
+    from stillroom.commands.profile.speed_regression import regression_lines
+
+    rows = document.get("regression", [])
+    for line in regression_lines(rows):
+        say(line)
+    if slower := [row for row in rows if row["slower"]]:
+        raise GateMissed(f"{len(slower)} of {len(rows)} comparisons are slower than before, beyond their intervals.")
+
+
+def load(url: str, settings: Loading) -> Document:
+    """Load a running server, ours or another's, as many users do.
+
+    Queries come whether or not earlier ones are answered.
+
+    Latency counts from the moment at which a query was meant to leave. Without --rate it searches for the highest rate whose
+    p99 stays under --bound-ms while nothing is refused, fails or times out.
+    """
+    from stillroom.commands import load as loading
+
+    out = Path(settings.out) if settings.out else None
+    _refuse_unless_ours(out, LOAD_FILES)
+    s = settings
+    document = loading.load(
+        url, s.data, rate=s.rate, bound_ms=s.bound_ms, queries=s.queries, seconds=s.seconds, template=s.template,
+        headers=s.headers, connections=s.connections, timeout=s.timeout, seed=s.seed,
+    )  # fmt: skip
+    if out:
+        loading.write(out, document)
+    return document
+
+
+def show_load(document: Document) -> None:
+    """A row a trial."""
+    from stillroom.commands import load as loading
+
+    table(document["url"], loading.COLUMNS, loading.rows(document["trials"]))
+    for line in (loading.sentence(document), *document["doubts"]):
+        result(line)
+
+
+def inspect(bundle: Path) -> Document:
+    """Verify every file of a bundle and say what it is."""
+    from serve.bundle.manifest import MANIFEST, open_bundle
+
+    open_bundle(bundle)
+    found: Document = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
+    return found | {"verified": True, "bundle": str(bundle)}
+
+
+def show_bundle(document: Document) -> None:
+    """What the bundle is, in tables."""
+    from serve.bundle.manifest import open_bundle
+    from stillroom.commands.inspect import explain
+
+    explain(open_bundle(Path(document["bundle"])))
+
+
+def _refuse_unless_ours(out: Path | None, files: Iterable[str]) -> None:
+    """BadInput when something else than `files` is at `out`."""
+    if out and out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= set(files)):
+        raise BadInput(
+            f"--out {out} is there already and holds other things; nothing was written. Give another folder."
+        )
+
+
+VERBS = (
+    Verb(
+        evaluate,
+        Evaluation,
+        arguments=(Argument("model", "Bundle, checkpoint folder or Hub name."),),
+        shown=show_evaluation,
+        examples=("stillroom evaluate ner.bundle --data my-data/test.jsonl --variant int8",),
+    ),
+    Verb(
+        profile,
+        Profiling,
+        arguments=(
+            Argument(
+                "models",
+                "Bundles, checkpoint folders and .onnx files; the first is compared with.",
+                nargs=-1,
+                type=click.Path(path_type=Path),
+            ),
+        ),
+        shown=show_profile,
+        then=gate_of_profile,
+        examples=(
+            "stillroom profile my_teacher ner.bundle --data my-data --out timings --budget-ms 5",
+            "stillroom profile ner.bundle --against timings/report.json --out again",
+            "stillroom profile --paper",
+        ),
+    ),
+    Verb(
+        load,
+        Loading,
+        arguments=(Argument("url", "Where the server takes a text by POST, http or https."),),
+        shown=show_load,
+        examples=(
+            "stillroom load http://127.0.0.1:8000/v1/entities --data my-data/test.jsonl --rate 200",
+            "stillroom load http://127.0.0.1:8000/v1/entities --data my-data/test.jsonl --bound-ms 50",
+            "stillroom load https://example.com/classify --data texts.txt \\\n"
+            '      --template \'{"input": ["TEXT"]}\' --header "X-Api-Key: K"',
+        ),
+    ),
+    Verb(
+        inspect,
+        arguments=(Argument("bundle", "A bundle.", type=click.Path(path_type=Path)),),
+        shown=show_bundle,
+        examples=("stillroom inspect ner.bundle",),
+    ),
+)

@@ -1,0 +1,200 @@
+"""The verbs that make models: run, distill, finetune, compare, export."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from compress.settings import Distillation, FineTuning
+from stillroom.cli.options import Argument, Document, Verb, ourselves
+from stillroom.console import result, say, table
+from stillroom.inputs.recipe import Recipe
+from stillroom.settings.compare import Comparison
+from stillroom.settings.export import Exporting
+
+
+def run(recipe: Path | None, dry_run: bool, settings: dict[str, Any]) -> Document:
+    """From teacher to bundle: fine-tune, distil, export, check, time.
+
+    RECIPE is a TOML file of settings, named as the flags are; flags override it. The same command goes on where it was stopped.
+    """
+    from stillroom.commands.run import pipeline
+    from stillroom.inputs.recipe import read_recipe, resolve
+
+    resolved = resolve(read_recipe(recipe) if recipe else {}, settings)
+    if dry_run:
+        plan = pipeline.plan_of(resolved)
+        return dataclasses.asdict(plan) | {"minutes": round(plan.minutes, 1)}
+    return pipeline.run(resolved)
+
+
+def show_run(document: Document) -> None:
+    """The tables that end a run, and what to do next; or its plan."""
+    from stillroom.commands.run.result_table import show_plan, show_result
+
+    if "teacher_steps" in document:
+        show_plan(document)
+        return
+    out = Path(document["bundle"])
+    show_result(out)
+    low, high = document["speedup_interval"]
+    result(
+        f"The int8 student is {document['speedup']:.1f} times [{low:.1f}, {high:.1f}] as fast as the torch teacher "
+        f"(one text of {document['speedup_tokens']} tokens). All of it took {document['minutes']:.1f} minutes."
+    )
+    result(f"Bundle  {out}\nReport  {document['report']}")
+    if document["report_with_texts"]:
+        result(f"        {document['report_with_texts']} has texts of the data too, and is not part of the bundle")
+    say(f"Next    {ourselves()} serve {out}")
+
+
+def distill(settings: Distillation) -> Document:
+    """A student from a teacher and plain text.
+
+    No labels are needed. Every method of the papers is there (docs/methods.md)."""
+    from compress.engine.distill import distill_student
+    from stillroom.console import show
+
+    return {"checkpoint": str(distill_student(settings, show))}
+
+
+def show_distilled(document: Document) -> None:
+    """Where the student is."""
+    result(f"Student {document['checkpoint']}")
+    say(f"Next    {ourselves()} finetune --model {document['checkpoint']} --task ... --data ... --out ...")
+
+
+def finetune(settings: FineTuning) -> Document:
+    """A model for a task, from labels or from a teacher's soft labels too."""
+    from compress.engine.finetune import fine_tune
+    from stillroom.console import show
+
+    return {"checkpoint": str(fine_tune(settings, show))}
+
+
+def show_finetuned(document: Document) -> None:
+    """Where the model is."""
+    result(f"Model   {document['checkpoint']}")
+    say(f"Next    {ourselves()} export {document['checkpoint']} --data ... --out BUNDLE")
+
+
+def compare(settings: Comparison) -> Document:
+    """Methods of distillation side by side, over several seeds.
+
+    All see equally many tokens; the table has means with spread and intervals.
+
+    The same student without a teacher's help comes with every comparison: `random` starts anew, `none` from the teacher's
+    layers. A stopped comparison goes on where it was; one with more methods adds theirs.
+    """
+    from stillroom.commands.compare import compare as compare_methods
+
+    return compare_methods(settings) | {"report": str(Path(settings.out) / "report.html")}
+
+
+def show_comparison(document: Document) -> None:
+    """A row a method and student."""
+    from stillroom.report.comparison_page import HEADER, cells
+
+    reached = document["teacher"]["value"]
+    table(f"{document['metric']} on test; the teacher reaches {reached:.4f}", list(HEADER), cells(document))
+    result(f"Report  {document['report']}")
+
+
+def export(checkpoint: Path, settings: Exporting) -> Document:
+    """A checkpoint as a bundle of ONNX files: fp32, fp16, int8.
+
+    Each file is checked against torch and gated on the task metric."""
+    from stillroom.commands.export import export_checkpoint
+
+    out = export_checkpoint(str(checkpoint), Path(settings.out), settings)
+    return {"bundle": str(out), "report": str(out.with_name(f"{out.name}.report.json"))}
+
+
+def show_export(document: Document) -> None:
+    """A row a variant and runtime."""
+    report = json.loads(Path(document["report"]).read_text(encoding="utf-8"))
+    agreement = report["agreement"]
+    rows = [
+        [
+            row["name"],
+            f"{row['metric']:.4f}",
+            f"{row['low']:.4f} .. {row['high']:.4f}",
+            f"{agreement[row['name']]['share']:.4f}",
+            f"{agreement[row['name']]['labels_changed_per_10k']:.1f}",
+            f"{row['size_bytes'] / 1e6:.1f}",
+        ]
+        for row in report["summary"]
+    ]
+    header = ["variant", "value", "95 % interval", "of fp32", "labels changed per 10k", "MB"]
+    table(report["metric_name"], header, rows)
+    for claim in report["claims"]:
+        result(claim)
+    result(f"Bundle  {document['bundle']}\nReport  {document['report']}")
+    say(f"Next    {ourselves()} serve {document['bundle']}")
+
+
+VERBS = (
+    Verb(
+        run,
+        Recipe,
+        arguments=(
+            Argument(
+                "recipe", "A TOML file of settings; flags override it.", required=False, type=click.Path(path_type=Path)
+            ),
+            click.Option(["--dry-run"], is_flag=True, help="Print the plan with minutes and memory; train nothing."),
+        ),
+        raw=True,
+        shown=show_run,
+        examples=(
+            "stillroom run --teacher bert-base-uncased --task token-classification \\\n"
+            "      --data my-data --student 3x384 --out ner.bundle",
+            "stillroom run recipe.toml --student 6x384 --out larger.bundle",
+            "stillroom run recipe.toml --dry-run",
+        ),
+    ),
+    Verb(
+        distill,
+        Distillation,
+        shown=show_distilled,
+        examples=(
+            "stillroom distill --teacher bert-base-uncased --student 6x384 \\\n      --corpus text.txt --out small",
+            "stillroom distill --teacher bert-base-uncased --corpus text.txt --out small \\\n"
+            "      --method hidden-states --layer-map uniform",
+        ),
+    ),
+    Verb(
+        finetune,
+        FineTuning,
+        shown=show_finetuned,
+        examples=(
+            "stillroom finetune --model bert-base-uncased --task text-classification \\\n"
+            "      --data my-data --out teacher",
+            "stillroom finetune --model small --task text-classification \\\n"
+            "      --data my-data --teacher teacher --out student",
+        ),
+    ),
+    Verb(
+        compare,
+        Comparison,
+        shown=show_comparison,
+        examples=(
+            "stillroom compare --teacher my_teacher --task text-classification --data my-data \\\n"
+            "      --corpus text.txt --method minilmv2 --method soft-labels --out compared",
+        ),
+    ),
+    Verb(
+        export,
+        Exporting,
+        arguments=(
+            Argument("checkpoint", "A transformers folder with a head for a task.", type=click.Path(path_type=Path)),
+        ),
+        shown=show_export,
+        examples=(
+            "stillroom export my_checkpoint --data my-data --out ner.bundle",
+            "stillroom export my_checkpoint --data my-data --out ner.bundle \\\n"
+            "      --variants fp32,fp16,int8 --runtime openvino",
+        ),
+    ),
+)

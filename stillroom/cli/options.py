@@ -1,0 +1,206 @@
+"""A verb of the command line, made from its settings dataclass: options, completion, help, and how its result is printed."""
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from serve.errors import BadInput, GateMissed
+from serve.options import Option, described, make, options_of
+from stillroom.console import console, libraries_speak
+
+FIRST_COLUMN = 26  # characters of flag and value in help; longer ones have their help below them
+
+WIDTH = {"max_content_width": 100}
+
+Document = dict[str, Any]
+
+
+class Verb(click.Command):
+    """One verb: `call` makes its document, `shown` prints that for a person, and `--json` prints it as it is.
+
+    `call` gets the arguments by name, and as `settings` an instance of `kind`; with `raw`, a dictionary of what was given.
+    A missed gate that has a document is one document under `--json` as well; `then` is called last, and may raise one.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Document | None],
+        kind: Any = None,
+        *,
+        arguments: Sequence[click.Parameter] = (),
+        examples: Sequence[str] = (),
+        shown: Callable[[Any], None] | None = None,
+        then: Callable[[Document], None] | None = None,
+        raw: bool = False,
+    ) -> None:
+        self.call, self.kind, self.examples, self.shown, self.then, self.raw = call, kind, examples, shown, then, raw
+        self.settings = options_of(kind) if kind else ()
+        params = [*arguments, *map(Setting, self.settings), *_common(shown is not None)]
+        super().__init__(call.__name__, params=params, help=call.__doc__, callback=self._run, context_settings=WIDTH)
+
+    @property
+    def summary(self) -> str:
+        """The first line of its help."""
+        return (self.help or "").splitlines()[0]
+
+    def _run(self, as_json: bool = False, quiet: bool = False, verbose: bool = False, **given: Any) -> None:
+        console.quiet = console.quiet or quiet
+        if verbose:
+            libraries_speak()
+        if as_json and str(given.get("output")) == "-":
+            raise BadInput("--json and --output - both want stdout; give --output a file.")
+        chosen = {option.name: value for option in self.settings if (value := given.pop(option.name)) not in (None, ())}
+        if self.kind:
+            given["settings"] = chosen if self.raw else make(self.kind, chosen, verb=self.name or "")
+        try:
+            document = self.call(**given)
+        except GateMissed as missed:
+            if as_json and missed.document:
+                print_json(missed.document)
+            raise
+        if self.shown and document is not None:
+            if as_json:
+                print_json(document)
+            else:
+                self.shown(document)
+        if self.then and document is not None:
+            self.then(document)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options under their headings, with choices and defaults whole, then examples."""
+        by_panel: dict[str, list[tuple[str, str]]] = {}
+        arguments = [
+            (str(p.make_metavar(ctx)), str(getattr(p, "about", "")))
+            for p in self.params
+            if isinstance(p, click.Argument)
+        ]
+        for option in self.settings:
+            by_panel.setdefault(option.panel or "Options", []).append((_spelled(option), _told(option)))
+        if arguments:
+            by_panel = {"Arguments": arguments} | by_panel
+        shared = [p.get_help_record(ctx) for p in self.get_params(ctx) if not isinstance(p, Setting | Argument)]
+        by_panel.setdefault("Output", []).extend(record for record in shared if record)
+        for panel, rows in by_panel.items():
+            with formatter.section(click.style(panel, bold=True)):
+                write_rows(formatter, rows)
+        if self.examples:
+            with formatter.section(click.style("Examples", bold=True)):
+                for example in self.examples:
+                    formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
+class Setting(click.Option):
+    """An option that a field of a settings dataclass says all of."""
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+        flags = f"{option.flag}/--no-{option.flag[2:]}" if option.kind is bool else option.flag
+        kind: Any = bool if option.kind is bool else Value(option)
+        super().__init__(
+            [flags, option.name], type=kind, default=None, multiple=option.several, metavar=_metavar(option)
+        )
+
+
+class Value(click.ParamType[Any]):
+    """One value of a setting. Text becomes a number here; what it may be is checked with all the others at once."""
+
+    def __init__(self, option: Option) -> None:
+        self.option, self.name = option, option.kind.__name__
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """`value` as the settings dataclass takes it; text that is no number stays text, which is refused there."""
+        if self.option.kind in (int, float) and not self.option.listed:
+            try:
+                return self.option.kind(value)
+            except ValueError:
+                return value
+        return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Its choices or the names that are usual; of a list with commas the last one is completed."""
+        names = self.option.choices or self.option.suggested
+        if not names:
+            of_file = self.option.kind is Path or self.option.metavar in ("FILE", "FOLDER") or not self.option.metavar
+            return [CompletionItem(incomplete, type="file")] if of_file and self.option.kind in (Path, str) else []
+        before, comma, last = incomplete.rpartition(",") if self.option.listed else ("", "", incomplete)
+        return [CompletionItem(f"{before}{comma}{name}") for name in map(str, names) if name.startswith(last)]
+
+
+class Argument(click.Argument):
+    """An argument with a line of help."""
+
+    def __init__(self, name: str, about: str, **how: Any) -> None:
+        self.about = about
+        super().__init__([name], **how)
+
+
+def write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:
+    """Rows of a flag or a name and its help. Names are not broken at their hyphens, as click's own table would."""
+    column = min(max(len(name) for name, _ in rows), FIRST_COLUMN) + 2
+    margin = " " * formatter.current_indent
+    for name, text in rows:
+        lines = textwrap.wrap(text, formatter.width - len(margin) - column, break_on_hyphens=False) or [""]
+        if len(name) > column - 2:
+            lines.insert(0, "")
+        first, *others = lines
+        formatter.write(f"{margin}{click.style(name, fg='cyan')}{' ' * (column - len(name))}{first}".rstrip() + "\n")
+        formatter.write("".join(f"{margin}{' ' * column}{line}\n" for line in others))
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output."""
+    sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+
+
+def ourselves() -> str:
+    """How a person calls this command: by its name where the shell would find it, otherwise by its path."""
+    here = Path(sys.argv[0])
+    if shutil.which("stillroom") or here.name != "stillroom":
+        return "stillroom"
+    return str(here)
+
+
+def _common(has_result: bool) -> list[click.Option]:
+    common = [
+        click.Option(["--quiet", "-q"], is_flag=True, help="No progress and no messages on stderr, but errors."),
+        click.Option(
+            ["--verbose", "-v"], is_flag=True, help="What libraries log too, and the traceback of a fault of ours."
+        ),
+    ]
+    if has_result:
+        common.insert(
+            0,
+            click.Option(["--json", "as_json"], is_flag=True, help="One JSON document on stdout, nothing else there."),
+        )
+    return common
+
+
+def _metavar(option: Option) -> str:
+    if option.metavar:
+        return option.metavar
+    if option.choices:
+        return "NAME" + (",..." if option.several else "")
+    usual = {int: "N", float: "X", Path: "FILE"}.get(option.kind, "TEXT")
+    return usual + (f",{usual}" if option.listed else "")
+
+
+def _spelled(option: Option) -> str:
+    """A flag and what stands for its value."""
+    if option.kind is bool:
+        return f"--[no-]{option.flag[2:]}" if option.default else option.flag
+    return f"{option.flag} {_metavar(option)}"
+
+
+def _told(option: Option) -> str:
+    if option.required:
+        return f"{described(option)} [needed]"
+    if option.kind is bool and not option.default:
+        return described(option)
+    return f"{described(option)} [{option.default_shown}]" if option.default_shown else described(option)

@@ -1,0 +1,60 @@
+"""The verbs that use a bundle: serve, annotate."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from serve.settings import ServeSettings
+from stillroom.cli.options import Argument, Document, Verb
+from stillroom.console import say
+from stillroom.settings.annotate import Annotation
+
+
+def serve(bundles: tuple[Path, ...], settings: ServeSettings) -> None:
+    """Answer over HTTP from bundles."""
+    from serve.http.app import serve as serve_bundles
+
+    serve_bundles(list(bundles), settings)
+
+
+def annotate(bundle: Path, settings: dict[str, Any]) -> Document:
+    """Answers to a whole file of texts, on all cores, in order.
+
+    Rows come back as they were with the answer beside them. A stopped command goes on where it was when it is given again.
+    """
+    from serve.options import make
+    from stillroom.commands.annotate.runner import annotate as annotate_rows
+
+    return annotate_rows(make(Annotation, {"bundle": bundle} | settings, verb="annotate"))
+
+
+def show_annotation(document: Document) -> None:
+    """How many rows, how fast; on stderr, since the answers may be on stdout."""
+    from stillroom.commands.annotate.runner import summary
+
+    for line in summary(document):
+        say(line)
+
+
+VERBS = (
+    Verb(
+        serve,
+        ServeSettings,
+        arguments=(
+            Argument("bundles", "One or more bundles.", nargs=-1, required=True, type=click.Path(path_type=Path)),
+        ),
+        examples=("stillroom serve ner.bundle --port 8000",),
+    ),
+    Verb(
+        annotate,
+        Annotation,
+        arguments=(Argument("bundle", "A bundle.", type=click.Path(path_type=Path)),),
+        raw=True,
+        shown=show_annotation,
+        examples=(
+            "stillroom annotate ner.bundle --input tickets.jsonl --output answers.jsonl",
+            "zcat texts.gz | stillroom annotate ner.bundle --input - --format txt --output - \\\n      --min-score 0.5",
+        ),
+    ),
+)

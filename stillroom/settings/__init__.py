@@ -1,0 +1,1 @@
+"""What each verb is told: one frozen dataclass a verb, light enough for `stillroom --help`."""

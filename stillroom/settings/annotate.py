@@ -1,0 +1,42 @@
+"""The settings of `stillroom annotate`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from serve.options import check, group, setting
+from serve.text.answers import AnswerOptions
+
+ROWS, MACHINE, ANSWERS = "Rows", "Machine", "Answers"
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """What to annotate, and how."""
+
+    bundle: Path
+    input: Path = setting(
+        help="A file of text: .jsonl, .csv or .tsv with `text`, or .txt; .gz too; - is stdin.", panel=ROWS
+    )
+    output: Path = setting(help="JSON lines, one for each row, in order; - is stdout.", panel=ROWS)
+    options: AnswerOptions = group(AnswerOptions, panel=ANSWERS)
+    format: Literal["jsonl", "txt", "csv", "tsv"] | None = setting(
+        None, help="Of the input.", shown="what its name ends with", panel=ROWS
+    )
+    answer_field: str = setting("answer", help="Under which a row's answer is added to it.", flag="--field", panel=ROWS)
+    bad_rows: Literal["stop", "skip"] = setting(
+        "stop",
+        help="At a row that cannot be answered: stop before it, or write its error in place of an answer.",
+        panel=ROWS,
+    )
+    restart: bool = setting(False, help="Begin anew where the output has rows already.", panel=ROWS)
+    variant: str | None = setting(
+        None, help="Exported file that answers.", choices=("fp32", "fp16", "int8"), shown="the bundle's", panel=MACHINE
+    )
+    processes: int | None = setting(
+        None, help="That compute side by side.", at_least=1, shown="as many as fit the cores", panel=MACHINE
+    )
+    threads: int | None = setting(None, help="Of one model call.", at_least=1, shown="1", panel=MACHINE)
+
+    def __post_init__(self) -> None:
+        check(self)

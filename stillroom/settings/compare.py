@@ -1,0 +1,71 @@
+"""The settings of `stillroom compare`."""
+
+from dataclasses import dataclass
+
+from compress.models.shapes import STUDENTS
+from compress.settings import (
+    ALL_CORES,
+    CORPUS,
+    DATA,
+    MACHINE,
+    PRECISION,
+    SHAPES,
+    SPLITS,
+    STUDENT,
+    TASK_METHODS,
+    TASKS,
+    TEACHER,
+    TEXT_METHODS,
+    THREADS,
+    WHAT,
+    TrainingPrecision,
+)  # fmt: skip
+from serve.options import check, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Settings of `stillroom compare`."""
+
+    teacher: str = setting(help="Transformers folder or Hub name.", panel=WHAT)
+    task: str = setting(help="What the models answer.", choices=TASKS, panel=WHAT)
+    data: str = setting(help=SPLITS, panel=WHAT)
+    out: str = setting(
+        help="Folder for compare.json, report.html and table.md; trainings live in OUT/work.", panel=WHAT
+    )
+    methods: tuple[str, ...] = setting(
+        help="A method (docs/methods.md); minilm@6x576 goes by way of an assistant of that shape.",
+        suggested=(*TEXT_METHODS, *TASK_METHODS),
+        flag="--method",
+        metavar="NAME",
+        panel=WHAT,
+    )
+    students: tuple[str, ...] = setting(
+        ("3x384",), help=SHAPES, suggested=tuple(STUDENTS), flag="--student", metavar="SHAPE", panel=WHAT
+    )
+    seeds: int = setting(3, help="Trainings of each method and student.", at_least=1, panel=WHAT)
+    corpus: tuple[str, ...] = setting((), help=CORPUS, metavar="FILE", panel=DATA)
+    source_data: str = setting(
+        "", help="Of the task from which a method transfers: a folder or name as --data.", panel=DATA
+    )
+    source_task: str = setting("", help="That task.", choices=TASKS, shown="that of --task", panel=DATA)
+    max_length: int = setting(
+        0, help="Longest text of the task in tokens.", at_least=0, shown="what the teacher takes", panel=DATA
+    )
+    tokens: int = setting(128, help="Longest piece of the corpus, in tokens.", at_least=8, panel=DATA)
+    distil_tokens: int = setting(
+        1_000_000, help="Of plain text, for methods that learn from it.", at_least=1, flag="--distill-tokens",
+        panel=STUDENT,
+    )  # fmt: skip
+    task_tokens: int = setting(
+        1_000_000, help="Of the task's text; methods without plain text get both here.", at_least=1, panel=STUDENT
+    )
+    teacher_epochs: int = setting(5, help="Of fine-tuning the teacher, at most.", at_least=1, panel=TEACHER)
+    teacher_learning_rate: float = setting(1e-4, help="Peak rate of that.", above=0, panel=TEACHER)
+    batch: int = setting(32, help="Texts a step.", at_least=1, panel=MACHINE)
+    threads: int = setting(0, help=THREADS, at_least=0, shown=f"{ALL_CORES}, shared by the jobs", panel=MACHINE)
+    jobs: int = setting(1, help="Trainings at once.", at_least=1, panel=MACHINE)
+    precision: TrainingPrecision = setting("auto", help=PRECISION, panel=MACHINE)
+
+    def __post_init__(self) -> None:
+        check(self)

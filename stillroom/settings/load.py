@@ -1,0 +1,40 @@
+"""The settings of `stillroom load`."""
+
+from dataclasses import dataclass
+
+from serve.options import check, setting
+
+WHAT, SEARCH, CLIENT = "What to send", "Rate and duration", "Client"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """What is sent to a running server, and how often."""
+
+    data: str = setting(help="A file of text, as real queries are.", metavar="FILE", panel=WHAT)
+    template: str = setting(
+        '{"text": "TEXT"}',
+        help="JSON of a request, in which the string TEXT stands for a text.",
+        metavar="JSON",
+        panel=WHAT,
+    )
+    headers: tuple[str, ...] = setting((), help='"Name: value".', flag="--header", panel=WHAT)
+    out: str = setting(
+        "", help="Folder for load.json, with all raw samples, and table.md.", metavar="FOLDER", panel=WHAT
+    )
+    rate: float | None = setting(
+        None, help="Queries a second.", above=0, shown="the highest is searched for", panel=SEARCH
+    )
+    bound_ms: float | None = setting(
+        None, help="Milliseconds that p99 is to stay under in the search.", above=0, shown="50", panel=SEARCH
+    )
+    queries: int | None = setting(None, help="Of each trial, in place of --seconds.", at_least=1, panel=SEARCH)
+    seconds: float | None = setting(None, help="Of arrivals, each trial.", above=0, shown="10", panel=SEARCH)
+    connections: int = setting(
+        256, help="Open at once at most; queries beyond wait, which counts.", at_least=1, panel=CLIENT
+    )
+    timeout: float = setting(10.0, help="Seconds after which a query is given up.", above=0, panel=CLIENT)
+    seed: int = setting(0, help="Fixes the moments of arrival and the order of the texts.", at_least=0, panel=CLIENT)
+
+    def __post_init__(self) -> None:
+        check(self)
