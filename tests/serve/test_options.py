@@ -1,0 +1,105 @@
+"""Settings that are stated once: what is given is read, checked and told in one message."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from serve.errors import BadInput
+from serve.options import check, described, group, make, options_of, setting
+
+
+@dataclass(frozen=True)
+class Water:
+    """A group."""
+
+    degrees: int = setting(90, help="Of Celsius.", at_least=60, at_most=100)
+
+
+@dataclass(frozen=True)
+class Tea:
+    """Settings of every kind."""
+
+    out: Path = setting(help="The cup.")
+    kind: Literal["green", "black"] = setting("green", help="Of leaves.")
+    minutes: float = setting(3.0, help="It draws.", above=0)
+    cups: int | None = setting(None, help="To fill.", at_least=1, shown="as many as there are")
+    guests: tuple[str, ...] = setting((), help="Who comes.", flag="--guest")
+    extras: tuple[Literal["milk", "sugar"], ...] = setting((), help="What goes in.")
+    sizes: tuple[int, ...] = setting((1, 2), help="Of cups.", at_least=1)
+    iced: bool = setting(False, help="Cold.")
+    schedule: str = setting("", help="Of the day.", choices=("early", "late"))
+    water: Water = group(Water, panel="Water")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def test_what_is_given_becomes_what_the_setting_holds() -> None:
+    made = make(
+        Tea, {"out": "cup", "minutes": 5, "cups": 2, "guests": ["a,b", "c"], "extras": "milk, sugar", "sizes": "3,4"}
+    )
+    assert made == Tea(Path("cup"), "green", 5.0, 2, ("a,b", "c"), ("milk", "sugar"), (3, 4))
+    assert make(Tea, {"out": Path("cup"), "extras": ["sugar", "milk,sugar"]}).extras == ("sugar", "milk")
+    assert make(Tea, {"out": "cup", "degrees": 70}).water == Water(70)
+
+
+def test_the_default_may_be_given_though_the_choices_leave_it_out() -> None:
+    assert make(Tea, {"out": "cup", "schedule": ""}).schedule == ""
+
+
+def test_all_that_is_wrong_comes_in_one_message() -> None:
+    wrong = {
+        "kind": "blac", "minutes": float("nan"), "cups": 0, "guests": [3], "extras": "milk,salt", "sizes": "1,x", "iced": "yes",
+        "degrees": 101, "cup": 1, "schedule": "never",
+    }  # fmt: skip
+    with pytest.raises(BadInput) as raised:
+        make(Tea, wrong, verb="brew")
+    assert raised.value.message.splitlines() == [
+        "11 settings are wrong.",
+        "1. cup is no setting (did you mean cups?).",
+        "2. --out is needed.",
+        "3. --kind is 'blac' (did you mean black?); give one of green, black.",
+        "4. --minutes is nan; give a number above 0.",
+        "5. --cups is 0; give a whole number from 1.",
+        "6. --guest is 3; give a text.",
+        "7. --extras is 'salt'; give some of milk, sugar.",
+        "8. --sizes is '1,x'; give a whole number from 1.",
+        "9. --iced is 'yes'; give true or false.",
+        "10. --schedule is 'never'; give one of early, late.",
+        "11. --degrees is 101; give a whole number from 60 to 100.",
+        "`stillroom brew --help` says what each setting is for.",
+    ]
+
+
+def test_a_list_of_nothing_is_told() -> None:
+    with pytest.raises(BadInput, match="--extras names nothing; give some of milk, sugar"):
+        make(Tea, {"out": "cup", "extras": ","})
+
+
+def test_settings_made_in_python_are_checked_as_well() -> None:
+    with pytest.raises(BadInput, match=r"--cups is 0; give a whole number from 1\."):
+        Tea(Path("cup"), cups=0)
+    with pytest.raises(BadInput, match="--kind is 'red'"):
+        Tea(Path("cup"), kind="red")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="--degrees is 5"):
+        Tea(Path("cup"), water=Water(5))
+
+
+def test_help_says_choices_defaults_and_ranges() -> None:
+    shown = {option.flag: (described(option), option.default_shown, option.range) for option in options_of(Tea)}
+    assert shown == {
+        "--out": ("The cup.", "", ""),
+        "--kind": ("Of leaves. One of green, black.", "green", ""),
+        "--minutes": ("It draws.", "3", "above 0"),
+        "--cups": ("To fill.", "as many as there are", "from 1"),
+        "--guest": ("Who comes. May be given again.", "", ""),
+        "--extras": ("What goes in. Some of milk, sugar.", "", ""),
+        "--sizes": ("Of cups.", "1,2", "from 1"),
+        "--iced": ("Cold.", "no", ""),
+        "--schedule": ("Of the day. One of early, late.", "", ""),
+        "--degrees": ("Of Celsius.", "90", "from 60 to 100"),
+    }
+    json.dumps(shown)

@@ -1,0 +1,122 @@
+"""What every verb's command line has in common: help, completion, streams and JSON."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+from compress.methods.catalogue import METHODS
+from compress.settings import STARTS, TASK_METHODS, TEXT_METHODS
+from serve.errors import GateMissed
+from serve.options import options_of
+from stillroom.cli import reference
+from stillroom.cli.main import GROUPS, app, guarded
+from stillroom.cli.options import Verb
+from stillroom.settings.evaluate import Evaluation
+
+VERBS = {str(verb.name): verb for verbs in GROUPS.values() for verb in verbs}
+
+
+def helped(*verb: str, columns: int = 80) -> str:
+    """`stillroom VERB --help` on a terminal of so many columns."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stillroom", *verb, "--help"],
+        capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": str(columns)},
+    )  # fmt: skip
+    return done.stdout
+
+
+def completed(*words: str) -> list[str]:
+    """What a shell is told to complete the last of `words` with."""
+    env = os.environ | {
+        "_STILLROOM_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = subprocess.run([sys.executable, "-m", "stillroom"], capture_output=True, text=True, check=False, env=env)
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_every_choice_and_default_whole_in_80_columns(verb: str) -> None:
+    text = helped(verb)
+    shown = text.split("Examples:", maxsplit=1)[0]
+    assert max(map(len, shown.splitlines())) <= 80
+    words = re.split(r"[\s,.\[\]]+", shown)
+    for option in options_of(VERBS[verb].kind) if VERBS[verb].kind else ():
+        assert option.flag in shown or f"--[no-]{option.flag[2:]}" in shown
+        missing = [choice for choice in option.choices if str(choice) not in words]
+        assert not missing, f"{option.flag}: {missing}"
+        assert option.kind is bool or " ".join(option.default_shown.split()) in " ".join(shown.split())
+
+
+def test_the_first_help_lists_every_verb_under_its_group() -> None:
+    text = helped()
+    places = [text.index(f"\n{heading}:\n") for heading in GROUPS]
+    assert places == sorted(places)
+    assert all(f"  {name:<10}  {verb.summary.split()[0]}" in text for name, verb in VERBS.items())
+
+
+def test_shells_complete_verbs_flags_and_choices() -> None:
+    assert completed("stillroom", "ex") == ["export"]
+    assert "--variants" in completed("stillroom", "export", "--v")
+    assert completed("stillroom", "export", "x", "--variants", "fp32,f") == ["fp32,fp32", "fp32,fp16"]
+    assert completed("stillroom", "distill", "--method", "minilmv") == ["minilmv2"]
+    assert "6x384" in completed("stillroom", "run", "--student", "6")
+
+
+def test_a_shell_gets_its_completion_script() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stillroom", "--completion", "bash"], capture_output=True, text=True, check=True
+    )
+    assert "_STILLROOM_COMPLETE=bash_complete" in done.stdout
+
+
+def test_the_reference_page_is_what_the_settings_say() -> None:
+    assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == reference.page()
+
+
+def test_the_methods_of_help_are_those_that_there_are() -> None:
+    assert {*TEXT_METHODS, *TASK_METHODS} == set(METHODS)
+    assert len(TEXT_METHODS) + len(TASK_METHODS) == len(METHODS)
+    from compress.models.initialise import STARTS as COPIED
+
+    assert {*COPIED, "random"} == set(STARTS)
+
+
+def test_a_missed_gate_is_one_document_and_exit_code_3(capfd: pytest.CaptureFixture[str]) -> None:
+    missed = {"gates": [{"name": "int8 over fp32", "value": 0.9, "needed": 0.99, "passed": False}], "report": "r.html"}
+
+    def judge(settings: Evaluation) -> dict[str, object]:
+        raise GateMissed("No bundle was written: int8 keeps 0.9.", missed)
+
+    verb = Verb(judge, Evaluation, shown=print)
+    assert guarded(lambda: verb.main(["--data", "x", "--json"], standalone_mode=False)) == 3
+    captured = capfd.readouterr()
+    assert json.loads(captured.out) == missed
+    assert "No bundle was written" in captured.err
+    assert guarded(lambda: verb.main(["--data", "x"], standalone_mode=False)) == 3
+    assert capfd.readouterr().out == ""
+
+
+def test_quiet_leaves_errors_and_results(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert guarded(lambda: app(["evaluate", str(tmp_path / "none"), "--data", str(tmp_path / "none.jsonl"), "-q"])) == 2
+    assert "2 things stand in the way" in capfd.readouterr().err
+
+
+def test_verbose_shows_the_traceback_of_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code = (
+        "import sys, stillroom.commands.evaluate as e; e.evaluate = None\nfrom stillroom.cli.main import app, guarded\n"
+    )
+    code += "sys.exit(guarded(lambda: app(sys.argv[1:])))"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-c", code, "evaluate", "m", "--data", "d"]
+    quiet = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (quiet.returncode, "Traceback" in quiet.stderr) == (1, False)
+    loud = subprocess.run([*command, "-v"], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (loud.returncode, "Traceback" in loud.stderr) == (1, True)
