@@ -41,6 +41,12 @@ class Opened:
         return self.folder.resolve().name if Path(self.name).exists() else self.name
 
     @property
+    def revision(self) -> str | None:
+        """The commit of the Hub's model; None for a folder."""
+        in_cache = self.folder.parent.name == "snapshots" and not Path(self.name).exists()
+        return self.folder.name if in_cache else None
+
+    @property
     def max_length(self) -> int:
         """The longest input in tokens that its position table holds, at most `LONGEST_TEXT`."""
         return min(LONGEST_TEXT, int(self.config.max_position_embeddings) - self.family.position_offset)
@@ -58,15 +64,25 @@ class Opened:
         return tuple(self.config.id2label[index] for index in range(self.config.num_labels))
 
 
-def open_model(name: str, *, role: str = "--teacher", wanted: str = "a transformers folder") -> Opened:
+def open_model(
+    name: str, *, role: str = "--teacher", wanted: str = "a transformers folder", revision: str = ""
+) -> Opened:
     """The model folder that `name` is, or that it names on the Hub; `wanted` is what could have been given in its place.
 
+    `revision` is a branch, a tag or a commit of the Hub's model; none is its main branch.
+
     Raises:
-        BadInput: no such folder or Hub name, files missing, not an encoder of a known family, or pickled weights only.
+        BadInput: no such folder or Hub name, files missing, not an encoder of a known family, pickled weights only, or a
+            revision of a folder.
     """
     from transformers import AutoConfig
 
-    folder = Path(name) if Path(name).exists() else _download(name, role, wanted)
+    here = Path(name).exists()
+    if here and revision:
+        raise BadInput(
+            f"--revision is {revision}, and {role} {name} is a folder here; only models of the Hub have revisions. Leave it out."
+        )
+    folder = Path(name) if here else _download(name, role, wanted, revision)
     if not (folder / "config.json").is_file():
         raise BadInput(f"{role} {name} holds no config.json; {wanted} is needed (save_pretrained writes one).")
     try:
@@ -89,11 +105,11 @@ def open_model(name: str, *, role: str = "--teacher", wanted: str = "a transform
     return Opened(name, folder, config, family, role)
 
 
-def _download(name: str, role: str, wanted: str) -> Path:
+def _download(name: str, role: str, wanted: str, revision: str) -> Path:
     if not may_be_on_hub(name):
         raise BadInput(f"{role} {name} is not there. Give the path of {wanted}, or a name on the Hub.")
     try:
-        return download_model(name)
+        return download_model(name, revision)
     except LookupError as reason:
         raise BadInput(
             f"{role} {name} is neither a folder here nor a model that the Hub gives ({reason}). "
