@@ -12,7 +12,7 @@ from compress import distributed
 from compress.data.corpus import tokenised
 from compress.data.examples import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.engine.hardware import device_here, same_bits
+from compress.engine.hardware import device_here, on_this_machine, same_bits
 from compress.engine.method_runner import (
     RANDOM,
     Link,
@@ -35,7 +35,6 @@ from compress.models.shapes import BY_RULE, Shape, assistants_of, shape_of
 from compress.progress import Notify, message, silent
 from compress.training.teacher_cache import check_cache, identity_of
 from compress.training.trackers import check_trackers
-from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 
 # Settings that only some methods read.
@@ -68,10 +67,15 @@ class Distillation:
     start: str = "uniform"
     assistants: tuple[str, ...] = ()  # students between the teacher and the last one, in order; or `auto`
     seed: int = 0
-    precision: str = "fp32"
+    precision: str = "auto"  # of training: fp32, bf16, fp16 on GPUs, or auto: bf16 where the machine has it
     accumulate: int = 1  # parts that a step's batch is cut into, for memory; what is learned is the same
     trackers: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow
     teacher_cache: str = ""  # a folder that keeps what the teacher computes, for more than one epoch or student
+    threads: int = 0  # cores to train on; 0 is all that this process may use
+    device: str = "auto"  # to train on: cpu, cuda, or auto: a GPU where torch sees one
+    revision: str = (
+        ""  # of the teacher, where it is of the Hub: a branch, a tag or a commit; its main branch unless given
+    )
 
 
 @dataclass(frozen=True)
@@ -111,12 +115,13 @@ def distill_student(
     given = _checked(teacher, corpus, target, settings)
     for line in given.messages:
         message(notify, line)
-    cores = available_cores()
-    same_bits(cores)
-    common = [folder_fingerprint(given.opened.folder), given.texts_fingerprint, cores, trained_with()]
+    settings = given.settings
+    distributed.join(settings.device)
+    same_bits(settings.threads)
+    common = [folder_fingerprint(given.opened.folder), given.texts_fingerprint, trained_with(settings.device)]
     start = folder_fingerprint(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
-    # Who is told of a training changes nothing about it, nor where the cache lies.
-    decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache)}
+    # Who is told of a training changes nothing about it, nor where the cache lies; the teacher's files say its revision.
+    decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache), "revision": ""}
     run_fingerprint = fingerprint("distill", *common, start, dataclasses.asdict(settings) | decide)
     workdir = Workdir(target.with_name(target.name + ".distil-work"))
     with workdir.locked():
@@ -125,10 +130,13 @@ def distill_student(
 
 
 def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation) -> _Given:
-    s = settings
     faults = Faults()
+    here = faults.check(partial(on_this_machine, settings))
+    s = here or settings
     faults.check(lambda: _check_settings(s))
-    found = faults.check(lambda: open_model(teacher))
+    if here:
+        faults.check(lambda: check_precision(here.precision, device_here(here.device)))
+    found = faults.check(lambda: open_model(teacher, revision=s.revision))
     if s.student:
         faults.check(lambda: shape_of(s.student))
     if is_checkpoint(s.start):
@@ -179,13 +187,13 @@ def _check_settings(s: Distillation) -> None:
         or (s.epochs is not None and not s.epochs > 0)
         or s.learning_rate < 0
         or s.accumulate < 1
-        or s.precision not in ("fp32", "bf16", "fp16")
+        or s.threads < 0
+        or s.precision not in ("auto", "fp32", "bf16", "fp16")
     ):
         raise BadInput(
             "--batch and --accumulate are whole numbers from 1, --tokens from 8, --epochs above 0, --learning-rate 0 (the method's own) "
-            "or more, --precision fp32, bf16 or, on GPUs, fp16."
+            "or more, --threads 0 (all) or more, --precision auto, fp32, bf16 or, on GPUs, fp16."
         )
-    check_precision(s.precision, device_here())
     check_trackers(s.trackers)
     for name, users in USED_BY.items():
         if getattr(s, name) and s.method not in users and not (name == "layer_map" and s.start == "layer-map"):
@@ -212,7 +220,7 @@ def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage]
         raise BadInput(
             f"--teacher-cache {settings.teacher_cache} is a file, or where --out is to stand. Give a folder of its own."
         )
-    check_cache(folder, identity_of(cached_of(opened), parts, settings.precision))
+    check_cache(folder, identity_of(cached_of(opened, settings.device), parts, settings.precision))
 
 
 def _shape(settings: Distillation, teacher: Opened) -> Shape:
@@ -266,7 +274,7 @@ def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) 
     epochs = s.epochs or (schedule.steps / steps_per_epoch if schedule else 1.0)
     tokens = epochs * float(pieces.lengths.sum())
     method_inputs = MethodInputs(
-        opened, tokenizer, pieces, {}, batch, s.seed, s.precision, learning_rate=s.learning_rate, schedule=schedule,
+        opened, tokenizer, pieces, {}, batch, s.seed, s.precision, s.device, learning_rate=s.learning_rate, schedule=schedule,
         accumulate=s.accumulate, trackers=tuple(s.trackers), start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
         lineage=_in_lineage(s) | {"batch": batch, "tokens": longest, "epochs": epochs},
         teacher_cache=Path(os.path.abspath(s.teacher_cache)) if s.teacher_cache else None, notify=notify,

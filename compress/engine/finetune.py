@@ -47,6 +47,10 @@ class FineTuning:
     precision: str = "auto"
     accumulate: int = 1  # parts that a step's batch is cut into, for memory; what is learned is the same
     trackers: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow
+    device: str = "auto"  # to train on: cpu, cuda, or auto: a GPU where torch sees one
+    revision: str = (
+        ""  # of the model, where it is of the Hub: a branch, a tag or a commit; its main branch unless given
+    )
 
 
 def _resolved(settings: FineTuning) -> FineTuning:
@@ -100,11 +104,14 @@ def fine_tune(model: str, out: Path, settings: FineTuning, notify: Notify = sile
     inputs, teacher = _opened(model, target, settings, notify)
     for warning in inputs.warnings:
         message(notify, f"warning: {warning}")
+    distributed.join(inputs.settings.device)
     same_bits(inputs.settings.threads)
     run_fingerprint = fingerprint(
         "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "", inputs.data_fingerprint,
-        list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision, trained_with(),
-        dataclasses.asdict(settings) | {"teacher": "", "data": "", "unlabelled": "", "trackers": ()},
+        list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision,
+        trained_with(inputs.settings.device),
+        # What is said of these by what they name; who is told of a training changes nothing about it.
+        dataclasses.asdict(settings) | dict.fromkeys(("teacher", "data", "unlabelled", "trackers", "device", "revision"), ""),
     )  # fmt: skip
     workdir = Workdir(target.with_name(target.name + ".finetune-work"))
     with workdir.locked():
@@ -122,7 +129,7 @@ def fine_tune(model: str, out: Path, settings: FineTuning, notify: Notify = sile
 
 def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> tuple[TaskInputs, TaskInputs | None]:
     """What the model is trained on, and, where there is a teacher, what that labels with."""
-    opened = open_model(model, role="--model")
+    opened = open_model(model, role="--model", revision=settings.revision)
     given = dataclasses.replace(_task_settings(model, settings), student=str(shape_in(opened)))
     inputs = open_task(
         dataclasses.replace(given, new_head=settings.new_head),
@@ -133,7 +140,7 @@ def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> t
     )
     if not settings.teacher:
         return inputs, None
-    from_teacher = dataclasses.replace(given, teacher=settings.teacher, max_length=inputs.max_length)
+    from_teacher = dataclasses.replace(given, teacher=settings.teacher, max_length=inputs.max_length, revision="")
     teacher = open_task(from_teacher, target, notify=notify)
     if not teacher.teacher_has_head:
         raise BadInput(
@@ -169,6 +176,8 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
         "accumulate",
         "temperature",
         "soft_weight",
+        "device",
+        "revision",
     )
     same = {name: getattr(settings, name) for name in names}
     others = {
@@ -198,7 +207,9 @@ def _train(
     steps = max(1, round(-(-len(inputs.train) // batch) * (settings.epochs or 0)))  # epochs are known by now
     patience = settings.patience or None
     progress = task_stages.on_task(model, folder, inputs, steps, rate, "fine-tuning", patience=patience, soft=soft)
-    details = {"role": "fine-tuned", "model": inputs.opened.public_name, "method": "labels"}
+    opened = inputs.opened
+    details = {"role": "fine-tuned", "model": opened.public_name, "model_revision": opened.revision, "method": "labels"}
     if teacher:
-        details |= {"method": "soft labels", "teacher": teacher.opened.public_name}
+        opened = teacher.opened
+        details |= {"method": "soft labels", "teacher": opened.public_name, "teacher_revision": opened.revision}
     task_stages.save(model, folder, inputs, progress, details)

@@ -19,7 +19,7 @@ def save_with_lineage(model: Any, opened: Opened, folder: Path, details: dict[st
         model.to("cpu").save_pretrained(folder)
     save_tokenizer(opened, folder)
     versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
-    lineage = {"teacher": opened.public_name, "versions": versions} | details
+    lineage = {"teacher": opened.public_name, "teacher_revision": opened.revision, "versions": versions} | details
     (folder / LINEAGE).write_bytes(canonical_json(lineage))
 
 

@@ -40,6 +40,10 @@ class TaskSettings:
     soft_weight: float = 0.9  # of the soft labels; the labels have the rest
     out_of_scope: str = ""  # label of texts that the model has no answer to: not learned, it is to abstain from them
     checkpoint_seconds: float = 30.0  # work that a kill loses at most
+    device: str = "auto"  # to train on: cpu, cuda, or auto: a GPU where torch sees one
+    revision: str = (
+        ""  # of the teacher, where it is of the Hub: a branch, a tag or a commit; its main branch unless given
+    )
 
     def faults(self) -> list[str]:
         """What is out of its range, a line each."""
@@ -57,6 +61,8 @@ class TaskSettings:
                 faults.append(f"`{name}` is {getattr(self, name)}; it cannot be below 0")
         if self.precision not in ("auto", "fp32", "bf16", "fp16"):
             faults.append(f"`precision` is {self.precision!r}; it is auto, fp32, bf16 or, on GPUs, fp16")
+        if self.device not in ("auto", "cpu", "cuda"):
+            faults.append(f"`device` is {self.device!r}; it is auto, cpu or cuda")
         return faults
 
 
