@@ -70,15 +70,15 @@ def check_launch() -> None:
         )
 
 
-def join() -> None:
-    """Meet the other processes, by NCCL on GPUs and by Gloo on CPUs; does nothing a second time."""
+def join(device: str = "auto") -> None:
+    """Meet the other processes, by NCCL on GPUs and by Gloo on CPUs, as `device` says; does nothing a second time."""
     import torch
 
     if count() > 1 and not torch.distributed.is_initialized():
         from accelerate import PartialState
         from accelerate.utils import parse_flag_from_env
 
-        on_cpus = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+        on_cpus = device == "cpu" or not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
         PartialState(cpu=on_cpus, timeout=PATIENCE)
 
 

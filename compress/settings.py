@@ -22,6 +22,7 @@ TASK_METHODS = (
 )  # fmt: skip
 STARTS = ("uniform", "alternate", "first", "last", "layer-map", "random")  # and checkpoints
 
+TrainingDevice = Literal["auto", "cpu", "cuda"]
 TrainingPrecision = Literal["auto", "fp32", "bf16", "fp16"]
 
 # Headings of help.
@@ -41,6 +42,8 @@ SEED = "Fixes everything that is drawn at random."
 THREADS = "Cores to train on."
 ALL_CORES = "all that this process may use"
 PRECISION = "Arithmetic of training; auto is bf16 where the processor or GPU multiplies it, fp16 is for GPUs."
+DEVICE = "Where it trains; auto is a GPU where torch sees one."
+REVISION = "Branch, tag or commit of a Hub model."
 UNLABELLED = "File of in-domain text that the teacher labels."
 CORPUS = "File of plain text, one document a line."
 SPLITS = "Folder with train, validation and test files, or a `datasets` name."
@@ -51,6 +54,7 @@ class TaskSettings:
     """What reading the data of a task and training on it need; `stillroom run` adds its own to these."""
 
     teacher: str = setting(help="Transformers folder or Hub name of a BERT-like encoder.", panel=WHAT)
+    revision: str = setting("", help=REVISION, shown="its main branch", panel=WHAT)
     task: str = setting(help="What the model answers.", choices=TASKS, panel=WHAT)
     data: str = setting(help=SPLITS, panel=WHAT)
     student: str = setting("3x384", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", panel=WHAT)
@@ -102,6 +106,7 @@ class TaskSettings:
     batch: int = setting(32, help="Texts a training step.", at_least=1, panel=MACHINE)
     accumulate: int = setting(1, help=ACCUMULATE, at_least=1, panel=MACHINE)
     precision: TrainingPrecision = setting("auto", help=PRECISION, panel=MACHINE)
+    device: TrainingDevice = setting("auto", help=DEVICE, panel=MACHINE)
     threads: int = setting(0, help=THREADS, at_least=0, shown=ALL_CORES, panel=MACHINE)
     seed: int = setting(0, help=SEED, at_least=0, panel=MACHINE)
     trackers: tuple[str, ...] = setting((), help=TRACKER, choices=TRACKERS, flag="--tracker", panel=MACHINE)
@@ -121,6 +126,7 @@ class FineTuning:
     task: str = setting(help="What the model answers.", choices=TASKS)
     data: str = setting(help=SPLITS)
     out: str = setting(help="The checkpoint to write.")
+    revision: str = setting("", help=REVISION, shown="its main branch")
     teacher: str = setting(
         "", help="Fine-tuned on the task: its soft labels are learned too.", shown="none: from labels alone"
     )
@@ -142,6 +148,7 @@ class FineTuning:
         None, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1, shown="0.9"
     )
     new_head: bool = setting(False, help="A new head even where the model has one for other labels.")
+    device: TrainingDevice = setting("auto", help=DEVICE)
     seed: int = setting(0, help=SEED, at_least=0)
     threads: int = setting(0, help=THREADS, at_least=0, shown=ALL_CORES)
     precision: TrainingPrecision = setting("auto", help=PRECISION)
@@ -157,6 +164,7 @@ class Distillation:
     """Settings of `distill`."""
 
     teacher: str = setting(help="Transformers folder or Hub name.")
+    revision: str = setting("", help=REVISION, shown="its main branch")
     corpus: tuple[str, ...] = setting(help=CORPUS, metavar="FILE")
     out: str = setting(help="The checkpoint to write.")
     student: str = setting(
@@ -198,8 +206,10 @@ class Distillation:
         metavar="SHAPE",
         suggested=("auto", *STUDENTS),
     )
+    device: TrainingDevice = setting("auto", help=DEVICE)
     seed: int = setting(0, help=SEED, at_least=0)
-    precision: TrainingPrecision = setting("fp32", help=PRECISION)
+    precision: TrainingPrecision = setting("auto", help=PRECISION)
+    threads: int = setting(0, help=THREADS, at_least=0, shown=ALL_CORES)
     accumulate: int = setting(1, help=ACCUMULATE, at_least=1)
     trackers: tuple[str, ...] = setting((), help=TRACKER, choices=TRACKERS, flag="--tracker")
     teacher_cache: str = setting(

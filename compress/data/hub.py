@@ -38,20 +38,24 @@ def may_be_on_hub(name: str) -> bool:
 
 
 @cache  # what was found is asked for once; what was not is raised, and not kept
-def download_model(name: str) -> Path:
+def download_model(name: str, revision: str = "") -> Path:
     """The folder that the model `name` of the Hub lies in once it is downloaded, or as it was downloaded before.
+
+    `revision` is a branch, a tag or a commit; none is the main branch. Who asks is known by `HF_TOKEN` or by the saved login,
+    as for everything that the Hub's library downloads.
 
     Raises:
         LookupError: the Hub does not give it, and its cache does not hold it; says why.
     """
     from huggingface_hub import snapshot_download
 
-    missed = _ask(name, "model")
+    missed = _ask(name, "model", revision)
     with _quiet():
         try:
             return Path(
                 snapshot_download(
                     name,
+                    revision=revision or None,
                     allow_patterns=["*.json", "*.txt", "*.safetensors", "*.model"],
                     local_files_only=bool(missed),
                 )
@@ -82,10 +86,10 @@ def load_dataset(name: str) -> Any:
             datasets.config.HF_HUB_OFFLINE = offline
 
 
-def _ask(name: str, kind: Kind) -> str:
+def _ask(name: str, kind: Kind, revision: str = "") -> str:
     """Why the Hub does not give `name`, in words; empty where it does."""
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     if constants.HF_HUB_OFFLINE:
         return OFFLINE
@@ -93,9 +97,11 @@ def _ask(name: str, kind: Kind) -> str:
         # A warning, so that it is seen where a program has set up no logging.
         log.warning("%s is no folder here; asking the Hub for a %s of that name.", name, CALLED[kind])
     try:
-        HfApi().repo_info(name, repo_type=kind, timeout=ASK_S)
+        HfApi().repo_info(name, revision=revision or None, repo_type=kind, timeout=ASK_S)
     except RepositoryNotFoundError:
         return "it has none of that name that you may see"
+    except RevisionNotFoundError:
+        return f"it has no revision {revision} of it"
     except Exception as error:
         # Whatever stands between us and the Hub: no network, a proxy, a certificate, a name that it takes for none.
         return f"it does not answer, {_in_words(error)}"

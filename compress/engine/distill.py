@@ -12,7 +12,7 @@ from compress import distributed
 from compress.data.corpus import tokenised
 from compress.data.examples import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.engine.hardware import device_here, same_bits
+from compress.engine.hardware import device_here, on_this_machine, same_bits
 from compress.engine.method_runner import (
     RANDOM,
     Link,
@@ -36,7 +36,6 @@ from compress.progress import Notify, message, silent
 from compress.settings import Distillation
 from compress.training.teacher_cache import check_cache, identity_of
 from compress.training.trackers import check_trackers
-from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from serve.options import make
 
@@ -85,12 +84,13 @@ def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     given = _checked(teacher, corpus, target, settings)
     for line in given.messages:
         message(notify, line)
-    cores = available_cores()
-    same_bits(cores)
-    common = [folder_fingerprint(given.opened.folder), given.texts_fingerprint, cores, trained_with()]
+    settings = given.settings
+    distributed.join(settings.device)
+    same_bits(settings.threads)
+    common = [folder_fingerprint(given.opened.folder), given.texts_fingerprint, trained_with(settings.device)]
     start = folder_fingerprint(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
-    # Who is told of a training changes nothing about it, nor where the cache lies.
-    decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache)}
+    # Who is told of a training changes nothing about it, nor where the cache lies; the teacher's files say its revision.
+    decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache), "revision": ""}
     run_fingerprint = fingerprint("distill", *common, start, _chosen(settings) | decide)
     workdir = Workdir(target.with_name(target.name + ".distil-work"))
     with workdir.locked():
@@ -99,10 +99,13 @@ def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
 
 
 def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation) -> _Given:
-    s = settings
     faults = Faults()
+    here = faults.check(partial(on_this_machine, settings))
+    s = here or settings
     faults.check(lambda: _check_settings(s))
-    found = faults.check(lambda: open_model(teacher))
+    if here:
+        faults.check(lambda: check_precision(here.precision, device_here(here.device)))
+    found = faults.check(lambda: open_model(teacher, revision=s.revision))
     if s.student:
         faults.check(lambda: shape_of(s.student))
     if is_checkpoint(s.start):
@@ -147,7 +150,6 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
 
 def _check_settings(s: Distillation) -> None:
     """Nothing, when the settings can be used, whatever the teacher is."""
-    check_precision(s.precision, device_here())
     check_trackers(s.trackers)
     for name, users in USED_BY.items():
         if getattr(s, name) and s.method not in users and not (name == "layer_map" and s.start == "layer-map"):
@@ -174,7 +176,7 @@ def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage]
         raise BadInput(
             f"--teacher-cache {settings.teacher_cache} is a file, or where --out is to stand. Give a folder of its own."
         )
-    check_cache(folder, identity_of(cached_of(opened), parts, settings.precision))
+    check_cache(folder, identity_of(cached_of(opened, settings.device), parts, settings.precision))
 
 
 def _shape(settings: Distillation, teacher: Opened) -> Shape:
@@ -235,7 +237,7 @@ def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) 
     epochs = s.epochs or (schedule.steps / steps_per_epoch if schedule else 1.0)
     tokens = epochs * float(pieces.lengths.sum())
     method_inputs = MethodInputs(
-        opened, tokenizer, pieces, {}, batch, s.seed, s.precision, learning_rate=s.learning_rate, schedule=schedule,
+        opened, tokenizer, pieces, {}, batch, s.seed, s.precision, s.device, learning_rate=s.learning_rate, schedule=schedule,
         accumulate=s.accumulate, trackers=tuple(s.trackers), start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
         lineage=_in_lineage(s) | {"batch": batch, "tokens": longest, "epochs": epochs},
         teacher_cache=Path(os.path.abspath(s.teacher_cache)) if s.teacher_cache else None, notify=notify,

@@ -70,11 +70,15 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
     inputs, teacher = _opened(model, target, settings, notify)
     for warning in inputs.warnings:
         message(notify, f"warning: {warning}")
+    distributed.join(inputs.settings.device)
     same_bits(inputs.settings.threads)
     run_fingerprint = fingerprint(
         "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "", inputs.data_fingerprint,
-        list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision, trained_with(),
-        dataclasses.asdict(settings) | dict.fromkeys(("model", "data", "out", "teacher", "unlabelled", "trackers"), ""),
+        list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision,
+        trained_with(inputs.settings.device),
+        # What is said of these by what they name; who is told of a training changes nothing about it.
+        dataclasses.asdict(settings)
+        | dict.fromkeys(("model", "data", "out", "teacher", "unlabelled", "trackers", "device", "revision"), ""),
     )  # fmt: skip
     workdir = Workdir(target.with_name(target.name + ".finetune-work"))
     with workdir.locked():
@@ -92,7 +96,7 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
 
 def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> tuple[TaskInputs, TaskInputs | None]:
     """What the model is trained on, and, where there is a teacher, what that labels with."""
-    opened = open_model(model, role="--model")
+    opened = open_model(model, role="--model", revision=settings.revision)
     given = dataclasses.replace(_task_settings(model, settings), student=str(shape_in(opened)))
     inputs = open_task(
         dataclasses.replace(given, new_head=settings.new_head),
@@ -103,7 +107,7 @@ def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> t
     )
     if not settings.teacher:
         return inputs, None
-    from_teacher = dataclasses.replace(given, teacher=settings.teacher, max_length=inputs.max_length)
+    from_teacher = dataclasses.replace(given, teacher=settings.teacher, max_length=inputs.max_length, revision="")
     teacher = open_task(from_teacher, target, notify=notify)
     if not teacher.teacher_has_head:
         raise BadInput(
@@ -135,6 +139,8 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
         "accumulate",
         "temperature",
         "soft_weight",
+        "device",
+        "revision",
     )
     same = {name: getattr(settings, name) for name in names}
     others = {
@@ -158,7 +164,9 @@ def _train(
     steps = max(1, round(-(-len(inputs.train) // batch) * (settings.epochs or 0)))  # epochs are known by now
     patience = settings.patience or None
     progress = task_stages.on_task(model, folder, inputs, steps, rate, "fine-tuning", patience=patience, soft=soft)
-    details = {"role": "fine-tuned", "model": inputs.opened.public_name, "method": "labels"}
+    opened = inputs.opened
+    details = {"role": "fine-tuned", "model": opened.public_name, "model_revision": opened.revision, "method": "labels"}
     if teacher:
-        details |= {"method": "soft labels", "teacher": teacher.opened.public_name}
+        opened = teacher.opened
+        details |= {"method": "soft labels", "teacher": opened.public_name, "teacher_revision": opened.revision}
     task_stages.save(model, folder, inputs, progress, details)

@@ -18,9 +18,12 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256(canonical_json([STAGE_FORMAT, *parts])).hexdigest()
 
 
-def trained_with() -> list[str]:
-    """The versions and the device that decide what training and tokenising give, for fingerprints."""
-    return [*(version(name) for name in ("torch", "transformers", "tokenizers")), device_here().type]
+def trained_with(device: str) -> list[str]:
+    """The versions and the device that decide what training and tokenising give, for fingerprints.
+
+    `device` is as settings name it; what counts is the one that it is in fact.
+    """
+    return [*(version(name) for name in ("torch", "transformers", "tokenizers")), device_here(device).type]
 
 
 def texts_fingerprint(texts: Iterable[str]) -> str:

@@ -5,8 +5,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from compress.models.pretrained import Opened, quiet, save_tokenizer
+from compress.models.pretrained import Opened, in_one_line, quiet, save_tokenizer
 from serve.bundle.manifest import canonical_json
+from serve.errors import BadInput
 
 LINEAGE = "lineage.json"
 
@@ -18,13 +19,23 @@ def save_with_lineage(model: Any, opened: Opened, folder: Path, details: dict[st
         model.to("cpu").save_pretrained(folder)
     save_tokenizer(opened, folder)
     versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
-    lineage = {"teacher": opened.public_name, "versions": versions} | details
+    lineage = {"teacher": opened.public_name, "teacher_revision": opened.revision, "versions": versions} | details
     (folder / LINEAGE).write_bytes(canonical_json(lineage))
 
 
 def read_lineage(folder: Path) -> dict[str, Any]:
-    """What the checkpoint in `folder` was made from; empty when it does not say."""
-    if not (folder / LINEAGE).is_file():
+    """What the checkpoint in `folder` was made from; empty when it does not say.
+
+    Raises:
+        BadInput: the file that says it is damaged.
+    """
+    file = folder / LINEAGE
+    if not file.is_file():
         return {}
-    found: dict[str, Any] = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}, not an object")
+    except ValueError as error:
+        raise BadInput(f"{file} cannot be read ({in_one_line(error)}). Remove it, or copy the folder again.") from None
     return found

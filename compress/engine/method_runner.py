@@ -63,6 +63,7 @@ class MethodInputs:
     batch: int
     seed: int
     precision: str
+    device: str  # cpu or cuda
     # The teacher with a head for masked words, if a stage asks for one.
     words: Path | None = None
     # In place of each stage's own rate; 0 keeps that.
@@ -281,11 +282,11 @@ def _cached(given: MethodInputs, link: Link, teacher: Any) -> TeacherCache:
     assert isinstance(given.pieces, CorpusFile)
     opened, folder = given.opened, given.teacher_cache
     new = not folder.exists() or not any(folder.iterdir())
-    identity = cached_of(opened) | {"text or --tokens": given.pieces.fingerprint}
+    identity = cached_of(opened, given.device) | {"text or --tokens": given.pieces.fingerprint}
     with advancing(given.notify, "teacher cache") as shown:
         cache = teacher_cache(
             folder, lambda: teacher, opened.family, given.pieces, kept_parts(link.stages),
-            pad_id=pad_id_of(given.tokenizer), precision=given.precision, identity=identity, report=shown,
+            pad_id=pad_id_of(given.tokenizer), precision=given.precision, identity=identity, device=given.device, report=shown,
         )  # fmt: skip
     about = cache.about
     size = f"{about['tokens']:,} tokens, {about['bytes_per_token']:,} bytes each, {about['relative_error']:.1%} lost in rounding"
@@ -293,9 +294,9 @@ def _cached(given: MethodInputs, link: Link, teacher: Any) -> TeacherCache:
     return cache
 
 
-def cached_of(opened: Opened) -> dict[str, str]:
+def cached_of(opened: Opened, device: str) -> dict[str, str]:
     """What a cache's numbers depend on beside the text: the teacher, and what computed it."""
-    return {"teacher": folder_fingerprint(opened.folder), "environment": ", ".join(trained_with())}
+    return {"teacher": folder_fingerprint(opened.folder), "environment": ", ".join(trained_with(device))}
 
 
 def _settings(given: MethodInputs, text: CorpusText | TaskText, tokens: float) -> StageSettings:
@@ -305,8 +306,8 @@ def _settings(given: MethodInputs, text: CorpusText | TaskText, tokens: float) -
     if schedule:
         schedule = replace(schedule, steps=steps, learning_rate=given.learning_rate or schedule.learning_rate)
     return StageSettings(
-        steps, given.seed, given.precision, learning_rate=given.learning_rate, accumulate=given.accumulate,
-        trackers=given.trackers, schedule=schedule,
+        steps, given.seed, given.precision, learning_rate=given.learning_rate, device=given.device,
+        accumulate=given.accumulate, trackers=given.trackers, schedule=schedule,
     )  # fmt: skip
 
 

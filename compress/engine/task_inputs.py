@@ -1,12 +1,10 @@
 """What training on a task stands on: its settings, the opened teacher and the texts, all of it checked. Nothing here trains or writes."""
 
-import dataclasses
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
 
 from tokenizers import Tokenizer
 
@@ -16,7 +14,7 @@ from compress.data.examples import Example, Splits, check_task, read_splits, rea
 from compress.data.out_of_scope import refuse_in_scope, set_apart
 from compress.engine.data_checks import counted, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
-from compress.engine.hardware import device_here, has_bf16
+from compress.engine.hardware import device_here, on_this_machine
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
 from compress.losses.relations import check_relation_heads
@@ -28,7 +26,6 @@ from compress.models.shapes import Shape, shape_of
 from compress.progress import Notify, silent
 from compress.settings import TaskSettings
 from compress.training.trackers import check_trackers
-from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers
 
@@ -116,17 +113,6 @@ class TaskInputs:
         return self.splits.fingerprint
 
 
-AnySettings = TypeVar("AnySettings", bound=TaskSettings)
-
-
-def on_this_machine(settings: AnySettings) -> AnySettings:
-    """`settings` with what they leave to the machine spelled out: the cores to train on, and the precision."""
-    precision = settings.precision
-    if precision == "auto":
-        precision = "bf16" if has_bf16() else "fp32"
-    return dataclasses.replace(settings, threads=settings.threads or available_cores(), precision=precision)
-
-
 def open_task(
     settings: TaskSettings,
     writes_to: Path,
@@ -147,14 +133,15 @@ def open_task(
     Raises:
         BadInput: every fault found, in one message.
     """
-    settings = on_this_machine(settings)
     faults = Faults()
+    here = faults.check(partial(on_this_machine, settings))
     task = faults.check(lambda: check_task(settings.task))
     shape = faults.check(lambda: shape_of(settings.student))
-    opened = faults.check(lambda: open_model(settings.teacher, role=role))
+    opened = faults.check(lambda: open_model(settings.teacher, role=role, revision=settings.revision))
     for check in more_checks:
         faults.check(check)
-    faults.check(lambda: check_precision(settings.precision, device_here()))
+    if here:
+        faults.check(lambda: check_precision(here.precision, device_here(here.device)))
     faults.check(lambda: check_trackers(settings.trackers))
     splits = faults.check(lambda: read_splits(settings.data, task, seed=settings.seed)) if task else None
     outside = None
@@ -177,7 +164,7 @@ def open_task(
         faults.check(lambda: usable_length(settings.max_length, opened))
         tokenizer = faults.check(lambda: open_tokenizer(opened))
     faults.raise_if_any()
-    assert task and shape and opened and splits and labelled and tokenizer  # noqa: PT018 - no test
+    assert here and task and shape and opened and splits and labelled and tokenizer  # noqa: PT018 - no test
     max_length = usable_length(settings.max_length, opened)
     tokenizer.enable_truncation(max_length=max_length)
     warnings = warnings_of(splits, tokenizer, task, max_length)
@@ -190,7 +177,7 @@ def open_task(
             "that starts from the teacher's layers."
         )
     return TaskInputs(
-        settings,
+        here,
         opened,
         splits,
         outside,

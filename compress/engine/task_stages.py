@@ -66,7 +66,7 @@ def make_relations(folder: Path, inputs: TaskInputs, teacher: Path, start: Path,
     given = inputs.settings
     settings = StageSettings(
         steps, given.seed, given.precision, given.checkpoint_seconds, given.relation_learning_rate,
-        accumulate=given.accumulate, trackers=given.trackers,
+        device=given.device, accumulate=given.accumulate, trackers=given.trackers,
     )  # fmt: skip
     student = load_stage(start, inputs)
     with advancing(inputs.notify, "relations") as shown:
@@ -103,7 +103,7 @@ def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
     Raises:
         BadInput: a teacher whose validation score is no better than chance.
     """
-    model = load_stage(teacher, inputs).to(device_here())
+    model = load_stage(teacher, inputs).to(device_here(inputs.settings.device))
     check_teacher(model, inputs, teacher)
     texts = inputs.soft_labelled
     generated = len(texts) - len(inputs.train) - len(inputs.unlabelled)
@@ -227,6 +227,7 @@ def on_task(
         soft_weight=given.soft_weight,
         seed=given.seed,
         precision=given.precision,
+        device=given.device,
         accumulate=given.accumulate,
         trackers=given.trackers,
         checkpoint_every_s=given.checkpoint_seconds,

@@ -2,11 +2,11 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from tokenizers import Tokenizer
@@ -21,6 +21,8 @@ from serve.text.tokenizer import load_tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MEND = "Copy the folder again, or save the model anew with save_pretrained."
 LONGEST_TEXT = 512  # tokens; more than the papers' teachers were trained on helps nobody
 
 
@@ -41,6 +43,12 @@ class Opened:
         return self.folder.resolve().name if Path(self.name).exists() else self.name
 
     @property
+    def revision(self) -> str | None:
+        """The commit of the Hub's model; None for a folder."""
+        in_cache = self.folder.parent.name == "snapshots" and not Path(self.name).exists()
+        return self.folder.name if in_cache else None
+
+    @property
     def max_length(self) -> int:
         """The longest input in tokens that its position table holds, at most `LONGEST_TEXT`."""
         return min(LONGEST_TEXT, int(self.config.max_position_embeddings) - self.family.position_offset)
@@ -50,6 +58,11 @@ class Opened:
         """Whether its head, if it has one, says of each label apart whether it applies to a text."""
         return bool(self.config.problem_type == MULTI_LABEL)
 
+    @property
+    def has_head(self) -> bool:
+        """Whether it has a head for a task."""
+        return any(self.head_for(task) for task in get_args(Task))
+
     def head_for(self, task: Task) -> tuple[str, ...] | None:
         """The labels of the head it has for `task`, by index; None when it has no such head."""
         architectures = self.config.architectures or []
@@ -58,23 +71,27 @@ class Opened:
         return tuple(self.config.id2label[index] for index in range(self.config.num_labels))
 
 
-def open_model(name: str, *, role: str = "--teacher", wanted: str = "a transformers folder") -> Opened:
+def open_model(
+    name: str, *, role: str = "--teacher", wanted: str = "a transformers folder", revision: str = ""
+) -> Opened:
     """The model folder that `name` is, or that it names on the Hub; `wanted` is what could have been given in its place.
 
-    Raises:
-        BadInput: no such folder or Hub name, files missing, not an encoder of a known family, or pickled weights only.
-    """
-    from transformers import AutoConfig
+    `revision` is a branch, a tag or a commit of the Hub's model; none is its main branch.
 
-    folder = Path(name) if Path(name).exists() else _download(name, role, wanted)
-    if not (folder / "config.json").is_file():
-        raise BadInput(f"{role} {name} holds no config.json; {wanted} is needed (save_pretrained writes one).")
-    try:
-        kind = json.loads((folder / "config.json").read_text()).get("model_type", "unknown")
-    except (ValueError, AttributeError) as error:
-        raise BadInput(f"{role} {name}: its config.json cannot be read ({error}).") from None
-    family = family_of(kind, f"{role} {name}")
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    Raises:
+        BadInput: no such folder or Hub name, files missing or damaged, not an encoder of a known family, pickled weights only,
+            or a revision of a folder.
+    """
+    here = Path(name).exists()
+    if here and revision:
+        raise BadInput(
+            f"--revision is {revision}, and {role} {name} is a folder here; only models of the Hub have revisions. Leave it out."
+        )
+    folder = Path(name) if here else _download(name, role, wanted, revision)
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"{role} {name} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")
+    config = _config_in(folder, f"{role} {name}")
+    family = family_of(config.model_type, f"{role} {name}")
     if getattr(config, "is_decoder", False):
         raise BadInput(f"{role} {name} is set up as a decoder (is_decoder is true); an encoder is needed.")
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
@@ -82,18 +99,103 @@ def open_model(name: str, *, role: str = "--teacher", wanted: str = "a transform
             f"{role} {name} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). "
             "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         )
-    if not (folder / "model.safetensors").is_file() and not (folder / "model.safetensors.index.json").is_file():
+    opened = Opened(name, folder, config, family, role)
+    _check_weights(opened)
+    return opened
+
+
+def _config_in(folder: Path, named: str) -> Any:
+    """The configuration of the model in `folder`, which messages call `named`."""
+    from transformers import AutoConfig
+
+    try:
+        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        kind = said.get("model_type", "unknown")
+        family_of(str(kind), named)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        names = [config.id2label[index] for index in range(config.num_labels)]
+        if not all(isinstance(label, str) for label in names):
+            raise ValueError("id2label holds something else than names")
+    except BadInput:
+        raise
+    except Exception as error:
+        # The configuration classes raise whatever its values made them stumble over.
+        raise BadInput(f"{named}: its {CONFIG} cannot be read ({in_one_line(error)}). {MEND}") from None
+    return config
+
+
+def _check_weights(opened: Opened) -> None:
+    """Nothing, when the folder's weights are whole and are those that its configuration speaks of; none of them is read."""
+    from safetensors import SafetensorError, safe_open
+
+    named = f"{opened.role} {opened.name}"
+    for file in _weight_files(opened.folder, named):
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise BadInput(f"{named}: its {file.name} is damaged ({in_one_line(error)}). {MEND}") from None
+    try:
+        with quiet():
+            _, found = _class_of(opened).from_pretrained(
+                opened.folder, local_files_only=True, use_safetensors=True, device_map="meta", dtype=torch.float32,
+                output_loading_info=True, ignore_mismatched_sizes=True,
+            )  # fmt: skip
+    except Exception as error:
+        raise BadInput(f"{named}: no model can be made as its {CONFIG} says ({in_one_line(error)}). {MEND}") from None
+    missing = sorted(key for key in found["missing_keys"] if opened.has_head or not key.startswith("pooler."))
+    if missing:
+        raise BadInput(f"{named}: its weights lack {_first_of(missing)}, of which its {CONFIG} speaks. {MEND}")
+    other = sorted(
+        f"{key} as {tuple(stored)} and not {tuple(asked)}" for key, stored, asked in found["mismatched_keys"]
+    )
+    if other:
+        raise BadInput(f"{named}: its weights hold {_first_of(other)}, as its {CONFIG} says. {MEND}")
+
+
+def _weight_files(folder: Path, named: str) -> list[Path]:
+    """The files that hold the weights, all of which are there."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    index = folder / f"{WEIGHTS}.index.json"
+    if not index.is_file():
         raise BadInput(
-            f"{role} {name} has no .safetensors weights. Pickled weights are not opened; save it with save_pretrained."
+            f"{named} has no .safetensors weights. Pickled weights are not opened; save it with save_pretrained."
         )
-    return Opened(name, folder, config, family, role)
+    try:
+        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{named}: its {index.name} cannot be read ({in_one_line(error)}). {MEND}") from None
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise BadInput(f"{named} lacks {_first_of(missing)}, which its {index.name} names. {MEND}")
+    return [folder / name for name in names]
 
 
-def _download(name: str, role: str, wanted: str) -> Path:
+def _class_of(opened: Opened) -> Any:
+    """The class of the model as it was saved: with its head, where it has one for a task."""
+    from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    if opened.head_for("token-classification"):
+        return AutoModelForTokenClassification
+    return AutoModelForSequenceClassification if opened.head_for("text-classification") else AutoModel
+
+
+def _first_of(things: Sequence[str]) -> str:
+    """The first of `things`, and how many more there are."""
+    return things[0] if len(things) == 1 else f"{things[0]} and {len(things) - 1} more"
+
+
+def in_one_line(error: Exception) -> str:
+    """The kind of `error` and what it says, in one line."""
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _download(name: str, role: str, wanted: str, revision: str) -> Path:
     if not may_be_on_hub(name):
         raise BadInput(f"{role} {name} is not there. Give the path of {wanted}, or a name on the Hub.")
     try:
-        return download_model(name)
+        return download_model(name, revision)
     except LookupError as reason:
         raise BadInput(
             f"{role} {name} is neither a folder here nor a model that the Hub gives ({reason}). "
@@ -135,8 +237,10 @@ def _tokenizer_of(opened: Opened) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(opened.folder, local_files_only=True)
     except Exception as error:
         # The tokenizer classes raise whatever their files made them stumble over.
+        there = ", ".join(name for name in TOKENIZER_FILES if (opened.folder / name).is_file())
         raise BadInput(
-            f"{opened.role} {opened.name}: its tokenizer cannot be opened ({type(error).__name__}: {error})."
+            f"{opened.role} {opened.name}: its tokenizer cannot be opened from {there} ({in_one_line(error)}). "
+            "Copy the folder again, or save the tokenizer anew with save_pretrained."
         ) from None
     if not tokenizer.is_fast:
         raise BadInput(

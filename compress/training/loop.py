@@ -68,6 +68,7 @@ def train(
     seed: int,
     validation: Validation | None = None,
     precision: str = "fp32",
+    device: str = "auto",
     accumulate: int = 1,
     trackers: Sequence[str] = (),
     checkpoint_every_s: float = 30.0,
@@ -88,6 +89,7 @@ def train(
         seed: together with the numbers of step and share it fixes dropout.
         validation: when to validate; the best weights are kept then, and training may stop early.
         precision: `fp32`; or `bf16`, or on GPUs `fp16`, for matrix products in that with float32 weights.
+        device: `cpu`, `cuda`, or `auto`: a GPU where there is one.
         accumulate: parts that a process cuts its part of a batch into, one after the other.
         trackers: where else the metrics go.
         checkpoint_every_s: seconds between checkpoints: the work that a kill loses at most.
@@ -98,12 +100,12 @@ def train(
         BadInput: float16 without a GPU, a tracker that is not installed, or no room for what is written.
         FloatingPointError: the loss is no longer a number.
     """
-    device = device_of_process()
-    check_precision(precision, device)
+    place = device_of_process(device)
+    check_precision(precision, place)
     folder = distributed.broadcast(folder)
-    model.to(device)
+    model.to(place)
     optimizer = _optimizer(model, schedule)
-    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(place.type, enabled=precision == "fp16")
     progress = Progress()
     if (folder / CHECKPOINT).is_file():
         progress = load_checkpoint(folder / CHECKPOINT, model, optimizer, scaler)
@@ -140,13 +142,15 @@ def train(
     return progress
 
 
-def device_of_process() -> torch.device:
-    """Where this process trains: a GPU of its own where there are any."""
+def device_of_process(device: str = "auto") -> torch.device:
+    """Where this process trains: on the CPU if `device` says so, else on a GPU of its own where there are any."""
     from accelerate import Accelerator
 
-    distributed.join()
-    device: torch.device = Accelerator().device
-    return device
+    distributed.join(device)
+    if device == "cpu":
+        return torch.device("cpu")
+    found: torch.device = Accelerator().device
+    return found
 
 
 class Metrics:

@@ -50,6 +50,7 @@ class StageSettings:
     checkpoint_every_s: float = 30.0
     # In place of the stage's own rate; 0 keeps that.
     learning_rate: float = 0.0
+    device: str = "auto"  # cpu, cuda, or auto: a GPU where there is one
     # Parts that each batch is cut into, one after the other: less memory, the same gradients.
     accumulate: int = 1
     # Where else metrics go: names of `compress.training.trackers`.
@@ -101,7 +102,7 @@ def train_stage(
     maps = projections or Projections(objective, (student if teacher is None else teacher).config, student.config)
     with ExitStack() as stack:
         if teacher is not None:
-            teacher.eval().to(device_of_process())
+            teacher.eval().to(device_of_process(settings.device))
             stack.enter_context(matrices_in(teacher, settings.precision))
         stack.enter_context(moving(student, stage.trains))
         remap = stack.enter_context(rows_narrowed(student, text, objective))
@@ -118,6 +119,7 @@ def train_stage(
             seed=settings.seed,
             validation=None if validation is None else validation(remap),
             precision=settings.precision,
+            device=settings.device,
             accumulate=settings.accumulate,
             trackers=settings.trackers,
             checkpoint_every_s=settings.checkpoint_every_s,

@@ -39,6 +39,7 @@ class TaskTraining:
     soft_weight: float = 0.9
     seed: int = 0
     precision: str = "fp32"
+    device: str = "auto"  # cpu, cuda, or auto: a GPU where there is one
     checkpoint_every_s: float = 30.0
     # Parts that each batch is cut into, one after the other: less memory, the same gradients.
     accumulate: int = 1
@@ -103,6 +104,7 @@ def train_on_task(
             seed=settings.seed,
             validation=validating(model, validation, gold, min(every, settings.steps), remap, settings.patience),
             precision=settings.precision,
+            device=settings.device,
             accumulate=settings.accumulate,
             trackers=settings.trackers,
             checkpoint_every_s=settings.checkpoint_every_s,

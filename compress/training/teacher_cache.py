@@ -140,6 +140,7 @@ def teacher_cache(
     pad_id: int,
     precision: str,
     identity: Mapping[str, str],
+    device: str = "auto",
     report: Callable[[int, int], None] | None = None,
 ) -> TeacherCache:
     """The cache in `folder`: the one that stands there, or a new one. A kill in the middle loses a moment's work.
@@ -155,13 +156,14 @@ def teacher_cache(
         pad_id: the id that fills batches.
         precision: in which the teacher computes.
         identity: what else the numbers depend on, by name: the teacher's weights, the text.
+        device: where it computes: cpu, cuda, or auto: a GPU where there is one.
         report: told of tokens done and in all.
 
     Raises:
         BadInput: `folder` holds something else, a cache of other things, or one that was changed; or there is no room.
     """
     identity = identity_of(identity, parts, precision)
-    device = device_of_process()  # by all, before one of them goes on alone
+    place = device_of_process(device)  # by all, before one of them goes on alone
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -169,7 +171,7 @@ def teacher_cache(
         if not (folder / ABOUT).is_file():
             partial = _partial(folder)
             done = _begun(partial, identity)
-            model = load().eval().to(device)
+            model = load().eval().to(place)
             width = int(model.config.hidden_size)
             layout = Layout(tuple(parts), width, width // int(model.config.num_attention_heads))
             _check_room(partial, pieces, layout, done)

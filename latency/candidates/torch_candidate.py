@@ -35,9 +35,12 @@ def load_torch(candidate: Candidate) -> Call:
     torch.set_num_threads(candidate.threads)
     torch.set_num_interop_threads(1)
     # Said outright, since transformers 5 otherwise takes the precision that the checkpoint was saved in.
-    model = _opener(candidate)(
-        candidate.path, dtype=dtypes[candidate.precision], local_files_only=True, use_safetensors=True
-    )
+    opener = _opener(candidate)
+    try:
+        model = opener(candidate.path, dtype=dtypes[candidate.precision], local_files_only=True, use_safetensors=True)
+    except Exception as error:
+        # Whatever transformers raises (damaged weights, values it cannot use) is about the folder given.
+        raise _cannot_be_opened(candidate, error) from None
     model.eval().to(candidate.device)
     parameters = inspect.signature(model.forward).parameters
     # Lengths differ from text to text: a graph compiled for one shape would be compiled again for the next.
@@ -102,10 +105,21 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel]":
             f"candidate {candidate.name!r}: no config.json in {candidate.path}; "
             "give a local folder that transformers saved (a Hub model must be downloaded first)"
         )
-    architectures = " ".join(json.loads(config_file.read_text(encoding="utf-8")).get("architectures") or [])
+    try:
+        architectures = " ".join(json.loads(config_file.read_text(encoding="utf-8")).get("architectures") or [])
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _cannot_be_opened(candidate, error) from None
     opener: Callable[..., PreTrainedModel] = transformers.AutoModel.from_pretrained
     if "ForTokenClassification" in architectures:
         opener = transformers.AutoModelForTokenClassification.from_pretrained
     elif "ForSequenceClassification" in architectures:
         opener = transformers.AutoModelForSequenceClassification.from_pretrained
     return opener
+
+
+def _cannot_be_opened(candidate: Candidate, error: Exception) -> BadInput:
+    said = " ".join(str(error).split())
+    return BadInput(
+        f"candidate {candidate.name!r}: {candidate.path} cannot be opened ({type(error).__name__}: {said}); "
+        "copy the folder again, or save the model anew with save_pretrained"
+    )

@@ -25,11 +25,14 @@ def evaluate(model: str, settings: Evaluation) -> Document:
     A bootstrap interval stands beside the score."""
     from stillroom.commands.evaluate import evaluate as evaluate_model
 
-    return evaluate_model(model, settings.data, variant=settings.variant, task=settings.task)
+    return evaluate_model(model, **vars(settings))
 
 
 def show_evaluation(document: Document) -> None:
-    """The score in a line."""
+    """The score in a line, and a row a label."""
+    from stillroom.commands.evaluate import LABEL_COLUMNS, label_rows
+
+    table("each label", LABEL_COLUMNS, label_rows(document))
     result(
         f"{document['metric']} {document['value']:.4f} [{document['low']:.4f}, {document['high']:.4f}] on "
         f"{document['examples']} texts, by {document['variant']}"

@@ -158,6 +158,8 @@ def _settings(given: Comparison, student: str) -> TaskSettings:
         batch=given.batch,
         teacher_epochs=given.teacher_epochs,
         teacher_learning_rate=given.teacher_learning_rate,
+        device=given.device,
+        revision=given.revision,
     )
 
 
@@ -170,7 +172,15 @@ def _chain(method: str, inputs: TaskInputs) -> tuple[tuple[Shape, ...], tuple[tu
 
 def _teacher_fingerprint(inputs: TaskInputs) -> str:
     s = inputs.settings
-    common = [s.task, inputs.data_fingerprint, s.threads, s.precision, s.batch, inputs.max_length, trained_with()]
+    common = [
+        s.task,
+        inputs.data_fingerprint,
+        s.threads,
+        s.precision,
+        s.batch,
+        inputs.max_length,
+        trained_with(s.device),
+    ]
     rates = [s.teacher_epochs, s.teacher_learning_rate]
     return fingerprint("teacher", folder_fingerprint(inputs.opened.folder), *common, *rates)
 
@@ -221,7 +231,15 @@ def _method_inputs(given: Comparison, inputs: TaskInputs, *, seed: int) -> Metho
         fingerprint=texts_fingerprint(inputs.corpus),
     )
     return MethodInputs(
-        inputs.opened, inputs.tokenizer, pieces, {}, given.batch, seed, inputs.settings.precision, notify=show
+        inputs.opened,
+        inputs.tokenizer,
+        pieces,
+        {},
+        given.batch,
+        seed,
+        inputs.settings.precision,
+        inputs.settings.device,
+        notify=show,
     )
 
 
@@ -403,8 +421,13 @@ def _document(
         "metric": inputs.metric,
         "teacher": dataclasses.asdict(reached) | {"steps": teacher["best_step"]},
         "rows": sorted(found, key=lambda one: -one["mean"]),
-        "settings": settings | {"teacher": inputs.opened.public_name, "precision": inputs.settings.precision},
-        "versions": trained_with(),
+        "settings": settings
+        | {
+            "teacher": inputs.opened.public_name,
+            "precision": inputs.settings.precision,
+            "device": inputs.settings.device,
+        },
+        "versions": trained_with(inputs.settings.device),
     }
 
 

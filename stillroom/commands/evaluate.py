@@ -1,100 +1,182 @@
-"""`stillroom evaluate`: the task metric of a bundle or a checkpoint on a labelled file."""
+"""`stillroom evaluate`: the task metric of a bundle or a checkpoint on labelled examples, as a whole and for each label."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from serve.bundle.manifest import MANIFEST
 from serve.errors import BadInput
+from serve.options import make
 from serve.text.labels import entity_labels
+from stillroom.settings.evaluate import Evaluation
+
+if TYPE_CHECKING:
+    from compress.data.examples import Example, Task
+    from compress.evaluation.metrics import Prediction
 
 T = TypeVar("T")
 
+LABEL_COLUMNS = ["label", "precision", "recall", "F1", "number"]
 
-def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: str | None = None) -> dict[str, Any]:
-    """The task metric of a bundle, or of a checkpoint with a head, on a labelled file.
 
-    Returns `{model, variant, task, metric, value, low, high, examples, unknown_labels}`; for a bundle without importing torch.
+class _Answered(NamedTuple):
+    """Examples, what a model said of them, and what it is."""
+
+    examples: "list[Example]"
+    said: "list[Prediction]"
+    task: "Task"
+    multi_label: bool
+    labels: Sequence[str]  # by index
+    variant: str
+
+
+def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
+    """The task metric of a bundle, or of a checkpoint with a head, on a labelled file, or on a split of a folder of them.
+
+    Settings are the fields of `stillroom.settings.evaluate.Evaluation`: variant, task, split, revision.
+
+    Returns `{model, variant, task, metric, value, low, high, examples, labels, unknown_labels}`, where `labels` has for each
+    label, by name, its `precision`, `recall`, `f1` and `support`: how often it stands in the data. For a bundle torch is not
+    imported.
 
     Raises:
-        BadInput: the model or the file cannot be used.
+        BadInput: the model, the data or a setting cannot be used.
     """
-    from compress.data.examples import check_kind, check_task, labels_in, read_examples
-    from compress.evaluation.metrics import Prediction, gold_of, metric_name, prediction_of, score
-    from serve.text.entity_markers import knows_markers
+    from compress.data.examples import labels_in
+    from compress.evaluation.metrics import gold_of, metric_name, per_label, score
 
-    folder = Path(model)
-    if (folder / MANIFEST).is_file():
-        from serve.model.pipeline import Pipeline
-
-        pipeline = _with_data(lambda: Pipeline(folder, variant), data)
-        found_task = check_task(pipeline.manifest.task)
-        if task and task != found_task:
-            raise BadInput(f"--task is {task}, but {model} is a bundle for {found_task}.")
-        examples = read_examples(Path(data), found_task)
-        multi_label = pipeline.manifest.multi_label
-        if found_task == "text-classification":
-            check_kind(examples, model, multi_label=multi_label, markers=knows_markers(pipeline.tokenizer))
-        said: list[Prediction] = [""] * len(examples)
-        # A text without a second one is not a text with an empty second one: the two kinds are answered apart.
-        for kind in (True, False):
-            chosen = [i for i, example in enumerate(examples) if bool(example.text_pair) is kind]
-            pairs = [examples[i].text_pair or "" for i in chosen] if kind else None
-            for i, answer in zip(
-                chosen,
-                # Cut, as training and the evaluation of checkpoints read them.
-                pipeline([examples[i].text_read for i in chosen], text_pair=pairs, truncate=True) if chosen else [],
-                strict=True,
-            ):
-                said[i] = prediction_of(answer, multi_label=multi_label)
-        used, names = pipeline.variant, pipeline.manifest.labels
-    else:
-        if variant:
-            raise BadInput(f"--variant {variant}: {model} is not a bundle, and only bundles have variants.")
-        from compress.data.encoded import encode
-        from compress.evaluation.predictions import predictions, row_logits
-        from compress.models.pretrained import HEADS, load, open_model
-        from serve.text.tokenizer import load_tokenizer
-
-        wanted = "a bundle or a transformers folder"
-        opened = _with_data(lambda: open_model(model, role="MODEL", wanted=wanted), data)
-        heads = [name for name in HEADS if opened.head_for(check_task(name)) and task in (None, name)]
-        if not heads:
-            raise BadInput(f"{model} has no head for {task or ' or '.join(HEADS)}; `stillroom run` gives it one.")
-        found_task = check_task(heads[0])
-        examples = read_examples(Path(data), found_task)
-        labels = opened.head_for(found_task) or ()
-        multi_label = found_task == "text-classification" and opened.multi_label
-        tokenizer = load_tokenizer(opened.folder, opened.max_length)
-        if found_task == "text-classification":
-            check_kind(examples, model, multi_label=multi_label, markers=knows_markers(tokenizer))
-        encoded = encode(examples, tokenizer, found_task, labels, multi_label=multi_label)
-        said = predictions(encoded, row_logits(load(opened, found_task), encoded))
-        used, names = "torch", list(labels)
-    reached = score([gold_of(example, found_task) for example in examples], said)
-    known = entity_labels(names) if found_task == "token-classification" else names
-    there = labels_in(examples, found_task)
+    given = make(Evaluation, settings | {"data": data})
+    answer = _of_bundle if (Path(model) / MANIFEST).is_file() else _of_checkpoint
+    found = answer(model, Path(data), given)
+    gold = [gold_of(example, found.task) for example in found.examples]
+    reached = score(gold, found.said)
+    known = entity_labels(found.labels) if found.task == "token-classification" else found.labels
     return {
-        "model": model,
-        "variant": used,
-        "task": found_task,
-        "metric": metric_name(found_task, multi_label=multi_label),
+        "model": str(model),
+        "variant": found.variant,
+        "task": found.task,
+        "metric": metric_name(found.task, multi_label=found.multi_label),
         "value": reached.value,
         "low": reached.low,
         "high": reached.high,
-        "examples": len(examples),
-        "unknown_labels": [name for name in there if name not in known],
+        "examples": len(found.examples),
+        "labels": [{"label": name, **scores} for name, scores in per_label(gold, found.said).items()],
+        "unknown_labels": [name for name in labels_in(found.examples, found.task) if name not in known],
     }
 
 
-def _with_data(open_it: Callable[[], T], data: Path | str) -> T:
-    """What `open_it` gives; BadInput for what is wrong with it and for a file `data` that is not there, in one message."""
-    from compress.data.examples import check_there
+def label_rows(document: dict[str, Any]) -> list[list[str]]:
+    """The rows of a table of each label's scores, under `LABEL_COLUMNS`, from what `evaluate` returned."""
+    return [
+        [row["label"], *(f"{row[name]:.4f}" for name in ("precision", "recall", "f1")), str(row["support"])]
+        for row in document["labels"]
+    ]
+
+
+def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
+    from compress.data.examples import check_kind, check_task
+    from compress.evaluation.metrics import prediction_of
+    from serve.model.pipeline import Pipeline
+    from serve.text.entity_markers import knows_markers
+
+    if given.revision:
+        raise BadInput(
+            f"--revision {given.revision}: {model} is a bundle, and only models of the Hub have revisions. Leave it out."
+        )
+    pipeline = _with_data(lambda: Pipeline(model, given.variant), data, given.split)
+    task = check_task(pipeline.manifest.task)
+    if given.task and given.task != task:
+        raise BadInput(f"--task is {given.task}, but {model} is a bundle for {task}.")
+    examples = _examples(data, given.split, task)
+    multi_label = pipeline.manifest.multi_label
+    if task == "text-classification":
+        check_kind(examples, model, multi_label=multi_label, markers=knows_markers(pipeline.tokenizer))
+    said: list[Prediction] = [""] * len(examples)
+    # A text without a second one is not a text with an empty second one: the two kinds are answered apart.
+    for kind in (True, False):
+        chosen = [i for i, example in enumerate(examples) if bool(example.text_pair) is kind]
+        pairs = [examples[i].text_pair or "" for i in chosen] if kind else None
+        for i, answer in zip(
+            chosen,
+            # Cut, as training and the evaluation of checkpoints read them.
+            pipeline([examples[i].text_read for i in chosen], text_pair=pairs, truncate=True) if chosen else [],
+            strict=True,
+        ):
+            said[i] = prediction_of(answer, multi_label=multi_label)
+    return _Answered(examples, said, task, multi_label, pipeline.manifest.labels, pipeline.variant)
+
+
+def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
+    from compress.data.encoded import encode
+    from compress.data.examples import check_kind, check_task
+    from compress.evaluation.predictions import predictions, row_logits
+    from compress.models.pretrained import HEADS, load, open_model, open_tokenizer
+    from serve.text.entity_markers import knows_markers
+
+    if given.variant:
+        raise BadInput(f"--variant {given.variant}: {model} is not a bundle, and only bundles have variants.")
+    wanted = "a bundle or a transformers folder"
+    opener = partial(open_model, str(model), role="MODEL", wanted=wanted, revision=given.revision)
+    opened = _with_data(opener, data, given.split)
+    heads = [name for name in HEADS if opened.head_for(check_task(name)) and given.task in (None, name)]
+    if not heads:
+        raise BadInput(f"{model} has no head for {given.task or ' or '.join(HEADS)}; `stillroom run` gives it one.")
+    task = check_task(heads[0])
+    examples = _examples(data, given.split, task)
+    labels = opened.head_for(task) or ()
+    multi_label = task == "text-classification" and opened.multi_label
+    tokenizer = open_tokenizer(opened)
+    if task == "text-classification":
+        check_kind(examples, model, multi_label=multi_label, markers=knows_markers(tokenizer))
+    encoded = encode(examples, tokenizer, task, labels, multi_label=multi_label)
+    said = predictions(encoded, row_logits(load(opened, task), encoded))
+    return _Answered(examples, said, task, multi_label, labels, "torch")
+
+
+def _with_data(open_it: Callable[[], T], data: Path, split: str) -> T:
+    """What `open_it` gives; BadInput for what is wrong with it and for `data` that is not there, in one message."""
     from compress.input_errors import Faults
 
     faults = Faults()
     opened = faults.check(open_it)
-    faults.check(lambda: check_there(Path(data)))
+    faults.check(lambda: _file_of(data, split))
     faults.raise_if_any()
     assert opened is not None
     return opened
+
+
+def _examples(data: Path, split: str, task: "Task") -> "list[Example]":
+    from compress.data.examples import read_examples, read_splits
+
+    file = _file_of(data, split)
+    if file.is_dir():
+        found: list[Example] = getattr(read_splits(str(file), task), split)
+        return found
+    return read_examples(file, task)
+
+
+def _file_of(data: Path, split: str) -> Path:
+    """The file of examples: `data` itself, or that of `split` in the folder `data`; the folder where `datasets` wrote it."""
+    from compress.data.examples import SUFFIXES, check_there
+
+    if not data.is_dir():
+        check_there(data)
+        if split != "test":
+            raise BadInput(
+                f"--split is {split}, and --data {data} is one file. Leave it out, or give a folder of splits."
+            )
+        return data
+    if (data / "dataset_dict.json").is_file():
+        return data
+    files = [data / f"{split}{suffix}" for suffix in (*SUFFIXES, ".txt") if (data / f"{split}{suffix}").is_file()]
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise BadInput(
+            f"{data} holds {' and '.join(file.name for file in files)}: one file a split is needed. Remove one."
+        )
+    raise BadInput(
+        f"--data {data} has no file {split}{SUFFIXES[0]}, or one ending in {', '.join(SUFFIXES[1:])}. "
+        "Give a folder of splits that has one, another --split, or a file."
+    )

@@ -102,7 +102,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
     if settings.threads < 0:
         raise BadInput(f"--threads is {settings.threads}; give 0 for all cores, or a number of them.")
     _refuse_taken(out)
-    opened = open_model(checkpoint, role="CKPT")
+    opened = open_model(checkpoint, role="CKPT", revision=settings.revision)
     if not (opened.folder / "model.safetensors").is_file():
         raise BadInput(f"CKPT {checkpoint} keeps its weights in several files; save it with all of them in one.")
     tasks = [task for task in HEADS if opened.head_for(check_task(task))]
@@ -257,7 +257,7 @@ def _figures(metric: str, test: dict[str, Verdict], variants: Variants) -> list[
 
 def _lineage(opened: Opened) -> dict[str, Any]:
     """What the checkpoint says of where it comes from; its curves stay with it."""
-    found = read_lineage(opened.folder) or {"checkpoint": opened.public_name}
+    found = read_lineage(opened.folder) or {"checkpoint": opened.public_name, "revision": opened.revision}
     return {key: value for key, value in found.items() if key not in ("loss", "validation")}
 
 

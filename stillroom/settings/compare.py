@@ -7,8 +7,10 @@ from compress.settings import (
     ALL_CORES,
     CORPUS,
     DATA,
+    DEVICE,
     MACHINE,
     PRECISION,
+    REVISION,
     SHAPES,
     SPLITS,
     STUDENT,
@@ -18,6 +20,7 @@ from compress.settings import (
     TEXT_METHODS,
     THREADS,
     WHAT,
+    TrainingDevice,
     TrainingPrecision,
 )  # fmt: skip
 from serve.options import check, setting
@@ -28,6 +31,7 @@ class Comparison:
     """Settings of `stillroom compare`."""
 
     teacher: str = setting(help="Transformers folder or Hub name.", panel=WHAT)
+    revision: str = setting("", help=REVISION, shown="its main branch", panel=WHAT)
     task: str = setting(help="What the models answer.", choices=TASKS, panel=WHAT)
     data: str = setting(help=SPLITS, panel=WHAT)
     out: str = setting(
@@ -63,6 +67,7 @@ class Comparison:
     teacher_epochs: int = setting(5, help="Of fine-tuning the teacher, at most.", at_least=1, panel=TEACHER)
     teacher_learning_rate: float = setting(1e-4, help="Peak rate of that.", above=0, panel=TEACHER)
     batch: int = setting(32, help="Texts a step.", at_least=1, panel=MACHINE)
+    device: TrainingDevice = setting("auto", help=DEVICE, panel=MACHINE)
     threads: int = setting(0, help=THREADS, at_least=0, shown=f"{ALL_CORES}, shared by the jobs", panel=MACHINE)
     jobs: int = setting(1, help="Trainings at once.", at_least=1, panel=MACHINE)
     precision: TrainingPrecision = setting("auto", help=PRECISION, panel=MACHINE)

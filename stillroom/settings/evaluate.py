@@ -1,8 +1,9 @@
 """The settings of `stillroom evaluate`."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from compress.settings import TASKS
+from compress.settings import REVISION, TASKS
 from serve.options import check, setting
 
 
@@ -10,11 +11,13 @@ from serve.options import check, setting
 class Evaluation:
     """On what a model is scored, and as which file of it."""
 
-    data: str = setting(help="A file of labelled examples.", metavar="FILE")
+    data: str = setting(help="A file of labelled examples, or a folder of splits.")
+    split: Literal["train", "validation", "test"] = setting("test", help="Of a folder of splits.")
     variant: str | None = setting(
         None, help="Exported file of a bundle.", choices=("fp32", "fp16", "int8"), shown="the bundle's"
     )
     task: str | None = setting(None, help="Of a checkpoint.", choices=TASKS, shown="what its head tells")
+    revision: str = setting("", help=REVISION, shown="its main branch")
 
     def __post_init__(self) -> None:
         check(self)

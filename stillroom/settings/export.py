@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from compress.settings import ALL_CORES, SPLITS
+from compress.settings import ALL_CORES, REVISION, SPLITS
 from serve.options import check, setting
 
 Variant = Literal["fp32", "fp16", "int8"]
@@ -17,6 +17,7 @@ class Exporting:
 
     out: str = setting(help="The bundle to write.", panel=WHAT)
     data: str = setting(help=f"{SPLITS} It calibrates, gates and scores.", panel=WHAT)
+    revision: str = setting("", help=REVISION, shown="its main branch", panel=WHAT)
     variants: tuple[Variant, ...] = setting(("fp32", "int8"), help="Files to make.", panel=WHAT)
     name: str | None = setting(None, help="What the server calls the model.", shown="the bundle's folder", panel=WHAT)
     max_length: int = setting(

@@ -79,7 +79,7 @@ def logits_of_all(inputs: RunInputs, folders: dict[str, Path], encoded: Encoded)
     said: dict[str, list[np.ndarray]] = {}
     for name in ("teacher", "undistilled", "student"):
         if name in folders:
-            said[name] = row_logits(load_stage(folders[name], inputs).to(device_here()), encoded)
+            said[name] = row_logits(load_stage(folders[name], inputs).to(device_here(inputs.recipe.device)), encoded)
     return said | {name: graph_logits(inputs, folders, name, encoded) for name in GRAPHS}
 
 
@@ -349,6 +349,7 @@ def lineage_of(inputs: RunInputs, folders: dict[str, Path]) -> dict[str, Any]:
     student, start = read_lineage(folders["student"]), read_lineage(folders["start"])
     return {
         "teacher": inputs.opened.public_name,
+        "teacher_revision": inputs.opened.revision,
         "method": student["method"],
         "student": start["student"],
         "origin": start["origin"],

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from compress.distributed import join
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
@@ -41,6 +42,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         return _already_there(out, stage_fingerprints["bundle"])
     for warning in inputs.warnings:
         say(f"warning: {warning}")
+    join(inputs.recipe.device)
     with inputs.workdir.locked():
         folders = _train(inputs, stage_fingerprints)
         inputs.workdir.alone()
@@ -108,7 +110,7 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
         else []
     )
     stage_fingerprints: dict[str, str] = {}
-    stage_fingerprints["plan"] = fingerprint("plan", trained_with(), *common, *budget)
+    stage_fingerprints["plan"] = fingerprint("plan", trained_with(r.device), *common, *budget)
     stage_fingerprints["teacher"] = fingerprint("teacher", stage_fingerprints["plan"], *teacher)
     stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape))
     stage_fingerprints["relations"] = fingerprint("relations", stage_fingerprints["start"], *relations)

@@ -140,14 +140,14 @@ def _task_step(model: Any, inputs: RunInputs) -> float:
 
     def loss_of(i: int, remap: Any) -> Tensor:
         chosen = [(i * batch + k) % len(texts) for k in range(batch)]
-        data = to_device(collate(texts, chosen, remap=remap), device_here())
+        data = to_device(collate(texts, chosen, remap=remap), device_here(inputs.recipe.device))
         return label_loss(rows_of(model, data), data.targets)
 
     return _timed(model, inputs, loss_of)
 
 
 def _relation_step(teacher: Any, student: Any, inputs: RunInputs) -> float:
-    teacher.to(device_here())
+    teacher.to(device_here(inputs.recipe.device))
     objective = relation_stage(inputs).objective
     text = CorpusText(relation_pieces(inputs), inputs.train.pad_id, inputs.recipe.batch, inputs.recipe.seed)
     maps = Projections(objective, teacher.config, student.config)
@@ -162,13 +162,13 @@ def _relation_step(teacher: Any, student: Any, inputs: RunInputs) -> float:
 def _timed(model: Any, inputs: RunInputs, loss_of: Callable[[int, Any], Tensor], ids: Any = None) -> float:
     """Median seconds of a step, the first left out; the weights of `model` move and are of no further use."""
     used = ids if ids is not None else [*inputs.train.ids, *inputs.validation.ids]
-    model.to(device_here())
+    model.to(device_here(inputs.recipe.device))
     with rows_in_use(model, used, inputs.train.pad_id) as remap:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
         taken = []
         for i in range(TIMED_STEPS):
             started = time.perf_counter()
-            with computing(device_here(), inputs.recipe.precision):
+            with computing(device_here(inputs.recipe.device), inputs.recipe.precision):
                 loss = loss_of(i, remap)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from small_task import write_rows
 
-from compress.engine.task_inputs import on_this_machine
+from compress.engine.hardware import on_this_machine
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe
 

@@ -1,0 +1,70 @@
+"""A model of the Hub is opened at the revision that is asked for, by whoever the environment says asks."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+from test_hub import COMMIT, LIBRARYS_OWN, Answering, Hub
+
+from compress.models.pretrained import open_model
+from serve.errors import BadInput
+
+ASK = """
+import sys
+from compress.models.pretrained import open_model
+from serve.errors import BadInput
+for revision in sys.argv[1:]:
+    try:
+        print(open_model("some/teacher", revision=revision).revision)
+    except BadInput as fault:
+        print(fault)
+"""
+
+
+class WithTag(Answering):
+    """A Hub whose models have the one tag `v2`, and which remembers what it was shown to know who asks."""
+
+    def do_GET(self, wanted: list[str] | None = None) -> None:
+        if not self.path.startswith(LIBRARYS_OWN):
+            self.server.asked.append(f"by {self.headers.get('Authorization')}")
+        _, _, revision = self.path.partition("/revision/")
+        if revision in ("", "v2", COMMIT):
+            super().do_GET(wanted)
+        else:
+            self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+
+
+@pytest.fixture
+def hub(tiny_teacher: Path) -> Iterator[Hub]:
+    with Hub() as server:
+        server.RequestHandlerClass = WithTag
+        server.folders = {"some/teacher": tiny_teacher}
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_a_model_of_the_hub_is_opened_at_the_revision_that_is_given(hub: Hub, tmp_path: Path) -> None:
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "HF_TOKEN": "hf_mine",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, "v2", "v3"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    commit, refused = done.stdout.splitlines()
+    assert commit == COMMIT
+    assert "a model that the Hub gives (it has no revision v3 of it)" in refused
+    assert "/api/models/some/teacher/revision/v2" in hub.asked
+    assert {asked for asked in hub.asked if asked.startswith("by ")} == {"by Bearer hf_mine"}
+
+
+def test_a_folder_has_no_revision(tiny_teacher: Path) -> None:
+    with pytest.raises(BadInput, match=r"--revision is v2, and --teacher .* is a folder here; .* Leave it out\."):
+        open_model(str(tiny_teacher), revision="v2")
+    assert open_model(str(tiny_teacher)).revision is None

@@ -1,0 +1,183 @@
+"""A damaged checkpoint is a fault of what was given: one message names the file and says what to do."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import stillroom
+from compress.engine.lineage import read_lineage
+from compress.models.pretrained import open_model, open_tokenizer
+from latency.candidates.candidate import Candidate
+from latency.candidates.torch_candidate import load_torch
+from serve.errors import BadInput
+
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path) -> Path:
+    """A checkpoint with a head for the task's intents, of random weights."""
+    from transformers import AutoModelForSequenceClassification
+
+    folder = shutil.copytree(tiny_teacher, tmp_path_factory.mktemp("whole") / "classifier")
+    labels = dict(enumerate(["praise", "refund", "status"]))
+    AutoModelForSequenceClassification.from_pretrained(
+        folder, id2label=labels, label2id={v: k for k, v in labels.items()}
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def checkpoint(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return shutil.copytree(whole, tmp_path / "classifier")
+
+
+def cut(file: Path, kept: int) -> None:
+    file.write_bytes(file.read_bytes()[:kept])
+
+
+def weights(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "weights cut in the middle": (
+        lambda f: cut(f / "model.safetensors", 20_000),
+        r"its model\.safetensors is damaged \(SafetensorError: .*\)",
+    ),
+    "weights cut in the header": (
+        lambda f: cut(f / "model.safetensors", 4),
+        r"its model\.safetensors is damaged \(SafetensorError: .*\)",
+    ),
+    "a tensor of the encoder is missing": (
+        lambda f: weights(f, lambda w: w.pop(QUERY)),
+        rf"its weights lack {QUERY}, of which its config\.json speaks",
+    ),
+    "the head is missing": (
+        lambda f: weights(f, lambda w: [w.pop("classifier.weight"), w.pop("classifier.bias")]),
+        r"its weights lack classifier\.bias and 1 more, of which its config\.json speaks",
+    ),
+    "a tensor of another shape": (
+        lambda f: weights(f, lambda w: w.update({QUERY: torch.zeros(16, 16)})),
+        rf"its weights hold {QUERY} as \(16, 16\) and not \(32, 32\), as its config\.json says",
+    ),
+    "a configuration of another size": (
+        lambda f: config(f, hidden_size=16),
+        r"its weights hold .* and \d+ more, as its config\.json says",
+    ),
+    "a configuration cut": (
+        lambda f: cut(f / "config.json", 100),
+        r"its config\.json cannot be read \(JSONDecodeError",
+    ),
+    "a configuration that is a list": (
+        lambda f: (f / "config.json").write_text("[]", encoding="utf-8"),
+        r"its config\.json cannot be read",
+    ),
+    "a word where a number is needed": (
+        lambda f: config(f, num_hidden_layers="four"),
+        r"its config\.json cannot be read \(.*num_hidden_layers",
+    ),
+    "a family that is no name": (lambda f: config(f, model_type=["bert"]), r"is a \"\['bert'\]\" model"),
+    "heads that do not divide the width": (
+        lambda f: config(f, hidden_size=30),
+        r"no model can be made as its config\.json says \(ValueError: The hidden size \(30\)",
+    ),
+    "an activation that nobody knows": (
+        lambda f: config(f, hidden_act="magic"),
+        r"no model can be made as its config\.json says \(KeyError: 'magic'\)",
+    ),
+    "labels with a gap": (
+        lambda f: config(f, id2label={"0": "praise", "2": "refund"}),
+        r"its config\.json cannot be read \(KeyError: 1\)",
+    ),
+    "labels as a list": (lambda f: config(f, id2label=["praise", "refund"]), r"its config\.json cannot be read"),
+    "an index without its files": (
+        lambda f: [
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text(
+                json.dumps({"weight_map": {QUERY: "model-00001-of-00002.safetensors"}}), encoding="utf-8"
+            ),
+        ],
+        r"lacks model-00001-of-00002\.safetensors, which its model\.safetensors\.index\.json names",
+    ),
+    "an index cut": (
+        lambda f: [
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text("{", encoding="utf-8"),
+        ],
+        r"its model\.safetensors\.index\.json cannot be read \(JSONDecodeError",
+    ),
+    "no tokenizer": (
+        lambda f: [(f / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
+        r"has no tokenizer \(none of tokenizer\.json, vocab\.txt",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_of_a_checkpoint_is_named_when_it_is_opened(damage: str, checkpoint: Path) -> None:
+    harm, message = DAMAGE[damage]
+    open_model(str(checkpoint))
+    harm(checkpoint)
+    with pytest.raises(BadInput, match=message) as refused:
+        open_model(str(checkpoint))
+    assert str(refused.value).startswith(f"--teacher {checkpoint}")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_broken_tokenizer_file_is_named(checkpoint: Path) -> None:
+    cut(checkpoint / "tokenizer.json", 50)
+    with pytest.raises(BadInput, match=r"its tokenizer cannot be opened from tokenizer\.json.* \(.*\)"):
+        open_tokenizer(open_model(str(checkpoint)))
+
+
+def test_a_broken_lineage_is_named(checkpoint: Path) -> None:
+    for broken in ("{", "[]"):
+        (checkpoint / "lineage.json").write_text(broken, encoding="utf-8")
+        with pytest.raises(BadInput, match=r"lineage\.json cannot be read .* Remove it, or copy the folder again"):
+            read_lineage(checkpoint)
+
+
+def test_every_verb_that_opens_a_checkpoint_names_the_damaged_file_and_writes_nothing(
+    checkpoint: Path, task_data: Path, tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("please refund the lamp\n", encoding="utf-8")
+    cut(checkpoint / "model.safetensors", 20_000)
+    before = sorted(tmp_path.rglob("*"))
+    named, out, data = str(checkpoint), tmp_path / "out", str(task_data)
+    calls: dict[str, Callable[[], object]] = {
+        "evaluate": lambda: stillroom.evaluate(named, task_data / "test.jsonl"),
+        "finetune": lambda: stillroom.finetune(named, "text-classification", data, out),
+        "distill": lambda: stillroom.distill(named, [corpus], out),
+        "export": lambda: stillroom.export(named, out, data),
+        "run": lambda: stillroom.run(teacher=named, task="text-classification", data=data, out=out),
+    }
+    for verb, call in calls.items():
+        with pytest.raises(BadInput, match=r"its model\.safetensors is damaged"):
+            call()
+        assert sorted(tmp_path.rglob("*")) == before, verb
+    with pytest.raises(BadInput, match=r"candidate 'mine': .*classifier cannot be opened \(SafetensorError"):
+        load_torch(Candidate("mine", "torch", "fp32", checkpoint, 1))
+
+
+def test_a_checkpoint_is_evaluated_by_the_tokenizer_that_training_reads(
+    whole: Path, checkpoint: Path, task_data: Path
+) -> None:
+    (checkpoint / "tokenizer.json").unlink()  # its vocabulary is there
+    by_file, by_vocabulary = (stillroom.evaluate(str(f), task_data / "test.jsonl") for f in (whole, checkpoint))
+    assert by_vocabulary | {"model": ""} == by_file | {"model": ""}
