@@ -21,7 +21,7 @@ StillroomError
 A message says what was given, what was needed and what to do. It reaches the caller, so it never holds a secret.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 Fault = Literal["ours", "caller", "passing"]
 
@@ -116,11 +116,15 @@ class BundleError(BadInput):
 
 
 class GateMissed(StillroomError):
-    """A stated bar was not reached; the report is written, the bundle is not."""
+    """A stated bar was not reached; the report is written, the bundle is not. `document` is what `--json` prints of it."""
 
     code = "gate_missed"
     exit_code = 3
     fault = "caller"
+
+    def __init__(self, message: str, *, document: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.document = document
 
 
 class Unavailable(StillroomError):

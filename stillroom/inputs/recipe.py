@@ -29,6 +29,9 @@ class Recipe(TaskSettings):
     )
     max_minutes: float = 0.0  # fit the training to this many minutes; 0 is no limit
     latency_seconds: float = 60.0  # for timing teacher and student, in all
+    license: str = ""  # of the model, which its teacher's decides: a short name that the Hub knows, such as apache-2.0
+    data_license: str = ""  # of the data that it learns from
+    language: str = ""  # of the texts: a code that the Hub knows, such as en
 
     def faults(self) -> list[str]:
         """What is out of its range, a line each."""

@@ -324,7 +324,7 @@ def test_finetune_refuses_before_it_writes(
 
 
 def test_export_makes_a_bundle_of_any_classifier(classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    made = face.export(classifier, tmp_path / "bundle", str(task_data), gate=0.0)
+    made = Path(face.export(classifier, tmp_path / "bundle", str(task_data), gate=0.0)["bundle"])
     assert set(face.Pipeline(made)("thank you")["labels"][0]) == {"label", "score"}
     with pytest.raises(BadInput, match="is a bundle already; nothing in it was touched"):
         face.export(classifier, made, str(task_data), gate=0.0)
