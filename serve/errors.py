@@ -116,16 +116,13 @@ class BundleError(BadInput):
 
 
 class GateMissed(StillroomError):
-    """A stated bar was not reached; the report is written, the bundle is not.
-
-    `document` says so in JSON types: the gates with their values, and the report.
-    """
+    """A stated bar was not reached; the report is written, the bundle is not. `document` is what `--json` prints of it."""
 
     code = "gate_missed"
     exit_code = 3
     fault = "caller"
 
-    def __init__(self, message: str, document: dict[str, Any] | None = None) -> None:
+    def __init__(self, message: str, *, document: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.document = document
 

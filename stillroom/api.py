@@ -56,16 +56,16 @@ def finetune(model: str, task: str, data: str, out: Path | str, **settings: Any)
     return fine_tune(make(FineTuning, settings | {"model": model, "task": task, "data": data, "out": out}), show)
 
 
-def export(checkpoint: Path | str, out: Path | str, data: Path | str, **settings: Any) -> Path:
+def export(checkpoint: Path | str, out: Path | str, data: Path | str = "", **settings: Any) -> dict[str, Any]:
     """Export a checkpoint with a head to a bundle, every graph of it checked against torch and on the task metric.
 
-    `data` is a folder of splits: int8 is calibrated on train, chosen and gated on validation, and reported on test.
-    Settings are the fields of `stillroom.settings.export.Exporting`: precision, gate, int8, runtime, and so on. The report goes
-    beside the bundle. Returns `out`.
+    `data` is a folder of splits: int8 is calibrated on train, chosen and gated on validation, and reported on test. Without it
+    nothing is scored, and int8 needs `texts`. Settings are the fields of `stillroom.settings.export.Exporting`: variants, gate,
+    int8, runtime, and so on. The report is in the bundle. Returns the document that `stillroom export --json` prints.
 
     Raises:
         BadInput: the checkpoint or the data cannot be used.
-        GateMissed: a graph does not answer as it must, or keeps less than `gate` of fp32's metric.
+        GateMissed: a graph does not answer as it must, or keeps less than `gate` of fp32's metric. The report is beside `out`.
     """
     from stillroom.commands.export import export_checkpoint
     from stillroom.settings.export import Exporting

@@ -36,15 +36,20 @@ class Encoded:
         return len(self.ids)
 
     def __getitem__(self, part: slice) -> "Encoded":
+        return self.take(range(len(self))[part])
+
+    def take(self, chosen: Sequence[int]) -> "Encoded":
+        """The texts at the places `chosen`, in that order."""
+        encodings = [self.encodings[i] for i in chosen]
         return Encoded(
             self.task,
             self.labels,
-            self.texts[part],
-            self.encodings[part],
-            self.ids[part],
-            self.rows[part],
-            self.targets[part],
-            sum(bool(e.overflowing) for e in self.encodings[part]),
+            [self.texts[i] for i in chosen],
+            encodings,
+            [self.ids[i] for i in chosen],
+            [self.rows[i] for i in chosen],
+            [self.targets[i] for i in chosen],
+            sum(bool(encoding.overflowing) for encoding in encodings),
             self.pad_id,
             self.multi_label,
         )

@@ -129,11 +129,6 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     _check_start(s, shapes, opened.config)
     choices = {name: getattr(s, name) for name in USED_BY}
     stages = chain_of(s.method, shapes, opened.config, **choices)
-    if any(stage.text != "corpus" for several in stages for stage in several):
-        raise BadInput(
-            f"--method {s.method} needs a task: labels, and a teacher that was fine-tuned on it. "
-            "Here a student learns from plain text alone; take one of the methods that do (see `stillroom distill --help`)."
-        )
     if s.schedule and len(stages[-1]) > 1:
         raise BadInput(
             f"--schedule is of one stage, and --method {s.method} has {len(stages[-1])} with rates of their own. Leave it out and give "

@@ -1,330 +1,210 @@
-"""From a checkpoint to the graphs of a bundle, each proven: fp32, fp16 and int8, in every runtime that is installed."""
+"""The one builder of bundles: what a checkpoint's graphs came to, said alike in gates, report, card, manifest and JSON.
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+`make_variants` makes the graphs, `scores_on_test` reads test, and `Judgement` has the rest. Pages and timings are the
+caller's: it hands over the files that the bundle holds beside graphs and card.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from compress.data.encoded import Encoded
-from compress.data.examples import Example
-from export.graph.exporter import GraphInfo, export_graph, write_model
-from export.graph.fusions import Fusion, fused, joined, missing, operators_of, session_operators
-from export.precision.calibration import with_long_texts
-from export.precision.fp16 import write_fp16
-from export.precision.int8 import Quantised, Scheme, quantise_dynamic, quantise_weight_only
-from export.precision.int8_search import Evaluator, Prepared, Progress, Search, Verdict, find_int8
-from export.validation.parity import Parity, Precision, Text, graph_parity, variant_parity
-from export.validation.temperature import KEPT_RIGHT, Confidence, choose_confidence
-from serve.bundle.manifest import ONNX_NAMES
-from serve.bundle.runtimes import INSTALL_OPENVINO, Runtime, has_openvino
-from serve.errors import BadInput, GateMissed, StillroomError
+import numpy as np
 
-if TYPE_CHECKING:
-    from onnx import ModelProto
-    from tokenizers import Encoding
+from export.packing.model_card import HUB_METRICS, CardFacts, Figure, model_card
+from export.packing.variants import Gate, Split, Variants, run_name
+from export.packing.writer import pack
+from export.precision.int8_search import Evaluator, Verdict, with_intervals
+from export.validation.parity import Precision
+from export.validation.temperature import Confidence, Reliability, as_metrics, in_words
+from serve.errors import GateMissed
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
-SCHEMES: tuple[Scheme, ...] = ("static", "weight-only", "dynamic")
+Scores = dict[str, dict[str, float]]
+"""Value, low and high of each model's metric."""
 
-CALIBRATION_TEXTS = 256
-PARITY_TEXTS = 200
+UNSCORED = "No scores were measured: the export was given no labelled texts."
 
 
 @dataclass(frozen=True)
-class VariantSettings:
-    """What to make of a checkpoint, and what it must keep."""
+class OnTest:
+    """What the graphs reach on the test split, which is read once, after the gates."""
 
-    precisions: tuple[Precision, ...] = ("fp32", "int8")
-    int8: Scheme = "static"
-    fuse: tuple[Fusion, ...] = ()
-    """Kernels to join in the float graphs, for GPUs."""
-    gate: float = 0.99
-    """Least share of the fp32 metric that every other precision keeps on validation."""
-    runtime: Runtime = "onnxruntime"
-    """What the manifest pins for int8."""
-    keep_right: float = KEPT_RIGHT
-    """Share of validation's rightly answered texts that the threshold for abstaining leaves answered; 0 sets none."""
-
-    def __post_init__(self) -> None:
-        if unknown := sorted(set(self.precisions) - set(PRECISIONS)):
-            raise BadInput(f"--precision {', '.join(unknown)} is unknown; the precisions are {', '.join(PRECISIONS)}.")
-        if not self.precisions:
-            raise BadInput("--precision names nothing; give some of fp32, fp16, int8.")
-        if self.int8 not in SCHEMES:
-            raise BadInput(f"--int8 {self.int8} is unknown; the schemes are {', '.join(SCHEMES)}.")
-        if not 0 <= self.gate <= 1:
-            raise BadInput(f"--gate is {self.gate:g}; a share between 0 and 1 is needed.")
-        if not 0 <= self.keep_right <= 1:
-            raise BadInput(f"--keep-right is {self.keep_right:g}; a share between 0 and 1 is needed.")
-        if self.runtime not in ("onnxruntime", "openvino"):
-            raise BadInput(f"--runtime {self.runtime} is unknown; the runtimes are onnxruntime, openvino.")
-        if self.runtime == "openvino" and not has_openvino():
-            raise BadInput(f"--runtime openvino: OpenVINO is not installed; {INSTALL_OPENVINO}.")
-        if self.runtime == "openvino" and self.int8 == "weight-only":
-            raise BadInput("--int8 weight-only is read by onnxruntime alone; leave --runtime openvino out.")
-
-    def runs_in(self, variant: Precision) -> Runtime:
-        """What the manifest pins for `variant`."""
-        return self.runtime if variant == "int8" else "onnxruntime"
+    scores: dict[str, Verdict]
+    """By the names of `Variants.parity`."""
+    reliability: dict[Precision, Reliability]
+    """How far their probabilities hold, in the runtime that the manifest pins."""
 
 
-@dataclass
-class Variants:
-    """The graphs of a checkpoint under one folder, by precision, and all that was found out about them."""
+def scores_on_test(variants: Variants, test: Split, threads: int) -> tuple[OnTest, dict[str, list[np.ndarray]]]:
+    """What every variant reaches in every runtime, and what each says of the texts: the logits of each one's rows."""
+    evaluator = Evaluator(test.examples, test.encoded, variants.file("fp32"), variants.max_length, threads)
+    found, said = OnTest({}, {}), {}
+    for name, variant, runtime in variants.runs:
+        file = variants.file(variant)
+        said[name], found.scores[name] = evaluator.judge(file, runtime)
+        if runtime == variants.wanted.runs_in(variant):
+            strange = evaluator.logits(file, runtime, test.outside) if test.outside else []
+            found.reliability[variant] = variants.confidence[variant].on(test.encoded, said[name], strange)
+    return found, said
 
-    folder: Path
-    wanted: VariantSettings
-    graph: GraphInfo
-    max_length: int
-    """Longest text in tokens."""
-    schemes: dict[str, str] = field(default_factory=dict)
-    int8: Quantised | None = None
-    fp16_kept: tuple[str, ...] = ()
-    fusions: dict[Precision, dict[str, int]] = field(default_factory=dict)
-    """Kernels in onnxruntime's session as loaded."""
-    parity: dict[str, Parity] = field(default_factory=dict)
-    """By precision in onnxruntime, and by `precision openvino`."""
-    validation: dict[str, Verdict] = field(default_factory=dict)
-    """By the same names."""
-    confidence: dict[Precision, Confidence] = field(default_factory=dict)
-    """By precision, of the runtime that the manifest pins."""
-    search: Search | None = None
-    faults: list[str] = field(default_factory=list)
-    """Why these graphs may not ship, in words; the metric apart, for which see `missed`."""
-    notes: list[str] = field(default_factory=list)
-    """What was left out, and why."""
+
+@dataclass(frozen=True)
+class Judgement:
+    """All that is known of a model when its graphs are made, and what is said of it."""
+
+    facts: CardFacts
+    """What the model is; scores, limits and confidence are added here."""
+    metric: str
+    variants: Variants
+    test: OnTest | None = None
+    """None while test was not read."""
+    others: Mapping[str, Scores] = field(default_factory=dict)
+    """By split: the scores of models that are not in the bundle, such as the teacher. They come first in every table."""
+    other_sizes: Mapping[str, int] = field(default_factory=dict)
+    """In bytes, by the same names."""
+    other_gates: Sequence[Gate] = ()
+    claims: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     @property
-    def made(self) -> tuple[Precision, ...]:
-        """The precisions that were made, fp32 always among them."""
-        return tuple(precision for precision in PRECISIONS if precision in self.schemes)
-
-    def file(self, variant: Precision) -> Path:
-        """The graph of `variant`."""
-        return self.folder / ONNX_NAMES[variant]
-
-    @property
-    def needs(self) -> dict[str, tuple[str, ...]]:
-        """What processors the variants ask for."""
-        return {"int8": self.int8.cpu} if self.int8 and self.int8.cpu else {}
+    def scores(self) -> dict[str, Scores]:
+        """By split and model; nothing when there were no labels."""
+        if not self.variants.labelled:
+            return {}
+        verdicts = {"validation": self.variants.validation} | ({"test": self.test.scores} if self.test else {})
+        return {split: {**self.others.get(split, {}), **with_intervals(found)} for split, found in verdicts.items()}
 
     @property
-    def runs(self) -> list[tuple[str, Precision, Runtime]]:
-        """Name, precision and runtime of everything that was compared."""
-        return [(name, found.precision, found.runtime) for name, found in self.parity.items()]
+    def gates(self) -> list[Gate]:
+        """Every bar that decides whether a bundle is written."""
+        return [*self.variants.gates, *self.other_gates]
 
     @property
     def missed(self) -> list[str]:
-        """The gates that what would be served misses, in words."""
-        return [
-            f"{name} keeps {verdict.share:.4f} of fp32's metric on validation, needed {self.wanted.gate:g}"
-            for name, precision, runtime in self.runs
-            if precision != "fp32"
-            and runtime == self.wanted.runs_in(precision)
-            and (verdict := self.validation[name]).share < self.wanted.gate
-        ]
+        """Why no bundle may be written, in words."""
+        gates = [f"{g['name']} is {g['value']:.4f}, needed {g['needed']:g}" for g in self.gates if not g["passed"]]
+        return [*self.variants.faults, *gates]
 
     @property
-    def limits(self) -> list[str]:
-        """Sentences for a card: what the int8 graph asks for, and what was left in float32."""
-        said = []
-        if self.int8 and self.int8.scheme == "dynamic":
-            said.append("The int8 graph is dynamically quantised: its answer to a text depends on the batch.")
-        if needs := self.needs.get("int8"):
-            said.append(
-                f"The int8 graph's 8-bit weights need a processor with one of {', '.join(needs)}; elsewhere its sums would "
-                "saturate, and stillroom answers from fp32 where the bundle has it."
-            )
-        if self.int8 and self.int8.kept:
-            said.append(f"For accuracy these products are left in float32: {', '.join(self.int8.kept)}.")
-        if self.fp16_kept:
-            said.append(f"In the fp16 graph these values are left in float32: {', '.join(self.fp16_kept)}.")
-        return said
+    def confidence(self) -> dict[Precision, Confidence]:
+        """Temperature and threshold of what the bundle holds."""
+        found = self.variants.confidence
+        return {variant: found[variant] for variant in self.packed if variant in found}
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types: what the manifest and the report say of the graphs."""
-        document: dict[str, Any] = {
-            "inputs": list(self.graph.inputs),
-            "schemes": dict(self.schemes),
-            "needs": {variant: list(features) for variant, features in self.needs.items()},
-            "runtimes": {variant: self.wanted.runs_in(variant) for variant in self.made},
-            "int8": asdict(self.int8) if self.int8 else None,
-            "fp16_kept": list(self.fp16_kept),
-            "fusions": dict(self.fusions),
-            "parity": {name: found.as_dict() for name, found in self.parity.items()},
-            "validation": {name: asdict(found) for name, found in self.validation.items()},
-            "confidence": {precision: asdict(found) for precision, found in self.confidence.items()},
-            "search": self.search.as_dict() if self.search else None,
-            "faults": list(self.faults),
-            "limits": self.limits,
-            "notes": list(self.notes),
+    @property
+    def packed(self) -> list[Precision]:
+        """What the bundle holds: fp32 is made always, and packed where it was asked for."""
+        return [variant for variant in self.variants.made if variant in self.variants.wanted.variants]
+
+    def report(self) -> dict[str, Any]:
+        """The report's document. It holds no text of the data."""
+        scores, variants = self.scores, self.variants
+        split = "test" if self.test else "validation"
+        verdicts = self.test.scores if self.test else variants.validation
+        sizes = self._sizes()
+        unscored = [] if variants.labelled else [UNSCORED]
+        return {
+            "title": self.facts.name,
+            "task": self.facts.task,
+            "metric_name": f"{self.metric}, {split}",
+            "summary": [
+                {
+                    "name": name,
+                    "metric": row["value"],
+                    "low": row["low"],
+                    "high": row["high"],
+                    "size_bytes": sizes[name],
+                }
+                for name, row in scores.get(split, {}).items()
+            ],
+            "claims": [*unscored, *self.claims, *self._confidence_lines()],
+            "gates": self.gates,
+            "warnings": [*self.warnings, *self.missed, *variants.limits, *variants.notes],
+            "agreement": {name: asdict(verdict) for name, verdict in verdicts.items()},
+            "search": asdict(variants.search) if variants.search else None,
+            "fusions": variants.fusions,
+            "parity": {name: asdict(found) for name, found in variants.parity.items()},
+            "confidence": self._confidence_metrics(),
         }
-        plain: dict[str, Any] = json.loads(json.dumps(document))  # tuples become lists, as they will on disk
-        return plain
 
+    def document(self, bundle: Path | None, report: Path) -> dict[str, Any]:
+        """What `--json` prints: of a bundle, or of none where a gate was missed."""
+        said = self.report()
+        return {
+            "bundle": str(bundle) if bundle else None,
+            "report": str(report),
+            "metric": self.metric,
+            "gates": said["gates"],
+            "scores": self.scores,
+            "variants": {
+                variant: {
+                    "size_bytes": self.variants.file(variant).stat().st_size,
+                    "scheme": self.variants.schemes[variant],
+                    "runtime": self.variants.wanted.runs_in(variant),
+                    "share": self.variants.validation[run_name(variant, self.variants.wanted.runs_in(variant))].share,
+                }
+                for variant in self.packed
+            },
+            "claims": said["claims"],
+            "warnings": said["warnings"],
+        }
 
-def make_variants(
-    folder: Path,
-    checkpoint: Path,
-    wanted: VariantSettings,
-    calibration: "Sequence[Encoding]",
-    examples: Sequence[Example],
-    encoded: Encoded,
-    max_length: int,
-    *,
-    outside: Encoded | None = None,
-    threads: int | None = None,
-    progress: Progress = lambda _: None,
-) -> Variants:
-    """Write the graphs of `checkpoint` that are `wanted` under `folder`, and find out what they are worth.
+    def refusal(self, report: Path, advice: str = "") -> GateMissed:
+        """The error that ends a command whose bundle may not be written; its report is the file `report`."""
+        message = f"No bundle was written: {'; '.join(self.missed)}. The report is {report}.{advice}"
+        return GateMissed(message, document=self.document(None, report))
 
-    `calibration` are texts of the training split, of which a few hundred are used; `examples` and `encoded` are the
-    validation split, and `outside` its texts that are out of scope, if it has such. fp32 is always made: it is what the
-    others are held against. What forbids to ship is collected in `faults`, and a fp16 graph that does not run is not among
-    what was made. BadInput when the checkpoint cannot be exported, a fusion finds nothing to join, or fp32 has no metric of
-    which the others could keep a share.
-    """
-    import onnx
-
-    plain = folder / "plain.onnx"
-    found = Variants(folder, wanted, export_graph(checkpoint, plain, max_length), max_length)
-    model = onnx.load(plain)
-    graph, promised = joined(model, wanted.fuse, heads_of(checkpoint)) if wanted.fuse else (model, {})
-    write_model(graph, found.file("fp32"))
-    found.schemes["fp32"] = "fp32"
-    promised |= {
-        "gelu": found.graph.operators.get("Gelu", 0),
-        "layer-norm": found.graph.operators.get("LayerNormalization", 0),
-    }
-    step = max(1, len(calibration) // CALIBRATION_TEXTS)
-    chosen = with_long_texts(calibration[::step][:CALIBRATION_TEXTS], max_length)
-    evaluator = Evaluator(examples, encoded, plain, max_length, threads)
-    refuse_nothing_to_keep(evaluator, wanted)
-    if "fp16" in wanted.precisions:
-        progress("fp16: converting, loading, running")
-        try:
-            found.fp16_kept = write_fp16(model, found.file("fp16"), chosen, joined=graph, threads=threads)
-            found.schemes["fp16"] = "fp16"
-        except GateMissed as missed:
-            found.faults.append(missed.message)
-    if "int8" in wanted.precisions:
-        progress(f"int8, {wanted.int8}")
-        found.int8 = _int8(found, model, plain, chosen, evaluator, threads, progress)
-        found.schemes["int8"] = found.int8.scheme
-    for variant in found.made:
-        due = dict(promised) if variant != "int8" else _due_in_int8(found, promised)
-        # Processors have no float16 kernels: a session here would show what it does instead. What is in the file counts.
-        file = found.file(variant)
-        counted = operators_of(onnx.load(file)) if variant == "fp16" else session_operators(file)
-        found.fusions[variant] = fused(counted)
-        found.faults += [f"{variant}: {fault}" for fault in missing(found.fusions[variant], due)]
-    progress("parity and metric of every variant in every runtime")
-    texts = [example.text_or_pair for example in examples[:PARITY_TEXTS]]
-    _compare(found, checkpoint, plain, texts, evaluator, outside, threads)
-    plain.unlink()
-    return found
-
-
-def run_name(variant: Precision, runtime: Runtime) -> str:
-    """What `variant` in `runtime` is called in reports: onnxruntime goes without saying."""
-    return variant if runtime == "onnxruntime" else f"{variant} {runtime}"
-
-
-def heads_of(checkpoint: Path) -> int:
-    """How many attention heads the model in folder `checkpoint` has."""
-    from transformers import AutoConfig
-
-    return int(AutoConfig.from_pretrained(checkpoint, local_files_only=True).num_attention_heads)
-
-
-def refuse_nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> None:
-    """Nothing, when fp32 has a metric on validation or nothing is held against it. BadInput when what is has none to keep."""
-    gated = [precision for precision in wanted.precisions if precision != "fp32"]
-    if gated and wanted.gate and not evaluator.fp32.value:
-        raise BadInput(
-            f"The checkpoint scores 0 on validation in fp32: of {len(evaluator.gold)} texts it finds nothing that their labels say, so "
-            f"there is no metric of which {' and '.join(gated)} could keep {wanted.gate:g}. It was not trained for these labels, or too "
-            "little. Train it longer or give data of its own task; --precision fp32 or --gate 0 exports it as it is."
+    def pack(self, out: Path, checkpoint: Path, extra_files: Mapping[str, bytes]) -> Path:
+        """Write the bundle `out` in one step: the graphs, the folder `checkpoint`, card, manifest and `extra_files`."""
+        facts, variants = self.facts, self.variants
+        return pack(
+            out,
+            checkpoint=checkpoint,
+            onnx_files={variant: variants.file(variant) for variant in self.packed},
+            schemes=variants.schemes,
+            needs=variants.needs,
+            runtimes={variant: variants.wanted.runs_in(variant) for variant in self.packed},
+            temperatures={variant: chosen.temperature for variant, chosen in self.confidence.items()},
+            abstains_below={variant: chosen.abstain_below for variant, chosen in self.confidence.items()},
+            name=facts.name,
+            task=facts.task,
+            labels=facts.labels,
+            multi_label=facts.multi_label,
+            relations=facts.relations,
+            max_length=facts.max_length,
+            inputs=variants.graph.inputs,
+            default_variant=variants.served,
+            lineage=facts.lineage,
+            metrics={"metric": self.metric, **self.scores, "confidence": self._confidence_metrics()},
+            parity={name: asdict(found) for name, found in variants.parity.items()},
+            extra_files={"README.md": model_card(self._card()).encode(), **extra_files},
         )
 
+    def _card(self) -> CardFacts:
+        """Figures of everything in the bundle and of the models beside it: what is not there has none."""
+        scores, sizes = self.scores.get("test", {}), self._sizes()
+        runs = {name: variant for name, variant, _ in self.variants.runs}
+        served = self.variants.served
+        unscored = [] if self.variants.labelled else [UNSCORED]
+        return replace(
+            self.facts,
+            figures=[
+                Figure(name, HUB_METRICS[self.metric], row["value"], row["low"], row["high"], sizes[name])
+                for name, row in scores.items()
+                if runs.get(name, served) in self.packed
+            ],
+            shipped=run_name(served, self.variants.wanted.runs_in(served)),
+            report=True,
+            limits=[*unscored, *self.variants.limits],
+            confidence=self._confidence_lines(),
+        )
 
-def _int8(
-    found: Variants,
-    model: "ModelProto",
-    plain: Path,
-    calibration: "Sequence[Encoding]",
-    evaluator: Evaluator,
-    threads: int | None,
-    progress: Progress,
-) -> Quantised:
-    file, wanted = found.file("int8"), found.wanted
-    if wanted.int8 == "dynamic":
-        return quantise_dynamic(model, file)
-    if wanted.int8 == "weight-only":
-        return quantise_weight_only(model, file)
-    prepared = Prepared.of(plain, calibration, threads)
-    quantised, found.search = find_int8(prepared, evaluator, file, wanted.gate, progress, runtime=wanted.runtime)
-    return quantised
+    def _sizes(self) -> dict[str, int]:
+        files = {name: self.variants.file(variant) for name, variant, _ in self.variants.runs}
+        return {**self.other_sizes, **{name: file.stat().st_size for name, file in files.items()}}
 
+    def _confidence_metrics(self) -> dict[str, dict[str, Any]]:
+        return as_metrics(self.confidence, self.test.reliability if self.test else {})
 
-def _due_in_int8(found: Variants, promised: dict[str, int]) -> dict[str, int]:
-    """int8 is never joined (its operators are the standard ones), and its products must really run on integers."""
-    assert found.int8 is not None
-    kept = {name: count for name, count in promised.items() if name in ("gelu", "layer-norm")}
-    return kept | {"integer products": found.int8.products}
-
-
-def _compare(
-    found: Variants,
-    checkpoint: Path,
-    plain: Path,
-    texts: Sequence[Text],
-    evaluator: Evaluator,
-    outside: Encoded | None,
-    threads: int | None,
-) -> None:
-    max_length = found.max_length
-    for variant in found.made:
-        runtimes: list[Runtime] = ["onnxruntime"]
-        # MatMulNBits with 8 bits is an operator of onnxruntime's own.
-        if has_openvino() and not (variant == "int8" and found.wanted.int8 == "weight-only"):
-            runtimes.append("openvino")
-        for runtime in runtimes:
-            name = run_name(variant, runtime)
-            file, pinned = found.file(variant), runtime == found.wanted.runs_in(variant)
-            how: dict[str, Any] = {"runtime": runtime, "threads": threads}
-            try:
-                parity = (
-                    graph_parity(checkpoint, file, texts, max_length, **how)
-                    if variant == "fp32"
-                    else variant_parity(variant, checkpoint, plain, file, texts, max_length, **how)
-                )
-                logits = evaluator.logits(file, runtime)
-                verdict = evaluator.verdict_on(logits)
-            except StillroomError as error:
-                if pinned:
-                    raise
-                # Nobody asked for this runtime: what it cannot run is told, and stops nothing.
-                found.notes.append(f"{name} was left out: {error.message}")
-                continue
-            found.parity[name], found.validation[name] = parity, verdict
-            if pinned:
-                found.faults += faults_of(name, parity, found.wanted)
-                strange = evaluator.logits(file, runtime, outside) if outside else []
-                found.confidence[variant] = choose_confidence(
-                    evaluator.encoded, logits, strange, found.wanted.keep_right
-                )
-                if not found.confidence[variant].fitted:
-                    found.notes.append(f"{name} keeps temperature 1: validation knows no better one")
-
-
-def faults_of(name: str, parity: Parity, wanted: VariantSettings) -> list[str]:
-    """What forbids to ship a graph, in words; nothing when it answers as its reference does, and alone as in company."""
-    if parity.passed or (parity.precision == "int8" and wanted.int8 == "dynamic"):
-        return []
-    if parity.precision == "fp32":
-        return ["the fp32 graph does not answer as torch does"]
-    if parity.precision == "fp16":
-        return [f"the fp16 graph moves {parity.beyond_tolerance} answers by more than its tolerance"]
-    return [f"{parity.company_differences} texts are answered otherwise in company than alone by {name}"]
+    def _confidence_lines(self) -> list[str]:
+        return in_words(self.confidence, self.test.reliability if self.test else {})

@@ -45,7 +45,7 @@ class CardFacts:
     """The model's, which is its teacher's where it has one: a short name that the Hub knows, such as `apache-2.0`."""
     data_license: str | None = None
     base_model: str | None = None
-    """The teacher's name on the Hub; a folder on somebody's disk is no name."""
+    """The name on the Hub of the teacher, or of what the checkpoint is; a folder on somebody's disk is no name."""
     dataset: str | None = None
     language: str | None = None
     tags: Sequence[str] = ()
@@ -65,8 +65,9 @@ class CardFacts:
     @property
     def distilled(self) -> bool:
         """Whether a teacher is known to have taught it."""
-        taught = "teacher" in self.lineage and self.lineage.get("method", self.lineage.get("stage")) not in UNTAUGHT
-        return self.base_model is not None or taught
+        if {"teacher", "checkpoint"} & set(self.lineage):
+            return "teacher" in self.lineage and self.lineage.get("method", self.lineage.get("stage")) not in UNTAUGHT
+        return self.base_model is not None
 
 
 def model_card(facts: CardFacts) -> str:
@@ -191,7 +192,11 @@ def _limits(facts: CardFacts) -> list[str]:
     licensed = "teacher" if facts.distilled else "model"
     return [
         *facts.limits,
-        "Its scores hold for text like the test split; on other text, measure before use.",
+        *(
+            ["Its scores hold for text like the test split; on other text, measure before use."]
+            if facts.figures
+            else []
+        ),
         *(["It learned from its teacher, mistakes and biases included."] if facts.distilled else []),
         f"Licence of the {licensed}: {facts.license or 'not stated'}; of the data: {facts.data_license or 'not stated'}.",
     ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compress.data.subset import subset
 from export.graph.exporter import write_model
 from export.graph.nodes import Wiring
 from export.precision.calibration import tensor_ranges
@@ -68,10 +69,10 @@ def write_fp16(
     }
     write_model(_halved(model, _float_values(plain), kept), out)
     try:
-        Session(out, threads).run(list(calibration[:8]))
+        Session(out, threads).run(subset(calibration, 8))
     except Exception as error:  # whatever fails here fails for a user
         out.unlink(missing_ok=True)
-        raise GateMissed(f"the fp16 graph does not run: {error}; leave fp16 out of --precision") from error
+        raise GateMissed(f"the fp16 graph does not run: {error}; leave fp16 out of --variants") from error
     return tuple(sorted(overflowing))
 
 

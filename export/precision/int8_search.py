@@ -11,13 +11,14 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from compress.data.batches import batches_by_length
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
+from compress.data.subset import subset
 from compress.evaluation.metrics import Prediction, Score, gold_of, score
 from compress.evaluation.predictions import predictions
 from export.graph.nodes import Wiring
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
     from tokenizers import Encoding
 
-# Validation texts that a product's own cost is measured on: a divergence needs fewer than a metric.
+# Validation texts, drawn from all, that a product's own cost is measured on: a divergence needs fewer than a metric.
 SWEEP_TEXTS = 256
 
 UNREPAIRED = "unrepaired.onnx"
@@ -102,8 +103,19 @@ class Search:
         return asdict(self)
 
 
+class Judged(NamedTuple):
+    """What one graph says of all texts, and the verdict on that."""
+
+    logits: list[np.ndarray]
+    verdict: Verdict
+
+
 class Evaluator:
-    """Labelled validation texts, and what float32 says of them."""
+    """Validation texts, and what float32 says of them.
+
+    Without labels (`labelled` False) float32's own answers are what others are held against, and a graph's share is that of
+    the rows to which it gives float32's label.
+    """
 
     def __init__(
         self,
@@ -112,18 +124,24 @@ class Evaluator:
         fp32: Path,
         max_length: int,
         threads: int | None = None,
+        *,
+        labelled: bool = True,
     ) -> None:
         self.encoded = encoded
         self.max_length = max_length
-        self.gold: list[Prediction] = [gold_of(example, encoded.task) for example in examples]
         self.threads = threads
-        self.expected = session_logits(Session(fp32, threads), encoded)
+        self.fp32_file = fp32
+        self.labelled = labelled
+        self.expected = self.logits(fp32)
         self.said = predictions(encoded, self.expected)
+        self.gold: list[Prediction] = [gold_of(e, encoded.task) for e in examples] if labelled else self.said
         self.fp32: Score = score(self.gold, self.said)
 
-    def verdict(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> Verdict:
-        """What `onnx_file` reaches on all texts."""
-        return self.verdict_on(self.logits(onnx_file, runtime))
+    def judge(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> Judged:
+        """What `onnx_file` says of all texts and reaches on them. float32 itself is not run again."""
+        known = onnx_file == self.fp32_file and runtime == "onnxruntime"
+        logits = self.expected if known else self.logits(onnx_file, runtime)
+        return Judged(logits, self._verdict_on(logits))
 
     def logits(
         self, onnx_file: Path, runtime: Runtime = "onnxruntime", encoded: Encoded | None = None
@@ -132,8 +150,7 @@ class Evaluator:
         session = Session(onnx_file, self.threads, runtime, self.max_length)
         return session_logits(session, self.encoded if encoded is None else encoded)
 
-    def verdict_on(self, actual: Sequence[np.ndarray]) -> Verdict:
-        """What a graph reaches that said `actual` of all texts."""
+    def _verdict_on(self, actual: Sequence[np.ndarray]) -> Verdict:
         said = predictions(self.encoded, actual)
         reached = score(self.gold, said)
         divergence, changed = self._distance(self.expected, actual)
@@ -141,7 +158,7 @@ class Evaluator:
             reached.value,
             reached.low,
             reached.high,
-            reached.value / max(self.fp32.value, 1e-12),
+            reached.value / max(self.fp32.value, 1e-12) if self.labelled else 1 - changed,
             divergence,
             changed * 10_000,
             sum(ours != theirs for ours, theirs in zip(said, self.said, strict=True)),
@@ -153,10 +170,11 @@ class Evaluator:
         )
 
     def cost(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> tuple[float, float]:
-        """The divergence, and the share of float32's metric, on the first `SWEEP_TEXTS` texts."""
-        part, expected = self.encoded[:SWEEP_TEXTS], self.expected[:SWEEP_TEXTS]
+        """The divergence, and the share of float32's metric, on `SWEEP_TEXTS` of the texts, always the same ones."""
+        chosen = subset(range(len(self.encoded)), SWEEP_TEXTS)
+        part = self.encoded.take(chosen)
+        expected, gold = [self.expected[i] for i in chosen], [self.gold[i] for i in chosen]
         actual = self.logits(onnx_file, runtime, part)
-        gold = self.gold[:SWEEP_TEXTS]
         ours, theirs = (score(gold, predictions(part, logits)).value for logits in (actual, expected))
         return self._distance(expected, actual)[0], ours / max(theirs, 1e-12)
 
@@ -228,6 +246,14 @@ class Prepared:
         return cls(easier, ranges, tuple(product.name for product in products))
 
 
+class Found(NamedTuple):
+    """The int8 file that was found, how, and what it says of validation."""
+
+    quantised: Quantised
+    search: Search
+    judged: Judged
+
+
 def find_int8(
     prepared: Prepared,
     evaluator: Evaluator,
@@ -237,48 +263,57 @@ def find_int8(
     *,
     runtime: Runtime = "onnxruntime",
     features: Collection[str] | None = None,
-) -> tuple[Quantised, Search]:
+) -> Found:
     """Write the int8 file `out`: the first of those in the module's text that keeps `gate` of float32's metric in `runtime`.
 
     When none does, `Search.held` is False and `out` is the last one tried. What was before a repair is left beside it as
     `unrepaired.onnx`. 8 bits are not tried on a processor that would compute them otherwise than those they are for;
-    `features` are those of this machine.
+    `features` are those of this machine. Each file runs over all texts once.
     """
     search = Search(needed=gate)
 
-    def attempt(bits: WeightBits, clipped: bool, kept: Sequence[str] = ()) -> tuple[Quantised, Verdict]:
-        made = quantise_static(prepared.model, out, prepared.ranges, weight_bits=bits, clipped=clipped, kept=kept)
-        return made, evaluator.verdict(out, runtime)
+    def quantised(bits: WeightBits, clipped: bool, kept: Sequence[str] = ()) -> Quantised:
+        return quantise_static(prepared.model, out, prepared.ranges, weight_bits=bits, clipped=clipped, kept=kept)
+
+    def attempt(bits: WeightBits, clipped: bool) -> tuple[Attempt, Judged]:
+        quantised(bits, clipped)
+        judged = evaluator.judge(out, runtime)
+        return Attempt(bits, clipped, judged.verdict), judged
+
+    def take(attempted: tuple[Attempt, Judged]) -> Found:
+        tried, judged = attempted
+        search.reached, search.weight_bits, search.clipped = tried.verdict, tried.weight_bits, tried.clipped
+        return Found(quantised(tried.weight_bits, tried.clipped), search, judged)
 
     every: tuple[WeightBits, ...] = (7,)
     if suits(NO_SATURATION, cpu_features() if features is None else features):
         every = (7, 8)
+    nearest: list[tuple[Attempt, Judged]] = []
     for bits in every:
-        both = [Attempt(bits, clipped, attempt(bits, clipped)[1]) for clipped in (False, True)]
-        search.tried += both
-        holding = [each for each in both if each.verdict.share >= gate]
-        chosen = min(holding or both, key=lambda each: each.verdict.divergence)
-        search.reached, search.weight_bits, search.clipped = chosen.verdict, bits, chosen.clipped
+        both = [attempt(bits, clipped) for clipped in (False, True)]
+        search.tried += [tried for tried, _ in both]
+        holding = [each for each in both if each[0].verdict.share >= gate]
+        nearest.append(min(holding or both, key=lambda each: each[0].verdict.divergence))
         if holding:
             search.held = True
-            return attempt(bits, chosen.clipped)[0], search
-    search.weight_bits = 7
-    search.clipped = min(search.tried[:2], key=lambda each: each.verdict.divergence).clipped
-    assert search.reached is not None
-    progress(f"int8 keeps {search.reached.share:.4f} of fp32, needed {gate:g}: looking for the products that cost it")
-    search.costs = _costs(prepared, evaluator, out, runtime, clipped=search.clipped, progress=progress)
-    kept: list[str] = []
-    quantised, search.reached = attempt(7, search.clipped)
+            return take(nearest[-1])
+    seven = nearest[0]
+    share = seven[0].verdict.share
+    progress(f"int8 keeps {share:.4f} of fp32, needed {gate:g}: looking for the products that cost it")
+    search.costs = _costs(prepared, evaluator, out, runtime, clipped=seven[0].clipped, progress=progress)
+    found = take(seven)
     shutil.copyfile(out, out.with_name(UNREPAIRED))
+    kept: list[str] = []
     for cost in search.costs[: int(len(prepared.products) * MOST_KEPT)]:
         kept.append(cost.product)
-        quantised, search.reached = attempt(7, search.clipped, kept)
+        found = Found(quantised(7, search.clipped, kept), search, evaluator.judge(out, runtime))
+        search.reached = found.judged.verdict
         search.repaired.append(Weighed(cost.product, search.reached.divergence, search.reached.share))
         progress(f"{cost.product} back to fp32: {search.reached.share:.4f} of fp32")
         if search.reached.share >= gate:
             search.held = True
             break
-    return quantised, search
+    return found
 
 
 def _costs(

@@ -96,6 +96,7 @@ def graph_parity(
     max_length: int,
     *,
     runtime: Runtime = "onnxruntime",
+    atol: float = TOLERANCES["fp32"][0],
     company_texts: int = 128,
     threads: int | None = None,
     seed: int = 0,
@@ -104,13 +105,14 @@ def graph_parity(
 
     The reference is every text alone in torch, without padding. The candidate gets the texts in batches of 1, 3 and 17,
     padded to the longest of each, in an order that mixes lengths; the texts given are joined by some of 1, 2, 3 ...
-    `max_length` tokens made from them. Passes when no position is beyond the tolerance and no first label changed, ties
-    excepted. Whether company changes bits is reported and does not decide: float32 sums may be ordered by shape. Give
-    `texts` of the kind that will be served; all of them are used. BadInput when there are none.
+    `max_length` tokens made from them. Passes when no position is beyond the tolerance, of which `atol` is the absolute part,
+    and no first label changed, ties excepted. Whether company changes bits is reported and does not decide: float32 sums may
+    be ordered by shape. Give `texts` of the kind that will be served; all of them are used. BadInput when there are none.
     """
     model, _ = load_classifier(checkpoint)
     return _compare(
         "fp32",
+        (atol, TOLERANCES["fp32"][1]),
         runtime,
         lambda batch: _torch_logits(model, batch),
         Session(onnx_file, threads, runtime, max_length).run,
@@ -142,6 +144,7 @@ def variant_parity(
     """
     return _compare(
         precision,
+        TOLERANCES[precision],
         runtime,
         Session(fp32_file, threads, max_length=max_length).run,
         Session(onnx_file, threads, runtime, max_length).run,
@@ -177,6 +180,7 @@ def _encode(text: Text, tokenizer: Tokenizer) -> Encoding:
 
 def _compare(
     precision: Precision,
+    tolerance: tuple[float, float],
     runtime: Runtime,
     reference: Runner,
     candidate: Runner,
@@ -196,7 +200,7 @@ def _compare(
             actual = candidate([encodings[index] for index in members])
             for row, index in enumerate(members):
                 difference, text_beyond, text_changed, text_ties = _compare_text(
-                    expected[index], actual[row], TOLERANCES[precision], multi_label=multi_label
+                    expected[index], actual[row], tolerance, multi_label=multi_label
                 )
                 beyond, changed, ties = beyond + text_beyond, changed + text_changed, ties + text_ties
                 differences.append(difference)
@@ -210,8 +214,8 @@ def _compare(
     return Parity(
         precision=precision,
         runtime=runtime,
-        absolute_tolerance=TOLERANCES[precision][0],
-        relative_tolerance=TOLERANCES[precision][1],
+        absolute_tolerance=tolerance[0],
+        relative_tolerance=tolerance[1],
         batches=BATCHES,
         texts=len(encodings),
         shortest_tokens=min(len(encoding) for encoding in encodings),

@@ -62,11 +62,6 @@ class Confidence:
     """False when validation knows no best temperature, and 1 was kept."""
     validation: Reliability
 
-    @classmethod
-    def read(cls, document: Mapping[str, Any]) -> "Confidence":
-        """From the plain JSON types that `dataclasses.asdict` makes of one."""
-        return cls(**{**document, "validation": Reliability(**document["validation"])})
-
     def on(self, encoded: Encoded, logits: Sequence[np.ndarray], outside: Sequence[np.ndarray] = ()) -> Reliability:
         """How it does on other texts than those it was chosen on; arguments as in `choose_confidence`."""
         return reliability(encoded, logits, self.temperature, self.abstain_below, outside)

@@ -9,10 +9,10 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,6 +34,9 @@ PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x0
 
 # What downloads from the Hub leave beside the files that were asked for; nothing reads it.
 HUB_FILES = (".gitattributes", ".cache/huggingface/")
+
+# What these files say of a bundle changes nothing about it.
+ABOUT_IT = frozenset({"README.md", "report.html", "report.json"})
 
 Task = Literal["token-classification", "text-classification"]
 
@@ -127,9 +130,14 @@ def canonical_json(obj: object) -> bytes:
     return text.encode("utf-8") + b"\n"
 
 
-def digest(manifest: dict[str, object]) -> str:
-    """The SHA-256 of a manifest without its own `digest` key: one name for all that the bundle is."""
-    return hashlib.sha256(canonical_json({key: manifest[key] for key in manifest if key != "digest"})).hexdigest()
+def digest(manifest: Mapping[str, Any]) -> str:
+    """The SHA-256 of a manifest without its own `digest` key, card and reports: one name for what the bundle is.
+
+    Reports hold timings, which differ each time: what is built from equal inputs has an equal digest all the same.
+    """
+    files = {name: manifest["files"][name] for name in manifest["files"] if name not in ABOUT_IT}
+    kept = {key: manifest[key] for key in manifest if key != "digest"} | {"files": files}
+    return hashlib.sha256(canonical_json(kept)).hexdigest()
 
 
 def open_bundle(path: Path | str) -> Bundle:

@@ -1,7 +1,6 @@
 """The verbs that make models: run, distill, finetune, compare, export."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -108,28 +107,21 @@ def export(checkpoint: Path, settings: Exporting) -> Document:
     Each file is checked against torch and gated on the task metric."""
     from stillroom.commands.export import export_checkpoint
 
-    out = export_checkpoint(str(checkpoint), Path(settings.out), settings)
-    return {"bundle": str(out), "report": str(out.with_name(f"{out.name}.report.json"))}
+    return export_checkpoint(str(checkpoint), Path(settings.out), settings)
 
 
 def show_export(document: Document) -> None:
-    """A row a variant and runtime."""
-    report = json.loads(Path(document["report"]).read_text(encoding="utf-8"))
-    agreement = report["agreement"]
-    rows = [
-        [
-            row["name"],
-            f"{row['metric']:.4f}",
-            f"{row['low']:.4f} .. {row['high']:.4f}",
-            f"{agreement[row['name']]['share']:.4f}",
-            f"{agreement[row['name']]['labels_changed_per_10k']:.1f}",
-            f"{row['size_bytes'] / 1e6:.1f}",
-        ]
-        for row in report["summary"]
-    ]
-    header = ["variant", "value", "95 % interval", "of fp32", "labels changed per 10k", "MB"]
-    table(report["metric_name"], header, rows)
-    for claim in report["claims"]:
+    """A row a variant, with its score on test where there is one."""
+    test = document["scores"].get("test") or {}
+    rows = []
+    for name, variant in document["variants"].items():
+        score = test.get(name if variant["runtime"] == "onnxruntime" else f"{name} {variant['runtime']}")
+        cells = [f"{score['value']:.4f}", f"{score['low']:.4f} .. {score['high']:.4f}"] if score else ["", ""]
+        share = "" if variant["share"] is None else f"{variant['share']:.4f}"
+        rows.append([name, variant["runtime"], variant["scheme"], *cells, share, f"{variant['size_bytes'] / 1e6:.1f}"])
+    header = ["variant", "runtime", "scheme", document["metric"], "95 % interval", "share of fp32", "MB"]
+    table("scores on test, shares on validation" if test else "nothing was scored", header, rows)
+    for claim in document["claims"]:
         result(claim)
     result(f"Bundle  {document['bundle']}\nReport  {document['report']}")
     say(f"Next    {ourselves()} serve {document['bundle']}")
@@ -192,6 +184,7 @@ VERBS = (
         ),
         shown=show_export,
         examples=(
+            "stillroom export my_checkpoint --out ner.bundle",
             "stillroom export my_checkpoint --data my-data --out ner.bundle",
             "stillroom export my_checkpoint --data my-data --out ner.bundle \\\n"
             "      --variants fp32,fp16,int8 --runtime openvino",

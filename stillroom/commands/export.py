@@ -1,62 +1,93 @@
 """`stillroom export`: a checkpoint with a head becomes a bundle, whoever trained it."""
 
-import math
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from compress.data.encoded import Encoded, encode
-from compress.data.examples import SPLITS, Example, Splits, Task, check_task, read_splits, read_texts
+from compress.data.encoded import encode
+from compress.data.examples import Example, Splits, Task, check_task, read_splits, read_texts
 from compress.data.out_of_scope import refuse_in_scope, set_apart
+from compress.data.subset import subset
 from compress.engine.data_checks import labels_for, warnings_of
 from compress.engine.lineage import LINEAGE, read_lineage
 from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import usable_length
 from compress.evaluation.metrics import metric_name
+from compress.input_errors import Faults
 from compress.models.pretrained import HEADS, Opened, open_model, save_tokenizer, with_markers
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
-from export.packing.builder import Variants, VariantSettings, make_variants, run_name
-from export.packing.model_card import HUB_METRICS, CardFacts, Figure, model_card
-from export.packing.scores_on_test import OnTest, scores_on_test
-from export.packing.writer import clear_leftovers, pack, refuse_foreign
-from export.precision.int8_search import UNREPAIRED, Verdict, with_intervals
-from export.validation.parity import Precision
-from export.validation.temperature import as_metrics, in_words
+from export.packing.builder import Judgement, scores_on_test
+from export.packing.model_card import CardFacts
+from export.packing.variants import Split, Variants, VariantSettings, make_variants
+from export.packing.writer import clear_leftovers, refuse_foreign
+from export.precision.int8_search import UNREPAIRED
 from latency.candidates.candidate import Candidate
+from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import ProfileDocument
 from latency.profile import Plan, time_grid
 from serve.bundle.cpu_quota import available_cores
-from serve.bundle.manifest import canonical_json
-from serve.errors import BadInput, GateMissed
+from serve.errors import BadInput
+from serve.text.entity_markers import knows_markers
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import bar, say
-from stillroom.report.run_page import Report, write_report
+from stillroom.inputs.sample_texts.messages import support_messages
+from stillroom.report.run_page import Report, report_files
 from stillroom.settings.export import Exporting
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 LENGTHS = (16, 64, 128)  # tokens: a short message, a sentence or two, a paragraph
 
+# Unlabelled texts that an export without data reads: one half calibrates, the other judges.
+TEXTS = 1_000
+
 
 def wanted_of(settings: Exporting) -> VariantSettings:
-    """What to make. BadInput where OpenVINO was asked for and is not installed."""
-    return VariantSettings(
-        settings.variants, settings.int8, settings.fuse, settings.gate, settings.runtime, settings.keep_right
+    """What to make. BadInput where OpenVINO was asked for and is not installed, or text that int8 needs was not given."""
+    variants = settings.variants or (("fp32", "int8") if settings.data else ("fp32",))
+    wanted = VariantSettings(
+        variants, settings.int8, settings.fuse, settings.gate, settings.runtime, settings.keep_right, settings.atol
     )
+    if "int8" in variants and not settings.data and not settings.texts:
+        raise BadInput(
+            "--variants int8 without --data: int8 is calibrated on text and judged by it, and none was given. Give --data, a "
+            "folder of labelled splits, or --texts, files of unlabelled text like what will be served."
+        )
+    return wanted
+
+
+def _check(settings: Exporting) -> None:
+    """Nothing, when the settings can be used together. BadInput names those that cannot, all at once."""
+    faults = Faults()
+    faults.check(lambda: wanted_of(settings))
+    if settings.data and settings.texts:
+        faults.messages.append(
+            "--texts is for an export without --data, whose texts calibrate and judge; leave one out."
+        )
+    if settings.out_of_scope and not settings.data:
+        faults.messages.append(f"--out-of-scope {settings.out_of_scope} names a label of the data; give --data too.")
+    faults.raise_if_any()
 
 
 @dataclass(frozen=True)
 class _Given:
     """What was asked for and opened, all of it checked."""
 
+    settings: Exporting
     wanted: VariantSettings
     opened: Opened
     task: Task
-    splits: Splits
+    splits: Splits | None
+    """None without data."""
     outside: Splits | None
     """Texts out of scope, which are in none of `splits`."""
     labels: tuple[str, ...]
+    texts: list[str]
+    """Without data: what parity is checked on, and int8 calibrated."""
     max_length: int
     """In tokens."""
     threads: int
@@ -65,60 +96,103 @@ class _Given:
     """What the vocabulary is trimmed to; none leaves it whole."""
 
     @property
-    def metric(self) -> str:
-        return metric_name(self.task, multi_label=self.splits.multi_label)
+    def multi_label(self) -> bool:
+        return self.splits.multi_label if self.splits else self.opened.multi_label
+
+    def validation(self) -> list[Example]:
+        """What the graphs are judged by: validation, or every other of the unlabelled texts."""
+        return self.splits.validation if self.splits else [Example(text) for text in self.texts[1::2]]
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """The checkpoint as the bundle will hold it, and the splits as its tokenizer reads them."""
+    """The checkpoint as the bundle will hold it, and the texts as its tokenizer reads them."""
 
     checkpoint: Path
     trimmed: Trimmed | None
-    encoded: dict[str, Encoded]
-    outside: dict[str, Encoded]
-    """Texts out of scope, where there are any."""
+    calibration: "list[Encoding]"
+    validation: Split
+    test: Split | None
+    """None without data."""
+    relations: bool
     warnings: list[str]
     """What a person should know of the data, as `stillroom run` tells it."""
 
 
-def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> Path:
+def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> dict[str, Any]:
     """See `stillroom.api.export`."""
+    machine = machine_facts()  # before any work, which would be the load that it sees
     out = Path(os.path.abspath(out))
     given = _checked(checkpoint, out, settings)
     with Workdir(out.with_name(f"{out.name}.export-work")).scratch() as folder:
         _refuse_taken(out)  # by an export that has ended since
         clear_leftovers(out)
-        for ending in ("html", "json"):  # of an earlier call: whatever this one ends in, they would tell of another
+        for ending in (
+            "html",
+            "json",
+        ):  # of an earlier call that missed a gate: whatever this one ends in, it is of another
             out.with_name(f"{out.name}.report.{ending}").unlink(missing_ok=True)
-        return _export(folder, out, given, settings.latency_seconds)
+        return _export(folder, out, given, machine)
 
 
 def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
     """The inputs, opened; nothing is written. BadInput for what cannot be exported."""
-    wanted = wanted_of(settings)
-    if not 0 <= settings.latency_seconds < math.inf:
-        raise BadInput(f"--latency-seconds is {settings.latency_seconds:g}; a number of 0 or more is needed.")
-    if settings.threads < 0:
-        raise BadInput(f"--threads is {settings.threads}; give 0 for all cores, or a number of them.")
-    _refuse_taken(out)
-    opened = open_model(checkpoint, role="CKPT", revision=settings.revision)
+    faults = Faults()
+    faults.check(lambda: _check(settings))
+    faults.check(lambda: _refuse_taken(out))
+    opened = faults.check(lambda: _opened(checkpoint, settings.revision))
+    kept_texts = faults.check(
+        lambda: [text for file in settings.keep_words_of for text in read_texts(file, pairs=True)]
+    )
+    texts = faults.check(lambda: _unlabelled(settings)) if not settings.data else []
+    faults.raise_if_any()
+    assert opened is not None
+    task = next(check_task(task) for task in HEADS if opened.head_for(check_task(task)))
+    splits = outside = None
+    labels = opened.head_for(task) or ()
+    length = usable_length(settings.max_length, opened)
+    if settings.data:
+        splits = read_splits(settings.data, task)
+        if settings.out_of_scope:
+            splits, outside = set_apart(splits, settings.out_of_scope)
+        labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
+        refuse_in_scope(settings.out_of_scope, labels, f"CKPT {checkpoint}")
+    return _Given(
+        settings,
+        wanted_of(settings),
+        opened,
+        task,
+        splits,
+        outside,
+        labels,
+        texts or [],
+        length,
+        settings.threads or available_cores(),
+        settings.name or out.name,
+        kept_texts or [],
+    )
+
+
+def _opened(checkpoint: str, revision: str) -> Opened:
+    opened = open_model(checkpoint, role="CKPT", revision=revision)
     if not (opened.folder / "model.safetensors").is_file():
         raise BadInput(f"CKPT {checkpoint} keeps its weights in several files; save it with all of them in one.")
-    tasks = [task for task in HEADS if opened.head_for(check_task(task))]
-    if not tasks:
+    if not any(opened.head_for(check_task(task)) for task in HEADS):
         raise BadInput(f"{checkpoint} has no head for {' or '.join(HEADS)}; fine-tune it for a task first.")
-    task = check_task(tasks[0])
-    length = usable_length(settings.max_length, opened)
-    splits, outside = read_splits(settings.data, task), None
-    if settings.out_of_scope:
-        splits, outside = set_apart(splits, settings.out_of_scope)
-    labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
-    refuse_in_scope(settings.out_of_scope, labels, f"CKPT {checkpoint}")
-    kept_texts = [text for file in settings.keep_words_of for text in read_texts(file, pairs=True)]
-    threads = settings.threads or available_cores()
-    name = settings.name or out.name
-    return _Given(wanted, opened, task, splits, outside, labels, length, threads, name, kept_texts)
+    return opened
+
+
+def _unlabelled(settings: Exporting) -> list[str]:
+    """The texts of an export without data: those given, or messages that this project generates."""
+    if not settings.texts:
+        return [message["text"] for message in support_messages("test", TEXTS // 2, 0, set())]
+    found = list(dict.fromkeys(text for file in settings.texts for text in read_texts(Path(file))))
+    if len(found) < 2:
+        raise BadInput(
+            f"--texts {', '.join(settings.texts)}: 1 text is there; two or more are needed, some to calibrate on and others to "
+            "judge by. A few hundred are well."
+        )
+    return subset(found, TEXTS)
 
 
 def _refuse_taken(out: Path) -> None:
@@ -129,112 +203,91 @@ def _refuse_taken(out: Path) -> None:
         )
 
 
-def _export(folder: Path, out: Path, given: _Given, latency_seconds: float) -> Path:
-    """The bundle `out`, and its report, put together in `folder`. GateMissed when the report is all that there is."""
+def _export(folder: Path, out: Path, given: _Given, machine: MachineFacts) -> dict[str, Any]:
+    """The bundle `out`, its report in it, put together in `folder`. GateMissed when the report is all that there is."""
     ready = _ready(folder / "checkpoint", given)
     for warning in ready.warnings:
         say(f"warning: {warning}")
-    say(f"export: {', '.join(given.wanted.precisions)}, checked against torch")
+    say(f"export: {', '.join(given.wanted.variants)}, checked against torch")
     variants = make_variants(
         folder,
         ready.checkpoint,
         given.wanted,
-        ready.encoded["train"].encodings,
-        given.splits.validation,
-        ready.encoded["validation"],
+        ready.calibration,
+        ready.validation,
         given.max_length,
-        outside=ready.outside.get("validation"),
         threads=given.threads,
         progress=lambda line: say(f"  {line}"),
     )
-    if wrong := [*variants.faults, *variants.missed]:
-        page = _write_report(folder, out, _report_of(given, ready, variants, OnTest({}, {}), None))
-        raise GateMissed(f"No bundle was written: {'; '.join(wrong)}. The report is {page}.")
-    outside = ready.outside.get("test")
-    test = scores_on_test(variants, given.splits.test, ready.encoded["test"], outside, given.threads)
-    latency = _time(variants, ready.checkpoint, given.splits.test, latency_seconds, given.threads, given.max_length)
-    _pack(out, given, ready, variants, test)
-    _write_report(folder, out, _report_of(given, ready, variants, test, latency))
-    return out
+    metric = metric_name(given.task, multi_label=given.multi_label)
+    judgement = Judgement(_facts(given, ready), metric, variants, warnings=ready.warnings)
+    if judgement.missed:
+        raise judgement.refusal(_write_beside(folder, out, _report_of(judgement, ready, machine, None)))
+    if ready.test:
+        judgement = replace(judgement, test=scores_on_test(variants, ready.test, given.threads)[0])
+    latency = _time(variants, ready, given, machine)
+    judgement = replace(judgement, claims=claims_of(latency))
+    judgement.pack(out, ready.checkpoint, report_files(_report_of(judgement, ready, machine, latency)))
+    return judgement.document(out, out / "report.html")
 
 
 def _ready(folder: Path, given: _Given) -> _Ready:
-    """A copy of the checkpoint in `folder`, trimmed if that was asked for, and the splits read with its tokenizer."""
+    """A copy of the checkpoint in `folder`, trimmed if that was asked for, and the texts read with its tokenizer."""
     save_tokenizer(given.opened, folder)
     for file in given.opened.folder.iterdir():
         if file.name in ("config.json", "model.safetensors", LINEAGE):
             shutil.copyfile(file, folder / file.name)
     trimmed = _trim(folder, given) if given.kept_texts else None
     tokenizer = load_tokenizer(folder, given.max_length)
-    encoded, outside = (
-        {
-            split: encode(examples, tokenizer, given.task, given.labels, multi_label=given.splits.multi_label)
-            for split in SPLITS
-            if (examples := getattr(splits, split, []))
-        }
-        for splits in (given.splits, given.outside)
+
+    def split(examples: Sequence[Example], outside: Sequence[Example] = ()) -> Split:
+        found, strange = (
+            encode(each, tokenizer, given.task, given.labels, multi_label=given.multi_label)
+            for each in (examples, outside)
+        )
+        return Split(examples, found, strange if outside else None, labelled=given.splits is not None)
+
+    splits, outside = given.splits, given.outside
+    if splits is None:
+        relations = given.task == "text-classification" and knows_markers(tokenizer)
+        calibration = tokenizer.encode_batch(given.texts[::2])
+        return _Ready(folder, trimmed, calibration, split(given.validation()), None, relations, [])
+    return _Ready(
+        folder,
+        trimmed,
+        split(splits.train).encoded.encodings,
+        split(splits.validation, outside.validation if outside else ()),
+        split(splits.test, outside.test if outside else ()),
+        splits.relations,
+        warnings_of(splits, tokenizer, given.task, given.max_length),
     )
-    warnings = warnings_of(given.splits, tokenizer, given.task, given.max_length)
-    return _Ready(folder, trimmed, encoded, outside, warnings)
 
 
-def _pack(out: Path, given: _Given, ready: _Ready, variants: Variants, test: OnTest) -> None:
-    """Card and manifest around the graphs, renamed into place in one step."""
-    wanted, splits, served = given.wanted, given.splits, default_variant(variants)
-    lineage = _lineage(given.opened) | ({"vocabulary": ready.trimmed.as_dict()} if ready.trimmed else {})
-    validation = with_intervals(variants.validation)
-    confidence = {precision: variants.confidence[precision] for precision in wanted.precisions}
-    facts = CardFacts(
+def _facts(given: _Given, ready: _Ready) -> CardFacts:
+    """What the model is, for its card and manifest."""
+    settings = given.settings
+    # What the checkpoint says of where it comes from; its curves stay with it.
+    lineage = read_lineage(given.opened.folder) or {"checkpoint": given.opened.public_name}
+    lineage = {key: value for key, value in lineage.items() if key not in ("loss", "validation")}
+    base = str(lineage.get("teacher", given.opened.public_name))  # a folder's name where it was one
+    return CardFacts(
         given.name,
         given.task,
         given.labels,
         given.max_length,
-        figures=_figures(given.metric, test.scores, variants),
-        shipped=run_name(served, wanted.runs_in(served)),
-        lineage=lineage,
-        multi_label=splits.multi_label,
-        relations=splits.relations,
-        limits=variants.limits,
-        confidence=in_words(confidence, test.reliability),
+        license=settings.license or None,
+        data_license=settings.data_license or None,
+        language=settings.language or None,
+        base_model=base if "/" in base else None,
+        dataset=settings.data if settings.data and not Path(settings.data).exists() else None,
+        lineage=lineage | ({"vocabulary": ready.trimmed.as_dict()} if ready.trimmed else {}),
+        multi_label=given.multi_label,
+        relations=ready.relations,
     )
-    pack(
-        out,
-        checkpoint=ready.checkpoint,
-        onnx_files={precision: variants.file(precision) for precision in wanted.precisions},
-        schemes=dict(variants.schemes),
-        needs=variants.needs,
-        runtimes={precision: wanted.runs_in(precision) for precision in wanted.precisions},
-        temperatures={precision: chosen.temperature for precision, chosen in confidence.items()},
-        abstains_below={precision: chosen.abstain_below for precision, chosen in confidence.items()},
-        name=given.name,
-        task=given.task,
-        labels=given.labels,
-        multi_label=splits.multi_label,
-        relations=splits.relations,
-        max_length=given.max_length,
-        inputs=variants.graph.inputs,
-        default_variant=served,
-        lineage=lineage,
-        metrics={
-            "metric": given.metric,
-            "validation": validation,
-            "test": with_intervals(test.scores),
-            "confidence": as_metrics(confidence, test.reliability),
-        },
-        parity=variants.as_dict()["parity"],
-        extra_files={"README.md": model_card(facts).encode()},
-    )
-
-
-def default_variant(variants: Variants) -> Precision:
-    """What is served unless another is asked for: int8 when its answers do not depend on the batch, else a float one."""
-    wanted = variants.wanted
-    order: tuple[Precision, ...] = ("int8", "fp32", "fp16") if wanted.int8 != "dynamic" else ("fp32", "fp16", "int8")
-    return next(precision for precision in order if precision in wanted.precisions)
 
 
 def _trim(checkpoint: Path, given: _Given) -> Trimmed:
-    pairs = [(example.text_read, example.text_pair) for example in given.splits.validation]
+    pairs = [(example.text_read, example.text_pair) for example in given.validation()]
     held_out = [text for pair in pairs for text in pair if text]
     trimmed = trim_vocabulary(checkpoint, given.kept_texts, held_out)
     say(
@@ -245,91 +298,34 @@ def _trim(checkpoint: Path, given: _Given) -> Trimmed:
     return trimmed
 
 
-def _figures(metric: str, test: dict[str, Verdict], variants: Variants) -> list[Figure]:
-    """Of everything in the bundle: a card that tells of what is not there would send a reader looking."""
-    kind = HUB_METRICS[metric]
-    return [
-        Figure(name, kind, test[name].value, test[name].low, test[name].high, variants.file(precision).stat().st_size)
-        for name, precision, _ in variants.runs
-        if precision in variants.wanted.precisions
-    ]
-
-
-def _lineage(opened: Opened) -> dict[str, Any]:
-    """What the checkpoint says of where it comes from; its curves stay with it."""
-    found = read_lineage(opened.folder) or {"checkpoint": opened.public_name, "revision": opened.revision}
-    return {key: value for key, value in found.items() if key not in ("loss", "validation")}
-
-
-def _time(
-    variants: Variants,
-    checkpoint: Path,
-    examples: Sequence[Example],
-    seconds: float,
-    threads: int,
-    max_length: int,
-) -> ProfileDocument | None:
+def _time(variants: Variants, ready: _Ready, given: _Given, machine: MachineFacts) -> ProfileDocument | None:
     """Every variant in every runtime on real text, taking turns; the one that is served comes first."""
-    if not seconds:
+    if not given.settings.latency_seconds:
         return None
-    served = default_variant(variants)
-    first = (served, variants.wanted.runs_in(served))
+    first = (variants.served, variants.wanted.runs_in(variants.served))
     runs = sorted(variants.runs, key=lambda run: (run[1], run[2]) != first)
     candidates = [
-        Candidate(name, runtime, kind, variants.file(kind), threads, max_length=max_length)
+        Candidate(name, runtime, kind, variants.file(kind), given.threads, max_length=given.max_length)
         for name, kind, runtime in runs
     ]
     if variants.search and variants.search.repaired:
         unrepaired = variants.file("int8").with_name(UNREPAIRED)
-        candidates.append(Candidate("int8 before repair", "onnxruntime", "int8", unrepaired, threads))
-    lengths = [length for length in LENGTHS if length <= max_length] or [max_length]
+        candidates.append(Candidate("int8 before repair", "onnxruntime", "int8", unrepaired, given.threads))
+    lengths = [length for length in LENGTHS if length <= given.max_length] or [given.max_length]
     with bar("latency") as shown:
-        return time_grid(
+        document = time_grid(
             candidates,
-            [example.text_read for example in examples],
-            load_tokenizer(checkpoint, max_length),
-            Plan((1,), tuple(lengths), seconds),
+            [example.text_read for example in (ready.test or ready.validation).examples],
+            load_tokenizer(ready.checkpoint, given.max_length),
+            Plan((1,), tuple(lengths), given.settings.latency_seconds),
             progress=shown,
         )
+    document["machine"] = machine
+    return document
 
 
-def _report_of(
-    given: _Given, ready: _Ready, variants: Variants, test: OnTest, latency: ProfileDocument | None
-) -> Report:
-    document = variants.as_dict()
-    split, verdicts = ("test", test.scores) if test.scores else ("validation", variants.validation)
-    report: dict[str, Any] = {
-        "title": given.name,
-        "task": given.task,
-        "metric_name": f"{given.metric}, {split}",
-        "summary": [
-            {
-                "name": run,
-                "metric": verdicts[run].value,
-                "low": verdicts[run].low,
-                "high": verdicts[run].high,
-                "size_bytes": variants.file(precision).stat().st_size,
-            }
-            for run, precision, _ in variants.runs
-        ],
-        "claims": [*in_words(variants.confidence, test.reliability), *claims_of(latency)],
-        "gates": [
-            {
-                "name": f"{run} over fp32, validation",
-                "value": variants.validation[run].share,
-                "needed": variants.wanted.gate,
-                "passed": variants.validation[run].share >= variants.wanted.gate,
-            }
-            for run, precision, _ in variants.runs
-            if precision != "fp32"
-        ],
-        "warnings": [*ready.warnings, *variants.faults, *variants.missed, *variants.limits, *variants.notes],
-        "agreement": {run: dict(vars(verdict)) for run, verdict in verdicts.items()},
-        "search": document["search"],
-        "fusions": document["fusions"],
-        "parity": document["parity"],
-        "confidence": as_metrics(variants.confidence, test.reliability),
-    }
+def _report_of(judgement: Judgement, ready: _Ready, machine: MachineFacts, latency: ProfileDocument | None) -> Report:
+    report = judgement.report() | {"machine": machine}
     if ready.trimmed:
         report["vocabulary"] = ready.trimmed.as_dict()
     if latency:
@@ -349,13 +345,9 @@ def claims_of(latency: ProfileDocument | None) -> list[str]:
     ]
 
 
-def _write_report(folder: Path, out: Path, report: Report) -> Path:
-    """Beside the bundle, not in it: timings differ from run to run, and a bundle's bytes do not.
-
-    Each file is whole in `folder` before it is renamed into place.
-    """
-    write_report(folder / "report.html", report)
-    (folder / "report.json").write_bytes(canonical_json(report))
-    for ending in ("json", "html"):
-        os.replace(folder / f"report.{ending}", out.with_name(f"{out.name}.report.{ending}"))
+def _write_beside(folder: Path, out: Path, report: Report) -> Path:
+    """The report of a bundle that is not written, beside where it would stand: whole in `folder` before it is renamed."""
+    for name, content in report_files(report).items():
+        (folder / name).write_bytes(content)
+        os.replace(folder / name, out.with_name(f"{out.name}.{name}"))
     return out.with_name(f"{out.name}.report.html")

@@ -10,6 +10,7 @@ from typing import Any
 from compress.settings import MACHINE, STUDENT, WHAT, TaskSettings
 from serve.errors import BadInput
 from serve.options import make, setting, unknown_setting
+from stillroom.settings.model_card import OfCard
 
 # What a reader looks for first in a recipe.
 FIRST = ("teacher", "task", "data", "out", "student", "name")
@@ -19,7 +20,7 @@ GATES = "Gates and probabilities"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(TaskSettings):
+class Recipe(OfCard, TaskSettings):
     """The settings of `stillroom run`."""
 
     out: str = setting(help="The bundle to write; stages live in OUT.work.", panel=WHAT)

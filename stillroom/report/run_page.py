@@ -8,6 +8,7 @@ from typing import Any, NotRequired, TypedDict
 
 from latency.measure.machine import MachineFacts, machine_line
 from latency.measure.result_document import ProfileDocument
+from serve.bundle.manifest import canonical_json
 from stillroom.report.drawings import Interval, curve, intervals
 from stillroom.report.latency_table import PAIRED, doubts_in_short, grid_charts, grid_table, grid_tables
 from stillroom.report.markup import (
@@ -121,6 +122,11 @@ class Report(TypedDict, total=False):
 def write_report(path: Path, report: Report) -> None:
     """Writes `report` to `path` as one self-contained HTML file, without scripts; a reader never sees half of it."""
     write_page(path, report_page(report))
+
+
+def report_files(report: Report, **more: object) -> dict[str, bytes]:
+    """`report` as the files that a bundle holds; `more` stands in the JSON beside it."""
+    return {"report.html": page_bytes(report_page(report)), "report.json": canonical_json({**report, **more})}
 
 
 def write_page(path: Path, page: str) -> None:

@@ -6,19 +6,26 @@ from typing import Literal
 
 from compress.settings import ALL_CORES, REVISION, SPLITS
 from serve.options import check, setting
+from stillroom.settings.model_card import OfCard
 
 Variant = Literal["fp32", "fp16", "int8"]
-WHAT, CHECKS, GRAPHS, CARD, MACHINE = "What to make", "Checks", "Graphs", "Model card", "Machine"
+WHAT, CHECKS, GRAPHS, MACHINE = "What to make", "Checks", "Graphs", "Machine"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exporting:
+class Exporting(OfCard):
     """The settings of `stillroom export`."""
 
     out: str = setting(help="The bundle to write.", panel=WHAT)
-    data: str = setting(help=f"{SPLITS} It calibrates, gates and scores.", panel=WHAT)
+    data: str = setting("", help=f"{SPLITS} It calibrates, gates and scores; without it nothing is scored.", panel=WHAT)
+    texts: tuple[str, ...] = setting(
+        (), help="File of unlabelled text, without --data: int8 is calibrated on it and judged by it.", metavar="FILE",
+        panel=WHAT,
+    )  # fmt: skip
     revision: str = setting("", help=REVISION, shown="its main branch", panel=WHAT)
-    variants: tuple[Variant, ...] = setting(("fp32", "int8"), help="Files to make.", panel=WHAT)
+    variants: tuple[Variant, ...] = setting(
+        (), help="Files to make.", shown="fp32,int8; without --data fp32", panel=WHAT
+    )
     name: str | None = setting(None, help="What the server calls the model.", shown="the bundle's folder", panel=WHAT)
     max_length: int = setting(
         0, help="Longest text in tokens.", at_least=0, shown="all that the model takes", panel=WHAT
@@ -33,6 +40,9 @@ class Exporting:
         0.95, help="Or the share of right answers to keep when it abstains; 0 is never to abstain.", at_least=0,
         at_most=1, panel=CHECKS,
     )  # fmt: skip
+    atol: float = setting(
+        1e-4, help="What a logit of fp32 may differ by from torch's, beside a share of it.", at_least=0, panel=CHECKS
+    )
     int8: Literal["static", "weight-only", "dynamic"] = setting(
         "static",
         help="How int8 is made. weight-only is near fp32 and no faster; the answers of dynamic depend on the batch.",

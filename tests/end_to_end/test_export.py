@@ -76,17 +76,24 @@ def trimmed(tmp_path_factory: pytest.TempPathFactory, classifier: Path, task_dat
     pair = {"text": "please refund the kettle 17", "text_pair": "thank you team the lamp is great"}
     words = write_rows(folder / "words.jsonl", [pair])
     with redirect_stderr(StringIO()) as said:
-        out = face.export(classifier, folder / "few", folder, precision="fp32", keep_words_of=(words,), **FAST)
+        out = exported(classifier, folder / "few", folder, variants="fp32", keep_words_of=(words,), **FAST)
     return out, said.getvalue()
 
 
+def exported(*given: Path, **settings: object) -> Path:
+    """The bundle of an export that passes."""
+    return Path(face.export(*given, **settings)["bundle"])
+
+
 def report_of(bundle: Path) -> dict[str, object]:
-    document: dict[str, object] = json.loads(bundle.with_name(f"{bundle.name}.report.json").read_text())
+    """The report in `bundle`, or beside where it would stand."""
+    file = bundle / "report.json" if bundle.exists() else bundle.with_name(f"{bundle.name}.report.json")
+    document: dict[str, object] = json.loads(file.read_text())
     return document
 
 
 def test_every_precision_is_made_checked_and_served(classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    out = face.export(classifier, tmp_path / "one", task_data, precision="fp32,fp16,int8", **FAST)
+    out = exported(classifier, tmp_path / "one", task_data, variants="fp32,fp16,int8", **FAST)
     manifest = open_bundle(out).manifest
     assert (manifest.default_variant, sorted(manifest.variants)) == ("int8", ["fp16", "fp32", "int8"])
     answers = {variant: face.Pipeline(out, variant)("please refund the lamp") for variant in manifest.variants}
@@ -94,27 +101,31 @@ def test_every_precision_is_made_checked_and_served(classifier: Path, task_data:
     said = {name: row["value"] for name, row in manifest.metrics["test"].items()}  # type: ignore[attr-defined]
     assert {"fp32", "fp16", "int8"} <= set(said)
     assert min(said.values()) > 0.9
-    page = (tmp_path / "one.report.html").read_text()
+    page = (out / "report.html").read_text()
     assert all(heading in page for heading in ("Gates", "Agreement", "Quantisation", "Kernels", "Parity"))
     shown = subprocess.run(
         [sys.executable, "-m", "stillroom", "inspect", str(out)], capture_output=True, text=True, check=False
     )
     assert shown.returncode == 0
-    assert f"Here int8 answers, in onnxruntime. A call gets {why(read_cores())}." in shown.stderr
+    assert f"Here int8 answers, in onnxruntime. A call gets {why(read_cores())}." in shown.stdout
 
 
-def test_two_exports_are_the_same_bytes(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+def test_two_exports_are_the_same_bytes_but_for_what_their_reports_say_of_the_moment(
+    classifier: Path, task_data: Path, tmp_path: Path
+) -> None:
     one, other = (
-        face.export(classifier, tmp_path / where / "same", task_data, name="same", **FAST) for where in ("a", "b")
+        exported(classifier, tmp_path / where / "same", task_data, name="same", **FAST) for where in ("a", "b")
     )
-    names = [path.relative_to(one).as_posix() for path in one.rglob("*") if path.is_file()]
-    assert {"manifest.json", "onnx/model_quantized.onnx"} <= set(names)
+    paths = {path.relative_to(one).as_posix() for path in one.rglob("*") if path.is_file()}
+    names = sorted(paths - {"manifest.json", "report.html", "report.json"})
+    assert {"README.md", "onnx/model_quantized.onnx"} <= set(names)
     assert filecmp.cmpfiles(one, other, names, shallow=False) == (names, [], [])
+    assert open_bundle(one).manifest.digest == open_bundle(other).manifest.digest
 
 
 def test_what_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_NEITHER)
-    out = face.export(broken, tmp_path / "mended", task_data, gate=0.9, precision="int8", **FAST)
+    out = exported(broken, tmp_path / "mended", task_data, gate=0.9, variants="int8", **FAST)
     search = report_of(out)["search"]
     assert max(attempt["verdict"]["share"] for attempt in search["tried"]) < 0.6  # type: ignore[index]
     assert [step["product"] for step in search["repaired"]] == ["bert.encoder.layer.1.output.dense"]  # type: ignore[index]
@@ -146,7 +157,7 @@ def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
     monkeypatch.setattr("export.precision.int8_search.cpu_features", lambda: frozenset({"avx512_vnni"}))
     monkeypatch.setattr("export.precision.int8_search.Session", ExactSums)
     broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_EIGHT_BITS)
-    out = face.export(broken, tmp_path / "eight", task_data, gate=0.9, **FAST)
+    out = exported(broken, tmp_path / "eight", task_data, gate=0.9, **FAST)
     assert [attempt["weight_bits"] for attempt in report_of(out)["search"]["tried"]] == [7, 7, 8, 8]  # type: ignore[index]
     needs = open_bundle(out).manifest.variants["int8"].cpu
     assert "avx512_vnni" in needs
@@ -160,7 +171,7 @@ def test_on_a_processor_without_vnni_eight_bits_are_not_tried_and_what_costs_goe
 ) -> None:
     monkeypatch.setenv(HIDDEN_VARIABLE, ",".join(NO_SATURATION))
     broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_EIGHT_BITS)
-    out = face.export(broken, tmp_path / "seven", task_data, gate=0.9, **FAST)
+    out = exported(broken, tmp_path / "seven", task_data, gate=0.9, **FAST)
     search = report_of(out)["search"]
     assert [attempt["weight_bits"] for attempt in search["tried"]] == [7, 7]  # type: ignore[index]
     assert [step["product"] for step in search["repaired"]] == ["bert.encoder.layer.1.output.dense"]  # type: ignore[index]
@@ -174,7 +185,7 @@ def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
 ) -> None:
     monkeypatch.setattr("export.precision.int8_search.MOST_KEPT", 0.0)  # nothing may be put back
     broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_NEITHER)
-    with pytest.raises(GateMissed, match=r"No bundle was written: int8 keeps 0\.\d+ of fp32's metric on validation"):
+    with pytest.raises(GateMissed, match=r"No bundle was written: int8 over fp32, validation is 0\.\d+, needed 0\.9"):
         face.export(broken, tmp_path / "out", task_data, gate=0.9, **FAST)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "out.report.html", "out.report.json"]
     assert not report_of(tmp_path / "out")["search"]["held"]  # type: ignore[index]
@@ -199,12 +210,12 @@ def test_texts_out_of_scope_choose_the_threshold_and_are_no_errors_of_the_model(
         rows = [json.loads(line) for line in (task_data / f"{split}.jsonl").read_text().splitlines()]
         strange = [{"text": f"how tall is a tower of {i} bricks", "label": "strange"} for i in range(count)]
         write_rows(tmp_path / f"{split}.jsonl", rows + strange)
-    given = {"precision": "fp32", "out_of_scope": "strange", **FAST}
-    out = face.export(classifier, tmp_path / "one", tmp_path, **given)
-    again = face.export(classifier, tmp_path / "two", tmp_path, name="one", **given)
+    given = {"variants": "fp32", "out_of_scope": "strange", **FAST}
+    out = exported(classifier, tmp_path / "one", tmp_path, **given)
+    again = exported(classifier, tmp_path / "two", tmp_path, name="one", **given)
     manifest = open_bundle(out).manifest
-    assert (again / "manifest.json").read_bytes() == (out / "manifest.json").read_bytes()
-    plain = open_bundle(face.export(classifier, tmp_path / "plain", task_data, precision="fp32", **FAST)).manifest
+    assert open_bundle(again).manifest.digest == manifest.digest
+    plain = open_bundle(exported(classifier, tmp_path / "plain", task_data, variants="fp32", **FAST)).manifest
     assert manifest.metrics["test"] == plain.metrics["test"]
     assert "strange" not in manifest.labels
     assert manifest.variants["fp32"].temperature == plain.variants["fp32"].temperature
@@ -213,7 +224,7 @@ def test_texts_out_of_scope_choose_the_threshold_and_are_no_errors_of_the_model(
     assert (test["rows"], test["out_of_scope_texts"]) == (60, 20)
     line = f"Below a probability of {manifest.variants['fp32'].abstain_below:g} it abstains: "
     assert line in (out / "README.md").read_text()
-    assert line in out.with_name("one.report.html").read_text()
+    assert line in (out / "report.html").read_text()
     assert report_of(out)["confidence"] == manifest.metrics["confidence"]
 
 
@@ -232,10 +243,10 @@ def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kil
 ) -> None:
     out = tmp_path / "out"
 
-    def somebody_comes_first(*args: object) -> dict[str, object]:
+    def somebody_comes_first(*args: object) -> tuple[object, object]:
         out.mkdir()
         (out / "diary").touch()
-        return scores_on_test(*args)  # type: ignore[arg-type, return-value]
+        return scores_on_test(*args)  # type: ignore[arg-type]
 
     # What a killed export and its packing leave, and a report of an earlier one.
     for left in ("out.export-work/scratch/checkpoint", ".out.4711.partial/onnx"):
@@ -244,7 +255,7 @@ def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kil
     (tmp_path / "out.report.json").write_text("{}")
     monkeypatch.setattr("stillroom.commands.export.scores_on_test", somebody_comes_first)
     with pytest.raises(BadInput, match="out exists and is not a bundle"):
-        face.export(classifier, out, task_data, precision="fp32", **FAST)
+        face.export(classifier, out, task_data, variants="fp32", **FAST)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/diary"]
 
 
@@ -265,7 +276,7 @@ def test_a_second_export_to_the_same_place_is_refused_and_harms_nothing(
 
 @pytest.mark.slow
 def test_dynamic_int8_is_labelled_and_never_the_default(classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    out = face.export(classifier, tmp_path / "out", task_data, int8="dynamic", **FAST)
+    out = exported(classifier, tmp_path / "out", task_data, int8="dynamic", **FAST)
     manifest = open_bundle(out).manifest
     assert (manifest.default_variant, manifest.variants["int8"].scheme) == ("fp32", "dynamic")
     assert "its answer to a text depends on the batch" in (out / "README.md").read_text()
@@ -275,7 +286,7 @@ def test_dynamic_int8_is_labelled_and_never_the_default(classifier: Path, task_d
 def test_weight_only_int8_is_nearly_float32_alone_and_in_company(
     classifier: Path, task_data: Path, tmp_path: Path
 ) -> None:
-    out = face.export(classifier, tmp_path / "out", task_data, int8="weight-only", **FAST)
+    out = exported(classifier, tmp_path / "out", task_data, int8="weight-only", **FAST)
     parity = open_bundle(out).manifest.parity["int8"]
     assert parity["company_differences"] == 0  # type: ignore[index]
     assert parity["labels_changed_per_10k"] < 50  # type: ignore[index]
@@ -284,7 +295,7 @@ def test_weight_only_int8_is_nearly_float32_alone_and_in_company(
 @pytest.mark.slow
 def test_openvino_is_pinned_when_asked_for(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is not installed")
-    out = face.export(classifier, tmp_path / "out", task_data, runtime="openvino", **FAST)
+    out = exported(classifier, tmp_path / "out", task_data, runtime="openvino", **FAST)
     manifest = open_bundle(out).manifest
     assert (manifest.variants["int8"].runtime, manifest.variants["fp32"].runtime) == ("openvino", "onnxruntime")
     assert face.Pipeline(out).session.runtime == "openvino"
@@ -316,7 +327,7 @@ def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(trimmed: tuple[Path,
 @pytest.mark.slow
 def test_kernels_are_joined_and_counted_when_asked_for(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     fuse = "attention,skip-layer-norm,bias-gelu,embedding"
-    out = face.export(classifier, tmp_path / "out", task_data, precision="fp32", fuse=fuse, **FAST)
+    out = exported(classifier, tmp_path / "out", task_data, variants="fp32", fuse=fuse, **FAST)
     counted = report_of(out)["fusions"]["fp32"]  # type: ignore[index]
     assert {name: counted[name] for name in fuse.split(",")} == {
         "attention": 4,
@@ -329,16 +340,16 @@ def test_kernels_are_joined_and_counted_when_asked_for(classifier: Path, task_da
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"precision": "fp32,int4"}, "--precision int4 is unknown; the precisions are fp32, fp16, int8"),
-        ({"precision": ","}, "--precision names nothing"),
-        ({"int8": "magic"}, "--int8 magic is unknown; the schemes are static, weight-only, dynamic"),
-        ({"keep_right": 95}, "--keep-right is 95; a share between 0 and 1 is needed"),
-        ({"gate": 99}, "--gate is 99; a share between 0 and 1 is needed"),
-        ({"runtime": "tvm"}, "--runtime tvm is unknown"),
-        ({"fuse": "everything"}, "--fuse everything is unknown; the fusions are attention"),
+        ({"variants": "fp32,int4"}, "--variants is 'int4' .did you mean int8..; give some of fp32, fp16, int8"),
+        ({"variants": ","}, "--variants names nothing"),
+        ({"int8": "magic"}, "--int8 is 'magic'; give one of static, weight-only, dynamic"),
+        ({"keep_right": 95}, "--keep-right is 95; give a number from 0 to 1"),
+        ({"gate": 99}, "--gate is 99; give a number from 0 to 1"),
+        ({"runtime": "tvm"}, "--runtime is 'tvm'; give one of onnxruntime, openvino"),
+        ({"fuse": "everything"}, "--fuse is 'everything'; give some of attention"),
         ({"latency_seconds": -1.0}, "--latency-seconds is -1"),
         ({"keep_words_of": (Path("nowhere.txt"),)}, "nowhere.txt"),
-        ({"speed": 1}, "speed is no setting of export; the settings are"),
+        ({"speed": 1}, "speed is no setting"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(

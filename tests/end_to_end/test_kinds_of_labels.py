@@ -87,7 +87,7 @@ def list_checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path
 
 @pytest.fixture(scope="module")
 def list_bundle(list_checkpoint: Path, listed: Path) -> Path:
-    return face.export(list_checkpoint, list_checkpoint.with_name("several"), listed)
+    return Path(face.export(list_checkpoint, list_checkpoint.with_name("several"), listed)["bundle"])
 
 
 def test_a_run_on_relations_ends_with_a_bundle_whose_tokenizer_holds_the_markers(

@@ -209,18 +209,18 @@ def test_an_assistant_stands_between_teacher_and_student(
 
 def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
     for wrong, message in (
-        ({"method": "magic"}, "'magic' is not known"),
+        ({"method": "magic"}, "--method is 'magic'; give one of minilmv2, "),
         ({"teacher_layer": 9}, "layers 1 to 4"),
         ({"relation_heads": 5}, "do not divide"),
-        ({"batch": 0}, "--batch and --accumulate are whole numbers from 1"),
-        ({"schedule": "minilm2"}, "The schedule 'minilm2' is not one of distillation; these are minilm, "),
-        ({"trackers": ("tensorbored",)}, "tensorbored: no such tracker"),
+        ({"batch": 0}, "--batch is 0; give a whole number from 1"),
+        ({"schedule": "minilm2"}, "--schedule is 'minilm2'.*; give one of minilm, "),
+        ({"trackers": ("tensorbored",)}, "--tracker is 'tensorbored'.*; give some of tensorboard"),
         (
             {"method": "output-distribution", "schedule": "hidden-states"},
             "--method output-distribution has 2 with rates",
         ),
-        ({"method": "tinybert"}, "--method tinybert needs a task"),
-        ({"method": "hidden-states", "layer_map": "first"}, "layer map 'first' is not known"),
+        ({"method": "tinybert"}, "--method is 'tinybert'.* give one of minilmv2, "),
+        ({"method": "hidden-states", "layer_map": "first"}, "--layer-map is 'first'; give one of single"),
         (
             {"method": "minilm", "layer_map": "last"},
             "--layer-map says nothing to --method minilm; it is for hidden-states",
@@ -240,7 +240,7 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
         ({"teacher_cache": "kept", "assistants": ("layers=3,hidden=32,heads=4,ffn=32",)}, "an --assistant is another"),
         ({"assistants": ("huge",)}, "'huge' is not known"),
         ({"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
-        ({"temperature": 2.0}, "temperature is no setting of distill; the settings are student, method"),
+        ({"temperature": 2.0}, "temperature is no setting"),
         ({"method": "distilbert"}, "as wide as its teacher: 16 is not 32"),
     ):
         with pytest.raises(BadInput, match=message):
@@ -314,9 +314,9 @@ def test_finetune_refuses_before_it_writes(
         ({"temperature": 4.0}, "--temperature is of a teacher's soft labels, and no --teacher was given"),
         ({"soft_weight": 0.0}, "--soft-weight is of a teacher's soft labels, and no --teacher was given"),
         ({"teacher": str(cased)}, "do not share a tokenizer: their vocabularies agree"),
-        ({"epoch": 3}, "epoch is no setting of finetune; the settings are"),
-        ({"epochs": 0.0}, "--epochs and --learning-rate are above 0"),
-        ({"schedule": "minilm"}, "'minilm' is not one of fine-tuning; these are glue"),
+        ({"epoch": 3}, "epoch is no setting .did you mean epochs"),
+        ({"epochs": 0.0}, "--epochs is 0; give a number above 0"),
+        ({"schedule": "minilm"}, "--schedule is 'minilm'; give one of glue"),
     ):
         with pytest.raises(BadInput, match=message):
             face.finetune(str(tiny_teacher), "text-classification", str(task_data), tmp_path / "out", **wrong)  # type: ignore[arg-type]
@@ -324,7 +324,7 @@ def test_finetune_refuses_before_it_writes(
 
 
 def test_export_makes_a_bundle_of_any_classifier(classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    made = face.export(classifier, tmp_path / "bundle", str(task_data), gate=0.0)
+    made = Path(face.export(classifier, tmp_path / "bundle", str(task_data), gate=0.0)["bundle"])
     assert set(face.Pipeline(made)("thank you")["labels"][0]) == {"label", "score"}
     with pytest.raises(BadInput, match="is a bundle already; nothing in it was touched"):
         face.export(classifier, made, str(task_data), gate=0.0)

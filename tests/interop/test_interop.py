@@ -66,7 +66,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     getattr(transformers, f"AutoModelFor{request.param}").from_pretrained(
         checkpoint, id2label=names, label2id={name: index for index, name in names.items()}
     ).save_pretrained(checkpoint)
-    return face.export(checkpoint, folder / "bundle--1", folder / "data", gate=0.0, latency_seconds=0, threads=1)
+    made = face.export(checkpoint, folder / "bundle--1", folder / "data", gate=0.0, latency_seconds=0, threads=1)
+    return Path(made["bundle"])
 
 
 def check(bundle: Path, told: Told, variants: list[str]) -> None:

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 
 from compress.data.encoded import Encoded
@@ -13,38 +14,29 @@ from compress.data.examples import Example, check_task
 from compress.engine.hardware import device_here
 from compress.engine.lineage import read_lineage
 from compress.engine.task_stages import load_stage
-from compress.evaluation.metrics import Prediction, Score, difference, gold_of, per_label, score
+from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, score
 from compress.evaluation.predictions import predictions, row_logits
 from export.graph.exporter import export_graph
-from export.packing.builder import VariantSettings, make_variants
-from export.packing.model_card import HUB_METRICS, CardFacts, Figure, model_card
-from export.packing.writer import pack
+from export.packing.builder import Judgement, OnTest, Scores, scores_on_test
+from export.packing.model_card import CardFacts
+from export.packing.variants import Split, VariantSettings, gate, make_variants, read_variants
 from export.precision.int8_search import with_intervals
-from export.validation.temperature import as_metrics, in_words
 from latency.candidates.candidate import Candidate
-from latency.measure.machine import machine_facts
+from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument, RatioRow
 from latency.profile import Plan, time_grid
-from serve.bundle.manifest import canonical_json
-from stillroom.commands.run.confidence import GRAPHS, confidence_of, graph_logits, on_test, reliability_on_test
+from serve.bundle.manifest import ONNX_NAMES, canonical_json
 from stillroom.console import bar, say
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import write_recipe
-from stillroom.report.run_page import Report, page_bytes, report_page, write_report
+from stillroom.report.run_page import Report, report_files, write_report
 
-FP32, INT8 = GRAPHS["fp32"], GRAPHS["int8"]
 BATCHES = (1, 8)
 LENGTHS = (16, 128)  # tokens: a short message, a paragraph
 SHOWN_DISAGREEMENTS = 40
 REPORT = "report.html"
-MODELS = ("teacher", "undistilled", "student", "fp32", "int8")
-SHOWN_AS = {
-    "teacher": "teacher",
-    "undistilled": "student without distillation",
-    "student": "student, torch",
-    "fp32": "student, fp32",
-    "int8": "student, int8",
-}
+TRAINED = ("teacher", "undistilled", "student")
+MODELS = (*TRAINED, "fp32", "int8")
 MEANINGS = {
     "teacher": "the large model that the student learns from",
     "undistilled": "the student trained on labels alone, from the same start in as many steps: what distillation has to beat",
@@ -64,46 +56,47 @@ def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path) -
         student,
         VariantSettings(gate=0 if finds_nothing else inputs.recipe.gate, keep_right=inputs.recipe.keep_right),
         inputs.train.encodings,
-        inputs.splits.validation,
-        inputs.validation,
+        _split(inputs, "validation"),
         inputs.max_length,
-        outside=inputs.out_of_scope("validation"),
         threads=inputs.recipe.threads,
         progress=lambda line: say(f"  {line}"),
     )
-    (folder / "export.json").write_bytes(canonical_json(variants.as_dict()))
+    variants.wanted = replace(variants.wanted, gate=inputs.recipe.gate)
+    variants.write()
 
 
-def logits_of_all(inputs: RunInputs, folders: dict[str, Path], encoded: Encoded) -> dict[str, list[np.ndarray]]:
-    """What every model of the run says of the texts of `encoded`: the logits of each one's rows."""
-    said: dict[str, list[np.ndarray]] = {}
-    for name in ("teacher", "undistilled", "student"):
-        if name in folders:
-            said[name] = row_logits(load_stage(folders[name], inputs).to(device_here(inputs.recipe.device)), encoded)
-    return said | {name: graph_logits(inputs, folders, name, encoded) for name in GRAPHS}
+def _split(inputs: RunInputs, name: str) -> Split:
+    return Split(getattr(inputs.splits, name), getattr(inputs, name), inputs.out_of_scope(name))
 
 
-def _answers(encoded: Encoded, said: dict[str, list[np.ndarray]]) -> dict[str, list[Prediction]]:
-    return {name: predictions(encoded, logits) for name, logits in said.items()}
+def _logits(inputs: RunInputs, folders: dict[str, Path], encoded: Encoded) -> dict[str, list[np.ndarray]]:
+    """What every trained model of the run says of the texts of `encoded`: the logits of each one's rows."""
+    present = [name for name in TRAINED if name in folders]
+    return {
+        name: row_logits(load_stage(folders[name], inputs).to(device_here(inputs.recipe.device)), encoded)
+        for name in present
+    }
 
 
 def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> None:
-    """Gates on validation; then test, read this once. A missed gate, or graphs that answer otherwise, leave test unread."""
+    """Scores on validation; then on test, read this once. A missed gate, or graphs that answer otherwise, leave test unread."""
     task = check_task(inputs.recipe.task)
-    answers = _answers(inputs.validation, logits_of_all(inputs, folders, inputs.validation))
-    validation = _scores(inputs.splits.validation, answers, task)
-    gates = _gates(inputs, validation)
-    document: dict[str, Any] = {"metric": inputs.metric, "validation": with_intervals(validation), "gates": gates}
-    exported = read_json(folders["export"] / "export.json")
-    if all(gate["passed"] for gate in gates) and not exported["faults"]:
-        logits = logits_of_all(inputs, folders, inputs.test)
-        said = _answers(inputs.test, logits)
+
+    def scored(split: str, said: dict[str, list[Prediction]]) -> Scores:
+        gold = [gold_of(example, task) for example in getattr(inputs.splits, split)]
+        return with_intervals({name: score(gold, said[name]) for name in TRAINED if name in said})
+
+    answers = _answers(inputs.validation, _logits(inputs, folders, inputs.validation))
+    document: dict[str, Any] = {"validation": scored("validation", answers)}
+    judgement = judgement_of(inputs, folders, document)
+    if not judgement.missed:
+        test, graph_logits = scores_on_test(judgement.variants, _split(inputs, "test"), inputs.recipe.threads)
+        said = _answers(inputs.test, _logits(inputs, folders, inputs.test) | graph_logits)
         gold = [gold_of(example, task) for example in inputs.splits.test]
-        reliability = reliability_on_test(inputs, folders, exported, logits)
         differing = _disagreements(inputs.splits.test, gold, said)
         document |= {
-            "test": with_intervals(_scores(inputs.splits.test, said, task)),
-            "reliability": {name: asdict(found) for name, found in reliability.items()},
+            "test": scored("test", said),
+            "graphs": asdict(test),
             "differences": _differences(gold, said),
             "per_label": _per_label(gold, said),
             "disagreeing": {
@@ -114,23 +107,43 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
             },
             "disagreements": differing,
         }
-    (folder / "scores.json").write_bytes(canonical_json(document))
+    (folder / "scores.json").write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
 
 
-def _scores(examples: Sequence[Example], said: dict[str, list[Prediction]], task: Any) -> dict[str, Score]:
-    gold = [gold_of(example, task) for example in examples]
-    return {name: score(gold, answers) for name, answers in said.items()}
+def _answers(encoded: Encoded, said: dict[str, list[np.ndarray]]) -> dict[str, list[Prediction]]:
+    return {name: predictions(encoded, logits) for name, logits in said.items()}
 
 
-def _gates(inputs: RunInputs, validation: dict[str, Score]) -> list[dict[str, Any]]:
-    """Each bar as a share of a metric on validation."""
-    rows = [("int8 over fp32", "int8", "fp32", inputs.recipe.gate)]
-    rows.append(("int8 over teacher", "int8", "teacher", inputs.recipe.teacher_gate))
-    gates = []
-    for name, a, b, needed in rows:
-        share = validation[a].value / validation[b].value if validation[b].value else 0.0
-        gates.append({"name": f"{name}, validation", "value": share, "needed": needed, "passed": share >= needed})
-    return gates
+def judgement_of(
+    inputs: RunInputs, folders: dict[str, Path], scores: dict[str, Any], run_fingerprint: str = ""
+) -> Judgement:
+    """All that is known of the student when the stage `export` is done, from the `scores` of the models."""
+    recipe, variants = inputs.recipe, read_variants(folders["export"])
+    ours, theirs = variants.validation["int8"].value, scores["validation"]["teacher"]["value"]
+    return Judgement(
+        CardFacts(
+            name=recipe.model_name,
+            task=check_task(recipe.task),
+            labels=inputs.labels,
+            multi_label=inputs.splits.multi_label,
+            relations=inputs.splits.relations,
+            max_length=inputs.max_length,
+            license=recipe.license or None,
+            data_license=recipe.data_license or None,
+            language=recipe.language or None,
+            dataset=None if Path(recipe.data).exists() else recipe.data,
+            base_model=None if Path(recipe.teacher).exists() else recipe.teacher,
+            lineage=lineage_of(inputs, folders) | ({"run": run_fingerprint} if run_fingerprint else {}),
+        ),
+        inputs.metric,
+        variants,
+        msgspec.convert(scores["graphs"], OnTest) if "graphs" in scores else None,
+        others={split: scores[split] for split in ("validation", "test") if split in scores},
+        other_sizes={name: (folders[name] / "model.safetensors").stat().st_size for name in TRAINED if name in folders},
+        other_gates=[gate("int8 over teacher, validation", ours / theirs if theirs else 0.0, recipe.teacher_gate)],
+        claims=claims(scores),
+        warnings=inputs.warnings,
+    )
 
 
 def _differences(gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
@@ -190,20 +203,24 @@ def _spelled(text: str, answer: Prediction) -> str:
     return "; ".join(said) or "nothing"
 
 
-def make_latency(folder: Path, inputs: RunInputs, folders: dict[str, Path], scores: dict[str, Any]) -> None:
-    """Teacher and student, in torch and onnxruntime, taking turns on real text of this task."""
+def make_latency(
+    folder: Path, inputs: RunInputs, folders: dict[str, Path], test: Scores, machine: MachineFacts
+) -> None:
+    """Teacher and student, in torch and onnxruntime, taking turns on real text of this task.
+
+    `test` are their scores there, `machine` what was known of it before any work, which is a load of its own.
+    """
     threads = inputs.recipe.threads
     exported = folders["export"]
     candidates = [
         Candidate("teacher torch fp32", "torch", "fp32", folders["teacher"], threads),
         Candidate("teacher ORT fp32", "onnxruntime", "fp32", exported / "teacher.onnx", threads),
         Candidate("student torch fp32", "torch", "fp32", folders["student"], threads),
-        Candidate("student ORT fp32", "onnxruntime", "fp32", exported / FP32, threads),
-        Candidate("student ORT int8", "onnxruntime", "int8", exported / INT8, threads),
+        Candidate("student ORT fp32", "onnxruntime", "fp32", exported / ONNX_NAMES["fp32"], threads),
+        Candidate("student ORT int8", "onnxruntime", "int8", exported / ONNX_NAMES["int8"], threads),
     ]
-    rows = scores["test"]
     metrics = {
-        c.name: rows[key]["value"]
+        c.name: test[key]["value"]
         for c, key in zip(candidates, ("teacher", "teacher", "student", "fp32", "int8"), strict=True)
     }
     lengths = [length for length in LENGTHS if length <= inputs.max_length] or [inputs.max_length]
@@ -217,7 +234,7 @@ def make_latency(folder: Path, inputs: RunInputs, folders: dict[str, Path], scor
             seed=inputs.recipe.seed,
             progress=shown,
         )
-    (folder / "latency.json").write_bytes(canonical_json(document))
+    (folder / "latency.json").write_bytes(canonical_json({**document, "machine": machine}))
 
 
 def speedup(document: ProfileDocument) -> RatioRow:
@@ -227,42 +244,26 @@ def speedup(document: ProfileDocument) -> RatioRow:
 
 
 def report_of(
-    inputs: RunInputs, folders: dict[str, Path], scores: dict[str, Any], latency: ProfileDocument | None
+    inputs: RunInputs,
+    folders: dict[str, Path],
+    scores: dict[str, Any],
+    judgement: Judgement,
+    machine: MachineFacts,
+    latency: ProfileDocument | None = None,
 ) -> Report:
     """All that the report shows, texts of the data included; without test scores and latency when a gate was missed."""
-    split = "test" if "test" in scores else "validation"
-    exported = read_json(folders["export"] / "export.json")
-    sizes = {
-        name: (folders[name] / "model.safetensors").stat().st_size
-        for name in ("teacher", "undistilled", "student")
-        if name in folders
-    } | {"fp32": (folders["export"] / FP32).stat().st_size, "int8": (folders["export"] / INT8).stat().st_size}
-    document: dict[str, Any] = {
-        "title": inputs.recipe.model_name,
-        "task": inputs.recipe.task,
-        "machine": latency["machine"] if latency else machine_facts(),
-        "made": _made(inputs, read_lineage(folders["student"])["method"], test_read="test" in scores),
-        "names": {name: MEANINGS[name] for name in MODELS if name in scores[split]},
-        "metric_name": f"{scores['metric']}, {split}",
-        "summary": [
-            {"name": name, "metric": row["value"], "low": row["low"], "high": row["high"], "size_bytes": sizes[name]}
-            for name in MODELS
-            if (row := scores[split].get(name))
-        ],
-        "claims": [*claims(scores), *in_words(confidence_of(exported), on_test(scores))],
-        "gates": scores["gates"],
-        "search": exported["search"],
-        "fusions": exported["fusions"],
-        "parity": exported["parity"],
-        "confidence": as_metrics(confidence_of(exported), on_test(scores)),
+    document = judgement.report()
+    document |= {
+        "machine": machine,
+        "made": _made(inputs, read_lineage(folders["student"])["method"], test_read=judgement.test is not None),
+        "names": {row["name"]: _meaning(row["name"]) for row in document["summary"]},
         "training": [
             {"stage": name, "loss": lineage["loss"], "validation": lineage["validation"]}
             for name in ("teacher", "relations", "undistilled", "student")
             if name in folders and (lineage := read_lineage(folders[name]))["loss"]
         ],
-        "warnings": inputs.warnings,
         "recipe": write_recipe(inputs.recipe),
-        "lineage": lineage_of(inputs, folders),
+        "lineage": judgement.facts.lineage,
     }
     document |= {key: scores[key] for key in ("per_label", "disagreeing", "disagreements") if key in scores}
     if latency is not None:
@@ -276,6 +277,12 @@ def report_of(
             "in onnxruntime."
         )
     return cast(Report, document)
+
+
+def _meaning(name: str) -> str:
+    """What the model `name` of the summary is."""
+    model, _, runtime = name.partition(" ")
+    return f"{MEANINGS[model]}; here run by {runtime}" if runtime else MEANINGS[model]
 
 
 def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
@@ -365,79 +372,19 @@ def write_bundle(
     inputs: RunInputs,
     folders: dict[str, Path],
     scores: dict[str, Any],
+    judgement: Judgement,
     latency: ProfileDocument,
-    run_fingerprint: str,
     minutes: float,
 ) -> None:
     """Report, card and manifest around the graphs, renamed into place in one step.
 
     The report with texts of the data stays in the work folder; a bundle, which is passed on, has the one without.
     """
-    exported = read_json(folders["export"] / "export.json")
-    full = report_of(inputs, folders, scores, latency)
+    full = report_of(inputs, folders, scores, judgement, latency["machine"], latency)
     write_report(inputs.workdir.root / REPORT, full)
     report = shareable(full, f"{inputs.workdir.root.name}/{REPORT}")
-    lineage = lineage_of(inputs, folders) | {"run": run_fingerprint}
-    confidence = confidence_of(exported)
-    metrics = {key: scores[key] for key in ("metric", "test", "validation")} | {"confidence": report["confidence"]}
-    pack(
-        out,
-        checkpoint=folders["student"],
-        onnx_files={"fp32": folders["export"] / FP32, "int8": folders["export"] / INT8},
-        schemes=exported["schemes"],
-        needs=exported["needs"],
-        temperatures={name: chosen.temperature for name, chosen in confidence.items()},
-        abstains_below={name: chosen.abstain_below for name, chosen in confidence.items()},
-        name=inputs.recipe.model_name,
-        task=check_task(inputs.recipe.task),
-        labels=inputs.labels,
-        multi_label=inputs.splits.multi_label,
-        relations=inputs.splits.relations,
-        max_length=inputs.max_length,
-        inputs=exported["inputs"],
-        default_variant="int8",
-        lineage=lineage,
-        metrics=metrics,
-        parity=exported["parity"],
-        extra_files={
-            "README.md": card_of(
-                inputs, report, lineage, exported["limits"], in_words(confidence, on_test(scores))
-            ).encode(),
-            REPORT: page_bytes(report_page(report)),
-            "report.json": canonical_json({**report, "minutes": minutes}),
-            "recipe.toml": write_recipe(inputs.recipe).encode(),
-        },
-    )
-
-
-def card_of(
-    inputs: RunInputs, report: Report, lineage: dict[str, Any], limits: Sequence[str], confidence: Sequence[str]
-) -> str:
-    """The bundle's README, from what the report says."""
-    metric = HUB_METRICS[inputs.metric]
-    figures = [
-        Figure(SHOWN_AS[row["name"]], metric, row["metric"], row.get("low"), row.get("high"), row.get("size_bytes"))
-        for row in report["summary"]
-    ]
-    teacher = inputs.recipe.teacher
-    return model_card(
-        CardFacts(
-            name=inputs.recipe.model_name,
-            task=check_task(inputs.recipe.task),
-            labels=inputs.labels,
-            multi_label=inputs.splits.multi_label,
-            relations=inputs.splits.relations,
-            max_length=inputs.max_length,
-            figures=figures,
-            shipped=SHOWN_AS["int8"],
-            dataset=None if Path(inputs.recipe.data).exists() else inputs.recipe.data,
-            report=True,
-            limits=limits,
-            confidence=confidence,
-            base_model=None if Path(teacher).exists() else teacher,
-            lineage=lineage,
-        )
-    )
+    recipe = {"recipe.toml": write_recipe(inputs.recipe).encode()}
+    judgement.pack(out, folders["student"], report_files(report, minutes=minutes) | recipe)
 
 
 def read_json(path: Path) -> dict[str, Any]:

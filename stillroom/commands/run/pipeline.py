@@ -9,15 +9,18 @@ import os
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from compress.distributed import join
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
+from export.packing.builder import Judgement
 from export.packing.writer import clear_leftovers
+from latency.measure.machine import MachineFacts, machine_facts
+from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import MANIFEST, canonical_json, open_bundle
-from serve.errors import BadInput, BundleError, GateMissed
+from serve.errors import BadInput, BundleError
 from stillroom.commands.run import export_and_scores
 from stillroom.commands.run.time_budget import Plan, full_plan, timed_plan
 from stillroom.console import say
@@ -34,6 +37,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         GateMissed: the student fell short of a gate; the report is written, the bundle is not.
     """
     started = time.monotonic()
+    machine = machine_facts()  # before any work, which would be the load that it sees
     inputs = prepare(recipe)
     same_bits(inputs.recipe.threads)
     stage_fingerprints = fingerprints(inputs)
@@ -46,18 +50,17 @@ def run(recipe: Recipe) -> dict[str, Any]:
     with inputs.workdir.locked():
         folders = _train(inputs, stage_fingerprints)
         inputs.workdir.alone()
-        scores = _evaluate(inputs, stage_fingerprints, folders)
+        scores, judgement = _evaluate(inputs, stage_fingerprints, folders, machine)
         folders["latency"] = _stage(
             inputs,
             "latency",
             stage_fingerprints,
-            lambda f: export_and_scores.make_latency(f, inputs, folders, scores),
+            lambda f: export_and_scores.make_latency(f, inputs, folders, judgement.scores["test"], machine),
             "timing teacher and student, taking turns",
         )
         clear_leftovers(out)
-        latency = export_and_scores.read_json(folders["latency"] / "latency.json")
-        minutes = _minutes(inputs, started)
-        export_and_scores.write_bundle(out, inputs, folders, scores, latency, stage_fingerprints["bundle"], minutes)  # type: ignore[arg-type]
+        latency = cast(ProfileDocument, export_and_scores.read_json(folders["latency"] / "latency.json"))
+        export_and_scores.write_bundle(out, inputs, folders, scores, judgement, latency, _minutes(inputs, started))
     return _result(out)
 
 
@@ -125,7 +128,9 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     compared = stage_fingerprints["undistilled"] if r.undistilled else ""
     stage_fingerprints["scores"] = fingerprint("scores", stage_fingerprints["export"], compared, r.gate, r.teacher_gate)
     stage_fingerprints["latency"] = fingerprint("latency", stage_fingerprints["scores"], r.latency_seconds)
-    stage_fingerprints["bundle"] = fingerprint("bundle", stage_fingerprints["latency"], r.model_name)
+    stage_fingerprints["bundle"] = fingerprint(
+        "bundle", stage_fingerprints["latency"], r.model_name, r.license, r.data_license, r.language
+    )
     return stage_fingerprints
 
 
@@ -184,7 +189,9 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> dict[str, P
     return folders
 
 
-def _evaluate(inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict[str, Path]) -> dict[str, Any]:
+def _evaluate(
+    inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict[str, Path], machine: MachineFacts
+) -> tuple[dict[str, Any], Judgement]:
     """Export, parity and scores; the scores when every gate held."""
     folders["export"] = _stage(
         inputs,
@@ -201,16 +208,15 @@ def _evaluate(inputs: RunInputs, stage_fingerprints: dict[str, str], folders: di
         "scores: gates on validation, then test, once",
     )
     scores = export_and_scores.read_json(folders["scores"] / "scores.json")
-    missed = [f"{g['name']} is {g['value']:.4f}, needed {g['needed']:g}" for g in scores["gates"] if not g["passed"]]
-    missed += export_and_scores.read_json(folders["export"] / "export.json")["faults"]
-    if missed:
+    judgement = export_and_scores.judgement_of(inputs, folders, scores, stage_fingerprints["bundle"])
+    if judgement.missed:
         report = inputs.workdir.root / export_and_scores.REPORT
-        write_report(report, export_and_scores.report_of(inputs, folders, scores, None))
-        raise GateMissed(
-            f"No bundle was written: {'; '.join(missed)}. The report is {report}. "
-            "More --student-epochs, --unlabelled text or a larger --student usually help; lower the gate only if you can live with it."
+        write_report(report, export_and_scores.report_of(inputs, folders, scores, judgement, machine))
+        raise judgement.refusal(
+            report,
+            " More --student-epochs, --unlabelled text or a larger --student usually help; lower the gate only if you can live with it.",
         )
-    return scores
+    return scores, judgement
 
 
 def _planned(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> Plan:
@@ -277,5 +283,7 @@ def _result(out: Path) -> dict[str, Any]:
         "minutes": report["minutes"],
         "report": str(out / export_and_scores.REPORT),
         "report_with_texts": str(with_texts) if with_texts.is_file() else None,
+        "gates": report["gates"],
         "claims": report["claims"],
+        "warnings": report["warnings"],
     }

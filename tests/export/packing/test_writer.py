@@ -107,6 +107,21 @@ def test_equal_inputs_give_equal_bytes(packed: Packer, tmp_path: Path) -> None:
     assert open_bundle(changed).manifest.digest != open_bundle(one).manifest.digest
 
 
+def test_two_builds_that_differ_in_what_their_reports_say_have_one_digest(
+    packed: Packer, bert: Exported, tmp_path: Path
+) -> None:
+    reports = {"README.md": b"# places\n", "report.html": b"1 ms", "report.json": b'{"ms": 1}\n'}
+    one = packed(tmp_path / "one", extra_files=reports)
+    other = packed(tmp_path / "other", extra_files={**reports, "report.html": b"2 ms", "report.json": b'{"ms": 2}\n'})
+    manifests = [open_bundle(out).manifest for out in (one, other)]
+    assert manifests[0].digest == manifests[1].digest
+    assert manifests[0].files["report.html"] != manifests[1].files["report.html"]
+    changed = packed(
+        tmp_path / "changed", extra_files=reports, onnx_files=dict.fromkeys(("fp32", "int8"), bert.onnx_file)
+    )
+    assert open_bundle(changed).manifest.digest != manifests[0].digest
+
+
 def test_where_the_weights_once_lay_is_not_told(bert: Exported, packed: Packer, tmp_path: Path) -> None:
     config_file = bert.checkpoint / "config.json"
     before = config_file.read_text()

@@ -103,7 +103,7 @@ def test_the_product_that_breaks_int8_is_found_and_put_back(
     prepared = Prepared.of(fp32, evaluator.encoded.encodings[:20], threads=1)
     said: list[str] = []
     # Whatever runs this test: 8 bits fail here with sums that saturate and with sums that do not.
-    quantised, search = find_int8(prepared, evaluator, tmp_path / "int8.onnx", 0.9, said.append, features=[feature])
+    quantised, search, _ = find_int8(prepared, evaluator, tmp_path / "int8.onnx", 0.9, said.append, features=[feature])
 
     culprit = f"bert.encoder.layer.{layer}.output.dense"
     assert [(attempt.weight_bits, attempt.clipped) for attempt in search.tried] == [
@@ -119,7 +119,7 @@ def test_the_product_that_breaks_int8_is_found_and_put_back(
     assert search.held
     assert search.reached is not None
     assert search.reached.share >= 0.9
-    assert evaluator.verdict(tmp_path / "int8.onnx") == search.reached
+    assert evaluator.judge(tmp_path / "int8.onnx").verdict == search.reached
     assert any(culprit in line for line in said)
     assert json.loads(json.dumps(search.as_dict()))["repaired"][0]["product"] == culprit
 
@@ -127,12 +127,12 @@ def test_the_product_that_breaks_int8_is_found_and_put_back(
 def test_a_gate_that_nothing_keeps_is_not_held(bert: Exported, tmp_path: Path) -> None:
     evaluator = Evaluator(*labelled_by(bert.onnx_file, bert), bert.onnx_file, MAX_LENGTH, threads=1)
     prepared = Prepared.of(bert.onnx_file, evaluator.encoded.encodings[:20], threads=1)
-    quantised, search = find_int8(prepared, evaluator, tmp_path / "int8.onnx", 2.0)
+    quantised, search, _ = find_int8(prepared, evaluator, tmp_path / "int8.onnx", 2.0)
     assert not search.held
     # Half of the products at most go back: the rest would hardly be int8.
     assert len(search.repaired) == len(quantised.kept) == 6
     assert [step.product for step in search.repaired] == [cost.product for cost in search.costs[:6]]
-    assert evaluator.verdict(tmp_path / "int8.onnx") == search.reached
+    assert evaluator.judge(tmp_path / "int8.onnx").verdict == search.reached
 
 
 def test_seven_bits_are_enough_where_they_keep_the_gate_and_the_nearer_range_is_taken(
@@ -140,20 +140,20 @@ def test_seven_bits_are_enough_where_they_keep_the_gate_and_the_nearer_range_is_
 ) -> None:
     evaluator = Evaluator(*labelled_by(bert.onnx_file, bert), bert.onnx_file, MAX_LENGTH, threads=1)
     prepared = Prepared.of(bert.onnx_file, evaluator.encoded.encodings, threads=1)
-    quantised, search = find_int8(prepared, evaluator, tmp_path / "int8.onnx", 0.5)
+    quantised, search, _ = find_int8(prepared, evaluator, tmp_path / "int8.onnx", 0.5)
     whole, clipped = search.tried
     assert (search.held, search.weight_bits, quantised.weight_bits, quantised.kept) == (True, 7, 7, ())
     assert search.clipped == (clipped.verdict.divergence < whole.verdict.divergence)
     assert (search.costs, search.repaired) == ([], [])
-    assert evaluator.verdict(tmp_path / "int8.onnx") == search.reached
+    assert evaluator.judge(tmp_path / "int8.onnx").verdict == search.reached
 
 
 def test_a_verdict_counts_what_changed(bert: Exported, bert_int8: Path) -> None:
     evaluator = Evaluator(*labelled_by(bert.onnx_file, bert), bert.onnx_file, MAX_LENGTH, threads=1)
-    same = evaluator.verdict(bert.onnx_file)
+    same = evaluator.judge(bert.onnx_file).verdict
     assert (same.value, same.share, same.divergence) == (1.0, 1.0, 0.0)
     assert (same.labels_changed_per_10k, same.answers_changed, same.spans_changed) == (0.0, 0, 0)
-    other = evaluator.verdict(bert_int8)
+    other = evaluator.judge(bert_int8).verdict
     said = predictions(evaluator.encoded, session_logits(Session(bert_int8, threads=1), evaluator.encoded))
     changed = [(ours, theirs) for ours, theirs in zip(said, evaluator.said, strict=True) if ours != theirs]
     assert other.answers_changed == len(changed) > 0

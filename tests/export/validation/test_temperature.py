@@ -1,5 +1,3 @@
-import json
-from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +8,6 @@ from small_checkpoints import MAX_LENGTH, TAGS, Exported
 from compress.data.encoded import IGNORED, Encoded, encode
 from compress.data.examples import Entity, Example
 from export.validation.temperature import (
-    Confidence,
     choose_confidence,
     expected_calibration_error,
     fit_temperature,
@@ -191,7 +188,6 @@ def test_texts_out_of_scope_are_what_the_threshold_is_chosen_on_where_there_are_
     assert chosen.validation.in_scope_abstained < 0.5  # type: ignore[operator]
     assert chosen.on(encoded, said, strange) == chosen.validation
     assert chosen.on(encoded, said).out_of_scope_abstained is None
-    assert Confidence.read(json.loads(json.dumps(asdict(chosen)))) == chosen
 
 
 def test_rows_without_a_label_of_the_models_are_left_out() -> None:

@@ -310,8 +310,12 @@ def test_canonical_json_is_one_form_whatever_the_order() -> None:
         canonical_json({"a": float("nan")})
 
 
-def test_the_digest_covers_everything_but_itself() -> None:
-    manifest: dict[str, object] = {"name": "a", "labels": ["x"]}
+def test_the_digest_covers_everything_but_itself_card_and_reports() -> None:
+    files = {name: {"sha256": "0", "bytes": 1} for name in ("README.md", "report.html", "report.json", "config.json")}
+    manifest: dict[str, object] = {"name": "a", "labels": ["x"], "files": files}
+    for name, about_it in {"README.md": True, "report.html": True, "report.json": True, "config.json": False}.items():
+        changed = {**manifest, "files": {**files, name: {"sha256": "1", "bytes": 1}}}
+        assert (digest(changed) == digest(manifest)) is about_it, name
     assert digest(manifest) == digest({**manifest, "digest": "anything"})
     assert digest(manifest) != digest({**manifest, "labels": ["y"]})
 

@@ -12,10 +12,19 @@ from small_task import examples, make_teacher, write_rows
 from compress.engine.task_stages import save
 from compress.models.pretrained import load
 from compress.training.checkpoint import Progress
+from export.packing.variants import read_variants
+from export.precision.int8_search import session_logits
 from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import open_bundle
-from stillroom.commands.run.confidence import confidence_of, graph_logits, on_test
-from stillroom.commands.run.export_and_scores import make_export, make_scores, read_json, report_of, write_bundle
+from serve.model.session import Session
+from stillroom.commands.run.export_and_scores import (
+    judgement_of,
+    make_export,
+    make_scores,
+    read_json,
+    report_of,
+    write_bundle,
+)
 from stillroom.commands.run.pipeline import fingerprints
 from stillroom.inputs.preflight import RunInputs, prepare
 from stillroom.inputs.recipe import Recipe
@@ -38,8 +47,11 @@ def test_a_student_that_finds_nothing_is_exported_and_left_to_the_gates(tmp_path
     model.classifier.bias.data[0] = 100  # it says "outside" of every word
     save(model, tmp_path / "student", inputs, Progress(validation=[(1, 0.0)]), {"role": "student", "method": "labels"})
     make_export(tmp_path, inputs, tmp_path / "student", tmp_path / "student")
-    made = read_json(tmp_path / "export.json")
-    assert (made["validation"]["fp32"]["value"], made["faults"], made["search"]["repaired"]) == (0, [], [])
+    made = read_variants(tmp_path)
+    assert made.search is not None
+    assert (made.validation["fp32"].value, made.faults, made.search.repaired) == (0, [], [])
+    # What the search asked for nothing, the gate asks.
+    assert [(gate["value"], gate["needed"], gate["passed"]) for gate in made.gates] == [(0, 0.99, False)]
 
 
 def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abstains(tmp_path: Path) -> None:
@@ -63,21 +75,24 @@ def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abs
     assert fingerprints(inputs)["teacher"] != fingerprints(prepare(replace(recipe, out_of_scope="")))["teacher"]
     assert fingerprints(inputs)["export"] != fingerprints(prepare(replace(recipe, keep_right=0.5)))["export"]
 
-    folders = {"teacher": tmp_path / "student", "student": tmp_path / "student", "export": tmp_path}
+    folders = dict.fromkeys(("teacher", "start", "student"), tmp_path / "student") | {"export": tmp_path}
     model = load(inputs.opened, "text-classification", inputs.labels)
-    save(model, folders["student"], inputs, Progress(validation=[(1, 0.5)]), {"role": "student", "method": "labels"})
+    save(model, folders["student"], inputs, Progress(validation=[(1, 0.5)]), DETAILS)
     make_export(tmp_path, inputs, folders["student"], folders["student"])
     make_scores(tmp_path, inputs, folders)
-    exported, scores = read_json(tmp_path / "export.json"), read_json(tmp_path / "scores.json")
-    confidence, test = confidence_of(exported), on_test(scores)
-    for graph, chosen in confidence.items():
+    judgement = judgement_of(inputs, folders, read_json(tmp_path / "scores.json"))
+    assert judgement.test is not None
+    test = judgement.test.reliability
+    assert list(judgement.confidence) == ["fp32", "int8"]
+    for graph, chosen in judgement.confidence.items():
         assert chosen.validation.out_of_scope_texts == 4
         assert (test[graph].rows, test[graph].out_of_scope_texts) == (24, 3)
         assert test[graph].out_of_scope_abstained in (0, 1 / 3, 2 / 3, 1)
-        said = graph_logits(inputs, folders, graph, inputs.test)
+        said = session_logits(Session(judgement.variants.file(graph), 1), inputs.test)
         assert replace(test[graph], out_of_scope_texts=0, out_of_scope_abstained=None) == chosen.on(inputs.test, said)
 
 
+DETAILS = {"role": "student", "method": "labels", "student": "1x32", "origin": {}}
 TEXTS = 44  # in test: more than a report shows
 
 
@@ -138,7 +153,7 @@ def test_a_bundle_holds_no_text_of_the_data_and_says_where_the_texts_are_shown(
     inputs, folders, scores = judged
     out = Path(inputs.recipe.out)
     inputs.workdir.root.mkdir()
-    write_bundle(out, inputs, folders, scores, latency(), "mark", 1.0)
+    write_bundle(out, inputs, folders, scores, judgement_of(inputs, folders, scores, "mark"), latency(), 1.0)
     open_bundle(out)  # verifies every file
     texts = [row.text for split in (inputs.splits.train, inputs.splits.validation, inputs.splits.test) for row in split]
     held = {
@@ -162,15 +177,17 @@ def test_a_report_says_what_was_trained_from_what_where_and_what_its_names_are(
     judged: tuple[RunInputs, dict[str, Path], dict[str, Any]],
 ) -> None:
     inputs, folders, scores = judged
-    report = report_of(inputs, folders, scores, latency())
+    judgement, timed = judgement_of(inputs, folders, scores), latency()
+    report = report_of(inputs, folders, scores, judgement, timed["machine"], timed)
     assert report["made"] == (
         f"A student ({inputs.shape}) was distilled by soft labels from the teacher teacher (1x32, fine-tuned on the same labels) "
         "on 44 labelled texts of my data. Choices and gates are of 44 texts of validation; scores are of 44 texts of test, read once."
     )
     assert report["machine"]["cpu"] == "Some CPU"
-    assert list(report["names"]) == [row["name"] for row in report["summary"]] == ["teacher", "student", "fp32", "int8"]
+    assert list(report["names"]) == [row["name"] for row in report["summary"]]
+    assert [name for name in report["names"] if "openvino" not in name] == ["teacher", "student", "fp32", "int8"]
     assert "one text of 16 tokens" in report["summary_note"]
-    unread = report_of(inputs, folders, {key: scores[key] for key in ("metric", "validation", "gates")}, None)
+    first = {"validation": scores["validation"]}
+    unread = report_of(inputs, folders, first, judgement_of(inputs, folders, first), timed["machine"])
     assert unread["made"].endswith("; test was not read.")
-    assert unread["machine"]["measured_at"] >= "2026"
     assert "disagreeing" not in unread

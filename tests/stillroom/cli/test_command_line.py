@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
-from compress.methods.catalogue import METHODS
+from compress.methods.catalogue import METHODS, Sizes
 from compress.settings import STARTS, TASK_METHODS, TEXT_METHODS
 from serve.errors import GateMissed
 from serve.options import options_of
@@ -83,6 +83,9 @@ def test_the_reference_page_is_what_the_settings_say() -> None:
 
 def test_the_methods_of_help_are_those_that_there_are() -> None:
     assert {*TEXT_METHODS, *TASK_METHODS} == set(METHODS)
+    sizes = Sizes(teacher_layers=12, student_layers=6, teacher_width=768, student_width=768)
+    on_text = {name for name, stages in METHODS.items() if {stage.text for stage in stages(sizes)} == {"corpus"}}
+    assert set(TEXT_METHODS) == on_text
     assert len(TEXT_METHODS) + len(TASK_METHODS) == len(METHODS)
     from compress.models.initialise import STARTS as COPIED
 
@@ -93,7 +96,7 @@ def test_a_missed_gate_is_one_document_and_exit_code_3(capfd: pytest.CaptureFixt
     missed = {"gates": [{"name": "int8 over fp32", "value": 0.9, "needed": 0.99, "passed": False}], "report": "r.html"}
 
     def judge(settings: Evaluation) -> dict[str, object]:
-        raise GateMissed("No bundle was written: int8 keeps 0.9.", missed)
+        raise GateMissed("No bundle was written: int8 keeps 0.9.", document=missed)
 
     verb = Verb(judge, Evaluation, shown=print)
     assert guarded(lambda: verb.main(["--data", "x", "--json"], standalone_mode=False)) == 3

@@ -1,4 +1,3 @@
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -14,7 +13,16 @@ from compress.data.examples import Entity, Example
 from compress.evaluation.predictions import predictions
 from export.graph.exporter import load_classifier
 from export.graph.fusions import Fusion
-from export.packing.builder import Variants, VariantSettings, faults_of, heads_of, make_variants, refuse_nothing_to_keep
+from export.packing.variants import (
+    Split,
+    Variants,
+    VariantSettings,
+    faults_of,
+    heads_of,
+    make_variants,
+    nothing_to_keep,
+    read_variants,
+)
 from export.precision.int8_search import Evaluator, session_logits
 from export.validation.temperature import choose_confidence
 from serve.bundle.manifest import ONNX_NAMES
@@ -49,8 +57,7 @@ def made(
         bert.checkpoint,
         VariantSettings(("fp32", "fp16", "int8"), fuse=EVERY_FUSION, gate=0.8),
         encoded.encodings,
-        examples,
-        encoded,
+        Split(examples, encoded),
         MAX_LENGTH,
         threads=1,
     )
@@ -58,7 +65,7 @@ def made(
 
 def test_every_precision_is_made_and_nothing_forbids_to_ship_it(made: Variants) -> None:
     assert made.faults == []
-    assert made.missed == []
+    assert [gate["passed"] for gate in made.gates] == [True, True]
     assert made.made == ("fp32", "fp16", "int8")
     assert made.schemes == {"fp32": "fp32", "fp16": "fp16", "int8": "static"}
     files = [path.relative_to(made.folder).as_posix() for path in made.folder.rglob("*") if path.is_file()]
@@ -102,10 +109,14 @@ def test_the_search_and_what_processors_must_have_are_told(made: Variants) -> No
     assert made.needs == {}
     eight = replace(made, int8=replace(made.int8, weight_bits=8, cpu=("avx512_vnni", "arm64")))
     assert eight.needs == {"int8": ("avx512_vnni", "arm64")}
-    document = made.as_dict()
-    assert json.loads(json.dumps(document)) == document
-    assert document["runtimes"] == dict.fromkeys(("fp32", "fp16", "int8"), "onnxruntime")
-    assert document["parity"].keys() == made.parity.keys()
+
+
+def test_what_is_kept_beside_the_graphs_is_read_as_it_was(made: Variants) -> None:
+    made.write()
+    try:
+        assert read_variants(made.folder) == made
+    finally:
+        (made.folder / "export.json").unlink()
 
 
 def test_every_precision_has_the_temperature_of_its_own_logits(
@@ -118,8 +129,7 @@ def test_every_precision_has_the_temperature_of_its_own_logits(
         assert made.confidence[precision].fitted
     assert made.confidence["int8"].temperature != made.confidence["fp32"].temperature
     assert not [note for note in made.notes if "temperature" in note]
-    assert list(made.confidence) == list(made.as_dict()["confidence"]) == ["fp32", "fp16", "int8"]
-    assert made.as_dict()["confidence"]["int8"]["temperature"] == made.confidence["int8"].temperature
+    assert list(made.confidence) == ["fp32", "fp16", "int8"]
 
 
 def with_a_worse_int8(made: Variants, wanted: VariantSettings) -> Variants:
@@ -129,27 +139,34 @@ def with_a_worse_int8(made: Variants, wanted: VariantSettings) -> Variants:
     return replace(made, validation=judged, wanted=wanted)
 
 
+def missed(made: Variants) -> list[tuple[str, float]]:
+    return [(gate["name"], gate["value"]) for gate in made.gates if not gate["passed"]]
+
+
 def test_a_gate_is_missed_by_what_would_be_served_alone(made: Variants) -> None:
-    assert with_a_worse_int8(made, VariantSettings(gate=0.9)).missed == [
-        "int8 keeps 0.7500 of fp32's metric on validation, needed 0.9"
-    ]
-    assert with_a_worse_int8(made, VariantSettings(gate=0.75)).missed == []
-    assert len(with_a_worse_int8(made, VariantSettings(gate=1.0)).missed) == 2
+    assert missed(with_a_worse_int8(made, VariantSettings(gate=0.9))) == [("int8 over fp32, validation", 0.75)]
+    assert missed(with_a_worse_int8(made, VariantSettings(gate=0.75))) == []
+    assert len(missed(with_a_worse_int8(made, VariantSettings(gate=1.0)))) == 2
 
 
 @needs_openvino
 def test_the_runtime_that_is_pinned_is_the_one_that_is_gated(made: Variants) -> None:
     pinned = with_a_worse_int8(made, VariantSettings(gate=0.9, runtime="openvino"))
-    assert pinned.missed == ["int8 openvino keeps 0.5000 of fp32's metric on validation, needed 0.9"]
-    assert pinned.as_dict()["runtimes"] == {"fp32": "onnxruntime", "fp16": "onnxruntime", "int8": "openvino"}
+    assert missed(pinned) == [("int8 openvino over fp32, validation", 0.5)]
+    assert [pinned.wanted.runs_in(variant) for variant in pinned.made] == ["onnxruntime", "onnxruntime", "openvino"]
 
 
 def test_a_graph_that_answers_otherwise_may_not_ship(made: Variants) -> None:
     found = {name: replace(made.parity[name], passed=False) for name in ("fp32", "fp16", "int8")}
     found["fp16"] = replace(found["fp16"], beyond_tolerance=3)
     found["int8"] = replace(found["int8"], company_differences=7)
-    assert [faults_of(name, parity, made.wanted) for name, parity in found.items()] == [
-        ["the fp32 graph does not answer as torch does"],
+    ((fp32,), *others) = [faults_of(name, parity, made.wanted) for name, parity in found.items()]
+    assert fp32.startswith(
+        f"the fp32 graph does not answer as torch does: a logit differs by {found['fp32'].largest:.2g}, "
+    )
+    assert "by more than 0.0001 and 1e-05 of a logit" in fp32
+    assert "--atol" in fp32
+    assert others == [
         ["the fp16 graph moves 3 answers by more than its tolerance"],
         ["7 texts are answered otherwise in company than alone by int8"],
     ]
@@ -173,13 +190,15 @@ def test_a_float16_graph_that_does_not_run_is_a_fault_and_the_rest_is_made(
         broken,
         VariantSettings(("fp32", "fp16"), gate=0.8),
         tokenizer.encode_batch(["cancel my order", "book a table"]),
-        [validation[0][i] for i in known],
-        encode([validation[0][i] for i in known], tokenizer, "token-classification", TAGS),
+        Split(
+            [validation[0][i] for i in known],
+            encode([validation[0][i] for i in known], tokenizer, "token-classification", TAGS),
+        ),
         MAX_LENGTH,
         threads=1,
     )
     (fault,) = found.faults
-    assert re.fullmatch(r"the fp16 graph does not run: .*not finite numbers; leave fp16 out of --precision", fault)
+    assert re.fullmatch(r"the fp16 graph does not run: .*not finite numbers; leave fp16 out of --variants", fault)
     assert found.made == ("fp32",)
     assert {precision for _, precision, _ in found.runs} == {"fp32"}
     assert not found.file("fp16").exists()
@@ -196,8 +215,7 @@ def test_where_float32_finds_nothing_no_share_of_it_is_asked_for(
         bert.checkpoint,
         VariantSettings(("fp32", "fp16"), gate=0.9),
         encoded.encodings,
-        examples,
-        encoded,
+        Split(examples, encoded),
         MAX_LENGTH,
     )
     with pytest.raises(
@@ -207,7 +225,8 @@ def test_where_float32_finds_nothing_no_share_of_it_is_asked_for(
     assert not (tmp_path / ONNX_NAMES["fp16"]).exists()
     evaluator = Evaluator(examples, encoded, bert.onnx_file, MAX_LENGTH, threads=1)
     for wanted in (VariantSettings(("fp32",), gate=0.9), VariantSettings(("fp32", "int8"), gate=0)):
-        refuse_nothing_to_keep(evaluator, wanted)
+        (warning,) = nothing_to_keep(evaluator, wanted)
+        assert warning.startswith("The checkpoint scores 0 on validation in fp32: of 40 texts it finds nothing")
 
 
 def test_the_checkpoint_says_how_many_heads_there_are(bert: Exported) -> None:
@@ -218,8 +237,10 @@ def test_the_checkpoint_says_how_many_heads_there_are(bert: Exported) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"precisions": ("fp32", "int4")}, "--precision int4 is unknown; the precisions are fp32, fp16, int8"),
-        ({"precisions": ()}, "--precision names nothing"),
+        ({"variants": ("fp32", "int4")}, "--variants int4 is unknown; the variants are fp32, fp16, int8"),
+        ({"variants": ()}, "--variants names nothing"),
+        ({"atol": -1.0}, "--atol is -1; a number of 0 or more is needed"),
+        ({"atol": float("nan")}, "--atol is nan"),
         ({"int8": "sparse"}, "--int8 sparse is unknown; the schemes are static, weight-only, dynamic"),
         ({"runtime": "tensorrt"}, "--runtime tensorrt is unknown; the runtimes are onnxruntime, openvino"),
         ({"gate": 2.0}, "--gate is 2; a share between 0 and 1 is needed"),

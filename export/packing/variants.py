@@ -1,0 +1,375 @@
+"""From a checkpoint to the graphs of a bundle, each proven: fp32, fp16 and int8, in every runtime that is installed."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import msgspec
+
+from compress.data.encoded import Encoded
+from compress.data.examples import Example
+from compress.data.subset import subset
+from export.graph.exporter import GraphInfo, export_graph, write_model
+from export.graph.fusions import Fusion, fused, joined, missing, operators_of, session_operators
+from export.precision.calibration import with_long_texts
+from export.precision.fp16 import write_fp16
+from export.precision.int8 import Quantised, Scheme, quantise_dynamic, quantise_weight_only
+from export.precision.int8_search import Evaluator, Judged, Prepared, Progress, Search, Verdict, find_int8
+from export.validation.parity import TOLERANCES, Parity, Precision, Text, graph_parity, variant_parity
+from export.validation.temperature import KEPT_RIGHT, Confidence, choose_confidence
+from serve.bundle.manifest import ONNX_NAMES
+from serve.bundle.runtimes import INSTALL_OPENVINO, Runtime, has_openvino
+from serve.errors import BadInput, GateMissed, StillroomError
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+VARIANTS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
+SCHEMES: tuple[Scheme, ...] = ("static", "weight-only", "dynamic")
+
+CALIBRATION_TEXTS = 256
+PARITY_TEXTS = 200
+
+DOCUMENT = "export.json"
+
+
+class Gate(TypedDict):
+    """One bar, and what came of it."""
+
+    name: str
+    value: float
+    needed: float
+    passed: bool
+
+
+def gate(name: str, value: float, needed: float) -> Gate:
+    """The bar `name`, passed by a `value` of `needed` or more."""
+    return Gate(name=name, value=value, needed=needed, passed=value >= needed)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The texts of a split, as the model's tokenizer reads them."""
+
+    examples: Sequence[Example]
+    encoded: Encoded
+    outside: Encoded | None = None
+    """Texts out of scope, which are not among the others."""
+    labelled: bool = True
+
+
+@dataclass(frozen=True)
+class VariantSettings:
+    """What to make of a checkpoint, and what it must keep."""
+
+    variants: tuple[Precision, ...] = ("fp32", "int8")
+    int8: Scheme = "static"
+    fuse: tuple[Fusion, ...] = ()
+    """Kernels to join in the float graphs, for GPUs."""
+    gate: float = 0.99
+    """Least share of the fp32 metric that every other variant keeps on validation; without labels, of fp32's labels."""
+    runtime: Runtime = "onnxruntime"
+    """What the manifest pins for int8."""
+    keep_right: float = KEPT_RIGHT
+    """Share of validation's rightly answered texts that the threshold for abstaining leaves answered; 0 sets none."""
+    atol: float = TOLERANCES["fp32"][0]
+    """What a logit of fp32 may differ by from torch's, beside a share of it."""
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.variants) - set(VARIANTS)):
+            raise BadInput(f"--variants {', '.join(unknown)} is unknown; the variants are {', '.join(VARIANTS)}.")
+        if not self.variants:
+            raise BadInput("--variants names nothing; give some of fp32, fp16, int8.")
+        if self.int8 not in SCHEMES:
+            raise BadInput(f"--int8 {self.int8} is unknown; the schemes are {', '.join(SCHEMES)}.")
+        if not 0 <= self.gate <= 1:
+            raise BadInput(f"--gate is {self.gate:g}; a share between 0 and 1 is needed.")
+        if not 0 <= self.keep_right <= 1:
+            raise BadInput(f"--keep-right is {self.keep_right:g}; a share between 0 and 1 is needed.")
+        if not 0 <= self.atol < float("inf"):
+            raise BadInput(f"--atol is {self.atol:g}; a number of 0 or more is needed.")
+        if self.runtime not in ("onnxruntime", "openvino"):
+            raise BadInput(f"--runtime {self.runtime} is unknown; the runtimes are onnxruntime, openvino.")
+        if self.runtime == "openvino" and not has_openvino():
+            raise BadInput(f"--runtime openvino: OpenVINO is not installed; {INSTALL_OPENVINO}.")
+        if self.runtime == "openvino" and self.int8 == "weight-only":
+            raise BadInput("--int8 weight-only is read by onnxruntime alone; leave --runtime openvino out.")
+
+    def runs_in(self, variant: Precision) -> Runtime:
+        """What the manifest pins for `variant`."""
+        return self.runtime if variant == "int8" else "onnxruntime"
+
+
+@dataclass
+class Variants:
+    """The graphs of a checkpoint under one folder, by precision, and all that was found out about them."""
+
+    folder: Path
+    wanted: VariantSettings
+    graph: GraphInfo
+    max_length: int
+    """Longest text in tokens."""
+    validated_on: int = 0
+    """Texts of validation."""
+    labelled: bool = True
+    """Whether they had labels."""
+    schemes: dict[str, str] = field(default_factory=dict)
+    int8: Quantised | None = None
+    fp16_kept: tuple[str, ...] = ()
+    fusions: dict[Precision, dict[str, int]] = field(default_factory=dict)
+    """Kernels in onnxruntime's session as loaded."""
+    parity: dict[str, Parity] = field(default_factory=dict)
+    """By precision in onnxruntime, and by `precision openvino`."""
+    validation: dict[str, Verdict] = field(default_factory=dict)
+    """By the same names."""
+    confidence: dict[Precision, Confidence] = field(default_factory=dict)
+    """By precision, of the runtime that the manifest pins."""
+    search: Search | None = None
+    faults: list[str] = field(default_factory=list)
+    """Why these graphs may not ship, in words; the metric apart, for which see `gates`."""
+    notes: list[str] = field(default_factory=list)
+    """What was left out, and why."""
+
+    @property
+    def made(self) -> tuple[Precision, ...]:
+        """What was made, fp32 always among it."""
+        return tuple(variant for variant in VARIANTS if variant in self.schemes)
+
+    def file(self, variant: Precision) -> Path:
+        """The graph of `variant`."""
+        return self.folder / ONNX_NAMES[variant]
+
+    @property
+    def needs(self) -> dict[str, tuple[str, ...]]:
+        """What processors the variants ask for."""
+        return {"int8": self.int8.cpu} if self.int8 and self.int8.cpu else {}
+
+    @property
+    def runs(self) -> list[tuple[str, Precision, Runtime]]:
+        """Name, precision and runtime of everything that was compared."""
+        return [(name, found.precision, found.runtime) for name, found in self.parity.items()]
+
+    @property
+    def served(self) -> Precision:
+        """What is served unless another is asked for: int8 when its answers do not depend on the batch, else a float one."""
+        order: tuple[Precision, ...] = ("int8", "fp32", "fp16")
+        if self.wanted.int8 == "dynamic":
+            order = ("fp32", "fp16", "int8")
+        return next(variant for variant in order if variant in self.wanted.variants)
+
+    @property
+    def gates(self) -> list[Gate]:
+        """What each variant keeps of fp32, in the runtime that would serve it."""
+        of = "over fp32, validation" if self.labelled else f"has fp32's labels, {self.validated_on} texts"
+        return [
+            gate(f"{name} {of}", self.validation[name].share, self.wanted.gate)
+            for name, variant, runtime in self.runs
+            if variant != "fp32" and runtime == self.wanted.runs_in(variant)
+        ]
+
+    @property
+    def limits(self) -> list[str]:
+        """Sentences for a card: what the int8 graph asks for, and what was left in float32."""
+        said = []
+        if self.int8 and self.int8.scheme == "dynamic":
+            said.append("The int8 graph is dynamically quantised: its answer to a text depends on the batch.")
+        if needs := self.needs.get("int8"):
+            said.append(
+                f"The int8 graph's 8-bit weights need a processor with one of {', '.join(needs)}; elsewhere its sums would "
+                "saturate, and stillroom answers from fp32 where the bundle has it."
+            )
+        if self.int8 and self.int8.kept:
+            said.append(f"For accuracy these products are left in float32: {', '.join(self.int8.kept)}.")
+        if self.fp16_kept:
+            said.append(f"In the fp16 graph these values are left in float32: {', '.join(self.fp16_kept)}.")
+        usual = TOLERANCES["fp32"][0]
+        if self.wanted.atol != usual:
+            said.append(
+                f"Its fp32 graph was allowed to differ from torch by {self.wanted.atol:g} in a logit, not by the usual {usual:g}."
+            )
+        return said
+
+    def write(self) -> None:
+        """Keep all of this beside the graphs, for `read_variants`."""
+        document = {key: value for key, value in asdict(self).items() if key != "folder"}
+        (self.folder / DOCUMENT).write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
+
+
+def read_variants(folder: Path) -> Variants:
+    """What `Variants.write` left in `folder`."""
+    document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
+    return msgspec.convert({**document, "folder": str(folder)}, Variants, dec_hook=lambda kind, value: kind(value))
+
+
+def make_variants(
+    folder: Path,
+    checkpoint: Path,
+    wanted: VariantSettings,
+    calibration: "Sequence[Encoding]",
+    validation: Split,
+    max_length: int,
+    *,
+    threads: int | None = None,
+    progress: Progress = lambda _: None,
+) -> Variants:
+    """Write the graphs of `checkpoint` that are `wanted` under `folder`, and find out what they are worth.
+
+    `calibration` are texts of the training split, of which a few hundred are used. fp32 is always made: it is what the
+    others are held against. What forbids to ship is collected in `faults`, and a fp16 graph that does not run is not among
+    what was made. BadInput when the checkpoint cannot be exported, a fusion finds nothing to join, or fp32 has no metric of
+    which the others could keep a share.
+    """
+    import onnx
+
+    plain = folder / "plain.onnx"
+    graph_info = export_graph(checkpoint, plain, max_length)
+    found = Variants(
+        folder, wanted, graph_info, max_length, validated_on=len(validation.encoded), labelled=validation.labelled
+    )
+    model = onnx.load(plain)
+    graph, promised = joined(model, wanted.fuse, heads_of(checkpoint)) if wanted.fuse else (model, {})
+    write_model(graph, found.file("fp32"))
+    found.schemes["fp32"] = "fp32"
+    promised |= {
+        "gelu": found.graph.operators.get("Gelu", 0),
+        "layer-norm": found.graph.operators.get("LayerNormalization", 0),
+    }
+    chosen = with_long_texts(subset(calibration, CALIBRATION_TEXTS), max_length)
+    evaluator = Evaluator(
+        validation.examples,
+        validation.encoded,
+        plain if wanted.fuse else found.file("fp32"),  # the same graph: it runs once
+        max_length,
+        threads,
+        labelled=validation.labelled,
+    )
+    for warning in nothing_to_keep(evaluator, wanted):
+        progress(f"warning: {warning}")
+        found.notes.append(warning)
+    if "fp16" in wanted.variants:
+        progress("fp16: converting, loading, running")
+        try:
+            found.fp16_kept = write_fp16(model, found.file("fp16"), chosen, joined=graph, threads=threads)
+            found.schemes["fp16"] = "fp16"
+        except GateMissed as missed:
+            found.faults.append(missed.message)
+    judged: dict[str, Judged] = {}
+    if "int8" in wanted.variants:
+        progress(f"int8, {wanted.int8}")
+        if wanted.int8 == "static":
+            prepared = Prepared.of(plain, chosen, threads)
+            found.int8, found.search, judged[run_name("int8", wanted.runtime)] = find_int8(
+                prepared, evaluator, found.file("int8"), wanted.gate, progress, runtime=wanted.runtime
+            )
+        else:
+            quantise = quantise_dynamic if wanted.int8 == "dynamic" else quantise_weight_only
+            found.int8 = quantise(model, found.file("int8"))
+        found.schemes["int8"] = found.int8.scheme
+    for variant in found.made:
+        due = dict(promised) if variant != "int8" else _due_in_int8(found, promised)
+        # Processors have no float16 kernels: a session here would show what it does instead. What is in the file counts.
+        file = found.file(variant)
+        counted = operators_of(onnx.load(file)) if variant == "fp16" else session_operators(file)
+        found.fusions[variant] = fused(counted)
+        found.faults += [f"{variant}: {fault}" for fault in missing(found.fusions[variant], due)]
+    progress("parity and metric of every variant in every runtime")
+    _compare(found, checkpoint, plain, validation, evaluator, judged)
+    plain.unlink()
+    return found
+
+
+def run_name(variant: Precision, runtime: Runtime) -> str:
+    """What `variant` in `runtime` is called in reports: onnxruntime goes without saying."""
+    return variant if runtime == "onnxruntime" else f"{variant} {runtime}"
+
+
+def heads_of(checkpoint: Path) -> int:
+    """How many attention heads the model in folder `checkpoint` has."""
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(checkpoint, local_files_only=True).num_attention_heads)
+
+
+def nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> list[str]:
+    """What to warn of when fp32 has no metric on validation. BadInput when another variant is to keep a share of it."""
+    if evaluator.fp32.value:
+        return []
+    zero = (
+        f"The checkpoint scores 0 on validation in fp32: of {len(evaluator.gold)} texts it finds nothing that their labels say. It was "
+        "not trained for these labels, or too little"
+    )
+    gated = [variant for variant in wanted.variants if variant != "fp32"]
+    if gated and wanted.gate:
+        raise BadInput(
+            f"{zero}. There is no metric of which {' and '.join(gated)} could keep {wanted.gate:g}. Train it longer or give data of its "
+            "own task; --variants fp32 or --gate 0 exports it as it is."
+        )
+    return [f"{zero}."]
+
+
+def _due_in_int8(found: Variants, promised: dict[str, int]) -> dict[str, int]:
+    """int8 is never joined (its operators are the standard ones), and its products must really run on integers."""
+    assert found.int8 is not None
+    kept = {name: count for name, count in promised.items() if name in ("gelu", "layer-norm")}
+    return kept | {"integer products": found.int8.products}
+
+
+def _compare(
+    found: Variants,
+    checkpoint: Path,
+    plain: Path,
+    validation: Split,
+    evaluator: Evaluator,
+    judged: dict[str, Judged],
+) -> None:
+    """Parity, verdict and confidence of every variant in every runtime; those that are in `judged` ran already."""
+    texts: list[Text] = [example.text_or_pair for example in subset(validation.examples, PARITY_TEXTS)]
+    for variant in found.made:
+        runtimes: list[Runtime] = ["onnxruntime"]
+        # MatMulNBits with 8 bits is an operator of onnxruntime's own.
+        if has_openvino() and not (variant == "int8" and found.wanted.int8 == "weight-only"):
+            runtimes.append("openvino")
+        for runtime in runtimes:
+            name = run_name(variant, runtime)
+            file, pinned = found.file(variant), runtime == found.wanted.runs_in(variant)
+            how: dict[str, Any] = {"runtime": runtime, "threads": evaluator.threads}
+            try:
+                parity = (
+                    graph_parity(checkpoint, file, texts, found.max_length, atol=found.wanted.atol, **how)
+                    if variant == "fp32"
+                    else variant_parity(variant, checkpoint, plain, file, texts, found.max_length, **how)
+                )
+                logits, verdict = judged.get(name) or evaluator.judge(file, runtime)
+            except StillroomError as error:
+                if pinned:
+                    raise
+                # Nobody asked for this runtime: what it cannot run is told, and stops nothing.
+                found.notes.append(f"{name} was left out: {error.message}")
+                continue
+            found.parity[name], found.validation[name] = parity, verdict
+            if pinned:
+                found.faults += faults_of(name, parity, found.wanted)
+            if pinned and validation.labelled:
+                strange = evaluator.logits(file, runtime, validation.outside) if validation.outside else []
+                found.confidence[variant] = choose_confidence(
+                    evaluator.encoded, logits, strange, found.wanted.keep_right
+                )
+                if not found.confidence[variant].fitted:
+                    found.notes.append(f"{name} keeps temperature 1: validation knows no better one")
+
+
+def faults_of(name: str, parity: Parity, wanted: VariantSettings) -> list[str]:
+    """What forbids to ship a graph, in words; nothing when it answers as its reference does, and alone as in company."""
+    if parity.passed or (parity.precision == "int8" and wanted.int8 == "dynamic"):
+        return []
+    if parity.precision == "fp32":
+        return [
+            f"the fp32 graph does not answer as torch does: a logit differs by {parity.largest:.2g}, {parity.beyond_tolerance:,} of "
+            f"{parity.positions:,} answers by more than {parity.absolute_tolerance:g} and {parity.relative_tolerance:g} of a logit, and "
+            f"{parity.labels_changed:,} have another label (--atol of `stillroom export` sets what a logit may differ by)"
+        ]
+    if parity.precision == "fp16":
+        return [f"the fp16 graph moves {parity.beyond_tolerance} answers by more than its tolerance"]
+    return [f"{parity.company_differences} texts are answered otherwise in company than alone by {name}"]

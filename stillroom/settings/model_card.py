@@ -1,0 +1,16 @@
+"""What a model card states that no file of the model says; `run` and `export` have these settings."""
+
+from dataclasses import dataclass
+
+from serve.options import setting
+
+PANEL = "Model card"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCard:
+    """Licences and language, as the Hub's metadata names them."""
+
+    license: str = setting("", help="Of the model: a short name that the Hub knows, such as apache-2.0.", panel=PANEL)
+    data_license: str = setting("", help="Of the data that it learned from.", panel=PANEL)
+    language: str = setting("", help="Of the texts: a code that the Hub knows, such as en.", panel=PANEL)
