@@ -104,21 +104,21 @@ class Exporting:
             )
         return wanted
 
-    def check(self) -> None:
-        """Nothing, when the other settings can be used. BadInput names those that cannot, all at once."""
-        faults = Faults()
-        faults.check(lambda: self.wanted)
+    def faults(self) -> list[str]:
+        """What is out of its range or does not go together, a line each."""
+        found = Faults()
+        found.check(lambda: self.wanted)
         if not 0 <= self.latency_seconds < math.inf:
-            faults.messages.append(f"--latency-seconds is {self.latency_seconds:g}; a number of 0 or more is needed.")
+            found.messages.append(f"--latency-seconds is {self.latency_seconds:g}; a number of 0 or more is needed.")
         if self.threads < 0:
-            faults.messages.append(f"--threads is {self.threads}; give 0 for all cores, or a number of them.")
+            found.messages.append(f"--threads is {self.threads}; give 0 for all cores, or a number of them.")
         if self.data and self.texts:
-            faults.messages.append(
+            found.messages.append(
                 "--texts is for an export without --data, whose texts calibrate and judge; leave one out."
             )
         if self.out_of_scope and not self.data:
-            faults.messages.append(f"--out-of-scope {self.out_of_scope} names a label of the data; give --data too.")
-        faults.raise_if_any()
+            found.messages.append(f"--out-of-scope {self.out_of_scope} names a label of the data; give --data too.")
+        return found.messages
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> dict[s
 def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
     """The inputs, opened; nothing is written. BadInput for what cannot be exported."""
     faults = Faults()
-    faults.check(settings.check)
+    faults.messages += settings.faults()
     faults.check(lambda: _refuse_taken(out))
     opened = faults.check(lambda: _opened(checkpoint))
     kept_texts = faults.check(
