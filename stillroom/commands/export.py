@@ -85,9 +85,7 @@ class Exporting:
     license: str = ""  # of the model: a short name that the Hub knows, such as apache-2.0
     data_license: str = ""  # of the data that it learned from
     language: str = ""  # of the texts: a code that the Hub knows, such as en
-    texts: tuple[
-        str, ...
-    ] = ()  # files of unlabelled text, without --data: int8 is calibrated on them and judged by them
+    texts: tuple[str, ...] = ()  # files of unlabelled text, without data: they calibrate int8 and judge it
     atol: float = TOLERANCES["fp32"][0]  # what a logit of fp32 may differ by from torch's, beside a share of it
 
     @property
@@ -114,7 +112,7 @@ class Exporting:
             found.messages.append(f"--threads is {self.threads}; give 0 for all cores, or a number of them.")
         if self.data and self.texts:
             found.messages.append(
-                "--texts is for an export without --data, whose texts calibrate and judge; leave one out."
+                "--texts is for an export without --data, which has texts to calibrate on and judge by; leave one out."
             )
         if self.out_of_scope and not self.data:
             found.messages.append(f"--out-of-scope {self.out_of_scope} names a label of the data; give --data too.")
@@ -175,10 +173,7 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> dict[s
     with Workdir(out.with_name(f"{out.name}.export-work")).scratch() as folder:
         _refuse_taken(out)  # by an export that has ended since
         clear_leftovers(out)
-        for ending in (
-            "html",
-            "json",
-        ):  # of an earlier call that missed a gate: whatever this one ends in, it is of another
+        for ending in ("html", "json"):  # of an earlier call that missed a gate
             out.with_name(f"{out.name}.report.{ending}").unlink(missing_ok=True)
         return _export(folder, out, given, machine)
 

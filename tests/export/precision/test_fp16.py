@@ -139,7 +139,7 @@ def test_a_model_that_gives_no_numbers_is_refused_and_not_left_behind(
     model = onnx.load(bert.onnx_file)
     (scales,) = [name for name in Wiring(model).constants if name.endswith("layer.1.output.LayerNorm.weight")]
     broken = with_constants(model, {scales: np.full(32, np.nan)}, tmp_path / "broken.onnx")
-    with pytest.raises(GateMissed, match=r"the fp16 graph does not run: .*; leave fp16 out of --precision"):
+    with pytest.raises(GateMissed, match=r"the fp16 graph does not run: .*; leave fp16 out of --variants"):
         halved(broken, tmp_path / "half.onnx", bert, texts)
     assert [path.name for path in tmp_path.iterdir()] == ["broken.onnx"]
 
