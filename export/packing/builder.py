@@ -191,7 +191,7 @@ class Judgement:
             figures=[
                 Figure(name, HUB_METRICS[self.metric], row["value"], row["low"], row["high"], sizes[name])
                 for name, row in scores.items()
-                if runs.get(name, served) in self.packed
+                if name not in runs or runs[name] in self.packed
             ],
             shipped=run_name(served, self.variants.wanted.runs_in(served)),
             report=True,

@@ -1,6 +1,7 @@
 """From a checkpoint to the graphs of a bundle, each proven: fp32, fp16 and int8, in every runtime that is installed."""
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-from compress.data.subset import subset
+from compress.data.subset import Row, subset
 from export.graph.exporter import GraphInfo, export_graph, write_model
 from export.graph.fusions import Fusion, fused, joined, missing, operators_of, session_operators
 from export.precision.calibration import with_long_texts
@@ -236,7 +237,7 @@ def make_variants(
         "gelu": found.graph.operators.get("Gelu", 0),
         "layer-norm": found.graph.operators.get("LayerNormalization", 0),
     }
-    chosen = with_long_texts(subset(calibration, CALIBRATION_TEXTS), max_length)
+    chosen = with_long_texts(_drawn(calibration, CALIBRATION_TEXTS), max_length)
     evaluator = Evaluator(
         validation.examples,
         validation.encoded,
@@ -278,6 +279,13 @@ def make_variants(
     _compare(found, checkpoint, plain, validation, evaluator, judged)
     plain.unlink()
     return found
+
+
+def _drawn(rows: Sequence[Row], count: int) -> list[Row]:
+    """`count` of `rows`, mixed: long texts are made of neighbours, which in a file sorted by label have one label."""
+    drawn = subset(rows, count)
+    random.Random(0).shuffle(drawn)
+    return drawn
 
 
 def run_name(variant: Precision, runtime: Runtime) -> str:
@@ -325,7 +333,7 @@ def _compare(
     judged: dict[str, Judged],
 ) -> None:
     """Parity, verdict and confidence of every variant in every runtime; those that are in `judged` ran already."""
-    texts: list[Text] = [example.text_or_pair for example in subset(validation.examples, PARITY_TEXTS)]
+    texts: list[Text] = [example.text_or_pair for example in _drawn(validation.examples, PARITY_TEXTS)]
     for variant in found.made:
         runtimes: list[Runtime] = ["onnxruntime"]
         # MatMulNBits with 8 bits is an operator of onnxruntime's own.

@@ -60,17 +60,17 @@ def wanted_of(settings: Exporting) -> VariantSettings:
     return wanted
 
 
-def _check(settings: Exporting) -> None:
-    """Nothing, when the settings can be used together. BadInput names those that cannot, all at once."""
-    faults = Faults()
-    faults.check(lambda: wanted_of(settings))
+def _faults(settings: Exporting) -> list[str]:
+    """Which settings do not go together, a line each."""
+    found = Faults()
+    found.check(lambda: wanted_of(settings))
     if settings.data and settings.texts:
-        faults.messages.append(
-            "--texts is for an export without --data, whose texts calibrate and judge; leave one out."
+        found.messages.append(
+            "--texts is for an export without --data, which has texts to calibrate on and judge by; leave one out."
         )
     if settings.out_of_scope and not settings.data:
-        faults.messages.append(f"--out-of-scope {settings.out_of_scope} names a label of the data; give --data too.")
-    faults.raise_if_any()
+        found.messages.append(f"--out-of-scope {settings.out_of_scope} names a label of the data; give --data too.")
+    return found.messages
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,7 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> dict[s
     with Workdir(out.with_name(f"{out.name}.export-work")).scratch() as folder:
         _refuse_taken(out)  # by an export that has ended since
         clear_leftovers(out)
-        for ending in (
-            "html",
-            "json",
-        ):  # of an earlier call that missed a gate: whatever this one ends in, it is of another
+        for ending in ("html", "json"):  # of an earlier call that missed a gate
             out.with_name(f"{out.name}.report.{ending}").unlink(missing_ok=True)
         return _export(folder, out, given, machine)
 
@@ -138,7 +135,7 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> dict[s
 def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
     """The inputs, opened; nothing is written. BadInput for what cannot be exported."""
     faults = Faults()
-    faults.check(lambda: _check(settings))
+    faults.messages += _faults(settings)
     faults.check(lambda: _refuse_taken(out))
     opened = faults.check(lambda: _opened(checkpoint, settings.revision))
     kept_texts = faults.check(

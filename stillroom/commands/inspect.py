@@ -39,7 +39,7 @@ def explain(bundle: Bundle) -> None:
         table(f"{manifest.metrics.get('metric')}, test", ["model", "value", "95 % interval"], scores)
     if compared := _parity(manifest.parity):
         header = ["variant", "labels changed per 10k", "largest difference", "99.9th percentile", "other in company"]
-        table("against its reference, on texts of validation at shapes that the export never saw", header, compared)
+        table("against its reference, at shapes that the export never saw", header, compared)
     files = [[path, f"{file.bytes / 1e6:.2f}", file.sha256[:16]] for path, file in sorted(manifest.files.items())]
     table("files", ["file", "MB", "sha256"], files)
     lineage = {key: value for key, value in manifest.lineage.items() if isinstance(value, str | int | float)}

@@ -1,5 +1,7 @@
 import filecmp
+import itertools
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
+import yaml
 from small_task import write_rows
 
 import stillroom as face
@@ -93,8 +96,28 @@ def report_of(bundle: Path) -> dict[str, object]:
 
 
 def test_every_precision_is_made_checked_and_served(classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    out = exported(classifier, tmp_path / "one", task_data, variants="fp32,fp16,int8", **FAST)
+    document = face.export(classifier, tmp_path / "one", task_data, variants="fp32,fp16,int8", **FAST)
+    out = tmp_path / "one"
     manifest = open_bundle(out).manifest
+    assert (document["bundle"], document["report"], document["metric"]) == (
+        str(out),
+        str(out / "report.html"),
+        "accuracy",
+    )
+    assert list(document["variants"]) == ["fp32", "fp16", "int8"]
+    assert document["variants"]["int8"]["size_bytes"] == (out / "onnx" / "model_quantized.onnx").stat().st_size
+    assert {gate["name"] for gate in document["gates"] if gate["passed"]} == {
+        "fp16 over fp32, validation",
+        "int8 over fp32, validation",
+    }
+    assert document["scores"] == {split: manifest.metrics[split] for split in ("validation", "test")}
+    assert document["scores"]["test"]["int8"].keys() == {"value", "low", "high"}
+    assert (document["claims"], document["warnings"]) == (report_of(out)["claims"], report_of(out)["warnings"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one"]
+    texts = [json.loads(line)["text"] for file in task_data.iterdir() for line in file.read_text().splitlines()]
+    for name in ("report.html", "report.json", "README.md", "manifest.json"):
+        content = (out / name).read_text()
+        assert not [text for text in texts if text in content], name
     assert (manifest.default_variant, sorted(manifest.variants)) == ("int8", ["fp16", "fp32", "int8"])
     answers = {variant: face.Pipeline(out, variant)("please refund the lamp") for variant in manifest.variants}
     assert {answer["labels"][0]["label"] for answer in answers.values()} == {"refund"}
@@ -185,10 +208,79 @@ def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
 ) -> None:
     monkeypatch.setattr("export.precision.int8_search.MOST_KEPT", 0.0)  # nothing may be put back
     broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_NEITHER)
-    with pytest.raises(GateMissed, match=r"No bundle was written: int8 over fp32, validation is 0\.\d+, needed 0\.9"):
+    with pytest.raises(
+        GateMissed, match=r"No bundle was written: int8 over fp32, validation is 0\.\d+, needed 0\.9"
+    ) as missed:
         face.export(broken, tmp_path / "out", task_data, gate=0.9, **FAST)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "out.report.html", "out.report.json"]
+    document = missed.value.document
+    assert document is not None
+    assert (document["bundle"], document["report"]) == (None, str(tmp_path / "out.report.html"))
+    assert [(gate["name"], gate["passed"]) for gate in document["gates"]] == [("int8 over fp32, validation", False)]
+    assert document["scores"].keys() == {"validation"}
     assert not report_of(tmp_path / "out")["search"]["held"]  # type: ignore[index]
+
+
+def test_without_data_fp32_is_exported_and_nothing_is_said_to_be_scored(classifier: Path, tmp_path: Path) -> None:
+    document = face.export(classifier, tmp_path / "out", **FAST)
+    manifest = open_bundle(tmp_path / "out").manifest
+    assert (list(manifest.variants), manifest.labels) == (["fp32"], ["praise", "refund", "status"])
+    assert manifest.parity["fp32"]["passed"]  # type: ignore[index]
+    assert manifest.parity["fp32"]["texts"] > 200  # type: ignore[index]
+    assert (manifest.metrics, document["scores"], document["gates"]) == (
+        {"metric": "accuracy", "confidence": {}},
+        {},
+        [],
+    )
+    assert document["claims"] == ["No scores were measured: the export was given no labelled texts."]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "No scores were measured" in card
+    assert not any(word in card for word in ("## Scores", "test split", "temperature"))
+    assert "No scores were measured" in (tmp_path / "out" / "report.html").read_text()
+    assert face.Pipeline(tmp_path / "out")("please refund the lamp")["labels"][0]["label"] == "refund"
+
+
+def test_without_data_int8_is_calibrated_on_unlabelled_texts_and_held_to_the_labels_of_float32(
+    classifier: Path, task_data: Path, tmp_path: Path
+) -> None:
+    texts = (str(task_data / "train.jsonl"),)
+    document = face.export(classifier, tmp_path / "out", variants="fp32,int8", texts=texts, **FAST)
+    (gate,) = document["gates"]
+    assert (gate["name"], gate["needed"], gate["passed"]) == ("int8 has fp32's labels, 120 texts", 0.99, True)
+    assert list(open_bundle(tmp_path / "out").manifest.variants) == ["fp32", "int8"]
+
+
+def test_what_needs_data_or_texts_says_so(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"--variants int8 without --data: int8 is calibrated on text .* Give --data, .* or --texts"
+    ):
+        face.export(classifier, tmp_path / "out", variants="fp32,int8")
+    (tmp_path / "one.txt").write_text("please refund the lamp\n" * 3)
+    with pytest.raises(BadInput, match=r"--texts .*one.txt: 1 text is there; two or more are needed"):
+        face.export(classifier, tmp_path / "out", variants="int8", texts=(str(tmp_path / "one.txt"),))
+    with pytest.raises(BadInput, match=r"(?s)2 things .*--atol is -1.*--texts is for an export without --data"):
+        face.export(classifier, tmp_path / "out", task_data, texts=("one.txt",), atol=-1.0)
+    with pytest.raises(BadInput, match="--out-of-scope strange names a label of the data; give --data too"):
+        face.export(classifier, tmp_path / "out", out_of_scope="strange")
+    assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
+
+
+def test_licences_language_and_the_teachers_name_on_the_hub_are_on_the_card_and_the_load_is_that_of_the_start(
+    classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Path(shutil.copytree(classifier, tmp_path / "known"))
+    lineage = json.loads((known / "lineage.json").read_text())
+    (known / "lineage.json").write_text(json.dumps({**lineage, "teacher": "someone/large"}))
+    loads = itertools.count(0.25)  # rising, as while an export works
+    monkeypatch.setattr("os.getloadavg", lambda: (next(loads), 0.0, 0.0))
+    told = {"license": "apache-2.0", "data_license": "CC0", "language": "en"}
+    out = exported(known, tmp_path / "out", task_data, variants="fp32", threads=1, latency_seconds=0.01, **told)
+    front = yaml.safe_load((out / "README.md").read_text().split("---\n")[1])
+    assert (front["license"], front["language"], front["base_model"]) == ("apache-2.0", "en", "someone/large")
+    assert "Licence of the model: apache-2.0; of the data: CC0." in (out / "README.md").read_text()
+    report = report_of(out)
+    assert report["machine"]["load_average"] == 0.25  # type: ignore[index]
+    assert report["latency"]["machine"] == report["machine"]  # type: ignore[index]
 
 
 def test_what_is_doubtful_about_the_data_is_told_as_a_run_tells_it(trimmed: tuple[Path, str]) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,14 @@ def test_the_bundle_holds_what_it_says_and_its_card_nothing_of_this_machine(
         assert line in (out / "README.md").read_text(encoding="utf-8")
         assert [claim for claim in document["claims"] if claim.startswith(line)]
         assert variant.abstain_below is None
+    assert [(gate["name"], gate["passed"]) for gate in document["gates"]] == [
+        ("int8 over fp32, validation", True),
+        ("int8 over teacher, validation", True),
+    ]
+    machine = json.loads((out / "report.json").read_text(encoding="utf-8"))["machine"]
+    # The load is that from before any training.
+    read_at = datetime.fromisoformat(machine["measured_at"]).timestamp()
+    assert read_at <= (out.with_name("tiny.work") / "teacher" / "lineage.json").stat().st_mtime
     with_texts = out.with_name("tiny.work") / "report.html"
     assert (document["report"], document["report_with_texts"]) == (str(out / "report.html"), str(with_texts))
     assert with_texts.is_file()

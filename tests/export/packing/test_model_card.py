@@ -94,6 +94,8 @@ def test_what_is_not_known_is_left_out(license_name: str | None) -> None:
         ({"lineage": {"teacher": "large", "method": "minilmv2 + soft labels"}}, True),
         ({"lineage": {"teacher": "large", "stage": "soft labels", "role": "student"}}, True),
         ({"lineage": {"checkpoint": "found-somewhere"}}, False),
+        ({"base_model": "someone/model", "lineage": {"checkpoint": "someone/model"}}, False),
+        ({"base_model": "someone/large", "lineage": {"teacher": "someone/large", "method": "labels"}}, False),
         ({"lineage": {"teacher": "itself", "method": "labels"}}, False),
         ({"lineage": {"teacher": "large", "method": "none"}}, False),
         ({}, False),

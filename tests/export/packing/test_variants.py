@@ -1,5 +1,6 @@
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from compress.data.examples import Entity, Example
 from compress.evaluation.predictions import predictions
 from export.graph.exporter import load_classifier
 from export.graph.fusions import Fusion
+from export.packing import variants
 from export.packing.variants import (
     Split,
     Variants,
@@ -23,10 +25,11 @@ from export.packing.variants import (
     nothing_to_keep,
     read_variants,
 )
+from export.precision import int8_search
 from export.precision.int8_search import Evaluator, session_logits
 from export.validation.temperature import choose_confidence
-from serve.bundle.manifest import ONNX_NAMES
-from serve.bundle.runtimes import has_openvino
+from serve.bundle.manifest import ONNX_NAMES, sha256_file
+from serve.bundle.runtimes import Runtime, has_openvino
 from serve.errors import BadInput
 from serve.model.session import Session
 from serve.text.tokenizer import load_tokenizer
@@ -132,6 +135,78 @@ def test_every_precision_has_the_temperature_of_its_own_logits(
     assert list(made.confidence) == ["fp32", "fp16", "int8"]
 
 
+def test_each_file_runs_over_validation_once_in_a_runtime(
+    bert: Exported, validation: tuple[list[Example], Encoded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, str]] = []
+
+    class Counted(Session):
+        def __init__(
+            self, onnx_file: Path, threads: int | None = None, runtime: Runtime = "onnxruntime", *more: int
+        ) -> None:
+            ran.append((sha256_file(onnx_file), runtime))
+            super().__init__(onnx_file, threads, runtime, *more)
+
+    monkeypatch.setattr("export.precision.int8_search.Session", Counted)
+    wanted = VariantSettings(gate=0.8)
+    found = make_variants(
+        tmp_path, bert.checkpoint, wanted, validation[1].encodings, Split(*validation), MAX_LENGTH, threads=1
+    )
+    assert len(ran) == len(set(ran))
+    tried = {digest for digest, runtime in ran if runtime == "onnxruntime"}
+    assert len(tried) == 3  # fp32, and int8 with either range
+    assert {sha256_file(found.file(variant)) for variant in ("fp32", "int8")} < tried
+    assert found.search is not None
+    assert found.search.reached == found.validation["int8"]
+
+
+def test_a_file_that_is_sorted_by_label_is_drawn_from_as_a_whole(
+    bert: Exported, validation: tuple[list[Example], Encoded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples, encoded = validation
+    drawn: dict[str, set[int]] = {}
+
+    def watch(module: object, name: str, places: Callable[..., set[int]]) -> None:
+        real = getattr(module, name)
+
+        def watched(*given: object, **more: object) -> object:
+            drawn[name] = places(*given)
+            return real(*given, **more)
+
+        monkeypatch.setattr(module, name, watched)
+
+    for constant in ("PARITY_TEXTS", "CALIBRATION_TEXTS"):
+        monkeypatch.setattr(variants, constant, 12)
+    monkeypatch.setattr(int8_search, "SWEEP_TEXTS", 12)
+    at = {text: i for i, text in enumerate(encoded.texts)}
+    watch(variants, "graph_parity", lambda checkpoint, file, texts, *_: {at[text] for text in texts})
+    ids = [encoding.ids for encoding in encoded.encodings]
+    watch(variants, "with_long_texts", lambda calibration, _: {ids.index(each.ids) for each in calibration})
+    watch(int8_search, "session_logits", lambda session, part: {at[text] for text in part.texts})
+    found = make_variants(
+        tmp_path,
+        bert.checkpoint,
+        VariantSettings(("fp32",), atol=0.25),
+        encoded.encodings,
+        Split(*validation),
+        MAX_LENGTH,
+        threads=1,
+    )
+    assert {parity.absolute_tolerance for parity in found.parity.values()} == {0.25}
+    Evaluator(examples, encoded, bert.onnx_file, MAX_LENGTH, threads=1).cost(bert.onnx_file)
+    assert drawn.keys() == {"graph_parity", "with_long_texts", "session_logits"}
+    for name, places in drawn.items():
+        assert len(places) == 12, name
+        for quarter in range(4):
+            assert places & set(range(10 * quarter, 10 * quarter + 10)), name
+
+
+def test_the_card_is_told_of_a_tolerance_that_is_not_the_usual_one(made: Variants) -> None:
+    said = "Its fp32 graph was allowed to differ from torch by 0.25 in a logit, not by the usual 0.0001."
+    wider = replace(made, wanted=replace(made.wanted, atol=0.25))
+    assert (said in wider.limits, said in made.limits) == (True, False)
+
+
 def with_a_worse_int8(made: Variants, wanted: VariantSettings) -> Variants:
     """The same graphs, had int8 kept less on validation."""
     shares = {"int8": 0.75, "int8 openvino": 0.5, "fp16": 0.99}
@@ -227,6 +302,12 @@ def test_where_float32_finds_nothing_no_share_of_it_is_asked_for(
     for wanted in (VariantSettings(("fp32",), gate=0.9), VariantSettings(("fp32", "int8"), gate=0)):
         (warning,) = nothing_to_keep(evaluator, wanted)
         assert warning.startswith("The checkpoint scores 0 on validation in fp32: of 40 texts it finds nothing")
+    said: list[str] = []
+    alone = VariantSettings(("fp32",), gate=0.9)
+    found = make_variants(tmp_path / "alone", given[0], alone, *given[2:], threads=1, progress=said.append)
+    assert warning in found.notes
+    assert f"warning: {warning}" in said
+    assert found.gates == []
 
 
 def test_the_checkpoint_says_how_many_heads_there_are(bert: Exported) -> None:

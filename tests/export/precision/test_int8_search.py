@@ -162,3 +162,19 @@ def test_a_verdict_counts_what_changed(bert: Exported, bert_int8: Path) -> None:
     assert other.share == pytest.approx(other.value / evaluator.fp32.value)
     assert other.labels_changed_per_10k > 0
     assert other.divergence > 0
+
+
+def test_without_labels_the_share_is_that_of_rows_with_the_label_of_float32(bert: Exported, tmp_path: Path) -> None:
+    examples, encoded = labelled_by(bert.onnx_file, bert)
+    unlabelled = [Example(example.text) for example in examples]
+    evaluator = Evaluator(unlabelled, encoded, bert.onnx_file, MAX_LENGTH, threads=1, labelled=False)
+    model = onnx.load(bert.onnx_file)
+    ((name, bias),) = ((n, b) for n, b in Wiring(model).constants.items() if n.endswith("classifier.bias"))
+    other = with_constants(model, {name: bias + 3.0 * (np.arange(len(bias)) == 0)}, tmp_path / "other.onnx")
+    said = [
+        np.concatenate(session_logits(Session(file, threads=1), encoded)).argmax(-1) for file in (bert.onnx_file, other)
+    ]
+    share = evaluator.judge(other).verdict.share
+    assert share == pytest.approx((said[0] == said[1]).mean())
+    assert 0 < share < 1
+    assert evaluator.judge(bert.onnx_file).verdict.share == 1

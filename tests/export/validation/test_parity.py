@@ -132,6 +132,17 @@ def test_lengths_go_from_one_token_to_the_maximum(bert: Exported) -> None:
     assert all(len(set(encoding.attention_mask)) == 1 for encoding in shapes_of(["rome"], tokenizer, MAX_LENGTH))
 
 
+def test_a_difference_beyond_the_tolerance_passes_where_the_tolerance_is_set_wider(
+    bert: Exported, texts: list[str], tmp_path: Path
+) -> None:
+    moved = with_logit_moved(bert.onnx_file, tmp_path / "moved.onnx", 0, 0.01)
+    given = (bert.checkpoint, moved, texts[:8], MAX_LENGTH)
+    refused, passed = graph_parity(*given, threads=1), graph_parity(*given, threads=1, atol=0.02)
+    assert (refused.passed, refused.absolute_tolerance) == (False, 1e-4)
+    assert refused.largest == pytest.approx(0.01, abs=1e-4)
+    assert (passed.passed, passed.absolute_tolerance, passed.beyond_tolerance) == (True, 0.02, 0)
+
+
 def test_parity_without_texts_is_refused(bert: Exported) -> None:
     with pytest.raises(BadInput, match="0 texts were given, with no token in them"):
         graph_parity(bert.checkpoint, bert.onnx_file, [], MAX_LENGTH)

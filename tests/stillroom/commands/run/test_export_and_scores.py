@@ -2,13 +2,16 @@
 
 import html
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from small_task import examples, make_teacher, write_rows
 
+from compress.data.encoded import Encoded
 from compress.engine.task_stages import save
 from compress.models.pretrained import load
 from compress.training.checkpoint import Progress
@@ -113,6 +116,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunInputs, dict[st
             threads=1,
             gate=0.0,
             teacher_gate=0.0,
+            license="mit",
+            data_license="CC0",
+            language="en",
         )
     )
     folders = {name: folder / "stages" / name for name in ("teacher", "start", "student", "export", "scores")}
@@ -165,6 +171,8 @@ def test_a_bundle_holds_no_text_of_the_data_and_says_where_the_texts_are_shown(
     for name, content in held.items():
         spelled = [word for text in texts for word in (text, html.escape(text), json.dumps(text)[1:-1])]
         assert not [word for word in spelled if word in content], name
+    assert '\nlicense: "mit"\nlanguage: "en"\n' in held["README.md"]
+    assert "Licence of the teacher: mit; of the data: CC0." in held["README.md"]
     said = f"Teacher and int8 student differ on {TEXTS} of {TEXTS} texts of test."
     elsewhere = "A bundle holds no texts of the data: out.work/report.html, where it was made, shows the first 40."
     assert f"{said} {elsewhere}" in held["report.html"]
@@ -191,3 +199,40 @@ def test_a_report_says_what_was_trained_from_what_where_and_what_its_names_are(
     unread = report_of(inputs, folders, first, judgement_of(inputs, folders, first), timed["machine"])
     assert unread["made"].endswith("; test was not read.")
     assert "disagreeing" not in unread
+
+
+def test_a_gate_that_is_missed_is_told_as_a_document(
+    judged: tuple[RunInputs, dict[str, Path], dict[str, Any]],
+) -> None:
+    inputs, folders, scores = judged
+    strict = replace(inputs, settings=replace(inputs.recipe, teacher_gate=0.99))
+    better = {"teacher": {"value": 1.0, "low": 1.0, "high": 1.0}}
+    judgement = judgement_of(strict, folders, {"validation": scores["validation"] | better})
+    missed = judgement.refusal(Path("report.html"), " Try more.")
+    assert re.fullmatch(
+        r"No bundle was written: int8 over teacher, validation is 0\.\d+, needed 0\.99\. The report is report.html\. Try more\.",
+        missed.message,
+    )
+    assert missed.document is not None
+    assert (missed.document["bundle"], missed.document["report"]) == (None, "report.html")
+    assert [(gate["name"], gate["passed"]) for gate in missed.document["gates"]] == [
+        ("int8 over fp32, validation", True),
+        ("int8 over teacher, validation", False),
+    ]
+    assert missed.exit_code == 3
+
+
+def test_the_graphs_run_over_validation_in_the_export_alone(
+    judged: tuple[RunInputs, dict[str, Path], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, folders, scores = judged
+    ran: list[list[str]] = []
+
+    def watched(session: Session, encoded: Encoded) -> list[np.ndarray]:
+        ran.append(encoded.texts)
+        return session_logits(session, encoded)
+
+    monkeypatch.setattr("export.precision.int8_search.session_logits", watched)
+    make_scores(tmp_path, inputs, folders)
+    assert read_json(tmp_path / "scores.json") == scores
+    assert ran == [inputs.test.texts] * len(read_variants(folders["export"]).runs)
