@@ -13,6 +13,7 @@ from compress.data.examples import Example, check_task
 from compress.engine.hardware import device_here
 from compress.engine.lineage import read_lineage
 from compress.engine.task_stages import load_stage
+from compress.engine.understood import understood
 from compress.evaluation.metrics import Prediction, Score, difference, gold_of, per_label, score
 from compress.evaluation.predictions import predictions, row_logits
 from export.graph.exporter import export_graph
@@ -240,6 +241,7 @@ def report_of(
     document: dict[str, Any] = {
         "title": inputs.recipe.model_name,
         "task": inputs.recipe.task,
+        "understood": understood(inputs),
         "machine": latency["machine"] if latency else machine_facts(),
         "made": _made(inputs, read_lineage(folders["student"])["method"], test_read="test" in scores),
         "names": {name: MEANINGS[name] for name in MODELS if name in scores[split]},
