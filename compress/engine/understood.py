@@ -32,7 +32,7 @@ def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> 
             inputs.labels,
             multi_label=splits.multi_label,
             relations=splits.relations,
-            pairs=any(example.text_pair for example in splits.train),
+            pairs=splits.pairs,
         ),
         "metric": inputs.metric,
         "rows": {name: len(getattr(splits, name)) for name in SPLITS},

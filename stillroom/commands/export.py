@@ -248,6 +248,7 @@ def _pack(out: Path, given: _Given, ready: _Ready, variants: Variants, test: OnT
         labels=given.labels,
         multi_label=splits.multi_label,
         relations=splits.relations,
+        pairs=splits.pairs,
         max_length=given.max_length,
         inputs=variants.graph.inputs,
         default_variant=served,

@@ -180,6 +180,10 @@ def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
     assert not report_of(tmp_path / "out")["search"]["held"]  # type: ignore[index]
 
 
+def test_a_bundle_says_whether_its_texts_come_in_pairs(trimmed: tuple[Path, str]) -> None:
+    assert open_bundle(trimmed[0]).manifest.pairs
+
+
 def test_what_is_doubtful_about_the_data_is_told_as_a_run_tells_it(trimmed: tuple[Path, str]) -> None:
     out, said = trimmed
     expected = [

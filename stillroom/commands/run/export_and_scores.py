@@ -395,6 +395,7 @@ def write_bundle(
         labels=inputs.labels,
         multi_label=inputs.splits.multi_label,
         relations=inputs.splits.relations,
+        pairs=inputs.splits.pairs,
         max_length=inputs.max_length,
         inputs=exported["inputs"],
         default_variant="int8",
