@@ -120,6 +120,11 @@ class Splits:
         """Whether labels say what one marked part of a text is to another."""
         return are_relations(self.train)
 
+    @property
+    def pairs(self) -> bool:
+        """Whether there are texts that come in pairs."""
+        return any(example.text_pair for example in self.train)
+
 
 def labels_in(examples: Iterable[Example], task: Task) -> tuple[str, ...]:
     """The class or entity labels of `examples`, sorted."""

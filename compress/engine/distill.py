@@ -13,6 +13,7 @@ from compress.data.corpus import tokenised
 from compress.data.examples import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import device_here, on_this_machine, same_bits
+from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import (
     RANDOM,
     Link,
@@ -96,6 +97,14 @@ def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     with workdir.locked():
         workdir.publish(_run(workdir, run_fingerprint, given, notify), target)
     return target
+
+
+def distill_result(checkpoint: Path) -> dict[str, Any]:
+    """What `distill` made: `{checkpoint, student, method, teacher, epochs, steps, loss}`, with the loss of its last steps."""
+    lineage = read_lineage(checkpoint)
+    steps, loss = lineage["loss"][-1]
+    found = {name: lineage[name] for name in ("student", "method", "teacher", "epochs")}
+    return {"checkpoint": str(checkpoint), **found, "steps": steps, "loss": loss}
 
 
 def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation) -> _Given:

@@ -12,8 +12,10 @@ from compress.data.examples import check_task
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
+from compress.engine.lineage import read_lineage
 from compress.engine.resumable_stages import Workdir, check_writable, free_target
 from compress.engine.task_inputs import TaskInputs, open_task
+from compress.engine.understood import understood, understood_lines
 from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.pretrained import load, open_model
@@ -68,6 +70,8 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
     target = free_target(out)
     settings = _resolved(settings)
     inputs, teacher = _opened(model, target, settings, notify)
+    for line in understood_lines(understood(inputs, {"fine-tuning": _steps(inputs, settings)})):
+        message(notify, line)
     for warning in inputs.warnings:
         message(notify, f"warning: {warning}")
     distributed.join(inputs.settings.device)
@@ -92,6 +96,32 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
         folder = workdir.stage("model", run_fingerprint, train)
         workdir.publish(folder, target)
     return target
+
+
+def finetune_result(checkpoint: Path) -> dict[str, Any]:
+    """What `finetune` made: `{checkpoint, metric, value, examples, step, steps, model, method}`.
+
+    `value` is the score on `examples` texts of validation of the weights that were kept, those of step `step`.
+    """
+    lineage = read_lineage(checkpoint)
+    looks = dict(lineage["validation"])
+    return {
+        "checkpoint": str(checkpoint),
+        "metric": lineage["metric"],
+        "value": looks[lineage["best_step"]],
+        "examples": lineage["validation_texts"],
+        "step": lineage["best_step"],
+        "steps": max(looks),
+        **{name: lineage[name] for name in ("model", "method")},
+    }
+
+
+def result_line(result: dict[str, Any]) -> str:
+    """What `finetune_result` gave, for a person."""
+    return (
+        f"validation: {result['metric']} {result['value']:.4f} on {result['examples']} texts, best after {result['step']} of "
+        f"{result['steps']} steps"
+    )
 
 
 def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> tuple[TaskInputs, TaskInputs | None]:
@@ -152,6 +182,13 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
     return TaskSettings(**same | others)
 
 
+def _steps(inputs: TaskInputs, settings: FineTuning) -> int:
+    """How many steps it takes at most."""
+    return max(
+        1, round(-(-len(inputs.train) // inputs.settings.batch) * (settings.epochs or 0))
+    )  # epochs are known by now
+
+
 def _train(
     folder: Path, inputs: TaskInputs, teacher: TaskInputs | None, soft_labels: Path | None, settings: FineTuning
 ) -> None:
@@ -160,9 +197,7 @@ def _train(
     labels = None if inputs.teacher_has_head else inputs.labels
     model = load(inputs.opened, task, labels, multi_label=inputs.splits.multi_label)
     soft = task_stages.read_soft_labels(soft_labels, teacher) if soft_labels and teacher else None
-    batch, rate = inputs.settings.batch, inputs.settings.student_learning_rate
-    steps = max(1, round(-(-len(inputs.train) // batch) * (settings.epochs or 0)))  # epochs are known by now
-    patience = settings.patience or None
+    steps, rate, patience = _steps(inputs, settings), inputs.settings.student_learning_rate, settings.patience or None
     progress = task_stages.on_task(model, folder, inputs, steps, rate, "fine-tuning", patience=patience, soft=soft)
     opened = inputs.opened
     details = {"role": "fine-tuned", "model": opened.public_name, "model_revision": opened.revision, "method": "labels"}

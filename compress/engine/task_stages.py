@@ -256,7 +256,9 @@ def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, detai
         "seed": inputs.settings.seed,
         "loss": progress.loss,
         "doubts": warnings,
+        "metric": inputs.metric,
         "validation": progress.validation,
+        "validation_texts": len(inputs.splits.validation),
         "best_step": progress.best_step,
     }
     save_with_lineage(model, inputs.opened, folder, lineage)

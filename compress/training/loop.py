@@ -38,6 +38,7 @@ from compress.training.checkpoint import (
 )
 from compress.training.prefetch import Prefetcher
 from compress.training.trackers import Trackers
+from serve.errors import BadInput
 
 CHECKPOINT = "checkpoint.safetensors"
 BEST = "best.safetensors"
@@ -97,8 +98,8 @@ def train(
         report: told of each step.
 
     Raises:
-        BadInput: float16 without a GPU, a tracker that is not installed, or no room for what is written.
-        FloatingPointError: the loss is no longer a number.
+        BadInput: float16 without a GPU, a tracker that is not installed, no room for what is written, or a loss that is no longer
+            a number.
     """
     place = device_of_process(device)
     check_precision(precision, place)
@@ -251,12 +252,14 @@ def _finite(terms: dict[str, Tensor], step: int) -> float:
     """The loss after `step` steps.
 
     Raises:
-        FloatingPointError: it is not a number.
+        BadInput: it is not a number, which a learning rate that is too high makes of it.
     """
     value = total(terms).item()
     if not math.isfinite(value):
         apart = ", ".join(f"{name} {term.item():.4g}" for name, term in terms.items())
-        raise FloatingPointError(f"the loss became {value} at step {step} ({apart}); a lower learning rate may help")
+        raise BadInput(
+            f"The loss became {value} at step {step} ({apart}), and nothing more can be learned. Give a lower learning rate."
+        )
     return value
 
 

@@ -171,6 +171,7 @@ class Judgement:
             labels=facts.labels,
             multi_label=facts.multi_label,
             relations=facts.relations,
+            pairs=facts.pairs,
             max_length=facts.max_length,
             inputs=variants.graph.inputs,
             default_variant=variants.served,

@@ -61,6 +61,8 @@ class CardFacts:
     """Whether any number of labels may apply to a text."""
     relations: bool = False
     """Whether labels say what one marked part of a text is to another."""
+    pairs: bool = False
+    """Whether a text comes with a second one."""
 
     @property
     def distilled(self) -> bool:

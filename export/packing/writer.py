@@ -47,6 +47,7 @@ def pack(
     with_checkpoint: bool = True,
     multi_label: bool = False,
     relations: bool = False,
+    pairs: bool = False,
 ) -> Path:
     """Write the bundle `out` in one step, and return its path.
 
@@ -54,8 +55,8 @@ def pack(
     said), `temperatures` (1 unless said) and `abstains_below` (probabilities; none unless said) go by variant (`fp32`,
     `fp16`, `int8`), `extra_files` by path in the bundle
     (`README.md`, `report.html`, `report.json`, `recipe.toml`), `multi_label` says that any number of labels may apply
-    to a text, `relations` that they are about two marked parts of it. The folder is put together beside `out`, written through
-    to the disk, and renamed: whoever looks at `out` sees no bundle, the old one, or the new one. Equal inputs give an
+    to a text, `relations` that they are about two marked parts of it, `pairs` that it comes with a second one. The
+    folder is put together beside `out`, written through to the disk, and renamed: whoever looks at `out` sees no bundle, the old one, or the new one. Equal inputs give an
     equal digest; the manifest has the hashes of all files, so a report that holds timings makes that differ. An older
     bundle at `out` is replaced. BadInput when anything else stands there, or when the checkpoint lacks a file.
     """
@@ -84,6 +85,7 @@ def pack(
             "labels": list(labels),
             "multi_label": multi_label,
             "relations": relations,
+            "pairs": pairs,
             "max_length": max_length,
             "default_variant": default_variant,
             "variants": {

@@ -74,6 +74,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether any number of labels may apply to a text, each decided on its own. Bundles from before lack it."""
     relations: bool = False
     """Whether labels say what one part of a text is to another, both marked as `serve.text.entity_markers` does. As above."""
+    pairs: bool = False
+    """Whether it was trained on pairs of texts. As above."""
     max_length: int
     """Tokens, special ones included."""
     default_variant: str
@@ -215,7 +217,7 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
         yield "name is empty"
     if not manifest.labels or len(set(manifest.labels)) != len(manifest.labels):
         yield "labels must be different names, at least one"
-    for kind in ("multi_label", "relations"):
+    for kind in ("multi_label", "relations", "pairs"):
         if getattr(manifest, kind) and manifest.task != "text-classification":
             yield f"{kind} is for text-classification, not for {manifest.task}"
     if manifest.max_length < 1:

@@ -60,6 +60,22 @@ def schemes(tags: tuple[str, ...]) -> dict[str, Scheme]:
     return {label: "IO" if found == {"I"} else bounded for label, found in prefixes.items()}
 
 
+def kind_of(
+    task: str, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
+) -> str:
+    """What the labels of a task are of, in words: entities with the scheme of their tags, or how many labels a text has.
+
+    >>> kind_of("token-classification", ("O", "B-city", "I-city"))
+    'entities, BIO'
+    >>> kind_of("text-classification", ("no", "yes"), multi_label=True, pairs=True)
+    'multi-label, text pairs'
+    """
+    if task == "token-classification":
+        return f"entities, {' and '.join(sorted(set(schemes(tuple(labels)).values())))}"
+    of = ", relations" if relations else ", text pairs" if pairs else ""
+    return ("multi-label" if multi_label else "single label") + of
+
+
 def applies(logits: np.ndarray) -> np.ndarray:
     """Where each label is decided on its own, which ones apply: a bool for each of `logits`.
 

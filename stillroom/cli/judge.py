@@ -1,6 +1,5 @@
 """The verbs that judge models: evaluate, profile, load, inspect."""
 
-import json
 import shlex
 import sys
 from collections.abc import Iterable
@@ -127,11 +126,9 @@ def show_load(document: Document) -> None:
 
 def inspect(bundle: Path) -> Document:
     """Verify every file of a bundle and say what it is."""
-    from serve.bundle.manifest import MANIFEST, open_bundle
+    from stillroom.commands.inspect import inspected
 
-    open_bundle(bundle)
-    found: Document = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
-    return found | {"verified": True, "bundle": str(bundle)}
+    return inspected(bundle) | {"bundle": str(bundle)}
 
 
 def show_bundle(document: Document) -> None:

@@ -53,28 +53,34 @@ def distill(settings: Distillation) -> Document:
     """A student from a teacher and plain text.
 
     No labels are needed. Every method of the papers is there (docs/methods.md)."""
-    from compress.engine.distill import distill_student
+    from compress.engine.distill import distill_result, distill_student
     from stillroom.console import show
 
-    return {"checkpoint": str(distill_student(settings, show))}
+    return distill_result(distill_student(settings, show))
 
 
 def show_distilled(document: Document) -> None:
-    """Where the student is."""
+    """Where the student is, and how far it came."""
+    result(
+        f"{document['student']} by {document['method']}, loss {document['loss']:.4f} after {document['steps']} steps"
+    )
     result(f"Student {document['checkpoint']}")
     say(f"Next    {ourselves()} finetune --model {document['checkpoint']} --task ... --data ... --out ...")
 
 
 def finetune(settings: FineTuning) -> Document:
     """A model for a task, from labels or from a teacher's soft labels too."""
-    from compress.engine.finetune import fine_tune
+    from compress.engine.finetune import fine_tune, finetune_result
     from stillroom.console import show
 
-    return {"checkpoint": str(fine_tune(settings, show))}
+    return finetune_result(fine_tune(settings, show))
 
 
 def show_finetuned(document: Document) -> None:
-    """Where the model is."""
+    """Its score on validation, and where it is."""
+    from compress.engine.finetune import result_line
+
+    result(result_line(document))
     result(f"Model   {document['checkpoint']}")
     say(f"Next    {ourselves()} export {document['checkpoint']} --data ... --out BUNDLE")
 

@@ -280,7 +280,7 @@ def _run(given: Comparison, rows: Sequence[Row], fingerprints: dict[Row, str]) -
             for done, future in enumerate(as_completed(futures), 1):
                 try:
                     future.result()
-                except (FloatingPointError, BadInput) as error:
+                except BadInput as error:
                     failed.append(f"{futures[future]}: {error}")
                 say(f"  {done}/{len(rows)}  {futures[future]}")
                 shown(done, len(rows), str(futures[future]))

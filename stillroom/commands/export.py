@@ -280,6 +280,7 @@ def _facts(given: _Given, ready: _Ready) -> CardFacts:
         lineage=lineage | ({"vocabulary": ready.trimmed.as_dict()} if ready.trimmed else {}),
         multi_label=given.multi_label,
         relations=ready.relations,
+        pairs=given.splits.pairs if given.splits else False,
     )
 
 

@@ -1,22 +1,56 @@
 """What `stillroom inspect` shows of a verified bundle."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from serve.bundle.cpu import cpu_features, suits
 from serve.bundle.cpu_quota import read_cores, why
-from serve.bundle.manifest import Bundle
+from serve.bundle.manifest import MANIFEST, Bundle, Manifest, open_bundle
 from serve.bundle.variant_choice import choose
 from serve.errors import BundleError
+from serve.text.labels import entity_labels, kind_of
 from stillroom.console import result, table
+
+SHOWN_LABELS = 20  # of more, the number alone
+
+
+def inspected(bundle: Path) -> dict[str, Any]:
+    """The manifest of a bundle, every file of which was verified, with `verified` and the `kind` of its labels.
+
+    Raises:
+        BundleError: what is wrong with the bundle.
+    """
+    manifest = open_bundle(bundle).manifest
+    document: dict[str, Any] = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
+    return document | {"verified": True, "kind": _kind(manifest)}
+
+
+def labels_line(manifest: Manifest) -> str:
+    """The labels, each by its name where there are few; of tags the entities that they speak of."""
+    tags = manifest.task == "token-classification"
+    labels = entity_labels(manifest.labels) if tags else manifest.labels
+    count = f"{len(labels)} label{'s' * (len(labels) != 1)}"
+    return f"{count}: {', '.join(labels)}" if len(labels) <= SHOWN_LABELS else count
+
+
+def _kind(manifest: Manifest) -> str:
+    return kind_of(
+        manifest.task,
+        manifest.labels,
+        multi_label=manifest.multi_label,
+        relations=manifest.relations,
+        pairs=manifest.pairs,
+    )
 
 
 def explain(bundle: Bundle) -> None:
     """Say what the bundle is, what would answer here, what was measured of it, and list its files."""
     manifest = bundle.manifest
     result(
-        f"{manifest.name}: {manifest.task}, {len(manifest.labels)} labels, up to {manifest.max_length} tokens; "
-        "every file verified"
+        f"{manifest.name}: {manifest.task} ({_kind(manifest)}), up to {manifest.max_length} tokens; every file verified"
     )
+    result(labels_line(manifest))
     try:
         choice = choose(bundle)
         result(f"Here {choice.variant} answers, in {choice.runtime}. A call gets {why(read_cores())}.")

@@ -94,6 +94,7 @@ class Report(TypedDict, total=False):
 
     title: str
     task: str
+    understood: Mapping[str, object]  # of the inputs, before anything was trained
     created: str
     machine: MachineFacts
     made: str  # what was trained from what, on which data

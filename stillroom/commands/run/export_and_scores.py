@@ -14,6 +14,7 @@ from compress.data.examples import Example, check_task
 from compress.engine.hardware import device_here
 from compress.engine.lineage import read_lineage
 from compress.engine.task_stages import load_stage
+from compress.engine.understood import understood
 from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, score
 from compress.evaluation.predictions import predictions, row_logits
 from export.graph.exporter import export_graph
@@ -127,6 +128,7 @@ def judgement_of(
             labels=inputs.labels,
             multi_label=inputs.splits.multi_label,
             relations=inputs.splits.relations,
+            pairs=inputs.splits.pairs,
             max_length=inputs.max_length,
             license=recipe.license or None,
             data_license=recipe.data_license or None,
@@ -254,6 +256,7 @@ def report_of(
     """All that the report shows, texts of the data included; without test scores and latency when a gate was missed."""
     document = judgement.report()
     document |= {
+        "understood": understood(inputs),
         "machine": machine,
         "made": _made(inputs, read_lineage(folders["student"])["method"], test_read=judgement.test is not None),
         "names": {row["name"]: _meaning(row["name"]) for row in document["summary"]},

@@ -15,6 +15,7 @@ from compress.distributed import join
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
+from compress.engine.understood import understood, understood_lines
 from export.packing.builder import Judgement
 from export.packing.writer import clear_leftovers
 from latency.measure.machine import MachineFacts, machine_facts
@@ -44,8 +45,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
     out = Path(os.path.abspath(recipe.out))
     if (out / MANIFEST).is_file():
         return _already_there(out, stage_fingerprints["bundle"])
-    for warning in inputs.warnings:
-        say(f"warning: {warning}")
+    _say_understood(inputs)
     join(inputs.recipe.device)
     with inputs.workdir.locked():
         folders = _train(inputs, stage_fingerprints)
@@ -72,9 +72,24 @@ def plan_of(recipe: Recipe) -> Plan:
     """
     inputs = prepare(recipe)
     same_bits(inputs.recipe.threads)
+    told = _say_understood(inputs)
+    return dataclasses.replace(timed_plan(inputs), understood=told)
+
+
+def _say_understood(inputs: RunInputs) -> dict[str, Any]:
+    """Say what the inputs were understood to be, and what is doubtful about them; the same as data."""
+    recipe = inputs.recipe
+    steps: dict[str, int] = {}
+    # With a budget they are known once steps were timed, and with relations once the corpus was cut; then the stages say them.
+    if not recipe.max_minutes and not recipe.relation_epochs:
+        plan = full_plan(inputs)
+        steps = {"teacher": plan.teacher_steps, "student": plan.student_steps}
+    told = understood(inputs, steps)
+    for line in understood_lines(told):
+        say(line)
     for warning in inputs.warnings:
         say(f"warning: {warning}")
-    return timed_plan(inputs)
+    return told
 
 
 def fingerprints(inputs: RunInputs) -> dict[str, str]:
@@ -281,6 +296,7 @@ def _result(out: Path) -> dict[str, Any]:
         "speedup_interval": [speed["low"], speed["high"]],
         "speedup_tokens": speed["tokens"],
         "minutes": report["minutes"],
+        "understood": report["understood"],
         "report": str(out / export_and_scores.REPORT),
         "report_with_texts": str(with_texts) if with_texts.is_file() else None,
         "gates": report["gates"],

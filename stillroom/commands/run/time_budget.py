@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Plan:
     student_steps: int
     seconds: dict[str, float]
     memory_bytes: int = 0
+    understood: dict[str, Any] = field(default_factory=dict)  # as `compress.engine.understood` says it
 
     @property
     def minutes(self) -> float:

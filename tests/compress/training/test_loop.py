@@ -175,7 +175,7 @@ def test_it_stops_when_validation_has_stopped_improving(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_names_its_terms(tmp_path: Path) -> None:
     model = classifier(2)
-    with pytest.raises(FloatingPointError, match=r"the loss became nan at step 1 .*labels nan"):
+    with pytest.raises(BadInput, match=r"The loss became nan at step 1 .*labels nan.* Give a lower learning rate"):
         train(
             model,
             lambda *_: {"labels": model(IDS).logits.sum() * float("nan")},

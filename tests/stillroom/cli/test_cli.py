@@ -236,7 +236,9 @@ def test_a_teacher_that_learned_nothing_stops_the_run(run: Run, given: dict[str,
 def test_a_dry_run_prints_the_plan_and_writes_no_stage(run: Run, given: dict[str, str | Path]) -> None:
     code, said = run("run", *(part for pair in given.items() for part in pair), "--dry-run", "--json")
     assert code == 0, said
-    plan = json.loads(said)
+    assert said.startswith("task: token-classification (entities, BIO), scored by entity_f1 texts: 240 in train")
+    plan = json.loads(said[said.index("{") :])
+    assert plan["understood"]["steps"]["teacher"] == 5 * 8
     assert plan["teacher_steps"] == 5 * 8  # 240 texts in batches of 32, five epochs at most
     assert plan["minutes"] > 0
     assert plan["memory_bytes"] > 10_000_000

@@ -4,9 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from lookup_bundles import INTENTS, city_table, intent_table, write_bundle, write_relations_bundle
 from tokenizers import Tokenizer, models
 
-from serve.bundle.manifest import SCHEMA_VERSION, canonical_json, digest, sha256_file
+from serve.bundle.manifest import SCHEMA_VERSION, canonical_json, digest, open_bundle, sha256_file
+from serve.errors import BundleError
+from stillroom.commands.inspect import explain, inspected, labels_line
 
 
 @pytest.fixture
@@ -58,3 +61,40 @@ def test_a_bundle_that_cannot_run_here_is_explained_all_the_same(bundle: Path) -
         check=False,
     )
     assert json.loads(told.stdout)["verified"] is True
+
+
+def test_the_kind_of_labels_and_the_labels_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    intents: dict[str, object] = {"task": "text-classification", "labels": INTENTS}
+    made = {
+        "entities, BIO": write_bundle(tmp_path / "cities", city_table()),
+        "single label": write_bundle(tmp_path / "intents", intent_table(), **intents),
+        "multi-label": write_bundle(tmp_path / "several", intent_table(), **intents, multi_label=True),
+        "single label, text pairs": write_bundle(tmp_path / "pairs", intent_table(), **intents, pairs=True),
+        "single label, relations": write_relations_bundle(tmp_path / "relations"),
+    }
+    for kind, folder in made.items():
+        document = inspected(folder)
+        assert (document["kind"], document["verified"]) == (kind, True)
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        assert {key: document[key] for key in manifest} == manifest
+        explain(open_bundle(folder))
+        shown = capsys.readouterr().err
+        assert f"{folder.name}: {manifest['task']} ({kind}), up to 32 tokens; every file verified" in shown
+        assert ("1 label: city" if kind.startswith("entities") else "3 labels: ") in shown
+
+
+def test_of_many_labels_the_number_is_told(tmp_path: Path) -> None:
+    import numpy as np
+
+    for count in (20, 21):
+        labels = [f"label-{i}" for i in range(count)]
+        table = np.zeros((intent_table().shape[0], count))
+        folder = write_bundle(tmp_path / str(count), table, task="text-classification", labels=labels)
+        line = labels_line(open_bundle(folder).manifest)
+        assert line == (f"20 labels: {', '.join(labels)}" if count == 20 else "21 labels")
+
+
+def test_a_bundle_that_was_changed_is_not_inspected(bundle: Path) -> None:
+    (bundle / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(BundleError, match=r"tokenizer\.json"):
+        inspected(bundle)
