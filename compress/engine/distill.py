@@ -10,7 +10,7 @@ from typing import Any
 
 from compress import distributed
 from compress.data.corpus import tokenised
-from compress.data.examples import TextFiles, stream_texts
+from compress.data.texts import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import device_here, same_bits
 from compress.engine.method_runner import (

@@ -11,8 +11,10 @@ from tokenizers import Tokenizer
 
 from compress.data.augment import augmented
 from compress.data.encoded import Encoded, encode
-from compress.data.examples import Example, Splits, check_task, read_splits, read_texts
+from compress.data.examples import Example, Splits, check_task
 from compress.data.out_of_scope import refuse_in_scope, set_apart
+from compress.data.splits import read_splits
+from compress.data.texts import read_texts
 from compress.engine.data_checks import counted, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, has_bf16

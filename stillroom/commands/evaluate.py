@@ -19,7 +19,8 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
     Raises:
         BadInput: the model or the file cannot be used.
     """
-    from compress.data.examples import check_kind, check_task, labels_in, read_examples
+    from compress.data.examples import check_kind, check_task, labels_in
+    from compress.data.labelled_files import read_examples
     from compress.evaluation.metrics import Prediction, gold_of, metric_name, prediction_of, score
     from serve.text.entity_markers import knows_markers
 
@@ -89,7 +90,7 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
 
 def _with_data(open_it: Callable[[], T], data: Path | str) -> T:
     """What `open_it` gives; BadInput for what is wrong with it and for a file `data` that is not there, in one message."""
-    from compress.data.examples import check_there
+    from compress.data.labelled_files import check_there
     from compress.input_errors import Faults
 
     faults = Faults()

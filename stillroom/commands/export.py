@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from compress.data.encoded import Encoded, encode
-from compress.data.examples import SPLITS, Example, Splits, Task, check_task, read_splits, read_texts
+from compress.data.examples import SPLITS, Example, Splits, Task, check_task
 from compress.data.out_of_scope import refuse_in_scope, set_apart
+from compress.data.splits import read_splits
+from compress.data.texts import read_texts
 from compress.engine.data_checks import labels_for, warnings_of
 from compress.engine.lineage import LINEAGE, read_lineage
 from compress.engine.resumable_stages import Workdir

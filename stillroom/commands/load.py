@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from latency.load.generator import OUR_TEMPLATE, LoadTrial, ramp, request_bodies
 from latency.load.generator import load as send
 from latency.load.http_client import probe, target_of

@@ -12,7 +12,7 @@ from test_run import stillroom
 
 import stillroom as face
 from compress.data.encoded import encode
-from compress.data.examples import read_splits
+from compress.data.splits import read_splits
 from compress.models.pretrained import load, open_model, save_tokenizer
 from compress.training.task_training import TaskTraining, train_on_task
 from serve.bundle.manifest import open_bundle

@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from compress.data.examples import Example, check_kind, read_examples, read_texts
+from compress.data.examples import Example, check_kind
+from compress.data.labelled_files import read_examples
+from compress.data.texts import read_texts
 from compress.evaluation.metrics import gold_of, metric_name, prediction_of, score
 from compress.input_errors import Faults
 from latency.analysis.costs import add_costs

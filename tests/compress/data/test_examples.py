@@ -7,18 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.data.examples import (
-    BadRows,
-    Entity,
-    Example,
-    example_of,
-    examples_fingerprint,
-    from_tags,
-    read_examples,
-    read_splits,
-    read_texts,
-    stream_texts,
-)
+from compress.data.examples import Entity, Example, examples_fingerprint
+from compress.data.labelled_files import read_examples
+from compress.data.row_faults import BadRows
+from compress.data.rows import example_of
+from compress.data.splits import read_splits
+from compress.data.tags import from_tags
+from compress.data.texts import read_texts, stream_texts
 from serve.errors import BadInput
 from serve.text.labels import bio_tags
 from serve.text.spans import tag_runs
