@@ -61,8 +61,10 @@ def download_model(name: str) -> Path:
             raise LookupError(missed or _in_words(error)) from None
 
 
-def load_dataset(name: str) -> Any:
+def load_dataset(name: str, revision: str = "") -> Any:
     """The splits of the data set `name` of the Hub by their names, downloaded now or before.
+
+    `revision` is a branch, tag or commit of it. Private ones are read with the Hub's token of the environment (HF_TOKEN).
 
     Raises:
         LookupError: the Hub does not give it, and its cache does not hold it; says why.
@@ -70,11 +72,11 @@ def load_dataset(name: str) -> Any:
     import datasets
 
     offline = datasets.config.HF_HUB_OFFLINE  # HF_DATASETS_OFFLINE sets it as well
-    missed = OFFLINE if offline else _ask(name, "dataset")
+    missed = OFFLINE if offline else _ask(name, "dataset", revision)
     with _quiet():
         try:
             datasets.config.HF_HUB_OFFLINE = offline or bool(missed)
-            return datasets.load_dataset(name)
+            return datasets.load_dataset(name, revision=revision or None)
         except Exception as error:
             # Whatever the library raises (a broken cache, files of no known kind) is about the name given.
             raise LookupError(missed or _in_words(error)) from None
@@ -82,10 +84,10 @@ def load_dataset(name: str) -> Any:
             datasets.config.HF_HUB_OFFLINE = offline
 
 
-def _ask(name: str, kind: Kind) -> str:
+def _ask(name: str, kind: Kind, revision: str = "") -> str:
     """Why the Hub does not give `name`, in words; empty where it does."""
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     if constants.HF_HUB_OFFLINE:
         return OFFLINE
@@ -93,9 +95,11 @@ def _ask(name: str, kind: Kind) -> str:
         # A warning, so that it is seen where a program has set up no logging.
         log.warning("%s is no folder here; asking the Hub for a %s of that name.", name, CALLED[kind])
     try:
-        HfApi().repo_info(name, repo_type=kind, timeout=ASK_S)
+        HfApi().repo_info(name, repo_type=kind, revision=revision or None, timeout=ASK_S)
     except RepositoryNotFoundError:
         return "it has none of that name that you may see"
+    except RevisionNotFoundError:
+        return f"it has no revision {revision} of that name"
     except Exception as error:
         # Whatever stands between us and the Hub: no network, a proxy, a certificate, a name that it takes for none.
         return f"it does not answer, {_in_words(error)}"
