@@ -3,13 +3,14 @@
 from itertools import pairwise
 from typing import Any
 
+from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example, Task
-from compress.data.fields import pair_of, text_of, whole_characters
+from compress.data.fields import label_of, pair_of, text_of
 from compress.data.tags import from_tags
 from serve.text.entity_markers import MARKERS
 
 
-def example_of(row: object, task: Task) -> Example:
+def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
     """The example that one row of a file or dataset says.
 
     Raises:
@@ -18,19 +19,37 @@ def example_of(row: object, task: Task) -> Example:
     if not isinstance(row, dict):
         raise ValueError(f"is {type(row).__name__}, not an object with fields")
     if task == "token-classification":
-        return _token_example(row)
-    text = text_of(row, "text")
-    pair = pair_of(row)
-    if "label" not in row:
-        raise ValueError(f"has no `label` (its fields: {', '.join(map(str, row)) or 'none'})")
-    label = _label(row["label"])
+        return _token_example(row, columns)
+    if columns.text not in row or columns.label not in row or not _has_pair(row, columns):
+        raise ValueError(columns.fault_of_row(row, task))
+    text = text_of(row, columns.text)
+    pair = pair_of(row, columns.text_pair)
+    label = _label(row[columns.label], columns.label)
     given = [row.get("head"), row.get("tail")]
     if None in given and not any(isinstance(place, dict) for place in given):
         return Example(text, pair, label=label)
     if pair:
-        raise ValueError("has both `text_pair` and `head`; head and tail are parts of one text")
+        raise ValueError(f"has both `{columns.text_pair}` and `head`; head and tail are parts of one text")
     head, tail = _head_and_tail(row, text)
     return Example(text, label=label, head=head, tail=tail)
+
+
+def texts_of(row: object, columns: Columns, *, pairs: bool) -> tuple[str, str | None]:
+    """The text of a row, whatever else it holds; and with `pairs` the second one, if there is one.
+
+    Raises:
+        ValueError: what is wrong with the row, in words.
+    """
+    if not isinstance(row, dict):
+        raise ValueError(f"is {type(row).__name__}, not an object with fields")
+    if columns.text not in row:
+        raise ValueError(columns.fault_of_row(row, None))
+    return text_of(row, columns.text), pair_of(row, columns.text_pair) if pairs else None
+
+
+def _has_pair(row: dict[str, Any], columns: Columns) -> bool:
+    """Whether the second text stands where it was said to; where nothing was said there need be none."""
+    return columns.text_pair == USUAL.text_pair or columns.text_pair in row
 
 
 def _head_and_tail(row: dict[str, Any], text: str) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -60,31 +79,28 @@ def _head_and_tail(row: dict[str, Any], text: str) -> tuple[tuple[int, int], tup
     return head, tail
 
 
-def _label(given: object) -> str | tuple[str, ...]:
+def _label(given: object, name: str) -> str | tuple[str, ...]:
     """One class, or all labels that apply."""
-    several: list[Any] = given if isinstance(given, list) else [given]
-    for name in several:
-        if not isinstance(name, str) or not name:
-            where = f"`label` holds {name!r}" if isinstance(given, list) else f"`label` is {given!r}"
-            raise ValueError(f"{where}; a non-empty string is needed, or a list of them where several labels may apply")
-    names = tuple(sorted(whole_characters(name, "label") for name in several))
+    needed = "a non-empty string is needed, or a list of them where several labels may apply"
+    if not isinstance(given, list):
+        return label_of(given, name, needed)
+    names = sorted(label_of(each, name, needed) for each in given)
     if len(set(names)) < len(names):
-        raise ValueError(f"`label` holds {next(a for a, b in pairwise(names) if a == b)!r} twice")
-    return names if isinstance(given, list) else names[0]
+        raise ValueError(f"`{name}` holds {next(a for a, b in pairwise(names) if a == b)!r} twice")
+    return tuple(names)
 
 
-def _token_example(row: dict[str, Any]) -> Example:
-    if "entities" not in row:
-        tags = next((row[name] for name in ("tags", "ner_tags") if name in row), None)
-        if "tokens" in row and tags is not None:
-            return from_tags(row["tokens"], tags)
-        raise ValueError(
-            f"has neither `text` + `entities` nor `tokens` + `tags` (its fields: {', '.join(map(str, row))})"
-        )
-    text = text_of(row, "text")
-    if not isinstance(row["entities"], list):
-        raise ValueError(f"`entities` is {type(row['entities']).__name__}, not a list")
-    entities = sorted((_entity(item, text) for item in row["entities"]), key=lambda entity: entity.start)
+def _token_example(row: dict[str, Any], columns: Columns) -> Example:
+    if columns.entities not in row:
+        tags = columns.tags_in(row)
+        if columns.tokens in row and tags is not None:
+            return from_tags(row[columns.tokens], row[tags], (columns.tokens, tags))
+    if columns.text not in row or columns.entities not in row:
+        raise ValueError(columns.fault_of_row(row, "token-classification"))
+    text, given = text_of(row, columns.text), row[columns.entities]
+    if not isinstance(given, list):
+        raise ValueError(f"`{columns.entities}` is {type(given).__name__}, not a list")
+    entities = sorted((_entity(item, text) for item in given), key=lambda entity: entity.start)
     for before, after in pairwise(entities):
         if after.start < before.end:
             raise ValueError(
@@ -96,13 +112,14 @@ def _token_example(row: dict[str, Any]) -> Example:
 def _entity(item: object, text: str) -> Entity:
     if not isinstance(item, dict) or not {"start", "end", "label"} <= item.keys():
         raise ValueError(f"entity {item!r} is not an object with `start`, `end`, `label`")
-    start, end, label = item["start"], item["end"], item["label"]
-    if type(start) is not int or type(end) is not int or not isinstance(label, str) or not label:
-        raise ValueError(f"entity {item!r}: `start` and `end` are whole numbers, `label` a non-empty string")
+    start, end = item["start"], item["end"]
+    if type(start) is not int or type(end) is not int:
+        raise ValueError(f"entity {item!r}: `start` and `end` are whole numbers")
+    label = label_of(item["label"], "label")
     if not 0 <= start < end:
         raise ValueError(f"entity {label} is at {start}..{end}: 0 <= start < end is needed")
     if end > len(text):
         raise ValueError(f"entity {label} ends at {end}, past the end of the text ({len(text)} code points)")
     if not text[start:end].strip():
         raise ValueError(f"entity {label} at {start}..{end} covers only whitespace")
-    return Entity(start, end, whole_characters(label, "label"))
+    return Entity(start, end, label)
