@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compress import distributed
+from compress.data.columns import columns_of
 from compress.data.corpus import tokenised
 from compress.data.texts import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
@@ -72,6 +73,7 @@ class Distillation:
     accumulate: int = 1  # parts that a step's batch is cut into, for memory; what is learned is the same
     trackers: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow
     teacher_cache: str = ""  # a folder that keeps what the teacher computes, for more than one epoch or student
+    text_column: str = ""  # what the column of the text is called in the corpus; `text` unless given
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def distill_student(
     common = [folder_fingerprint(given.opened.folder), given.texts_fingerprint, cores, trained_with()]
     start = folder_fingerprint(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
     # Who is told of a training changes nothing about it, nor where the cache lies.
-    decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache)}
+    decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache), "text_column": ""}
     run_fingerprint = fingerprint("distill", *common, start, dataclasses.asdict(settings) | decide)
     workdir = Workdir(target.with_name(target.name + ".distil-work"))
     with workdir.locked():
@@ -134,7 +136,7 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     if is_checkpoint(s.start):
         faults.check(lambda: open_model(s.start, role="--start"))
     for path in corpus:
-        faults.check(partial(stream_texts, path))
+        faults.check(partial(stream_texts, path, columns_of(s)))
     if not corpus:
         faults.messages.append("No --corpus was given; distillation without a task needs plain text.")
     faults.raise_if_any()
@@ -167,7 +169,7 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
         raise BadInput(f"--whole-words says nothing to --method {s.method}, which hides no words. Leave it out.")
     if s.teacher_cache:
         _check_cache(s, opened, stages[0], out)
-    texts = TextFiles(tuple(corpus))
+    texts = TextFiles(tuple(corpus), columns_of(s))
     return _Given(opened, shapes, stages, texts, texts_fingerprint(texts), s, messages)
 
 

@@ -15,7 +15,7 @@ from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained
 from compress.engine.hardware import same_bits
 from compress.engine.resumable_stages import Workdir, check_writable, free_target
 from compress.engine.task_inputs import TaskInputs, open_task
-from compress.engine.task_settings import TaskSettings, typed
+from compress.engine.task_settings import WHERE_DATA_IS, TaskSettings, typed
 from compress.input_errors import refuse_unknown
 from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, shape_in
@@ -47,6 +47,13 @@ class FineTuning:
     precision: str = "auto"
     accumulate: int = 1  # parts that a step's batch is cut into, for memory; what is learned is the same
     trackers: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow
+    text_column: str = ""  # what the column of the text is called; `text` unless given
+    text_pair_column: str = ""  # of the second text; `text_pair` unless given
+    label_column: str = ""  # of the label; `label` unless given
+    entities_column: str = ""  # of the entities; `entities` unless given
+    tokens_column: str = ""  # of the words that have a tag each; `tokens` unless given
+    tags_column: str = ""  # of their tags; `tags` or `ner_tags` unless given
+    data_revision: str = ""  # branch, tag or commit of a data set on the Hub; its main branch unless given
 
 
 def _resolved(settings: FineTuning) -> FineTuning:
@@ -104,7 +111,7 @@ def fine_tune(model: str, out: Path, settings: FineTuning, notify: Notify = sile
     run_fingerprint = fingerprint(
         "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "", inputs.data_fingerprint,
         list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision, trained_with(),
-        dataclasses.asdict(settings) | {"teacher": "", "data": "", "unlabelled": "", "trackers": ()},
+        dataclasses.asdict(settings) | {"teacher": "", "data": "", "unlabelled": "", "trackers": ()} | dict.fromkeys(WHERE_DATA_IS, ""),
     )  # fmt: skip
     workdir = Workdir(target.with_name(target.name + ".finetune-work"))
     with workdir.locked():
@@ -169,6 +176,7 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
         "accumulate",
         "temperature",
         "soft_weight",
+        *WHERE_DATA_IS,
     )
     same = {name: getattr(settings, name) for name in names}
     others = {

@@ -4,6 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+# Settings that say how to find what is read; what was read decides about a training, and not these.
+WHERE_DATA_IS = (
+    "text_column",
+    "text_pair_column",
+    "label_column",
+    "entities_column",
+    "tokens_column",
+    "tags_column",
+    "data_revision",
+)
 AnySettings = TypeVar("AnySettings", bound="TaskSettings")
 
 
@@ -40,6 +50,13 @@ class TaskSettings:
     soft_weight: float = 0.9  # of the soft labels; the labels have the rest
     out_of_scope: str = ""  # label of texts that the model has no answer to: not learned, it is to abstain from them
     checkpoint_seconds: float = 30.0  # work that a kill loses at most
+    text_column: str = ""  # what the column of the text is called; `text` unless given
+    text_pair_column: str = ""  # of the second text; `text_pair` unless given
+    label_column: str = ""  # of the label; `label` unless given
+    entities_column: str = ""  # of the entities; `entities` unless given
+    tokens_column: str = ""  # of the words that have a tag each; `tokens` unless given
+    tags_column: str = ""  # of their tags; `tags` or `ner_tags` unless given
+    data_revision: str = ""  # branch, tag or commit of a data set on the Hub; its main branch unless given
 
     def faults(self) -> list[str]:
         """What is out of its range, a line each."""

@@ -27,7 +27,7 @@ from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import RANDOM, Labelled, Link, MethodInputs, asks_words, fit_head, run_method
 from compress.engine.resumable_stages import Workdir, check_writable
 from compress.engine.task_inputs import TaskInputs, open_task, unseen
-from compress.engine.task_settings import TaskSettings
+from compress.engine.task_settings import WHERE_DATA_IS, TaskSettings
 from compress.evaluation.metrics import counts, gold_of, mean_score, score
 from compress.evaluation.predictions import predictions, row_logits
 from compress.methods.catalogue import LABELS, Stage, chain_of
@@ -70,6 +70,13 @@ class Comparison:
     threads: int = 0  # of each training; 0 shares the cores between the jobs
     jobs: int = 1  # rows at once
     precision: str = "auto"
+    text_column: str = ""  # what the column of the text is called; `text` unless given
+    text_pair_column: str = ""  # of the second text; `text_pair` unless given
+    label_column: str = ""  # of the label; `label` unless given
+    entities_column: str = ""  # of the entities; `entities` unless given
+    tokens_column: str = ""  # of the words that have a tag each; `tokens` unless given
+    tags_column: str = ""  # of their tags; `tags` or `ner_tags` unless given
+    data_revision: str = ""  # branch, tag or commit of a data set on the Hub; its main branch unless given
 
 
 class Row(NamedTuple):
@@ -184,6 +191,7 @@ def _settings(given: Comparison, student: str) -> TaskSettings:
         batch=given.batch,
         teacher_epochs=given.teacher_epochs,
         teacher_learning_rate=given.teacher_learning_rate,
+        **{name: getattr(given, name) for name in WHERE_DATA_IS},
     )
 
 
@@ -263,7 +271,7 @@ def _source(given: Comparison, inputs: TaskInputs) -> TaskInputs:
     """What the task stands on from which methods transfer; texts that the task itself judges by are left out."""
     # Its teacher is fine-tuned on the source task, whatever head the teacher came with.
     task = given.source_task or given.task
-    settings = dataclasses.replace(inputs.settings, data=given.source_data, task=task, new_head=True)
+    settings = dataclasses.replace(inputs.settings, data=given.source_data, task=task, new_head=True, data_revision="")
     source = open_task(settings, Path(given.out) / "work", notify=show)
     train = unseen(source.splits.train, inputs.splits)
     data_fingerprint = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # what is left out decides too

@@ -2,23 +2,34 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from serve.bundle.manifest import MANIFEST
 from serve.errors import BadInput
 from serve.text.labels import entity_labels
 
+if TYPE_CHECKING:
+    from compress.data.columns import Columns
+
 T = TypeVar("T")
 
 
-def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: str | None = None) -> dict[str, Any]:
-    """The task metric of a bundle, or of a checkpoint with a head, on a labelled file.
+def evaluate(
+    model: str,
+    data: Path | str,
+    *,
+    variant: str | None = None,
+    task: str | None = None,
+    columns: "Columns | None" = None,
+) -> dict[str, Any]:
+    """The task metric of a bundle, or of a checkpoint with a head, on a labelled file, whose `columns` may have other names.
 
     Returns `{model, variant, task, metric, value, low, high, examples, unknown_labels}`; for a bundle without importing torch.
 
     Raises:
         BadInput: the model or the file cannot be used.
     """
+    from compress.data.columns import USUAL
     from compress.data.examples import check_kind, check_task, labels_in
     from compress.data.labelled_files import read_examples
     from compress.evaluation.metrics import Prediction, gold_of, metric_name, prediction_of, score
@@ -32,7 +43,7 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         found_task = check_task(pipeline.manifest.task)
         if task and task != found_task:
             raise BadInput(f"--task is {task}, but {model} is a bundle for {found_task}.")
-        examples = read_examples(Path(data), found_task)
+        examples = read_examples(Path(data), found_task, columns or USUAL)
         multi_label = pipeline.manifest.multi_label
         if found_task == "text-classification":
             check_kind(examples, model, multi_label=multi_label, markers=knows_markers(pipeline.tokenizer))
@@ -63,7 +74,7 @@ def evaluate(model: str, data: Path | str, *, variant: str | None = None, task: 
         if not heads:
             raise BadInput(f"{model} has no head for {task or ' or '.join(HEADS)}; `stillroom run` gives it one.")
         found_task = check_task(heads[0])
-        examples = read_examples(Path(data), found_task)
+        examples = read_examples(Path(data), found_task, columns or USUAL)
         labels = opened.head_for(found_task) or ()
         multi_label = found_task == "text-classification" and opened.multi_label
         tokenizer = load_tokenizer(opened.folder, opened.max_length)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from compress.data.columns import columns_of
 from compress.data.encoded import Encoded, encode
 from compress.data.examples import SPLITS, Example, Splits, Task, check_task
 from compress.data.out_of_scope import refuse_in_scope, set_apart
@@ -74,6 +75,20 @@ class Exporting:
     """For timing all variants in all runtimes; 0 leaves it out."""
     threads: int = 0
     """Cores to use; 0 is all."""
+    text_column: str = ""
+    """What the column of the text is called; `text` unless given."""
+    text_pair_column: str = ""
+    """Of the second text; `text_pair` unless given."""
+    label_column: str = ""
+    """Of the label; `label` unless given."""
+    entities_column: str = ""
+    """Of the entities; `entities` unless given."""
+    tokens_column: str = ""
+    """Of the words that have a tag each; `tokens` unless given."""
+    tags_column: str = ""
+    """Of their tags; `tags` or `ner_tags` unless given."""
+    data_revision: str = ""
+    """Branch, tag or commit of a data set on the Hub; its main branch unless given."""
 
     @property
     def wanted(self) -> VariantSettings:
@@ -148,12 +163,13 @@ def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
         raise BadInput(f"{checkpoint} has no head for {' or '.join(HEADS)}; fine-tune it for a task first.")
     task = check_task(tasks[0])
     length = usable_length(settings.max_length, opened)
-    splits, outside = read_splits(settings.data, task), None
+    columns = columns_of(settings)
+    splits, outside = read_splits(settings.data, task, columns, revision=settings.data_revision), None
     if settings.out_of_scope:
         splits, outside = set_apart(splits, settings.out_of_scope)
     labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
     refuse_in_scope(settings.out_of_scope, labels, f"CKPT {checkpoint}")
-    kept_texts = [text for file in settings.keep_words_of for text in read_texts(file, pairs=True)]
+    kept_texts = [text for file in settings.keep_words_of for text in read_texts(file, columns, pairs=True)]
     threads = settings.threads or available_cores()
     name = settings.name or out.name
     return _Given(wanted, opened, task, splits, outside, labels, length, threads, name, kept_texts)
