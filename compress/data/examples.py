@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from serve.errors import BadInput
-from serve.text.entity_markers import MARKERS, marked
+from serve.text.entity_markers import MARKERS, has_markers, marked
 
 Task = Literal["token-classification", "text-classification"]
 SPLITS = ("train", "validation", "test")
@@ -113,7 +113,7 @@ def check_kind(examples: Sequence[Example], model: str, *, multi_label: bool, ma
         examples: all of one kind.
         model: what to call it.
         multi_label: whether it says of each label on its own if it applies.
-        markers: whether its tokenizer knows the markers of head and tail.
+        markers: whether its tokenizer knows the markers of head and tail, which are in no text but for a model of relations.
 
     Raises:
         BadInput: it answers in another kind.
@@ -127,6 +127,13 @@ def check_kind(examples: Sequence[Example], model: str, *, multi_label: bool, ma
     if are_relations(examples) and not markers:
         raise BadInput(
             f"{model} does not know the markers of head and tail ({', '.join(MARKERS)}), which the data has. {remedy}"
+        )
+    bare = [example for example in examples if not has_markers(example.text_read)] if markers else []
+    if bare:
+        raise BadInput(
+            f"{model} says what one part of a text is to another, and {len(bare)} of {len(examples)} rows do not say where these "
+            f"parts are; the first is {bare[0].text[:80]!r}. Give each row `head` and `tail`, or the markers {', '.join(MARKERS)} in its "
+            "text."
         )
 
 
