@@ -1,6 +1,6 @@
 """What `distill`, `finetune` and the training part of `run` are told: every setting once, see `serve.options`. No torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from compress.methods.presets import PRESETS
@@ -35,6 +35,8 @@ WHAT, DATA, TEACHER, STUDENT, RELATIONS, MACHINE = (
     "Machine",
 )
 
+COLUMNS = "Names in the data"
+
 SHAPES = f"A name such as 3x384 (layers x width), or {FORM}."
 ACCUMULATE = "Parts that a step's batch is cut into, to save memory; what is learned is the same."
 TRACKER = "Where metrics go beside metrics.jsonl."
@@ -50,7 +52,40 @@ SPLITS = "Folder with train, validation and test files, or a `datasets` name."
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings:
+class TextColumn:
+    """What the column of the text is called."""
+
+    text_column: str = setting("", help="Name of the column of the text.", shown="text", metavar="NAME", panel=COLUMNS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowColumns(TextColumn):
+    """What the columns of labelled rows are called."""
+
+    text_pair_column: str = setting("", help="Of the second text.", shown="text_pair", metavar="NAME", panel=COLUMNS)
+    label_column: str = setting("", help="Of the label.", shown="label", metavar="NAME", panel=COLUMNS)
+    entities_column: str = setting("", help="Of the entities.", shown="entities", metavar="NAME", panel=COLUMNS)
+    tokens_column: str = setting(
+        "", help="Of the words that have a tag each.", shown="tokens", metavar="NAME", panel=COLUMNS
+    )
+    tags_column: str = setting("", help="Of their tags.", shown="tags or ner_tags", metavar="NAME", panel=COLUMNS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet(RowColumns):
+    """How rows are found in data that has other names for them, or several revisions."""
+
+    data_revision: str = setting(
+        "", help="Branch, tag or commit of a data set on the Hub.", shown="its main branch", panel=COLUMNS
+    )
+
+
+# What was read decides about a training, and not these, which say how it was found.
+WHERE_DATA_IS = tuple(field.name for field in fields(DataSet))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(DataSet):
     """What reading the data of a task and training on it need; `stillroom run` adds its own to these."""
 
     teacher: str = setting(help="Transformers folder or Hub name of a BERT-like encoder.", panel=WHAT)
@@ -119,7 +154,7 @@ class TaskSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuning:
+class FineTuning(DataSet):
     """Settings of `finetune`."""
 
     model: str = setting(help="Transformers folder or Hub name, such as a student of `distill`.")
@@ -160,7 +195,7 @@ class FineTuning:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distillation:
+class Distillation(TextColumn):
     """Settings of `distill`."""
 
     teacher: str = setting(help="Transformers folder or Hub name.")

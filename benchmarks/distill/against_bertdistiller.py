@@ -24,7 +24,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from compress.data.corpus import CorpusText, chunks
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from compress.methods.catalogue import Sizes, stages_of
 from compress.models.families import FAMILIES
 from compress.models.initialise import student_of

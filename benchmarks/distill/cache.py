@@ -23,7 +23,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from compress.data.corpus import CorpusText, tokenised
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from compress.losses.outputs import total
 from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.objectives import Projections

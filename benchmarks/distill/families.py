@@ -28,7 +28,8 @@ from encoders import encoder  # noqa: E402 - the tests are no package
 from compress.data.batches import TaskText  # noqa: E402
 from compress.data.corpus import CorpusText, chunks, masking_of  # noqa: E402
 from compress.data.encoded import encode, pad_id_of  # noqa: E402
-from compress.data.examples import read_splits, stream_texts  # noqa: E402
+from compress.data.splits import read_splits  # noqa: E402
+from compress.data.texts import stream_texts  # noqa: E402
 from compress.losses.outputs import total  # noqa: E402
 from compress.methods.catalogue import METHODS, Sizes, Stage, stages_of  # noqa: E402
 from compress.methods.objectives import Projections  # noqa: E402

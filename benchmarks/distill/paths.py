@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from compress.data.batches import inputs_for
 from compress.data.corpus import CorpusText, chunks
-from compress.data.examples import check_task, read_texts
+from compress.data.examples import check_task
+from compress.data.texts import read_texts
 from compress.distributed import Share
 from compress.engine.task_stages import on_task, relation_stage
 from compress.evaluation.metrics import counts, gold_of, metric_of

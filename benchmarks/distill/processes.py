@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from compress import distributed
 from compress.data.corpus import CorpusText, chunks, masking_of
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.objectives import Projections
 from compress.models.families import FAMILIES

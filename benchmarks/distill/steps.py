@@ -35,7 +35,7 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel
 
 from compress.data.corpus import CorpusText, Piece, chunks
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from compress.methods.catalogue import Sizes, Stage, stages_of
 from compress.methods.objectives import Projections
 from compress.models.families import FAMILIES

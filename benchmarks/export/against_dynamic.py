@@ -13,7 +13,7 @@ from pathlib import Path
 
 from onnxruntime.quantization import quantize_dynamic
 
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from latency.candidates.candidate import Candidate
 from latency.profile import Plan, time_grid
 from serve.bundle.cpu_quota import available_cores

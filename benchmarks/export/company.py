@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Encoding
 
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from serve.model.session import Session
 from serve.text.tokenizer import load_tokenizer
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from latency.load.generator import AT_ONCE_PER_S, OUR_TEMPLATE, load, request_bodies
 from latency.measure.statistics import PAIRS_FOR_INTERVAL, paired_ratio
 from serve.bundle.manifest import open_bundle

@@ -36,7 +36,7 @@ import numpy as np
 from driver import Driven, Place, drive, post
 from running import START_S, serving, stop
 
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from latency.load.generator import ramp, request_bodies
 from latency.measure.machine import machine_facts
 from latency.measure.statistics import paired_ratio

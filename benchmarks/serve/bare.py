@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from serve.model.pipeline import Pipeline, length_batches
 from serve.text.answers import AnswerOptions
 

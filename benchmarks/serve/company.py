@@ -19,7 +19,7 @@ import msgspec
 from driver import drive, post
 from running import Server, endpoint, serving, text_body
 
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from latency.measure.machine import machine_facts
 
 MOST_TEXTS = 32  # a request

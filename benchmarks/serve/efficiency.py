@@ -27,7 +27,7 @@ import numpy as np
 from driver import Driven, Place, drive, post
 from running import Server, endpoint, results_of, serving, text_body
 
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from latency.measure.machine import machine_facts
 from latency.measure.statistics import paired_ratio
 from serve.model.pipeline import Pipeline

@@ -26,7 +26,7 @@ import numpy as np
 from driver import LOST, TIMEOUT, UNSENT, Driven, drive, post
 from running import Server, endpoint, results_of, serving, text_body
 
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from latency.load.arrivals import poisson_s
 from latency.measure.machine import machine_facts
 from serve.model.pipeline import Pipeline

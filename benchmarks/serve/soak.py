@@ -34,7 +34,7 @@ from driver import LOST, TIMEOUT, Driven, drive
 from mixed_traffic import Asked, bad_requests, good_requests, texts_of_all_lengths
 from running import Server, results_of, serving
 
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from latency.measure.machine import machine_facts
 from serve.http.v1.requests import Limits
 

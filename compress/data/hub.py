@@ -65,8 +65,10 @@ def download_model(name: str, revision: str = "") -> Path:
             raise LookupError(missed or _in_words(error)) from None
 
 
-def load_dataset(name: str) -> Any:
+def load_dataset(name: str, revision: str = "") -> Any:
     """The splits of the data set `name` of the Hub by their names, downloaded now or before.
+
+    `revision` is a branch, tag or commit of it. Private ones are read with the Hub's token of the environment (HF_TOKEN).
 
     Raises:
         LookupError: the Hub does not give it, and its cache does not hold it; says why.
@@ -74,11 +76,11 @@ def load_dataset(name: str) -> Any:
     import datasets
 
     offline = datasets.config.HF_HUB_OFFLINE  # HF_DATASETS_OFFLINE sets it as well
-    missed = OFFLINE if offline else _ask(name, "dataset")
+    missed = OFFLINE if offline else _ask(name, "dataset", revision)
     with _quiet():
         try:
             datasets.config.HF_HUB_OFFLINE = offline or bool(missed)
-            return datasets.load_dataset(name)
+            return datasets.load_dataset(name, revision=revision or None)
         except Exception as error:
             # Whatever the library raises (a broken cache, files of no known kind) is about the name given.
             raise LookupError(missed or _in_words(error)) from None

@@ -7,11 +7,10 @@ from tokenizers import Tokenizer
 
 from compress.data.encoded import encode
 from compress.data.examples import Example, Splits, Task, check_kind
-from compress.models.pretrained import Opened
+from compress.engine.label_checks import label_warnings, some
+from compress.models.pretrained import Opened, with_markers
 from serve.errors import BadInput
 from serve.text.labels import bio_tags, entity_labels
-
-SHOWN = 3
 
 
 def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) -> tuple[tuple[str, ...], bool]:
@@ -33,18 +32,17 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
     if theirs is None:
         return ours, False
     if task == "text-classification":
-        check_kind(
-            splits.train, f"{opened.role} {opened.name}", multi_label=opened.multi_label, markers=not opened.added
-        )
+        markers = not (opened if splits.relations else with_markers(opened)).added
+        check_kind(splits.train, f"{opened.role} {opened.name}", multi_label=opened.multi_label, markers=markers)
     known = set(entity_labels(theirs)) if task == "token-classification" else set(theirs)
     if task == "token-classification" and known >= set(names) and not set(ours) <= set(theirs):
         raise BadInput(
             f"{opened.role} {opened.name} has a head that tags in another scheme than BIO (it lacks "
-            f"{_some(sorted(set(ours) - set(theirs)))}). --new-head fine-tunes a new one."
+            f"{some(sorted(set(ours) - set(theirs)))}). --new-head fine-tunes a new one."
         )
     if missing := [name for name in names if name not in known]:
         raise BadInput(
-            f"{opened.role} {opened.name} has a head for {task} whose labels ({_some(sorted(known))}) lack {_some(missing)} "
+            f"{opened.role} {opened.name} has a head for {task} whose labels ({some(sorted(known))}) lack {some(missing)} "
             "of train: label maps are matched by name. Rename the labels in the data; --new-head fine-tunes a new head."
         )
     return theirs, True
@@ -57,11 +55,7 @@ def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: in
         found.append(
             f"There is no validation file: {counted(len(splits.validation), 'text of train was', 'texts of train were')} held out for it."
         )
-    train_labels = set(splits.labels(task))
-    for split in ("validation", "test"):
-        unseen = [label for label in splits.labels(task, [split]) if label not in train_labels]
-        if unseen:
-            found.append(f"{split} has labels that train lacks: {_some(unseen)}. They count as errors of every model.")
+    found += label_warnings(splits, task)
     found += _in_two_splits(splits)
     for split in ("train", "validation", "test"):
         encoded = encode(getattr(splits, split), tokenizer, task, ("O",) if task == "token-classification" else ())
@@ -101,11 +95,6 @@ def _inside_words(examples: Sequence[Example], texts: Sequence[str], encodings: 
         return []
     entities = counted(lost, f"entity in {split} begins or ends", f"entities in {split} begin or end")
     return [f"{entities} inside a word: models label whole words and cannot match them exactly."]
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 
 
 def counted(count: int, one: str, several: str) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from compress import distributed
+from compress.data.columns import columns_of
 from compress.data.corpus import tokenised
-from compress.data.examples import TextFiles, stream_texts
+from compress.data.texts import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import device_here, on_this_machine, same_bits
 from compress.engine.lineage import read_lineage
@@ -91,7 +92,7 @@ def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     common = [folder_fingerprint(given.opened.folder), given.texts_fingerprint, trained_with(settings.device)]
     start = folder_fingerprint(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
     # Who is told of a training changes nothing about it, nor where the cache lies; the teacher's files say its revision.
-    decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache), "revision": ""}
+    decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache), "revision": "", "text_column": ""}
     run_fingerprint = fingerprint("distill", *common, start, _chosen(settings) | decide)
     workdir = Workdir(target.with_name(target.name + ".distil-work"))
     with workdir.locked():
@@ -120,7 +121,7 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     if is_checkpoint(s.start):
         faults.check(lambda: open_model(s.start, role="--start"))
     for path in corpus:
-        faults.check(partial(stream_texts, path))
+        faults.check(partial(stream_texts, path, columns_of(s)))
     if not corpus:
         faults.messages.append("No --corpus was given; distillation without a task needs plain text.")
     faults.raise_if_any()
@@ -148,7 +149,7 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
         raise BadInput(f"--whole-words says nothing to --method {s.method}, which hides no words. Leave it out.")
     if s.teacher_cache:
         _check_cache(s, opened, stages[0], out)
-    texts = TextFiles(tuple(corpus))
+    texts = TextFiles(tuple(corpus), columns_of(s))
     return _Given(opened, shapes, stages, texts, texts_fingerprint(texts), s, messages)
 
 

@@ -20,7 +20,7 @@ from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.pretrained import load, open_model
 from compress.progress import Notify, message, silent
-from compress.settings import FineTuning, TaskSettings
+from compress.settings import WHERE_DATA_IS, FineTuning, TaskSettings
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.options import make
@@ -82,7 +82,9 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
         trained_with(inputs.settings.device),
         # What is said of these by what they name; who is told of a training changes nothing about it.
         dataclasses.asdict(settings)
-        | dict.fromkeys(("model", "data", "out", "teacher", "unlabelled", "trackers", "device", "revision"), ""),
+        | dict.fromkeys(
+            ("model", "data", "out", "teacher", "unlabelled", "trackers", "device", "revision", *WHERE_DATA_IS), ""
+        ),
     )  # fmt: skip
     workdir = Workdir(target.with_name(target.name + ".finetune-work"))
     with workdir.locked():
@@ -171,6 +173,7 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
         "soft_weight",
         "device",
         "revision",
+        *WHERE_DATA_IS,
     )
     same = {name: getattr(settings, name) for name in names}
     others = {

@@ -9,9 +9,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from compress.data.augment import augmented
+from compress.data.columns import Columns, columns_of
 from compress.data.encoded import Encoded, encode
-from compress.data.examples import Example, Splits, check_task, read_splits, read_texts
+from compress.data.examples import Example, Splits, check_task
 from compress.data.out_of_scope import refuse_in_scope, set_apart
+from compress.data.splits import read_splits
+from compress.data.texts import read_texts
 from compress.engine.data_checks import counted, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, on_this_machine
@@ -143,13 +146,15 @@ def open_task(
     if here:
         faults.check(lambda: check_precision(here.precision, device_here(here.device)))
     faults.check(lambda: check_trackers(settings.trackers))
-    splits = faults.check(lambda: read_splits(settings.data, task, seed=settings.seed)) if task else None
+    columns = columns_of(settings)
+    read = partial(read_splits, settings.data, columns=columns, seed=settings.seed, revision=settings.data_revision)
+    splits = faults.check(lambda: read(task=task)) if task else None
     outside = None
     if splits and settings.out_of_scope:
         apart = faults.check(partial(set_apart, splits, settings.out_of_scope))
         splits, outside = apart or (None, None)
-    corpus = _texts(faults, settings.corpus)
-    unlabelled = _texts(faults, settings.unlabelled)
+    corpus = _texts(faults, settings.corpus, columns)
+    unlabelled = _texts(faults, settings.unlabelled, columns)
     labelled = tokenizer = None
     if opened and splits and splits.relations:
         opened = faults.check(partial(with_markers, opened))
@@ -238,10 +243,10 @@ def _unseen_texts(texts: list[str], splits: Splits, what: str, warnings: list[st
     return kept
 
 
-def _texts(faults: Faults, paths: Sequence[str]) -> list[str]:
+def _texts(faults: Faults, paths: Sequence[str], columns: Columns) -> list[str]:
     found: list[str] = []
     for path in paths:
-        found += faults.check(partial(read_texts, Path(path))) or []
+        found += faults.check(partial(read_texts, Path(path), columns)) or []
     return found
 
 

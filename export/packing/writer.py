@@ -56,7 +56,8 @@ def pack(
     `fp16`, `int8`), `extra_files` by path in the bundle
     (`README.md`, `report.html`, `report.json`, `recipe.toml`), `multi_label` says that any number of labels may apply
     to a text, `relations` that they are about two marked parts of it, `pairs` that it comes with a second one. The
-    folder is put together beside `out`, written through to the disk, and renamed: whoever looks at `out` sees no bundle, the old one, or the new one. Equal inputs give an
+    folder is put together beside `out`, written through to the disk, and renamed: whoever looks at `out` sees no bundle,
+    the old one, or the new one. Equal inputs give an
     equal digest; the manifest has the hashes of all files, so a report that holds timings makes that differ. An older
     bundle at `out` is replaced. BadInput when anything else stands there, or when the checkpoint lacks a file.
     """

@@ -11,10 +11,13 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from compress.settings import COLUMNS
 from serve.errors import BadInput, GateMissed
 from serve.options import Option, described, make, options_of
 from stillroom.console import console, libraries_speak
+from stillroom.settings.model_card import CARD
 
+LATER = (CARD, COLUMNS)
 FIRST_COLUMN = 26  # characters of flag and value in help; longer ones have their help below them
 
 WIDTH = {"max_content_width": 100}
@@ -75,16 +78,14 @@ class Verb(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options under their headings, with choices and defaults whole, then examples."""
-        by_panel: dict[str, list[tuple[str, str]]] = {}
         arguments = [
             (str(p.make_metavar(ctx)), str(getattr(p, "about", "")))
             for p in self.params
             if isinstance(p, click.Argument)
         ]
-        for option in self.settings:
-            by_panel.setdefault(option.panel or "Options", []).append((_spelled(option), _told(option)))
-        if arguments:
-            by_panel = {"Arguments": arguments} | by_panel
+        by_panel = {"Arguments": arguments} if arguments else {}
+        for panel, options in panels_of(self.settings).items():
+            by_panel[panel] = [(_spelled(option), _told(option)) for option in options]
         shared = [p.get_help_record(ctx) for p in self.get_params(ctx) if not isinstance(p, Setting | Argument)]
         by_panel.setdefault("Output", []).extend(record for record in shared if record)
         for panel, rows in by_panel.items():
@@ -94,6 +95,14 @@ class Verb(click.Command):
             with formatter.section(click.style("Examples", bold=True)):
                 for example in self.examples:
                     formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
+def panels_of(settings: Sequence[Option]) -> dict[str, list[Option]]:
+    """Options under their headings; what few readers look for comes last."""
+    found: dict[str, list[Option]] = {}
+    for option in sorted(settings, key=lambda option: LATER.index(option.panel) if option.panel in LATER else -1):
+        found.setdefault(option.panel or "Options", []).append(option)
+    return found
 
 
 class Setting(click.Option):

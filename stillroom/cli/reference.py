@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from serve.options import Option, described
 from stillroom.cli.main import GROUPS
-from stillroom.cli.options import Verb
+from stillroom.cli.options import Verb, panels_of
 
 HEAD = """# Flags
 
@@ -30,8 +30,7 @@ def _group(heading: str, verbs: tuple[Verb, ...]) -> Iterator[str]:
         if verb.settings:
             yield "| flag | default | range | |"
             yield "|---|---|---|---|"
-            panels = list(dict.fromkeys(option.panel for option in verb.settings))
-            yield from map(_row, sorted(verb.settings, key=lambda option: panels.index(option.panel)))
+            yield from (_row(option) for options in panels_of(verb.settings).values() for option in options)
             yield ""
 
 

@@ -31,7 +31,7 @@ from compress.evaluation.predictions import predictions, row_logits
 from compress.methods.catalogue import LABELS, Stage, chain_of
 from compress.models.pretrained import load, open_model
 from compress.models.shapes import Shape, assistants_of
-from compress.settings import TaskSettings
+from compress.settings import WHERE_DATA_IS, TaskSettings
 from serve.bundle.cpu_quota import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
@@ -160,6 +160,7 @@ def _settings(given: Comparison, student: str) -> TaskSettings:
         teacher_learning_rate=given.teacher_learning_rate,
         device=given.device,
         revision=given.revision,
+        **{name: getattr(given, name) for name in WHERE_DATA_IS},
     )
 
 
@@ -255,7 +256,7 @@ def _source(given: Comparison, inputs: TaskInputs) -> TaskInputs:
     """What the task stands on from which methods transfer; texts that the task itself judges by are left out."""
     # Its teacher is fine-tuned on the source task, whatever head the teacher came with.
     task = given.source_task or given.task
-    settings = dataclasses.replace(inputs.settings, data=given.source_data, task=task, new_head=True)
+    settings = dataclasses.replace(inputs.settings, data=given.source_data, task=task, new_head=True, data_revision="")
     source = open_task(settings, Path(given.out) / "work", notify=show)
     train = unseen(source.splits.train, inputs.splits)
     data_fingerprint = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # what is left out decides too

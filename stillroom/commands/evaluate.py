@@ -88,7 +88,7 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
     task = check_task(pipeline.manifest.task)
     if given.task and given.task != task:
         raise BadInput(f"--task is {given.task}, but {model} is a bundle for {task}.")
-    examples = _examples(data, given.split, task)
+    examples = _examples(data, given, task)
     multi_label = pipeline.manifest.multi_label
     if task == "text-classification":
         check_kind(examples, model, multi_label=multi_label, markers=knows_markers(pipeline.tokenizer))
@@ -123,7 +123,7 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     if not heads:
         raise BadInput(f"{model} has no head for {given.task or ' or '.join(HEADS)}; `stillroom run` gives it one.")
     task = check_task(heads[0])
-    examples = _examples(data, given.split, task)
+    examples = _examples(data, given, task)
     labels = opened.head_for(task) or ()
     multi_label = task == "text-classification" and opened.multi_label
     tokenizer = open_tokenizer(opened)
@@ -146,19 +146,24 @@ def _with_data(open_it: Callable[[], T], data: Path, split: str) -> T:
     return opened
 
 
-def _examples(data: Path, split: str, task: "Task") -> "list[Example]":
-    from compress.data.examples import read_examples, read_splits
+def _examples(data: Path, given: Evaluation, task: "Task") -> "list[Example]":
+    from compress.data.columns import columns_of
+    from compress.data.labelled_files import read_examples
+    from compress.data.splits import read_splits
 
-    file = _file_of(data, split)
+    file, columns = _file_of(data, given.split), columns_of(given)
     if file.is_dir():
-        found: list[Example] = getattr(read_splits(str(file), task), split)
+        found: list[Example] = getattr(read_splits(str(file), task, columns), given.split)
         return found
-    return read_examples(file, task)
+    return read_examples(file, task, columns)
 
 
 def _file_of(data: Path, split: str) -> Path:
     """The file of examples: `data` itself, or that of `split` in the folder `data`; the folder where `datasets` wrote it."""
-    from compress.data.examples import SUFFIXES, check_there
+    from compress.data.datasets_library import is_saved_dataset
+    from compress.data.file_formats import SUFFIXES
+    from compress.data.labelled_files import check_there
+    from compress.data.splits import split_file
 
     if not data.is_dir():
         check_there(data)
@@ -167,16 +172,11 @@ def _file_of(data: Path, split: str) -> Path:
                 f"--split is {split}, and --data {data} is one file. Leave it out, or give a folder of splits."
             )
         return data
-    if (data / "dataset_dict.json").is_file():
+    if is_saved_dataset(data):
         return data
-    files = [data / f"{split}{suffix}" for suffix in (*SUFFIXES, ".txt") if (data / f"{split}{suffix}").is_file()]
-    if len(files) == 1:
-        return files[0]
-    if files:
-        raise BadInput(
-            f"{data} holds {' and '.join(file.name for file in files)}: one file a split is needed. Remove one."
-        )
+    if file := split_file(data, split):
+        return file
     raise BadInput(
-        f"--data {data} has no file {split}{SUFFIXES[0]}, or one ending in {', '.join(SUFFIXES[1:])}. "
-        "Give a folder of splits that has one, another --split, or a file."
+        f"--data {data} has no file {split}.jsonl, or one ending in {', '.join(SUFFIXES[1:])}. "
+        "Give another --split, or a file of labelled examples."
     )

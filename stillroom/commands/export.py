@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from compress.data.columns import columns_of
 from compress.data.encoded import encode
-from compress.data.examples import Example, Splits, Task, check_task, read_splits, read_texts
+from compress.data.examples import Example, Splits, Task, check_task
 from compress.data.out_of_scope import refuse_in_scope, set_apart
+from compress.data.splits import read_splits
 from compress.data.subset import subset
+from compress.data.texts import read_texts
 from compress.engine.data_checks import labels_for, warnings_of
 from compress.engine.lineage import LINEAGE, read_lineage
 from compress.engine.resumable_stages import Workdir
@@ -139,7 +142,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
     faults.check(lambda: _refuse_taken(out))
     opened = faults.check(lambda: _opened(checkpoint, settings.revision))
     kept_texts = faults.check(
-        lambda: [text for file in settings.keep_words_of for text in read_texts(file, pairs=True)]
+        lambda: [text for file in settings.keep_words_of for text in read_texts(file, columns_of(settings), pairs=True)]
     )
     texts = faults.check(lambda: _unlabelled(settings)) if not settings.data else []
     faults.raise_if_any()
@@ -149,7 +152,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
     labels = opened.head_for(task) or ()
     length = usable_length(settings.max_length, opened)
     if settings.data:
-        splits = read_splits(settings.data, task)
+        splits = read_splits(settings.data, task, columns_of(settings), revision=settings.data_revision)
         if settings.out_of_scope:
             splits, outside = set_apart(splits, settings.out_of_scope)
         labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
@@ -183,7 +186,9 @@ def _unlabelled(settings: Exporting) -> list[str]:
     """The texts of an export without data: those given, or messages that this project generates."""
     if not settings.texts:
         return [message["text"] for message in support_messages("test", TEXTS // 2, 0, set())]
-    found = list(dict.fromkeys(text for file in settings.texts for text in read_texts(Path(file))))
+    found = list(
+        dict.fromkeys(text for file in settings.texts for text in read_texts(Path(file), columns_of(settings)))
+    )
     if len(found) < 2:
         raise BadInput(
             f"--texts {', '.join(settings.texts)}: 1 text is there; two or more are needed, some to calibrate on and others to "

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.data.examples import read_texts
+from compress.data.columns import Columns
+from compress.data.texts import read_texts
 from latency.load.generator import OUR_TEMPLATE, LoadTrial, ramp, request_bodies
 from latency.load.generator import load as send
 from latency.load.http_client import probe, target_of
@@ -30,13 +31,14 @@ def load(
     connections: int = 256,
     timeout: float = 10.0,
     seed: int = 0,
+    text_column: str = "",
 ) -> dict[str, Any]:
     """Load the server at `url` with the texts of `data`, which come whether or not earlier ones are answered.
 
     With `rate` one trial at so many queries a second; otherwise the highest rate whose p99 stays under `bound_ms` (50) while
     nothing is refused or fails. A trial has `seconds` (10) of arrivals, or `queries` of them. A body is `template` with a
-    text for its string "TEXT"; `headers` are of the form "Name: value"; `timeout` is in seconds. Returns the document that
-    `stillroom load --json` prints.
+    text for its string "TEXT"; `headers` are of the form "Name: value"; `timeout` is in seconds; `text_column` is what `data`
+    calls the text. Returns the document that `stillroom load --json` prints.
 
     Raises:
         BadInput: the file, the template or a number cannot be used, or a first request is not answered with 2xx.
@@ -54,7 +56,7 @@ def load(
     seconds = seconds or 10.0
     sent_headers = _headers(headers)
     target = target_of(url, sent_headers)
-    texts = read_texts(Path(data))
+    texts = read_texts(Path(data), Columns(text=text_column or "text"))
     bodies = request_bodies(template, texts)
     probe(target, bodies[0], timeout)
     document: dict[str, Any] = {

@@ -20,6 +20,7 @@ from compress.settings import (
     TEXT_METHODS,
     THREADS,
     WHAT,
+    DataSet,
     TrainingDevice,
     TrainingPrecision,
 )  # fmt: skip
@@ -27,7 +28,7 @@ from serve.options import check, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(DataSet):
     """Settings of `stillroom compare`."""
 
     teacher: str = setting(help="Transformers folder or Hub name.", panel=WHAT)

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from compress.settings import REVISION, TASKS
+from compress.settings import REVISION, TASKS, RowColumns
 from serve.options import check, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(RowColumns):
     """On what a model is scored, and as which file of it."""
 
     data: str = setting(help="A file of labelled examples, or a folder of splits.")

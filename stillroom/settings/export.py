@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from compress.settings import ALL_CORES, REVISION, SPLITS
+from compress.settings import ALL_CORES, REVISION, SPLITS, DataSet
 from serve.options import check, setting
 from stillroom.settings.model_card import OfCard
 
@@ -13,7 +13,7 @@ WHAT, CHECKS, GRAPHS, MACHINE = "What to make", "Checks", "Graphs", "Machine"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exporting(OfCard):
+class Exporting(OfCard, DataSet):
     """The settings of `stillroom export`."""
 
     out: str = setting(help="The bundle to write.", panel=WHAT)

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from serve.options import setting
 
-PANEL = "Model card"
+CARD = "Model card"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfCard:
     """Licences and language, as the Hub's metadata names them."""
 
-    license: str = setting("", help="Of the model: a short name that the Hub knows, such as apache-2.0.", panel=PANEL)
-    data_license: str = setting("", help="Of the data that it learned from.", panel=PANEL)
-    language: str = setting("", help="Of the texts: a code that the Hub knows, such as en.", panel=PANEL)
+    license: str = setting("", help="Of the model: a short name that the Hub knows, such as apache-2.0.", panel=CARD)
+    data_license: str = setting("", help="Of the data that it learned from.", panel=CARD)
+    language: str = setting("", help="Of the texts: a code that the Hub knows, such as en.", panel=CARD)

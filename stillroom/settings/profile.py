@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from compress.settings import ALL_CORES
+from compress.settings import ALL_CORES, RowColumns
 from latency.candidates.candidate import Device, Runtime
 from serve.options import check, setting
 
@@ -13,7 +13,7 @@ WHAT, GRID, QUESTIONS = "What to measure", "Grid", "Questions"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profiling:
+class Profiling(RowColumns):
     """The settings of `stillroom profile`."""
 
     data: str = setting(

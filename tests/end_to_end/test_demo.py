@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.data.examples import read_examples
+from compress.data.labelled_files import read_examples
 from compress.evaluation.metrics import gold_of, score
 from stillroom import Pipeline
 

@@ -12,7 +12,7 @@ from test_run import stillroom
 
 import stillroom as face
 from compress.data.encoded import encode
-from compress.data.examples import read_splits
+from compress.data.splits import read_splits
 from compress.models.pretrained import load, open_model, save_tokenizer
 from compress.training.task_training import TaskTraining, train_on_task
 from serve.bundle.manifest import open_bundle
@@ -185,6 +185,27 @@ def test_a_model_is_not_used_on_labels_of_another_kind(
     for data, message in ((single, several), (marked, unmarked)):
         with pytest.raises(BadInput, match=message):
             face.export(list_checkpoint, way.with_name("refused"), data)
+
+
+def test_a_model_of_relations_is_not_used_on_texts_that_do_not_say_where_head_and_tail_are(
+    relation_bundle: tuple[Path, dict[str, Any]], related: Path, tmp_path: Path
+) -> None:
+    out, document = relation_bundle
+    student = out.with_name("ways.work") / "student"
+    bare = tmp_path / "bare"
+    written(bare, lambda count, seed: [{"text": r["text"], "label": r["label"]} for r in relations(count, seed)])
+    refusal = (
+        r"says what one part of a text is to another, and 60 of 60 rows do not say where .* the first is 'send the .*"
+        r"Give each row `head` and `tail`, or the markers \[E1\]"
+    )
+    for model in (out, student):
+        with pytest.raises(BadInput, match=refusal):
+            face.evaluate(str(model), bare / "test.jsonl")
+    with pytest.raises(BadInput, match="says what one part of a text is to another, and 240 of 240 rows"):
+        face.export(student, tmp_path / "refused", bare)
+    marked = read_splits(str(related), TASK).test
+    write_rows(tmp_path / "marked.jsonl", [{"text": e.text_read, "label": e.label} for e in marked])
+    assert face.evaluate(str(out), tmp_path / "marked.jsonl")["value"] == document["int8"]
 
 
 def test_unlabelled_text_for_a_teacher_of_relations_needs_markers(

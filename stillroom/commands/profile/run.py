@@ -9,7 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from compress.data.examples import Example, check_kind, read_examples, read_texts
+from compress.data.columns import USUAL, Columns, columns_of
+from compress.data.examples import Example, check_kind
+from compress.data.labelled_files import read_examples
+from compress.data.splits import split_file
+from compress.data.texts import read_texts
 from compress.evaluation.metrics import gold_of, metric_name, prediction_of, score
 from compress.input_errors import Faults
 from latency.analysis.costs import add_costs
@@ -95,7 +99,7 @@ def profile_models(
     earlier = models_of(against) if against else []
     with ExitStack() as stack:
         place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
-        given = given_texts(settings.data, _task_of([*models, *earlier]))
+        given = given_texts(settings.data, _task_of([*models, *earlier]), columns_of(settings))
         now: list[Candidate] = []
         before: list[Candidate] = []
         origins: dict[str, str] = {}
@@ -220,7 +224,7 @@ def _sweep(candidates: Sequence[Candidate], workload: Workload, settings: Profil
     return rows
 
 
-def given_texts(data: str, task: str | None) -> Given:
+def given_texts(data: str, task: str | None, columns: Columns = USUAL) -> Given:
     """What is timed: the texts of the file `data`, or of the test split in the folder `data`, with labels where it has them.
 
     int8 graphs made only to be timed are calibrated on the folder's train split, else on the texts themselves. Without
@@ -236,32 +240,32 @@ def given_texts(data: str, task: str | None) -> Given:
         return Given(list(texts), "generated support messages", train, None, [note], calibrated_apart=True)
     path = Path(data)
     folder, file = (path, _split(path, "test")) if path.is_dir() else (None, path)
-    examples, notes = _labelled(file, task)
+    examples, notes = _labelled(file, task, columns)
     texts_or_pairs: list[str | tuple[str, str]] = (
-        [example.text_or_pair for example in examples] if examples else list(read_texts(file))
+        [example.text_or_pair for example in examples] if examples else list(read_texts(file, columns))
     )
     if folder:
         to_calibrate = _split(folder, "train")
-        labelled, _ = _labelled(to_calibrate, task)
-        calibration = [example.text_read for example in labelled] if labelled else read_texts(to_calibrate)
+        labelled, _ = _labelled(to_calibrate, task, columns)
+        calibration = [example.text_read for example in labelled] if labelled else read_texts(to_calibrate, columns)
     else:
         calibration = [text if isinstance(text, str) else text[0] for text in texts_or_pairs]
     return Given(texts_or_pairs, file.name, calibration, examples, notes, calibrated_apart=folder is not None)
 
 
 def _split(folder: Path, name: str) -> Path:
-    found = sorted(file for file in folder.glob(f"{name}.*") if file.is_file())
+    found = split_file(folder, name)
     if not found:
         raise BadInput(f"--data {folder} has no file {name}.*; give a folder of splits, or one file.")
-    return found[0]
+    return found
 
 
-def _labelled(file: Path, task: str | None) -> tuple[list[Example] | None, list[str]]:
+def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Example] | None, list[str]]:
     """The examples of `file` where it has labels for `task`, and what to say where it has not."""
     if task is None:
         return None, ["The models have no head for one task, so there is no metric."]
     try:
-        examples = read_examples(file, cast(Any, task))
+        examples = read_examples(file, cast(Any, task), columns)
     except BadInput as error:
         if file.suffix != ".txt":
             return None, [

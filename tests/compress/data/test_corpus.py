@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from compress.data.corpus import CorpusFile, CorpusText, Masking, Piece, chunks, masked, masking_of, tokenised
 from compress.data.encoded import IGNORED
-from compress.data.examples import Example, TextFiles, examples_fingerprint
+from compress.data.examples import Example, examples_fingerprint
+from compress.data.texts import TextFiles
 from serve.errors import BadInput
 from serve.text.tokenizer import load_tokenizer
 

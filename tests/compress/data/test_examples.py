@@ -7,18 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.data.examples import (
-    BadRows,
-    Entity,
-    Example,
-    example_of,
-    examples_fingerprint,
-    from_tags,
-    read_examples,
-    read_splits,
-    read_texts,
-    stream_texts,
-)
+from compress.data.examples import Entity, Example, examples_fingerprint
+from compress.data.labelled_files import read_examples
+from compress.data.row_faults import BadRows
+from compress.data.rows import example_of
+from compress.data.splits import read_splits
+from compress.data.tags import from_tags
+from compress.data.texts import read_texts, stream_texts
 from serve.errors import BadInput
 from serve.text.labels import bio_tags
 from serve.text.spans import tag_runs
@@ -113,7 +108,11 @@ def test_tags_are_read_as_the_server_reads_them(tags: list[str]) -> None:
             id="overlap",
         ),
         pytest.param('{"tokens": ["a"], "tags": ["O", "O"]}', "has 1 tokens but 2 tags", id="tags-do-not-fit"),
-        pytest.param('{"text": "a"}', "has neither `text` \\+ `entities` nor", id="no-entities"),
+        pytest.param(
+            '{"text": "a"}',
+            "has no `text` with `entities`, and no `tokens` with `tags` .its fields: text",
+            id="no-entities",
+        ),
     ],
 )
 def test_a_bad_row_is_named_by_file_line_and_reason(tmp_path: Path, row: str, reason: str) -> None:
@@ -134,8 +133,12 @@ def test_all_bad_rows_of_all_files_are_told_at_once(tmp_path: Path) -> None:
 
 def test_a_csv_without_its_label_column_says_what_it_has(tmp_path: Path) -> None:
     path = written(tmp_path, "train.csv", "text,intent\nhello,greet\n")
-    with pytest.raises(BadRows, match=r"line 2: has no `label` \(its fields: text, intent\)"):
+    with pytest.raises(
+        BadRows, match=r"csv: has the columns text, intent; needed are text and label\. Rename"
+    ) as caught:
         read_examples(path, TEXT)
+    assert len(caught.value.faults) == 1
+    assert "or give --label-column intent" in str(caught.value)
 
 
 def test_a_csv_with_a_nameless_column_of_row_numbers_is_read(tmp_path: Path) -> None:
@@ -154,7 +157,7 @@ def test_a_csv_row_whose_text_holds_an_unquoted_comma_is_a_fault_and_not_another
 
 def test_a_quote_that_never_closes_is_a_fault(tmp_path: Path) -> None:
     path = written(tmp_path, "train.csv", 'text,label\n"open,ok\n' + "x" * 200_000)
-    with pytest.raises(BadRows, match="is a quote left open"):
+    with pytest.raises(BadRows, match="line 2: has a quote that nothing closes up to the end of the file"):
         read_examples(path, TEXT)
 
 
@@ -204,10 +207,10 @@ def test_lists_of_labels_read_alike_from_every_format_that_holds_lists(tmp_path:
 @pytest.mark.parametrize(
     ("label", "reason"),
     [
-        ('["x", 1]', "`label` holds 1; a non-empty string is needed"),
+        ('["x", 1]', "`label` holds a number, and the file has no names for its numbers; write"),
         ('["x", ""]', "`label` holds ''; a non-empty string is needed"),
         ('["y", "x", "y"]', "`label` holds 'y' twice"),
-        ('{"x": 1}', r"`label` is \{'x': 1\}; a non-empty string is needed, or a list of them"),
+        ('{"x": 1}', r"`label` holds \{'x': 1\}; a non-empty string is needed, or a list of them"),
         ('["\\ud800"]', "`label` holds half of a surrogate pair"),
     ],
 )

@@ -26,6 +26,8 @@ class Hub(ThreadingHTTPServer):
         self.folders: dict[str, Path] = {}
         self.broken = False
         self.asked: list[str] = []
+        self.tokens: set[str | None] = set()
+        self.revisions = {"main", COMMIT}
 
     @property
     def url(self) -> str:
@@ -47,10 +49,13 @@ class Answering(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path != LIBRARYS_OWN:
             self.server.asked.append(path)
+            self.server.tokens.add(self.headers["Authorization"])
         folder = next((folder for name, folder in self.server.folders.items() if f"/{name}/" in f"{path}/"), None)
         if self.server.broken or folder is None:
             error = {} if self.server.broken else {"X-Error-Code": "RepoNotFound"}
             self.answer(503 if self.server.broken else 404, b"{}", error)
+        elif "/revision/" in path and path.rpartition("/revision/")[2] not in self.server.revisions:
+            self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         elif "/resolve/" in path:
             file = folder / path.rpartition(f"/resolve/{COMMIT}/")[2].removeprefix("main/")
             if file.is_file():
@@ -174,3 +179,43 @@ def test_what_looks_like_a_path_is_never_asked_for(tmp_path: Path, monkeypatch: 
     assert [name for name in paths if may_be_on_hub(name)] == []
     names = ["bert-base-uncased", "conll2003", "google/bert", "some/data.v2"]
     assert [name for name in names if may_be_on_hub(name)] == names
+
+
+READ = """
+import sys
+from compress.data.splits import read_splits
+splits = read_splits("some/messages", "token-classification", revision=sys.argv[1])
+print(len(splits.train), splits.held_out)
+"""
+
+
+def reading(home: Path, hub: Hub, revision: str) -> subprocess.CompletedProcess[str]:
+    """A process that reads the splits of some/messages at `revision`, with a token for the Hub in its environment."""
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(home / "cache"), "PYTHONPATH": str(ROOT),
+        "HF_TOKEN": "hf_of_a_test",
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", READ, revision],
+        cwd=home, env=environment, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+
+
+def test_data_is_read_at_the_revision_given_with_the_token_of_the_environment(
+    hub: Hub, tmp_path: Path, task_data: Path
+) -> None:
+    hub.folders = {"some/messages": task_data}
+    hub.revisions.add("v1")
+    done = reading(tmp_path, hub, "v1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1] == "False"
+    assert hub.asked[0] == "/api/datasets/some/messages/revision/v1"
+    assert not any(path.endswith("/revision/main") for path in hub.asked)
+    assert hub.tokens == {"Bearer hf_of_a_test"}
+
+
+def test_a_revision_that_a_data_set_does_not_have_is_named(hub: Hub, tmp_path: Path, task_data: Path) -> None:
+    hub.folders = {"some/messages": task_data}
+    done = reading(tmp_path, hub, "v9")
+    assert "data set that the Hub gives (it has no revision v9 of that name)" in done.stderr
+    assert hub.asked == ["/api/datasets/some/messages/revision/v9"]

@@ -14,7 +14,7 @@ from small_profiles import QUICK, TASK, Models, Profiled, profiled, stillroom
 from small_task import write_rows
 
 import stillroom as face
-from compress.data.examples import read_texts
+from compress.data.texts import read_texts
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from stillroom.commands.profile.models import Ways, candidates_of, task_of

@@ -1,0 +1,92 @@
+"""What the columns of data are called, and what to say of a table that lacks one."""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from compress.data.examples import Task
+
+# What people call the columns, for a hint.
+USUAL_NAMES = {
+    "text": ("text", "sentence", "content", "utterance", "message", "query", "question", "document", "review", "body"),
+    "label": ("label", "labels", "category", "class", "intent", "target", "sentiment", "topic"),
+    "entities": ("entities", "spans"),
+    "tokens": ("tokens", "words"),
+    "tags": ("tags", "ner_tags", "labels"),
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of the fields of a row, or the columns of a table; those of every file that is read for one purpose."""
+
+    text: str = "text"
+    text_pair: str = "text_pair"
+    label: str = "label"
+    entities: str = "entities"
+    tokens: str = "tokens"
+    tags: str = "tags"
+    """`ner_tags` is read too, unless another name is given."""
+
+    def tags_in(self, names: Container[str]) -> str | None:
+        """Which of `names` holds the tags."""
+        if self.tags in names:
+            return self.tags
+        return "ner_tags" if self.tags == "tags" and "ner_tags" in names else None
+
+    def needed(self, names: Sequence[str], task: Task | None) -> list[str]:
+        """The fields of `Columns` that rows with `names` need: for a task, or for their text alone."""
+        if task is None:
+            needed = ["text"]
+        elif task == "text-classification":
+            needed = ["text", "label"]
+        elif self.entities in names or not {self.tokens, self.tags_in(names)} & {*names}:
+            needed = ["text", "entities"]
+        else:
+            needed = ["tokens", "tags"]
+        if self.text_pair != USUAL.text_pair and task == "text-classification":
+            needed.append("text_pair")
+        return needed
+
+    def missing(self, names: Sequence[str], task: Task | None) -> list[str]:
+        """Which of the needed fields rows with `names` lack."""
+        there = {*names} | ({self.tags} if self.tags_in(names) else set())
+        return [field for field in self.needed(names, task) if getattr(self, field) not in there]
+
+    def fault(self, names: Sequence[str], task: Task | None) -> str | None:
+        """What is wrong with a table whose columns are `names`, in words; None when nothing is."""
+        missing = self.missing(names, task)
+        if not missing:
+            twice = sorted({name for name in names if name and names.count(name) > 1})
+            return f"has the column {', '.join(twice)} twice; give each a name of its own" if twice else None
+        named = ", ".join(name for name in names if name)
+        has = f"has the columns {named}" if named else "has no names of columns in its first line"
+        needed = " and ".join(getattr(self, field) for field in self.needed(names, task))
+        verb = "are" if " and " in needed else "is"
+        return f"{has}; needed {verb} {needed}. Rename them, or give {self._flags(missing, names)}"
+
+    def fault_of_row(self, row: Mapping[str, object], task: Task | None) -> str:
+        """What a row that lacks a field is told."""
+        missing, names = self.missing([*row], task), [*map(str, row)]
+        lacks = " and no ".join(f"`{getattr(self, field)}`" for field in missing)
+        if task == "token-classification" and "entities" in missing:
+            lacks = f"`{self.text}` with `{self.entities}`, and no `{self.tokens}` with `{self.tags}`"
+        fields = f"its fields: {', '.join(names) or 'none'}"
+        return f"has no {lacks} ({fields}); rename fields, or give {self._flags(missing, names)}"
+
+    def _flags(self, missing: Iterable[str], names: Sequence[str]) -> str:
+        """The flags that name the `missing` fields, with the most likely ones of `names`."""
+        free = [name for name in names if name and name not in vars(self).values()]
+        flags = []
+        for field in missing:
+            likely = (name for name in free if name.strip().lower() in USUAL_NAMES.get(field, ()))
+            flags.append(f"--{field.replace('_', '-')}-column {next(likely, 'NAME')}")
+        return " ".join(flags)
+
+
+USUAL = Columns()
+
+
+def columns_of(settings: object) -> Columns:
+    """The columns as `settings` name them in their fields `text_column`, `label_column`, ...; the usual names where these are empty."""
+    given = {field.name: getattr(settings, f"{field.name}_column", "") for field in fields(Columns)}
+    return Columns(**{name: value for name, value in given.items() if value})

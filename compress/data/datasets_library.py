@@ -1,0 +1,78 @@
+"""Splits that the `datasets` library gives: of a folder that it saved, or of a name on the Hub."""
+
+from pathlib import Path
+from typing import Any
+
+from compress.data.class_names import class_names, with_class_names
+from compress.data.columns import Columns
+from compress.data.examples import SPLITS, Task
+from compress.data.hub import load_dataset, may_be_on_hub
+from compress.data.labelled_files import LabelledFile
+from compress.data.row_faults import Fault, UnreadableFrom, note
+from serve.errors import BadInput
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether `datasets` saved `folder`."""
+    return (folder / "dataset_dict.json").is_file()
+
+
+def read_datasets(data: str, task: Task, columns: Columns, revision: str) -> dict[str, LabelledFile]:
+    """What each split holds, by its name, faults and all.
+
+    Raises:
+        BadInput: the folder or the name cannot be opened.
+    """
+    loaded = _saved_dataset(data) if Path(data).is_dir() else _hub_dataset(data, revision)
+    readers: dict[str, LabelledFile] = {}
+    for name in SPLITS:
+        if name not in loaded:
+            continue
+        readers[name] = reader = LabelledFile(f"{data} ({name})", task, columns)
+        rows = loaded[name]
+        if reason := columns.fault(rows.column_names, task):
+            reader.faults.append(Fault(reader.file, None, reason))
+            continue
+        try:
+            _read_rows(rows, reader)
+        except UnreadableFrom as error:
+            reader.faults += error.faults
+    return readers
+
+
+def _read_rows(rows: Any, reader: LabelledFile) -> None:
+    names = class_names(rows.features.to_dict())
+    for number, row in enumerate(rows, 1):
+        try:
+            named = with_class_names(row, names)
+        except ValueError as reason:
+            note(reader.faults, Fault(reader.file, number, str(reason)))
+        else:
+            reader.add(named, number)
+
+
+def _saved_dataset(folder: str) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_from_disk(folder)
+    except Exception as error:
+        # Whatever `datasets` raises (files that are missing, or of a version to come) is about the folder given.
+        raise BadInput(
+            f"--data {folder} holds a dataset_dict.json, and cannot be opened by `datasets` ({type(error).__name__}: {error}). "
+            "Save it again with save_to_disk, or give a folder with train, validation and test files."
+        ) from None
+
+
+def _hub_dataset(name: str, revision: str) -> Any:
+    if not may_be_on_hub(name):
+        raise BadInput(
+            f"--data {name} is not there. Give a folder with train, validation and test files, or a `datasets` name."
+        )
+    try:
+        return load_dataset(name, revision)
+    except LookupError as reason:
+        raise BadInput(
+            f"--data {name} is neither a folder here nor a data set that the Hub gives ({reason}). "
+            "Give a folder with train, validation and test files."
+        ) from None

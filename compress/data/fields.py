@@ -1,0 +1,54 @@
+"""One field of a row, checked: a text, the name of a label."""
+
+from typing import Any
+
+MOST_CHARACTERS = (
+    10_000_000  # of one text or cell, in every format: more is a separator that is missing, and not a text
+)
+
+
+def text_of(row: dict[str, Any], name: str) -> str:
+    """The text in the field `name`. ValueError says in words why there is none."""
+    text = row[name]
+    if not isinstance(text, str):
+        raise ValueError(f"`{name}` is {type(text).__name__}, not a string")
+    if not text.strip():
+        raise ValueError(f"`{name}` is empty")
+    return checked(text, name)
+
+
+def pair_of(row: dict[str, Any], name: str) -> str | None:
+    """The second of two texts, where there is one. ValueError as of `text_of`."""
+    pair = row.get(name)
+    if pair is not None and not isinstance(pair, str):
+        raise ValueError(f"`{name}` is {type(pair).__name__}, not a string")
+    return checked(pair, name) if pair else None
+
+
+def label_of(given: object, name: str, needed: str = "a non-empty string is needed") -> str:
+    """The label `given` in the field `name`. ValueError says in words why it is none, and that `needed` is.
+
+    Space around a label is a fault: no reader of a label sees it, and it would make a second label of the same look.
+    """
+    if type(given) is int or type(given) is float:
+        raise ValueError(
+            f"`{name}` holds a number, and the file has no names for its numbers; write the label as a string"
+        )
+    if not isinstance(given, str) or not given:
+        raise ValueError(f"`{name}` holds {given!r}; {needed}")
+    if given != given.strip():
+        raise ValueError(f"`{name}` holds {given!r}, which begins or ends with space; remove the space")
+    if "\n" in given or "\r" in given:
+        raise ValueError(f"`{name}` holds a line break, after {given.splitlines()[0]!r}; is a quote left open?")
+    return checked(given, name)
+
+
+def checked(text: str, name: str) -> str:
+    """`text` itself. ValueError when it is too long or holds half of a surrogate pair; `name` is the field."""
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"`{name}` has {len(text):,} characters, and {MOST_CHARACTERS:,} are the most; split it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"`{name}` holds half of a surrogate pair at {error.start}: it is not valid Unicode") from None
+    return text

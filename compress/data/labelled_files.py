@@ -1,0 +1,111 @@
+"""The examples of one labelled file, with where they stand and what is wrong with its rows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from compress.data.columns import USUAL, Columns
+from compress.data.examples import Example, Task
+from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in
+from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.rows import example_of
+from compress.data.tags import TagRows, scheme_faults
+from serve.errors import BadInput
+
+
+@dataclass
+class LabelledFile:
+    """Collects examples and faults of one file; `lines` are where the examples stand."""
+
+    file: str
+    task: Task
+    columns: Columns
+    examples: list[Example] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    lines: list[int | None] = field(default_factory=list)
+    tags: TagRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tags = TagRows(self.file)
+
+    def add(self, row: object, line: int | None) -> None:
+        """Keep the example that `row` says, or what is wrong with it. UnreadableFrom when too many rows have faults."""
+        try:
+            self.examples.append(example_of(row, self.task, self.columns))
+        except ValueError as reason:
+            note(self.faults, Fault(self.file, line, str(reason)))
+            return
+        self.lines.append(line)
+        if self.task == "token-classification" and isinstance(row, dict) and self.columns.entities not in row:
+            self.tags.add(line, row[self.columns.tags_in(row)])
+
+
+def read_examples(path: Path, task: Task, columns: Columns = USUAL) -> list[Example]:
+    """The examples of one file, by its suffix.
+
+    Raises:
+        BadInput: no such file, or a suffix that is not known.
+        BadRows: rows that cannot be read, or a file with none.
+    """
+    reader = read_file(path, task, columns)
+    if not reader.examples and not reader.faults:
+        reader.faults.append(Fault(str(path), None, "is empty: it holds no rows"))
+    if faults := faults_of([reader]):
+        raise BadRows(faults)
+    return reader.examples
+
+
+def check_there(path: Path) -> None:
+    """Nothing, when `path` is a file.
+
+    Raises:
+        BadInput: it is a folder, or nothing.
+    """
+    if not path.is_file():
+        raise BadInput(f"{path} is not a file; examples are read from files ending in {', '.join(SUFFIXES)}.")
+
+
+def read_file(path: Path, task: Task, columns: Columns) -> LabelledFile:
+    """What one file holds, faults and all. BadInput when it is not there, or has a suffix that is not known."""
+    check_there(path)
+    reader = LabelledFile(str(path), task, columns)
+    try:
+        _read_into(reader, path)
+    except UnreadableFrom as error:
+        reader.faults += error.faults
+    return reader
+
+
+def _read_into(reader: LabelledFile, path: Path) -> None:
+    suffix = path.suffix
+    if suffix == ".txt" and reader.task == "token-classification" and looks_like_columns(path):
+        suffix = ".conll"
+    if suffix in SUFFIXES:
+        for line, row in rows_in(path, suffix, reader.columns, reader.task, reader.faults):
+            reader.add(row, line)
+    else:
+        raise BadInput(f"{path} ends in {suffix or 'nothing'}; labelled examples are read from {', '.join(SUFFIXES)}.")
+
+
+def faults_of(readers: Sequence[LabelledFile]) -> list[Fault]:
+    """What is wrong with rows of these files, and what is wrong between them: rows of two kinds, tags of two schemes."""
+    faults = [fault for reader in readers for fault in reader.faults]
+    faults += scheme_faults([reader.tags for reader in readers])
+    faults += _mixed(readers, lambda row: isinstance(row.label, tuple), "`label` is a list", "one string")
+    return faults + _mixed(
+        readers, lambda row: row.head is not None, "has `head` and `tail`", "has no `head` and `tail`"
+    )
+
+
+def _mixed(readers: Sequence[LabelledFile], has: Callable[[Example], bool], so: str, otherwise: str) -> list[Fault]:
+    """Where some rows have it and others not: each row of the fewer, or of those without where there are as many."""
+    places: dict[bool, list[tuple[str, int | None]]] = {True: [], False: []}
+    for reader in readers:
+        for example, line in zip(reader.examples, reader.lines, strict=True):
+            places[has(example)].append((reader.file, line))
+    fewer = len(places[True]) < len(places[False])
+    words = (so, otherwise) if fewer else (otherwise, so)
+    others = len(places[not fewer])
+    rows = "1 other row" if others == 1 else f"{others} other rows"
+    reason = f"{words[0]}, and in {rows} {words[1]}; one kind is needed in all splits"
+    return [Fault(*place, reason) for place in places[fewer]] if all(places.values()) else []

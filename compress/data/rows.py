@@ -1,0 +1,125 @@
+"""The example that one row of a file says, or what is wrong with the row."""
+
+from itertools import pairwise
+from typing import Any
+
+from compress.data.columns import USUAL, Columns
+from compress.data.examples import Entity, Example, Task
+from compress.data.fields import label_of, pair_of, text_of
+from compress.data.tags import from_tags
+from serve.text.entity_markers import MARKERS
+
+
+def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
+    """The example that one row of a file or dataset says.
+
+    Raises:
+        ValueError: what is wrong with the row, in words.
+    """
+    if not isinstance(row, dict):
+        raise ValueError(f"is {type(row).__name__}, not an object with fields")
+    if task == "token-classification":
+        return _token_example(row, columns)
+    if columns.text not in row or columns.label not in row or not _has_pair(row, columns):
+        raise ValueError(columns.fault_of_row(row, task))
+    text = text_of(row, columns.text)
+    pair = pair_of(row, columns.text_pair)
+    label = _label(row[columns.label], columns.label)
+    given = [row.get("head"), row.get("tail")]
+    if None in given and not any(isinstance(place, dict) for place in given):
+        return Example(text, pair, label=label)
+    if pair:
+        raise ValueError(f"has both `{columns.text_pair}` and `head`; head and tail are parts of one text")
+    head, tail = _head_and_tail(row, text)
+    return Example(text, label=label, head=head, tail=tail)
+
+
+def texts_of(row: object, columns: Columns, *, pairs: bool) -> tuple[str, str | None]:
+    """The text of a row, whatever else it holds; and with `pairs` the second one, if there is one.
+
+    Raises:
+        ValueError: what is wrong with the row, in words.
+    """
+    if not isinstance(row, dict):
+        raise ValueError(f"is {type(row).__name__}, not an object with fields")
+    if columns.text not in row:
+        raise ValueError(columns.fault_of_row(row, None))
+    return text_of(row, columns.text), pair_of(row, columns.text_pair) if pairs else None
+
+
+def _has_pair(row: dict[str, Any], columns: Columns) -> bool:
+    """Whether the second text stands where it was said to; where nothing was said there need be none."""
+    return columns.text_pair == USUAL.text_pair or columns.text_pair in row
+
+
+def _head_and_tail(row: dict[str, Any], text: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where the two parts of a relation stand."""
+    if found := [marker for marker in MARKERS if marker in text]:
+        raise ValueError(f"`text` holds {found[0]}, which will mark the head or the tail; give the text without it")
+    places: list[tuple[int, int]] = []
+    for name in ("head", "tail"):
+        place = row.get(name)
+        if not isinstance(place, dict) or not {"start", "end"} <= place.keys():
+            raise ValueError(
+                f"`{name}` is {place!r}; an object with `start` and `end` is needed, which CSV and TSV cannot hold"
+            )
+        start, end = place["start"], place["end"]
+        if type(start) is not int or type(end) is not int or not 0 <= start < end:
+            raise ValueError(f"`{name}` is at {start}..{end}: whole numbers are needed, 0 <= start < end")
+        if end > len(text):
+            raise ValueError(f"`{name}` ends at {end}, past the end of the text ({len(text)} code points)")
+        if not text[start:end].strip():
+            raise ValueError(f"`{name}` at {start}..{end} covers only whitespace")
+        places.append((start, end))
+    head, tail = places
+    if head[0] < tail[1] and tail[0] < head[1]:
+        raise ValueError(
+            f"`head` {head[0]}..{head[1]} and `tail` {tail[0]}..{tail[1]} overlap; two parts of the text are needed"
+        )
+    return head, tail
+
+
+def _label(given: object, name: str) -> str | tuple[str, ...]:
+    """One class, or all labels that apply."""
+    needed = "a non-empty string is needed, or a list of them where several labels may apply"
+    if not isinstance(given, list):
+        return label_of(given, name, needed)
+    names = sorted(label_of(each, name, needed) for each in given)
+    if len(set(names)) < len(names):
+        raise ValueError(f"`{name}` holds {next(a for a, b in pairwise(names) if a == b)!r} twice")
+    return tuple(names)
+
+
+def _token_example(row: dict[str, Any], columns: Columns) -> Example:
+    if columns.entities not in row:
+        tags = columns.tags_in(row)
+        if columns.tokens in row and tags is not None:
+            return from_tags(row[columns.tokens], row[tags], (columns.tokens, tags))
+    if columns.text not in row or columns.entities not in row:
+        raise ValueError(columns.fault_of_row(row, "token-classification"))
+    text, given = text_of(row, columns.text), row[columns.entities]
+    if not isinstance(given, list):
+        raise ValueError(f"`{columns.entities}` is {type(given).__name__}, not a list")
+    entities = sorted((_entity(item, text) for item in given), key=lambda entity: entity.start)
+    for before, after in pairwise(entities):
+        if after.start < before.end:
+            raise ValueError(
+                f"entities overlap: {before.label} {before.start}..{before.end} and {after.label} {after.start}..{after.end}"
+            )
+    return Example(text, entities=tuple(entities))
+
+
+def _entity(item: object, text: str) -> Entity:
+    if not isinstance(item, dict) or not {"start", "end", "label"} <= item.keys():
+        raise ValueError(f"entity {item!r} is not an object with `start`, `end`, `label`")
+    start, end = item["start"], item["end"]
+    if type(start) is not int or type(end) is not int:
+        raise ValueError(f"entity {item!r}: `start` and `end` are whole numbers")
+    label = label_of(item["label"], "label")
+    if not 0 <= start < end:
+        raise ValueError(f"entity {label} is at {start}..{end}: 0 <= start < end is needed")
+    if end > len(text):
+        raise ValueError(f"entity {label} ends at {end}, past the end of the text ({len(text)} code points)")
+    if not text[start:end].strip():
+        raise ValueError(f"entity {label} at {start}..{end} covers only whitespace")
+    return Entity(start, end, label)

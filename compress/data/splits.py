@@ -1,0 +1,97 @@
+"""The three splits of a task: a folder with a file each, or what the `datasets` library gives."""
+
+import hashlib
+from functools import partial
+from pathlib import Path
+
+from compress.data.columns import USUAL, Columns
+from compress.data.datasets_library import is_saved_dataset, read_datasets
+from compress.data.examples import SPLITS, Example, Splits, Task, check_task, examples_fingerprint
+from compress.data.file_formats import SUFFIXES
+from compress.data.labelled_files import LabelledFile, faults_of, read_file
+from compress.data.row_faults import BadRows, Fault
+from compress.input_errors import Faults
+from serve.errors import BadInput
+
+NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+
+def read_splits(data: str, task: Task, columns: Columns = USUAL, *, seed: int = 0, revision: str = "") -> Splits:
+    """The splits under `data`: a folder holding `train.*`, `validation.*`, `test.*`, or a `datasets` name or folder.
+
+    Without a validation file a tenth of train (at least one row) is held out, chosen by `seed`. `columns` says what the
+    columns are called, `revision` which branch, tag or commit of a data set of the Hub is read.
+
+    Raises:
+        BadInput: the folder or name cannot be opened, a split is missing, or has two files.
+        BadRows: rows that cannot be read, all of them, or an empty split.
+    """
+    check_task(task)
+    folder = Path(data)
+    if folder.is_file():
+        raise BadInput(
+            f"--data is the file {data}; a folder holding train, validation and test files is needed. "
+            f"Give its folder, with files named train.jsonl, validation.jsonl, test.jsonl (or {', '.join(SUFFIXES[1:])})."
+        )
+    if revision and folder.is_dir():
+        raise BadInput(
+            f"--data-revision is of a data set on the Hub, and --data {data} is a folder here. Leave it out."
+        )
+    if folder.is_dir() and not is_saved_dataset(folder):
+        readers = _read_folder(folder, task, columns)
+    else:
+        readers = read_datasets(data, task, columns, revision)
+    faults = faults_of(list(readers.values()))
+    faults += [
+        Fault(reader.file, None, "is empty: it holds no rows")
+        for reader in readers.values()
+        if not reader.examples and not reader.faults
+    ]
+    if faults:
+        raise BadRows(faults)
+    for name in ("train", "test"):
+        if name not in readers:
+            raise BadInput(
+                f"--data {data} has no {name} split (found: {', '.join(readers) or 'none'}). "
+                f"Add a file {name}.jsonl, or one ending in {', '.join(SUFFIXES[1:])}."
+            )
+    found = {name: reader.examples for name, reader in readers.items()}
+    held_out = "validation" not in found
+    if held_out and len(found["train"]) < 2:
+        raise BadInput(
+            f"--data {data} has one text in train and no validation split; more texts are needed, or a file validation.jsonl."
+        )
+    if held_out:
+        found["train"], found["validation"] = _hold_out(found["train"], seed)
+    digest = hashlib.sha256()
+    for name in SPLITS:
+        digest.update(examples_fingerprint(found[name]).encode())
+    return Splits(found["train"], found["validation"], found["test"], held_out, digest.hexdigest())
+
+
+def split_file(folder: Path, split: str) -> Path | None:
+    """The file of `folder` that holds `split`, under any of the names that it may have; None where there is none.
+
+    Raises:
+        BadInput: there are several.
+    """
+    named = [folder / f"{name}{suffix}" for name in NAMES[split] for suffix in (*SUFFIXES, ".txt")]
+    files = [path for path in named if path.is_file()]
+    if len(files) > 1:
+        raise BadInput(
+            f"{folder} holds {' and '.join(file.name for file in files)}: one file is needed for {split}. Remove the others."
+        )
+    return files[0] if files else None
+
+
+def _read_folder(folder: Path, task: Task, columns: Columns) -> dict[str, LabelledFile]:
+    faults = Faults()
+    files = {split: faults.check(partial(split_file, folder, split)) for split in SPLITS}
+    faults.raise_if_any()
+    return {split: read_file(file, task, columns) for split, file in files.items() if file}
+
+
+def _hold_out(train: list[Example], seed: int) -> tuple[list[Example], list[Example]]:
+    order = sorted(range(len(train)), key=lambda i: hashlib.sha256(f"{seed}:{i}:{train[i].text}".encode()).digest())
+    held = set(order[: max(1, len(train) // 10)])
+    return [e for i, e in enumerate(train) if i not in held], [e for i, e in enumerate(train) if i in held]

@@ -1,0 +1,89 @@
+"""Unlabelled text, read from files as one list or one text at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.data.columns import USUAL, Columns
+from compress.data.fields import MOST_CHARACTERS
+from compress.data.file_formats import SUFFIXES, TOO_LONG, lines_in, rows_in
+from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.rows import texts_of
+from serve.errors import BadInput
+
+
+def read_texts(path: Path, columns: Columns = USUAL, *, pairs: bool = False) -> list[str]:
+    """Unlabelled text: `.txt` with one document a line (empty lines skipped), or any example file's `text` fields.
+
+    With `pairs` the `text_pair` fields too, each as a text of its own.
+
+    Raises:
+        BadInput: no such file, a suffix that is not known, not UTF-8, or no text in it.
+        BadRows: rows without a text, all of them.
+    """
+    return list(stream_texts(path, columns, pairs=pairs))
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """The texts of several files, read anew each time that they are gone through, so that one line is held at a time."""
+
+    paths: tuple[Path, ...]
+    columns: Columns = USUAL
+
+    def __iter__(self) -> Iterator[str]:
+        for path in self.paths:
+            yield from stream_texts(path, self.columns)
+
+
+def stream_texts(path: Path, columns: Columns = USUAL, *, pairs: bool = False) -> Iterator[str]:
+    """The texts of `read_texts` one by one. What is wrong with rows is told when all have been read.
+
+    Raises:
+        BadInput: no such file, or a suffix that is not known; and from the iterator, what `read_texts` raises.
+    """
+    if not path.is_file():
+        raise BadInput(
+            f"{path} is not a file; text is needed as .txt (one document a line) or one of {', '.join(SUFFIXES)}."
+        )
+    if path.suffix != ".txt" and (path.suffix not in SUFFIXES or path.suffix == ".conll"):
+        raise BadInput(
+            f"{path} ends in {path.suffix or 'nothing'}; text is read from .txt or one of {', '.join(SUFFIXES[:-1])}."
+        )
+    return _texts(path, columns, pairs)
+
+
+def _texts(path: Path, columns: Columns, pairs: bool) -> Iterator[str]:
+    """The texts, of which there is one at least."""
+    faults: list[Fault] = []
+    found = False
+    try:
+        for text in _lines_of(path, faults) if path.suffix == ".txt" else _fields_of(path, columns, pairs, faults):
+            found = True
+            yield text
+    except UnreadableFrom as error:
+        raise BadRows([*error.faults, *faults]) from None
+    if faults:
+        raise BadRows(faults)
+    if not found:
+        raise BadInput(f"{path} holds no text: every line is empty. One document a line is needed.")
+
+
+def _lines_of(path: Path, faults: list[Fault]) -> Iterator[str]:
+    for number, line in enumerate(lines_in(path), 1):
+        if len(text := line.strip()) > MOST_CHARACTERS:
+            note(faults, Fault(str(path), number, TOO_LONG))
+        elif text:
+            yield text
+
+
+def _fields_of(path: Path, columns: Columns, pairs: bool, faults: list[Fault]) -> Iterator[str]:
+    for line, row in rows_in(path, path.suffix, columns, None, faults):
+        try:
+            text, pair = texts_of(row, columns, pairs=pairs)
+        except ValueError as reason:
+            note(faults, Fault(str(path), line, str(reason)))
+            continue
+        yield text
+        if pair:
+            yield pair

@@ -1,0 +1,189 @@
+"""What files may hold: arrays, class numbers with names, cells of any length up to one limit, quotes."""
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.data.examples import Entity, Example
+from compress.data.fields import MOST_CHARACTERS
+from compress.data.labelled_files import read_examples
+from compress.data.row_faults import BadRows
+from compress.data.splits import read_splits
+from compress.data.texts import read_texts
+
+TEXT, TOKENS = "text-classification", "token-classification"
+
+
+def written(path: Path, content: str) -> Path:
+    path.write_text(content, encoding="utf-8", newline="")
+    return path
+
+
+def test_a_json_file_holds_an_array_or_one_object_a_line(tmp_path: Path) -> None:
+    rows = [{"text": "a [1]\nb", "label": "x"}, {"text": "c", "label": "y"}]
+    expected = [Example("a [1]\nb", label="x"), Example("c", label="y")]
+    for content in (
+        json.dumps(rows),
+        json.dumps(rows, indent=2),
+        "\ufeff\n " + json.dumps(rows) + "\n",
+        "\n".join(map(json.dumps, rows)),
+    ):
+        path = written(tmp_path / "train.json", content)
+        assert read_examples(path, TEXT) == expected, content
+        assert read_texts(path) == ["a [1]\nb", "c"]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "reason"),
+    [
+        ('[{"text": "a", "label": "x"},\n\n {"text": "b"}]', 3, "has no `label`"),
+        ('[\n{"text": "a", "label": "x"}\n,\n3]', 4, "is int, not an object with fields"),
+        ('[{"text": "a", "label": "x"},\n]', 2, "is not JSON from here on (Expecting value at column 1)"),
+        ('[{"text": "a", "label": "x"}\n{}]', 2, "is not JSON from here on (Expecting ',' or ']' at column 1)"),
+        ('[{"text": "a", "label": "x"},', 1, "is not JSON from here on"),
+        ("[" * 100_000, 1, "it is nested too deeply"),
+        ('{"rows":\n[]}', 1, "an array of objects is needed, or one object a line"),
+        ("[]", None, "is empty: it holds no rows"),
+    ],
+)
+def test_a_bad_array_is_named_by_file_line_and_reason(
+    tmp_path: Path, content: str, line: int | None, reason: str
+) -> None:
+    with pytest.raises(BadRows) as caught:
+        read_examples(written(tmp_path / "train.json", content), TEXT)
+    ((at, said),) = [(fault.line, fault.reason) for fault in caught.value.faults]
+    assert at == line
+    assert reason in said
+
+
+def parquet_of(path: Path, rows: dict[str, list[Any]], features: Any) -> Path:
+    """The file that `datasets` writes of `rows`, with the names of its classes beside them."""
+    import datasets
+
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(path))
+    return path
+
+
+def test_class_numbers_in_parquet_of_the_hub_become_names(tmp_path: Path) -> None:
+    import datasets
+
+    names = datasets.ClassLabel(names=["O", "B-city"])
+    words = datasets.Features(
+        {"tokens": datasets.Sequence(datasets.Value("string")), "ner_tags": datasets.Sequence(names)}
+    )
+    path = parquet_of(tmp_path / "a.parquet", {"tokens": [["to", "Rome"]], "ner_tags": [[0, 1]]}, words)
+    assert read_examples(path, TOKENS) == [Example("to Rome", entities=(Entity(3, 7, "city"),))]
+    classes = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    path = parquet_of(tmp_path / "b.parquet", {"text": ["a", "b", "c"], "label": [1, 0, -1]}, classes)
+    with pytest.raises(
+        BadRows, match=r"b\.parquet, line 3: `label` holds the class number -1, which has no name \(0 to 1"
+    ):
+        read_examples(path, TEXT)
+    path = parquet_of(path, {"text": ["a", "b"], "label": [1, 0]}, classes)
+    assert [example.label for example in read_examples(path, TEXT)] == ["yes", "no"]
+
+
+def test_a_class_number_without_a_name_in_a_saved_data_set_is_a_fault_of_its_row(tmp_path: Path) -> None:
+    import datasets
+
+    classes = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    split = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, -1]}, features=classes)
+    datasets.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(BadRows, match=r"saved \(train\), line 2: `label` holds the class number -1, which has no name"):
+        read_splits(str(tmp_path / "saved"), TEXT)
+
+
+def test_numbers_for_labels_are_a_fault_that_asks_for_names(tmp_path: Path) -> None:
+    path = written(tmp_path / "train.jsonl", '{"text": "a", "label": 3}\n{"text": "a", "label": [3]}\n')
+    with pytest.raises(BadRows, match=r"lines 1, 2: `label` holds a number, .* write the label as a string"):
+        read_examples(path, TEXT)
+
+
+def of_one_text(path: Path, text: str) -> Path:
+    """A file with a first row, and `text` in the second."""
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"text": "a", "label": "x"}, {"text": text, "label": "x"}]
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return path
+    separator = "\t" if path.suffix == ".tsv" else ","
+    return written(
+        path,
+        {
+            ".jsonl": "\n".join(map(json.dumps, rows)),
+            ".json": json.dumps(rows, indent=0),
+            ".csv": f"text{separator}label\na{separator}x\n{text}{separator}x\n",
+            ".tsv": f"text{separator}label\na{separator}x\n{text}{separator}x\n",
+            ".txt": f"a\n{text}\n",
+            ".conll": f"a O\n\n{text} O\n",
+        }[path.suffix],
+    )
+
+
+LINES = {".jsonl": 2, ".json": 6, ".csv": 3, ".tsv": 3, ".parquet": 2, ".txt": 2, ".conll": 3}
+
+
+@pytest.mark.parametrize("suffix", LINES)
+def test_one_text_has_as_many_characters_at_most_in_every_format(tmp_path: Path, suffix: str) -> None:
+    def read(path: Path) -> list[str]:
+        if suffix == ".txt":
+            return read_texts(path)
+        return [e.text for e in read_examples(path, TOKENS if suffix == ".conll" else TEXT)]  # type: ignore[arg-type]
+
+    path = tmp_path / f"a{suffix}"
+    assert len(read(of_one_text(path, "x" * MOST_CHARACTERS))[1]) == MOST_CHARACTERS
+    with pytest.raises(BadRows) as caught:
+        read(of_one_text(path, "x" * (MOST_CHARACTERS + 1)))
+    (fault,) = caught.value.faults
+    assert (fault.file, fault.line) == (str(path), LINES[suffix])
+    assert len(str(fault)) < 500
+    assert "10,000,00" in fault.reason
+
+
+def test_a_file_without_line_ends_is_read_no_further_than_a_line_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with path.open("wb") as file:
+        file.truncate(2_000_000_000)  # of zeros, which a disk does not keep
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRows, match=r"a\.jsonl, line 1: is longer than 10,000,000 characters"):
+            read_texts(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 400_000_000
+
+
+def test_an_open_quote_is_named_by_the_line_on_which_it_opens(tmp_path: Path) -> None:
+    for content, line in (('text,label\na,x\nb,"x\nc,x\nd,x\n', 3), ('text,label\n"a\nb",x\n"c,x\nd,x\n', 4)):
+        with pytest.raises(BadRows) as caught:
+            read_examples(written(tmp_path / "a.csv", content), TEXT)
+        assert [fault.line for fault in caught.value.faults] == [line]
+        assert "has a quote that nothing closes up to the end of the file" in str(caught.value)
+    rows = read_examples(written(tmp_path / "a.csv", 'label,text\nx,"a\nb"\nx,"c\n"\n'), TEXT)
+    assert [row.text for row in rows] == ["a\nb", "c\n"]
+
+
+def test_a_row_after_one_of_several_lines_is_named_by_its_own(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", 'text,label\n"a\nb",x\n\nshort\nlong,x,y\n"c\nd",\n')
+    with pytest.raises(BadRows) as caught:
+        read_examples(path, TEXT)
+    assert [(fault.line, fault.reason[:30]) for fault in caught.value.faults] == [
+        (5, "has 1 field, its header 2"),
+        (6, "has 3 fields, its header 2: qu"),
+        (7, "`label` holds ''; a non-empty "),
+    ]
+
+
+def test_faults_of_a_file_that_is_given_up_are_told_with_those_of_the_others(tmp_path: Path) -> None:
+    written(tmp_path / "train.jsonl", '{"words": "x"}\n' * 3_000)
+    written(tmp_path / "test.jsonl", '{"text": "a", "label": ""}\n')
+    with pytest.raises(BadRows) as caught:
+        read_splits(str(tmp_path), TEXT)
+    assert "train.jsonl: was read no further than line 1000, its 1000th fault" in str(caught.value)
+    assert "test.jsonl, line 1: `label` holds ''" in str(caught.value)

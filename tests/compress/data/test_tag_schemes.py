@@ -1,0 +1,121 @@
+"""Tags that are in no scheme are faults of the rows they stand in, and no new labels."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compress.data.examples import Entity
+from compress.data.labelled_files import read_examples
+from compress.data.row_faults import BadRows
+from compress.data.splits import read_splits
+
+TASK = "token-classification"
+
+
+def rows(path: Path, *tags: str) -> Path:
+    """A file with a row for each of `tags`, which stand with blanks between them."""
+    listed = [{"tokens": ["w"] * len(row.split()), "tags": row.split()} for row in tags]
+    path.write_text("".join(json.dumps(row) + "\n" for row in listed), encoding="utf-8")
+    return path
+
+
+def faults(path: Path) -> list[tuple[int | None, str]]:
+    """Line and reason of each fault of the file."""
+    with pytest.raises(BadRows) as caught:
+        read_examples(path, TASK)
+    assert all(fault.file == str(path) for fault in caught.value.faults)
+    return [(fault.line, fault.reason) for fault in caught.value.faults]
+
+
+@pytest.mark.parametrize(
+    ("tag", "reason"),
+    [
+        pytest.param("B_city", "(write B-city)", id="another-separator"),
+        pytest.param("b-city", "(write B-city)", id="a-small-letter"),
+        pytest.param("X-city", "'X-city'", id="a-prefix-of-no-scheme"),
+        pytest.param("city", "'city'", id="no-prefix"),
+    ],
+)
+def test_a_tag_without_a_prefix_is_a_fault_wherever_other_rows_have_one(tmp_path: Path, tag: str, reason: str) -> None:
+    ((line, said),) = faults(rows(tmp_path / "train.jsonl", "B-city I-city O", "O O", f"O {tag}", "B-city"))
+    assert line == 3
+    assert f"has the tag {tag!r}, and in 2 other rows tags have a prefix" in said
+    assert reason in said
+
+
+def test_a_tag_without_a_prefix_is_found_in_whichever_split_it_stands(tmp_path: Path) -> None:
+    for name, tag in (("train", "B-city"), ("validation", "B_city"), ("test", "B-city")):
+        rows(tmp_path / f"{name}.jsonl", f"{tag} O", "O B-city")
+    with pytest.raises(
+        BadRows, match=r"validation\.jsonl, line 1: has the tag 'B_city', and in 5 other rows"
+    ) as caught:
+        read_splits(str(tmp_path), TASK)
+    assert len(caught.value.faults) == 1
+
+
+def test_a_prefix_among_labels_without_one_is_the_fault_where_it_is_the_rarer(tmp_path: Path) -> None:
+    ((line, said),) = faults(rows(tmp_path / "train.jsonl", "city O", "city person", "E-mail"))
+    assert (line, "'E-mail', a prefix and the label 'mail', and in 2 other rows tags have no prefix" in said) == (
+        3,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    "tags", [("B_city I_city", "O B_person"), ("b-city i-city", "O b-city"), ("B I O", "O B"), ("b:city O",)]
+)
+def test_tags_that_are_all_spelt_in_another_way_are_faults_and_no_labels(tmp_path: Path, tags: tuple[str, ...]) -> None:
+    found = faults(rows(tmp_path / "train.jsonl", *tags, "O O"))
+    assert [line for line, _ in found] == [*range(1, len(tags) + 1)]
+    assert all("a prefix in another spelling" in reason for _, reason in found)
+
+
+@pytest.mark.parametrize(
+    ("tags", "reason"),
+    [
+        ("B-x E-x B-x O", "has the tag 'B-x' with no E-x to end its entity"),
+        ("B-x L-x I-x O", "has the tag 'I-x' with no L-x to end its entity"),
+        ("S-x O U-x", "has tags with S, U; E and S are of BIOES, L and U of BILOU"),
+        ("B-x o", "has the tag 'o'; outside of entities it is O, the capital letter"),
+        ("B-", "has the tag 'B-', a prefix without a label"),
+    ],
+)
+def test_a_row_that_mixes_schemes_is_a_fault(tmp_path: Path, tags: str, reason: str) -> None:
+    ((line, said),) = faults(rows(tmp_path / "train.jsonl", "O O", tags))
+    assert line == 2
+    assert reason in said
+
+
+def test_of_rows_in_two_schemes_the_fewer_are_faults(tmp_path: Path) -> None:
+    ((line, reason),) = faults(rows(tmp_path / "a.jsonl", "B-x E-x", "S-x O", "B-x O", "O O"))
+    assert (line, "that no E- or S- tag ends, and 2 other rows of the file such tags" in reason) == (3, True)
+    ((line, reason),) = faults(rows(tmp_path / "a.jsonl", "B-x I-x", "B-y O", "O S-x"))
+    assert (line, "has an E-, S-, L- or U- tag, and 2 other rows" in reason) == (3, True)
+
+
+def test_what_is_in_a_scheme_or_readable_in_one_way_stays_as_it_was_read(tmp_path: Path) -> None:
+    for tags in (["B-x I-x L-x U-y O"], ["I-x E-x O E-x"], ["O T-cell", "cell-line O"], ["I-x O I-x"]):
+        assert len(read_examples(rows(tmp_path / "a.jsonl", *tags), TASK)) == len(tags)
+    (read,) = read_examples(rows(tmp_path / "a.jsonl", "B-x I-y"), TASK)
+    assert read.entities == (Entity(0, 1, "x"), Entity(2, 3, "y"))
+
+
+def test_a_tag_or_a_label_with_space_around_it_is_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"tokens": ["a"], "tags": ["B-city "]}\n', encoding="utf-8")
+    assert faults(path) == [(1, "`tags` holds 'B-city ', which begins or ends with space; remove the space")]
+    path.write_text('{"text": "ab", "entities": [{"start": 0, "end": 1, "label": " x"}]}\n', encoding="utf-8")
+    assert faults(path) == [(1, "`label` holds ' x', which begins or ends with space; remove the space")]
+    path.write_text('{"text": "a", "label": "x"}\n{"text": "b", "label": ["x "]}\n', encoding="utf-8")
+    with pytest.raises(BadRows, match=r"train\.jsonl, line 2: `label` holds 'x ', which begins or ends with space"):
+        read_examples(path, "text-classification")
+
+
+def test_numbers_for_tags_are_a_fault_that_asks_for_names(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"tokens": ["a", "b"], "ner_tags": [0, 1]}\n' * 3, encoding="utf-8")
+    with pytest.raises(BadRows) as caught:
+        read_examples(path, TASK)
+    assert "train.jsonl, lines 1, 2, 3: `ner_tags` holds a number, and the file has no names" in str(caught.value)
+    assert "write the label as a string" in str(caught.value)
