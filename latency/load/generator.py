@@ -6,7 +6,6 @@ its worst moment counts once. Here latency counts from the moment at which a req
 
 import asyncio
 import json
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from latency.load.arrivals import highest_rate, poisson_s
+from latency.load.arrivals import highest_rate, late_allowed, poisson_s
 from latency.load.http_client import Connection, Target, loop_on_time, target_of
 from latency.measure.interleave import Progress
 from latency.measure.statistics import SAMPLES_FOR_P99
@@ -350,8 +349,7 @@ class _OpenLoop:
         self.target, self.bodies, self.limit, self.timeout_s, self.tell = target, bodies, limit, timeout_s, tell
         self.count = len(bodies)
         self.bound_s = None if bound_ms is None else bound_ms / 1000
-        # With one more slow query than this, the p99 (interpolated, as numpy has it) is above the bound.
-        self.slow_allowed = self.count - 1 - math.floor(0.99 * (self.count - 1))
+        self.late_allowed = late_allowed(self.count)
         self.due_s: list[float] = due_s.tolist()  # from the start; of the loop's clock once it has started
         self.late_s, self.sent_s, self.ended_s = ([0.0] * self.count for _ in range(3))
         self.became: list[int | str | None] = [None] * self.count  # a status or a kind of error
@@ -508,7 +506,7 @@ class _OpenLoop:
         self.left -= 1
         if self.bound_s is not None and not self.cut_short:
             self.slow += self.ended_s[query] - self.due_s[query] > self.bound_s
-            if became not in OK or self.slow > self.slow_allowed:
+            if became not in OK or self.slow > self.late_allowed:
                 self._cut_short()
         if not self.left and not self.done.done():
             self.done.set_result(None)

@@ -78,7 +78,7 @@ class Trial(TypedDict):
     """One rate of arrivals that was tried."""
 
     rate_per_s: float
-    queries: int
+    queries: int  # answered; fewer than arrived where the trial was cut short, as its bound was missed
     p50_ms: float  # from the intended moment of arrival
     p99_ms: float
     held: bool  # p99 stayed under the bound
