@@ -261,3 +261,4 @@ class ProfileDocument(TypedDict):
     regression: NotRequired[list[RegressionRow]]
     command: NotRequired[str]  # how to take these figures again
     warnings: NotRequired[list[str]]
+    left_out: NotRequired[list[str]]  # what is not installed for ways to run that were asked for, and how to get it

@@ -111,6 +111,7 @@ def _legend(document: ProfileDocument) -> str:
         "doubts: how many reservations a measurement has of itself (few samples, wide spread, drift, other load); the "
         "report spells them out."
     )
+    said += [f"Left out: {line}." for line in document.get("left_out", [])]
     return " ".join(said)
 
 
@@ -252,7 +253,7 @@ def _models(document: ProfileDocument) -> Markup:
         _numbered(i, row["name"], tag="on the front" if row["name"] in front else "") for i, row in enumerate(models)
     ]
     columns = [("model", named), *_model_columns(document, _over_interval)]
-    left_out = [element("li", line) for line in _left_out(models)]
+    left_out = [element("li", line) for line in [*document.get("left_out", []), *_left_out(models)]]
     listed = [element("h3", "What was left out"), element("ul", joined(left_out), class_="plain")] if left_out else []
     return joined([element("p", _how_to_read(document), class_="quiet"), _pinned(columns_table(columns)), *listed])
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compress.models.shapes import STUDENTS, Shape
+from latency.candidates.candidate import Device, Runtime
 from latency.measure.result_document import CandidateRow, PaperRow, ProfileDocument
 from latency.measure.statistics import process_ratio
 from serve.bundle.runtimes import has_openvino
@@ -34,15 +35,16 @@ PUBLISHED = {
 VOCABULARY = 30_522  # BERT's
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 TEXTS, WORDS_EACH = 200, 24
-CPU_RUNTIMES = ("torch", "onnxruntime")
-GPU_RUNTIMES = ("torch", "torch-compile", "torch-cuda-graphs")
+CPU_RUNTIMES: tuple[Runtime, ...] = ("torch", "onnxruntime")
+GPU_RUNTIMES: tuple[Runtime, ...] = ("torch", "torch-compile", "torch-cuda-graphs")
 
 
-def runtimes(device: str) -> str:
-    """What the table is made in, as `--runtimes` takes it."""
-    on_cpu = [*CPU_RUNTIMES, *(["openvino"] if has_openvino() else [])] if "cpu" in device else []
-    on_gpu = GPU_RUNTIMES if "cuda" in device else ()
-    return ",".join(dict.fromkeys([*on_cpu, *on_gpu]))
+def runtimes(devices: Sequence[Device]) -> tuple[Runtime, ...]:
+    """What the table is made in."""
+    openvino: tuple[Runtime, ...] = ("openvino",) if has_openvino() else ()
+    on_cpu = (*CPU_RUNTIMES, *openvino) if "cpu" in devices else ()
+    on_gpu = GPU_RUNTIMES if "cuda" in devices else ()
+    return tuple(dict.fromkeys([*on_cpu, *on_gpu]))
 
 
 def make_models(folder: Path) -> list[Path]:
