@@ -31,6 +31,7 @@ UNSENT = "unsent"
 KNOWN = {*OK, *REFUSALS, TIMEOUT}  # all others are errors
 # Share of the p99 that the generator's own lateness may be before the p99 is in doubt as the server's.
 LATE_SHARE = 0.1
+MOST_QUERIES = 1_000_000  # of a trial: a minute's work for this generator
 LEAST_QUERIES = 20  # of a trial of a ramp, however low its rate
 FIRST_QUERIES = 20  # one after another, from which a ramp learns where to begin
 AT_ONCE_PER_S = 1e9  # a rate at which all are due at the start
@@ -291,7 +292,7 @@ def ramp(
         nonlocal settled
         tried = send(
             rate_per_s=rate_per_s,
-            queries=queries or max(LEAST_QUERIES, round(rate_per_s * seconds)),
+            queries=queries or min(MOST_QUERIES, max(LEAST_QUERIES, round(rate_per_s * seconds))),
             connections=connections,
             seed=seed + len(loads),  # another trial of one rate meets other bursts
             bound_ms=bound_ms,
