@@ -183,6 +183,18 @@ class Connection(asyncio.Protocol):
             self._complete, self._stays = True, self._parser.should_keep_alive()
 
 
+class KeepingConnection(Connection):
+    """One that also keeps the `body` of its last answer."""
+
+    def send(self, query: int, request: bytes) -> None:
+        """Carry `query`."""
+        self.body = bytearray()
+        super().send(query, request)
+
+    def on_body(self, part: bytes) -> None:  # noqa: D102 - as httptools says
+        self.body += part
+
+
 def loop_on_time() -> asyncio.AbstractEventLoop:
     """An event loop that wakes to the microsecond: epoll counts in milliseconds, which would make half of one of each latency."""
     if sys.platform != "linux":

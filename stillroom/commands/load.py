@@ -10,9 +10,10 @@ from typing import Any
 
 from compress.data.examples import read_texts
 from compress.input_errors import Faults
-from latency.load.generator import MOST_QUERIES, OUR_TEMPLATE, LoadTrial, ramp, request_bodies
+from latency.load.generator import MOST_QUERIES, OUR_TEMPLATE, ramp, request_bodies
 from latency.load.generator import load as send
 from latency.load.http_client import Target, check_headers, probe, target_of
+from latency.load.trial import LoadTrial
 from latency.measure.machine import machine_facts
 from stillroom.console import bar
 from stillroom.report.run_page import write_page
