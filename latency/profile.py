@@ -1,15 +1,15 @@
 """Candidates side by side: rows of tokens by batch and length, real texts from end to end, costs; one JSON document."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from latency.candidates.candidate import Candidate, size_bytes
 from latency.candidates.end_to_end import Text
 from latency.measure.interleave import Patience, Progress, Worker, at_work, measure
-from latency.measure.machine import machine_facts
+from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import CandidateRow, ModelRow, ProfileDocument, RatioRow, Work
 from latency.measure.statistics import Measurement, ratio
 from latency.measure.workloads import Workload, from_texts
@@ -52,29 +52,45 @@ def time_grid(
     metrics: Mapping[str, float] | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    machine: MachineFacts | None = None,
+    keep: Callable[[ProfileDocument], object] = lambda _: None,
 ) -> ProfileDocument:
     """Times `candidates` on every batch size and length in tokens, and compares each with the first, the reference.
 
-    `metrics` holds the task metric by candidate name. Raises BadInput for a metric of an unknown candidate, and what
+    `metrics` holds the task metric by candidate name, and `machine` the facts about it, unless it is to be read now. What is
+    known so far is given to `keep` each time that a workload was timed. Raises BadInput for a metric of an unknown candidate, and what
     `at_work` and `from_texts` raise.
     """
     names = [candidate.name for candidate in candidates]
     unknown = sorted(set(metrics or {}) - set(names))
     if unknown:
         raise BadInput(f"metrics were given for {', '.join(unknown)}; the candidates are {', '.join(names)}")
-    machine = machine_facts()  # before the measuring, which would be the load that it sees
+    machine = machine or machine_facts()  # before the measuring, which would be the load that it sees
+    document = ProfileDocument(machine=machine, candidates=[], ratios=[])
     workloads = grid(texts, tokenizer, plan)
     with at_work(candidates, workloads, progress=progress) as workers:
-        rows, ratios = _time_grid(workers, workloads, plan, plan.seconds, seed, _Clock(progress, plan.seconds))
-    for row in rows:
-        if metrics and row["name"] in metrics:
-            row["metric"] = metrics[row["name"]]
-    return ProfileDocument(machine=machine, candidates=rows, ratios=ratios)
+        clock = _Clock(progress, plan.seconds)
+        for rows, ratios in _time_grid(workers, workloads, plan, plan.seconds, seed, clock):
+            for row in rows:
+                if metrics and row["name"] in metrics:
+                    row["metric"] = metrics[row["name"]]
+            document["candidates"] += rows
+            document["ratios"] += ratios
+            keep(document)
+    return document
 
 
 def grid(texts: Sequence[str], tokenizer: "Tokenizer", plan: Plan) -> list[Workload]:
     """A workload of real tokens for every batch size and length of `plan`."""
     return [from_texts(texts, tokenizer, batch, tokens) for batch in plan.batches for tokens in plan.lengths]
+
+
+class Timed(NamedTuple):
+    """What is known so far of candidates that are timed by `time_all`."""
+
+    candidates: list[CandidateRow]
+    ratios: list[RatioRow]
+    models: dict[str, ModelRow]  # by name
 
 
 def time_all(
@@ -85,8 +101,11 @@ def time_all(
     *,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[list[CandidateRow], list[RatioRow], dict[str, ModelRow]]:
+    keep: Callable[[Timed], object] = lambda _: None,
+) -> Timed:
     """The grid, and by name what each candidate does on the first `texts`: single stream, offline, by chance; its costs.
+
+    What is known so far is given to `keep` whenever a workload or a scenario was timed.
 
     `workers` are those of `latency.measure.interleave.at_work`, which gave them the same `workloads` and the texts. Candidates that
     cannot read text are left out of what is from end to end.
@@ -96,8 +115,12 @@ def time_all(
     grid_s, stream_s, offline_s = (share * plan.seconds for share in shares)
     server_s = len(reading) * plan.server_seconds if plan.bound_ms is not None else 0.0
     clock = _Clock(progress, plan.seconds + server_s)
-    candidates, ratios = _time_grid(workers, workloads, plan, grid_s, seed, clock)
     rows = {name: _model_row(worker) for name, worker in workers.items()}
+    timed = Timed([], [], rows)
+    for candidates, ratios in _time_grid(workers, workloads, plan, grid_s, seed, clock):
+        timed.candidates.extend(candidates)
+        timed.ratios.extend(ratios)
+        keep(timed)
     if reading:
         how: dict[str, Any] = {"seed": seed}
         streams = single_stream(
@@ -107,6 +130,9 @@ def time_all(
             progress=clock.part("single stream", stream_s),
             **how,
         )
+        for name, stream in streams.items():
+            rows[name]["single_stream"] = stream
+        keep(timed)
         slowest = min(stream["texts_per_s"] for stream in streams.values())
         passes = offline(
             reading,
@@ -116,19 +142,22 @@ def time_all(
             progress=clock.part("offline", offline_s),
             **how,
         )
-        for name, worker in reading.items():
-            rows[name]["single_stream"], rows[name]["offline"] = streams[name], passes[name]
-            if plan.bound_ms is not None:
+        for name, each in passes.items():
+            rows[name]["offline"] = each
+        keep(timed)
+        if plan.bound_ms is not None:
+            for name, worker in reading.items():
                 clock.part("server", plan.server_seconds)(0, 1, name)
                 rate = passes[name]["texts_per_s"]
                 rows[name]["server"] = server(worker, texts, rate, plan.bound_ms, seconds=plan.server_seconds, **how)
+                keep(timed)
     for name, worker in workers.items():
         _add_memory(rows[name], worker)
         if plan.operators and worker.candidate.runtime == "onnxruntime" and worker.candidate.device == "cpu":
             found = worker.operators(workloads[0].input_ids[:1].tolist())
             if found["top"]:
                 rows[name]["operators"] = found
-    return candidates, ratios, rows
+    return timed
 
 
 class _Clock:
@@ -177,16 +206,14 @@ def _time_grid(
     seconds: float,
     seed: int,
     clock: _Clock,
-) -> tuple[list[CandidateRow], list[RatioRow]]:
-    rows: list[CandidateRow] = []
-    ratios: list[RatioRow] = []
+) -> Iterator[tuple[list[CandidateRow], list[RatioRow]]]:
+    """The rows and ratios of each workload, as soon as it was timed."""
     each_s = seconds / len(workloads)
     for workload in workloads:
         patience = Patience(each_s, plan.tight)
         measured = measure(workers, workload, patience=patience, seed=seed, progress=clock.part(workload.name, each_s))
-        rows += [_row(workers[each.candidate].candidate, each, seed) for each in measured]
-        ratios += [_ratio_row(measured[0], each, workload) for each in measured[1:]]
-    return rows, ratios
+        rows = [_row(workers[each.candidate].candidate, each, seed) for each in measured]
+        yield rows, [_ratio_row(measured[0], each, workload) for each in measured[1:]]
 
 
 def _model_row(worker: Worker) -> ModelRow:

@@ -208,33 +208,27 @@ def unknown_setting(name: str, known: Mapping[str, Any]) -> str:
 
 
 def check(settings: Any) -> None:
-    """Nothing, when every option of `settings` is of its type, one of its choices and in its range.
+    """Hold every option of `settings` to its type, choices and range; a list becomes a tuple, a path's text a path.
 
-    Called by a settings dataclass when it is made, so that one made in Python is checked as one of a command line is.
+    Called by a frozen settings dataclass when it is made, so that one made in Python is checked as one of a command line is.
 
     Raises:
-        BadInput: one is not; all that are not in one message.
+        BadInput: one does not fit; all that do not in one message.
     """
-    faults = faults_of(settings)
-    if faults:
-        raise BadInput(_all_of(faults))
-
-
-def faults_of(settings: Any) -> list[str]:
-    """What of `settings` is not of its type, one of its choices or in its range, a line each."""
-    faults = []
     kind: Any = type(settings)
+    faults = []
     for option in options_of(kind):
         value = option.value_in(settings)
-        if value is None and option.optional:
+        # The default stands, though it may be none of what can be given: 0 for automatic.
+        if (value is None and option.optional) or (value == option.default and type(value) is type(option.default)):
             continue
+        holder = getattr(settings, option.within) if option.within else settings
         try:
-            # The default stands, though it may be out of the range of what is given: 0 for automatic.
-            if value != option.default or type(value) is not type(option.default):
-                _typed(option, value)
+            object.__setattr__(holder, option.name, _typed(option, value))
         except ValueError as fault:
             faults.append(str(fault))
-    return faults
+    if faults:
+        raise BadInput(_all_of(faults))
 
 
 def _typed(option: Option, value: Any) -> Any:

@@ -15,7 +15,7 @@ _HOME = {
     "export": "stillroom.api",
     "profile": "stillroom.api",
     "evaluate": "stillroom.commands.evaluate",
-    "load": "stillroom.commands.load",
+    "load": "stillroom.api",
     "Pipeline": "serve.model.pipeline",
     "Client": "serve.client",
 }

@@ -86,3 +86,18 @@ def profile(models: Sequence[Path | str], **settings: Any) -> dict[str, Any]:
     from stillroom.settings.profile import Profiling
 
     return dict(profile_models([Path(model) for model in models], make(Profiling, settings)))
+
+
+def load(url: str, data: Path | str, **settings: Any) -> dict[str, Any]:
+    """Load a running server with the texts of the file `data`, at one rate or at the highest that it bears.
+
+    Settings are the fields of `stillroom.settings.load.Loading`: rate, bound_ms, seconds, and so on. Returns the document that
+    `stillroom load --json` prints.
+
+    Raises:
+        BadInput: the URL, the file or a setting cannot be used, or a first request is not answered with 2xx.
+    """
+    from stillroom.commands.load import load as load_server
+    from stillroom.settings.load import Loading
+
+    return load_server(url, make(Loading, settings | {"data": data}))

@@ -5,8 +5,7 @@
     python benchmarks/latency/against_generators.py BUNDLE --texts F [--node NODE] [--wrk wrk] [--rate 200] [--connections 16]
         [--seconds 4] [--turns 3] [--json F]
 
-Those that were not given are left out. Printed are medians over the turns; --json keeps every turn. Closed, ours is the open loop with
-all queries due at the start and as many connections, timed from the moment of sending. CPU is the generator's own, a query.
+Those that were not given are left out. Printed are medians over the turns; --json keeps every turn. CPU is the generator's own, a query.
 """
 
 import argparse
@@ -28,7 +27,10 @@ from typing import Any
 import numpy as np
 
 from compress.data.texts import read_texts
-from latency.load.generator import AT_ONCE_PER_S, OUR_TEMPLATE, load, request_bodies
+from latency.load.arrivals import poisson_s
+from latency.load.driver import drive
+from latency.load.generator import OUR_TEMPLATE, request_bodies
+from latency.load.http_client import target_of
 from latency.measure.statistics import PAIRS_FOR_INTERVAL, paired_ratio
 from serve.bundle.manifest import open_bundle
 from serve.http.service import ENDPOINT_OF
@@ -87,21 +89,16 @@ def serving(bundle: Path) -> Iterator[str]:
 def ours(
     url: str, bodies: list[bytes], rate: float | None, connections: int, queries: int, seed: int
 ) -> dict[str, float]:
-    found = load(
-        url,
-        bodies,
-        rate_per_s=rate or AT_ONCE_PER_S,
-        queries=queries,
-        connections=connections,
-        timeout_s=60.0,
-        seed=seed,
-    )
-    times_ms = found.latencies_ms if rate else found.from_sent_ms
+    target = target_of(url)
+    requests = random.Random(seed).choices([target.request(body) for body in bodies], k=queries)
+    due_s = poisson_s(rate, queries, seed) if rate else None
+    found = drive(target, requests, connections=connections, due_s=due_s)
+    times_ms = found.latencies_ms
     p50_ms, p90_ms, p99_ms = np.percentile(times_ms, [50, 90, 99])
-    cpu_us = found.client_core_share * found.seconds / queries * 1e6
     return {
         "answered_per_s": len(times_ms) / found.seconds, "p50_ms": p50_ms, "p90_ms": p90_ms, "p99_ms": p99_ms,
-        "late_p99_ms": found.late_percentile_ms(99), "cpu_us": cpu_us, "failed": queries - len(times_ms),
+        "late_p99_ms": 1000 * np.percentile(found.late_s, 99), "cpu_us": found.core_s / queries * 1e6,
+        "failed": queries - len(times_ms),
     }  # fmt: skip
 
 

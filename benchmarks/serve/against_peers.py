@@ -11,7 +11,7 @@ Measured are
   low     one connection, one text after another: p50 and p99
   peak    a closed loop of 32 connections: answers a second, and the p99 it comes at
   bound   the highest rate of an open loop (a Poisson process, latency from the due moment) whose p99 stays under `--bound-ms` with nothing
-          refused or failed: the search of `latency.load.generator.ramp`, by its own client
+          refused or failed: the search of `latency.load.generator.ramp`
 
 Labels are compared with those of `Pipeline` alone; what differs is counted. In the environment MAX_BATCH (32) is the largest batch of
 mosec, LitServe and BentoML, and FAST_QUEUE=1 gives LitServe its ZeroMQ queue: take what is fastest for them on the machine at hand.
@@ -33,13 +33,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from driver import Driven, Place, drive, post
-from running import START_S, serving, stop
+from running import START_S, Place, drive, post, serving, stop
 
 from compress.data.texts import read_texts
+from latency.load.driver import Driven
 from latency.load.generator import ramp, request_bodies
 from latency.measure.machine import machine_facts
 from latency.measure.statistics import paired_ratio
+from serve.errors import BadInput
 from serve.http.connections.sockets import listening
 from serve.model.pipeline import Pipeline
 
@@ -145,8 +146,8 @@ def wait_for_an_answer(place: Place, peer: Peer, process: subprocess.Popen[Any])
     began_s = time.monotonic()
     request = post(place, peer.path, request_bodies(peer.template, ["hello"])[0])
     while time.monotonic() - began_s < START_S and process.poll() is None:
-        with contextlib.suppress(OSError):
-            if drive(place, [request], connections=1, timeout_s=10).statuses == [200]:
+        with contextlib.suppress(BadInput):
+            if drive(place, [request], connections=1, timeout_s=10).became == [200]:
                 return
         time.sleep(0.2)
     raise RuntimeError(f"no answer from {process.args!r} (exit {process.poll()}); its log says why")
@@ -184,7 +185,7 @@ def drive_once(
         random.Random(seed).shuffle(order)
         found = drive(place, [requests[i] for i in order], connections=connections)
         failed += len(order) - found.having(200)
-        for i, status, body in zip(order, found.statuses, found.bodies, strict=True):
+        for i, status, body in zip(order, found.became, found.bodies, strict=True):
             differing += status == 200 and peer.label(json.loads(body)) != right[i]
         return found
 
@@ -226,7 +227,7 @@ def rounds(given: argparse.Namespace, log: Path) -> dict[str, Any]:
                             print(
                                 f"round {turn + 1}, {name}, {which}: {json.dumps(found)}", file=sys.stderr, flush=True
                             )
-                except (RuntimeError, OSError) as error:
+                except (RuntimeError, OSError, BadInput) as error:
                     reasons[name] = str(error)
     return {"visits": visits, "did_not_run": reasons}
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from driver import drive, post
-from running import Server, endpoint, serving, text_body
+from running import Server, drive, endpoint, post, serving, text_body
 
 from compress.data.texts import read_texts
 from latency.measure.machine import machine_facts
@@ -62,7 +61,7 @@ def in_groups(
         ]
         driven = drive(server.place, requests, connections=connections)
         refused = []
-        for group, status, body in zip(groups, driven.statuses, driven.bodies, strict=True):
+        for group, status, body in zip(groups, driven.became, driven.bodies, strict=True):
             if status == TOO_MANY:
                 refused.append(group)
             else:
@@ -95,7 +94,7 @@ def main() -> int:
     began_s = time.perf_counter()
     with serving([given.bundle]) as server:
         driven = drive(server.place, [post(server.place, path, text_body(text)) for text in texts], connections=1)
-        alone = [answers(status, body, 1)[0] for status, body in zip(driven.statuses, driven.bodies, strict=True)]
+        alone = [answers(status, body, 1)[0] for status, body in zip(driven.became, driven.bodies, strict=True)]
         lost += alone.count(b"")
         for turn in range(given.times):
             for group, found in in_groups(server, path, texts, drawn_groups(len(texts), turn), given.connections):

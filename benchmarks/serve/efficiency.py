@@ -24,10 +24,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from driver import Driven, Place, drive, post
-from running import Server, endpoint, results_of, serving, text_body
+from running import Place, Server, drive, endpoint, post, results_of, serving, text_body
 
 from compress.data.texts import read_texts
+from latency.load.driver import Driven
 from latency.measure.machine import machine_facts
 from latency.measure.statistics import paired_ratio
 from serve.model.pipeline import Pipeline
@@ -120,7 +120,7 @@ class Http:
         """About `seconds` of requests at `speed` texts a second: whole passes over the texts, each in an order of its own."""
         asked = self._asked(a_request, max(1, round(seconds * speed / len(self.texts))), seed)
         driven = drive(place, [post(place, self.path, self._body(places)) for places in asked], connections=connections)
-        for places, status, body in zip(asked, driven.statuses, driven.bodies, strict=True):
+        for places, status, body in zip(asked, driven.became, driven.bodies, strict=True):
             self.wrong += status != 200 or results_of(body) != [self.right[place] for place in places]
         return driven
 
@@ -130,13 +130,13 @@ class Http:
         driven = drive(place, [post(place, self.path, self._body(places)) for places in asked], connections=connections)
         return {
             "requests_per_s": round(len(asked) / driven.seconds),
-            "client_us_a_request": round(driven.client_core_s / len(asked) * 1e6, 1),
+            "client_us_a_request": round(driven.core_s / len(asked) * 1e6, 1),
         }
 
     def alone_ms(self, place: Place, places: list[int]) -> np.ndarray:
         """Of each text alone, by one connection."""
         driven = drive(place, [post(place, self.path, text_body(self.texts[each])) for each in places], connections=1)
-        for each, status, body in zip(places, driven.statuses, driven.bodies, strict=True):
+        for each, status, body in zip(places, driven.became, driven.bodies, strict=True):
             self.wrong += status != 200 or results_of(body) != [self.right[each]]
         return driven.latencies_ms
 
@@ -172,10 +172,10 @@ def throughput(server: Server, bare: Bare, tokens: int, http: Http, given: argpa
             front_s, models_s = (
                 after - before for after, before in zip(server.core_s(), (front_s, models_s), strict=True)
             )
-            texts = len(driven.statuses) * a_request
+            texts = len(driven.became) * a_request
             speeds[name].append(texts / driven.seconds)
             shares[name].append({
-                "client_cores": driven.client_core_s / driven.seconds, "front_cores": front_s / driven.seconds,
+                "client_cores": driven.core_s / driven.seconds, "front_cores": front_s / driven.seconds,
                 "models_cores": models_s / driven.seconds, "p99_ms": float(np.percentile(driven.latencies_ms, 99)),
             })  # fmt: skip
     found: dict[str, Any] = {"bare": {"texts_per_s": speeds["bare"], "median": statistics.median(speeds["bare"])}}

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from driver import Place, post
-from running import endpoint, text_body
+from running import Place, endpoint, post, text_body
 
 from serve.http.v1.requests import Limits
 from serve.model.pipeline import Pipeline

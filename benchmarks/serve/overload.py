@@ -23,11 +23,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from driver import LOST, TIMEOUT, UNSENT, Driven, drive, post
-from running import Server, endpoint, results_of, serving, text_body
+from running import Server, drive, endpoint, post, results_of, serving, text_body
 
 from compress.data.texts import read_texts
 from latency.load.arrivals import poisson_s
+from latency.load.driver import TIMEOUT, Driven
 from latency.measure.machine import machine_facts
 from serve.model.pipeline import Pipeline
 
@@ -82,8 +82,7 @@ class Singles:
 
 
 def of_statuses(driven: Driven) -> dict[str, int]:
-    names = {LOST: "lost", TIMEOUT: "timeout", UNSENT: "never sent"}
-    return {str(names.get(status, status)): count for status, count in sorted(Counter(driven.statuses).items())}
+    return dict(sorted(Counter(map(str, driven.became)).items()))
 
 
 def percentiles_ms(times_ms: np.ndarray) -> dict[str, float] | None:
@@ -106,7 +105,7 @@ def overloaded(server: Server, path: str, texts: list[str], given: argparse.Name
     capacities = []
     for _ in range(3):
         driven = drive(server.place, requests * given.capacity_passes, connections=CAPACITY_CONNECTIONS)
-        capacities.append(len(driven.statuses) / driven.seconds)
+        capacities.append(len(driven.became) / driven.seconds)
     capacity = float(np.median(capacities))
     before_ms = float(np.median([singles.window()[0] for _ in range(5)]))
     rate = given.times * capacity
@@ -131,7 +130,7 @@ def overloaded(server: Server, path: str, texts: list[str], given: argparse.Name
     timer.join()
     recovering.join()
     memory.stop()
-    statuses = np.array(driven.statuses)
+    statuses = np.array([became if isinstance(became, int) else 0 for became in driven.became])
     wrong = sum(
         results_of(driven.bodies[query]) != [right[place] for place in groups[order[query]]]
         for query in np.flatnonzero(statuses == 200)
@@ -145,8 +144,8 @@ def overloaded(server: Server, path: str, texts: list[str], given: argparse.Name
         "refused_ms": percentiles_ms(((driven.ended_s - driven.due_s) * 1000)[statuses == REFUSED]),
         "refused_from_sent_ms": percentiles_ms(((driven.ended_s - driven.sent_s) * 1000)[statuses == REFUSED]),
         "client_late_ms": percentiles_ms(((driven.sent_s - driven.due_s) * 1000)[driven.sent_s > 0]),
-        "cores": {"client": driven.client_core_s / driven.seconds, "front": front_s / driven.seconds, "models": models_s / driven.seconds},
-        "wrong": int(wrong), "unexplained": int(sum(status not in (200, REFUSED, TIMEOUT, UNSENT) for status in driven.statuses)),
+        "cores": {"client": driven.core_s / driven.seconds, "front": front_s / driven.seconds, "models": models_s / driven.seconds},
+        "wrong": int(wrong), "unexplained": int(sum(became not in (200, REFUSED, TIMEOUT) for became in driven.became)),
         "rss_mib": {
             "start": memory.rss_bytes[0] / 2**20, "peak": max(memory.rss_bytes) / 2**20, "end": memory.rss_bytes[-1] / 2**20,
         },

@@ -9,16 +9,45 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import psutil
-from driver import Place
 
+from latency.load import driver
+from latency.load.driver import Driven
+from latency.load.http_client import target_of
 from serve.bundle.manifest import open_bundle
 from serve.http.service import ENDPOINT_OF
 
 START_S = 180.0
 STOP_S = 60.0
+
+
+class Place(NamedTuple):
+    """Where requests go."""
+
+    host: str
+    port: int
+
+
+def post(place: Place, path: str, body: bytes, content_type: str = "application/json") -> bytes:
+    """A whole POST, ready to be written."""
+    return target_of(f"http://{place.host}:{place.port}{path}", {"Content-Type": content_type}).request(body)
+
+
+def drive(
+    place: Place,
+    requests: Sequence[bytes],
+    *,
+    connections: int,
+    due_s: npt.NDArray[np.float64] | None = None,
+    timeout_s: float = 60.0,
+) -> Driven:
+    """Whole requests by the generator of `stillroom load`, whose every answer is kept, to be compared with the right one."""
+    target = target_of(f"http://{place.host}:{place.port}")
+    return driver.drive(target, requests, connections=connections, due_s=due_s, timeout_s=timeout_s, keep_bodies=True)
 
 
 @dataclass(frozen=True)

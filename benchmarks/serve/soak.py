@@ -30,11 +30,11 @@ from typing import Any
 
 import numpy as np
 import psutil
-from driver import LOST, TIMEOUT, Driven, drive
 from mixed_traffic import Asked, bad_requests, good_requests, texts_of_all_lengths
-from running import Server, results_of, serving
+from running import Server, drive, results_of, serving
 
 from compress.data.texts import read_texts
+from latency.load.driver import Became, Driven
 from latency.measure.machine import machine_facts
 from serve.http.v1.requests import Limits
 
@@ -94,7 +94,7 @@ class Judge:
 
     def look(self, asked: list[Asked], driven: Driven, began_s: float, kills_s: list[float]) -> None:
         """At one slice, which began at `began_s` of the monotonic clock."""
-        for each, status, body, ended_s in zip(asked, driven.statuses, driven.bodies, driven.ended_s, strict=True):
+        for each, status, body, ended_s in zip(asked, driven.became, driven.bodies, driven.ended_s, strict=True):
             at_s = began_s + float(ended_s)
             verdict = self._verdict(each, status, body, any(0 <= at_s - kill_s < KILL_S for kill_s in kills_s))
             self.counts[verdict] += 1
@@ -104,8 +104,8 @@ class Judge:
                     "request": each.request[:500].decode("utf-8", "replace"),
                 })  # fmt: skip
 
-    def _verdict(self, asked: Asked, status: int, body: bytes, killed: bool) -> str:
-        if status in (LOST, TIMEOUT):
+    def _verdict(self, asked: Asked, status: Became, body: bytes, killed: bool) -> str:
+        if isinstance(status, str):  # a timeout, or a kind of error
             return "lost"
         if status == 503:
             return "unavailable after a kill" if killed else "unavailable"

@@ -103,7 +103,7 @@ def _ask(name: str, kind: Kind, revision: str = "") -> str:
     except RepositoryNotFoundError:
         return "it has none of that name that you may see"
     except RevisionNotFoundError:
-        return f"it has no revision {revision} of it"
+        return f"it has no revision {revision} of that name"
     except Exception as error:
         # Whatever stands between us and the Hub: no network, a proxy, a certificate, a name that it takes for none.
         return f"it does not answer, {_in_words(error)}"

@@ -19,9 +19,6 @@ from compress.losses.tiled_relations import Dots
 from compress.models.families import Family, encoder_of, layers_of, linear
 from serve.errors import BadInput
 
-# Of a layer's parts, those with one vector a token; of the others, scores, what they are products of is kept.
-VECTORS = ("hidden", "queries", "keys", "values")
-
 
 class Part(NamedTuple):
     """One thing that a model computes: `of` is hidden, queries, keys, values or scores; layers count from 1.

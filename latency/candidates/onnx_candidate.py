@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from latency.candidates.availability import missing, provider_of
 from latency.candidates.candidate import Call, Candidate, Int64s
 from serve.errors import BadInput, BundleError
 
@@ -37,12 +38,9 @@ def load_onnx(candidate: Candidate) -> Call:
 def _load_onnx_cuda(candidate: Candidate) -> Call:
     import onnxruntime
 
-    wanted = "TensorrtExecutionProvider" if candidate.runtime == "onnxruntime-tensorrt" else "CUDAExecutionProvider"
-    if wanted not in onnxruntime.get_available_providers():
-        raise BadInput(
-            f"candidate {candidate.name!r} needs onnxruntime's {wanted}, which is not here; "
-            "install onnxruntime-gpu on a machine with CUDA"
-        )
+    if lacks := missing(candidate.runtime, "cuda"):
+        raise BadInput(f"candidate {candidate.name!r} cannot run: {lacks}")
+    wanted = provider_of(candidate.runtime)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = candidate.threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

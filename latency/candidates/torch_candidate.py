@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from latency.candidates.availability import missing
 from latency.candidates.candidate import Call, Candidate, Int64s
 from serve.errors import BadInput
 
@@ -30,8 +31,9 @@ def load_torch(candidate: Candidate) -> Call:
             f"candidate {candidate.name!r}: torch runs {', '.join(dtypes)} here, not {candidate.precision!r}; "
             "time that precision in onnxruntime"
         )
-    if (candidate.device == "cuda" or candidate.runtime == "torch-cuda-graphs") and not torch.cuda.is_available():
-        raise BadInput(f"candidate {candidate.name!r} needs a GPU with CUDA, and torch sees none; leave cuda out")
+    on_gpu = candidate.device == "cuda" or candidate.runtime == "torch-cuda-graphs"
+    if lacks := missing(candidate.runtime, "cuda" if on_gpu else "cpu"):
+        raise BadInput(f"candidate {candidate.name!r} cannot run: {lacks}")
     torch.set_num_threads(candidate.threads)
     torch.set_num_interop_threads(1)
     # Said outright, since transformers 5 otherwise takes the precision that the checkpoint was saved in.

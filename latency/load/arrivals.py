@@ -23,6 +23,11 @@ def poisson_s(rate_per_s: float, queries: int, seed: int) -> npt.NDArray[np.floa
     return np.cumsum(np.random.default_rng(seed).exponential(size=queries)) / rate_per_s
 
 
+def late_allowed(queries: int) -> int:
+    """How many of `queries` may be later than a bound while their p99, interpolated as numpy has it, can stay within it."""
+    return queries - 1 - math.floor(0.99 * (queries - 1))
+
+
 def highest_rate(try_rate: Callable[[float], bool], low: float, high: float, tolerance: float = 0.05) -> float:
     """The highest rate from `low` to `high` at which `try_rate` said that it held; 0.0 when `low` did not.
 

@@ -4,174 +4,30 @@ A closed loop sends the next request when the last is answered, so a server that
 its worst moment counts once. Here latency counts from the moment at which a request was meant to leave, late or not.
 """
 
-import asyncio
 import json
-import math
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from latency.load.arrivals import highest_rate, poisson_s
-from latency.load.http_client import Connection, Target, loop_on_time, target_of
+from latency.load.driver import OK, TIMEOUT, UNSENT, Driven, drive
+from latency.load.http_client import target_of
+from latency.load.trial import Load, LoadedServer
 from latency.measure.interleave import Progress
-from latency.measure.statistics import SAMPLES_FOR_P99
 from serve.errors import BadInput
 
 TEXT = "TEXT"  # stands for a text in a template
 OUR_TEMPLATE = '{"text": "TEXT"}'
-OK = range(200, 300)
 REFUSALS = (429, 503)
-TIMEOUT = "timeout"
-UNSENT = "unsent"
 KNOWN = {*OK, *REFUSALS, TIMEOUT}  # all others are errors
-# Share of the p99 that the generator's own lateness may be before the p99 is in doubt as the server's.
-LATE_SHARE = 0.1
+MOST_QUERIES = 1_000_000  # of a trial: a minute's work for this generator
 LEAST_QUERIES = 20  # of a trial of a ramp, however low its rate
 FIRST_QUERIES = 20  # one after another, from which a ramp learns where to begin
-AT_ONCE_PER_S = 1e9  # a rate at which all are due at the start
 MOST_DOUBLED = 4096  # times its first rate, beyond which a ramp does not look
-TELL_S = 0.5  # between two words of progress
-
-
-class LoadTrial(TypedDict):
-    """One rate that was tried. Times are in milliseconds from the moment when a query was due, percentiles of the ok ones."""
-
-    rate_per_s: float
-    queries: int  # sent; fewer than asked for where the trial was cut short, as its bound was missed
-    seconds: float  # from the start to the last answer
-    p50_ms: float | None  # None: nothing was answered
-    p90_ms: float | None
-    p99_ms: float | None
-    held: NotRequired[bool]  # nothing was refused, failed or timed out, and p99 stayed under the bound
-    ok: int
-    refused: int  # 429 and 503
-    timeouts: int
-    errors: dict[str, int]  # by status or kind
-    answered_per_s: float  # ok ones
-    late_p50_ms: float  # of the generator
-    late_p99_ms: float
-    client_core_share: float  # of one core, that the generator used
-    connections: int  # opened
-    waited: int  # queries for which none was free, and none more was to be opened
-    resent: int  # queries whose connection the server had closed as idle
-    doubts: list[str]
-    latencies_ms: list[float]  # of ok queries, in order of their due moments
-    from_sent_ms: list[float]  # of the same, from the moment they were written: what a closed loop would say
-    refused_ms: list[float]
-    late_ms: list[float]
-
-
-class LoadedServer(TypedDict):
-    """What `ramp` finds out."""
-
-    bound_ms: float
-    rate_per_s: float  # the highest that held; 0: none that was tried
-    trials: list[LoadTrial]  # in order
-    doubts: list[str]  # of the rate found
-
-
-@dataclass(frozen=True)
-class Load:
-    """What became of the queries of one trial; times are in milliseconds."""
-
-    rate_per_s: float  # at which queries were due
-    queries: int  # sent
-    seconds: float  # from the start to the last answer
-    latencies_ms: tuple[float, ...]  # of ok (2xx) queries, from their due moments to the last byte, in order
-    from_sent_ms: tuple[float, ...]  # of the same, from the moment they were written
-    refused_ms: tuple[float, ...]  # of those answered 429 or 503, from their due moments
-    late_ms: tuple[float, ...]  # how long after its due moment the generator got to each query
-    timeouts: int
-    errors: dict[str, int]  # by status or kind
-    connections: int  # opened
-    waited: int  # queries for which no connection was free, and none more was to be opened
-    resent: int  # queries whose connection the server had closed as idle
-    client_core_share: float  # of one core, that the generator used
-    cut_short: bool = False  # the bound that was given was missed
-
-    def percentile_ms(self, percent: float) -> float | None:
-        """Of the latencies of ok queries; None when there are none."""
-        return float(np.percentile(self.latencies_ms, percent)) if self.latencies_ms else None
-
-    def late_percentile_ms(self, percent: float) -> float:
-        """Of the generator's own lateness."""
-        return float(np.percentile(self.late_ms, percent))
-
-    def held(self, bound_ms: float) -> bool:
-        """Whether nothing was refused, failed or timed out, and the p99 stayed under `bound_ms`."""
-        p99_ms = self.percentile_ms(99)
-        failed = len(self.refused_ms) + self.timeouts + sum(self.errors.values())
-        return not self.cut_short and not failed and p99_ms is not None and p99_ms < bound_ms
-
-    def doubts(self) -> list[str]:
-        """Reasons not to lean on the p99, one sentence each; empty when there are none."""
-        found = []
-        if 0 < len(self.latencies_ms) < SAMPLES_FOR_P99:
-            found.append(
-                f"p99 rests on {len(self.latencies_ms)} answers: below {SAMPLES_FOR_P99} it says little more than the slowest"
-            )
-        if self.resent:
-            found.append(
-                f"{self.resent} queries were sent again: the server closed their connections, idle until then, without an answer"
-            )
-        return found + self.client_doubts()
-
-    def client_doubts(self) -> list[str]:
-        """Signs that the client, and not the server, was the limit."""
-        found = []
-        late_ms, p99_ms = self.late_percentile_ms(99), self.percentile_ms(99)
-        if p99_ms is not None and late_ms > LATE_SHARE * p99_ms:
-            found.append(
-                f"the generator was late itself: by {late_ms:.3g} ms or more for one query in a hundred, where p99 is {p99_ms:.3g} ms; "
-                "the client may be the limit: give it cores of its own"
-            )
-        if self.waited:
-            found.append(
-                f"{self.waited} queries waited for a connection, all being in use, which counts; "
-                "allow more connections if real clients open more"
-            )
-        return found
-
-    def trial(self, bound_ms: float | None = None) -> LoadTrial:
-        """Everything as a JSON document, with `held` where there is a bound."""
-        p50_ms, p90_ms, p99_ms = (self.percentile_ms(percent) for percent in (50, 90, 99))
-        document = LoadTrial(
-            rate_per_s=self.rate_per_s,
-            queries=self.queries,
-            seconds=self.seconds,
-            p50_ms=p50_ms,
-            p90_ms=p90_ms,
-            p99_ms=p99_ms,
-            ok=len(self.latencies_ms),
-            refused=len(self.refused_ms),
-            timeouts=self.timeouts,
-            errors=self.errors,
-            answered_per_s=len(self.latencies_ms) / self.seconds,
-            late_p50_ms=self.late_percentile_ms(50),
-            late_p99_ms=self.late_percentile_ms(99),
-            client_core_share=self.client_core_share,
-            connections=self.connections,
-            waited=self.waited,
-            resent=self.resent,
-            doubts=self.doubts(),
-            latencies_ms=_rounded(self.latencies_ms),
-            from_sent_ms=_rounded(self.from_sent_ms),
-            refused_ms=_rounded(self.refused_ms),
-            late_ms=_rounded(self.late_ms),
-        )
-        if bound_ms is not None:
-            document["held"] = self.held(bound_ms)
-        return document
-
-
-def _rounded(times_ms: Sequence[float]) -> list[float]:
-    return [round(ms, 4) for ms in times_ms]
 
 
 def request_bodies(template: str, texts: Sequence[str]) -> list[bytes]:
@@ -233,26 +89,47 @@ def load(
             "each is needed above 0"
         )
     target = target_of(url, headers)
-    order = _drawn(len(requests), queries, seed)
+    whole = [target.request(body) for body in requests]
 
     def tell(done: int, count: int) -> None:
         if progress:
             progress(done, count, f"{rate_per_s:.4g}/s")
 
-    with asyncio.Runner(loop_factory=loop_on_time) as runner:
-        sending = _OpenLoop(
-            target,
-            [requests[i] for i in order],
-            due_s,
-            limit=connections,
-            timeout_s=timeout_s,
-            bound_ms=bound_ms,
-            tell=tell,
-        )
-        core_s, began_s = time.thread_time(), time.monotonic()
-        runner.run(sending.run())
-        core_s, spent_s = time.thread_time() - core_s, time.monotonic() - began_s
-    return sending.outcome(rate_per_s, core_s / spent_s)
+    began_s = time.monotonic()
+    driven = drive(
+        target,
+        [whole[i] for i in _drawn(len(requests), queries, seed)],
+        due_s=due_s,
+        connections=connections,
+        timeout_s=timeout_s,
+        bound_ms=bound_ms,
+        tell=tell,
+    )
+    return _load_of(driven, rate_per_s, driven.core_s / (time.monotonic() - began_s))
+
+
+def _load_of(driven: Driven, rate_per_s: float, core_share: float) -> Load:
+    became = driven.became
+    sent = [query for query, each in enumerate(became) if each != UNSENT]
+    ok = [query for query in sent if became[query] in OK]
+    refused = [query for query in sent if became[query] in REFUSALS]
+    latency_ms, from_sent_ms = (1000 * (driven.ended_s - began_s) for began_s in (driven.due_s, driven.sent_s))
+    return Load(
+        rate_per_s=rate_per_s,
+        queries=len(sent),
+        seconds=driven.seconds,
+        latencies_ms=tuple(latency_ms[ok].tolist()),
+        from_sent_ms=tuple(from_sent_ms[ok].tolist()),
+        refused_ms=tuple(latency_ms[refused].tolist()),
+        late_ms=tuple((1000 * driven.late_s[sent]).tolist()),
+        timeouts=driven.having(TIMEOUT),
+        errors=dict(Counter(str(became[query]) for query in sent if became[query] not in KNOWN)),
+        connections=driven.connections,
+        waited=driven.waited,
+        resent=driven.resent,
+        client_core_share=core_share,
+        cut_short=driven.cut_short,
+    )
 
 
 def ramp(
@@ -292,7 +169,7 @@ def ramp(
         nonlocal settled
         tried = send(
             rate_per_s=rate_per_s,
-            queries=queries or max(LEAST_QUERIES, round(rate_per_s * seconds)),
+            queries=queries or min(MOST_QUERIES, max(LEAST_QUERIES, round(rate_per_s * seconds))),
             connections=connections,
             seed=seed + len(loads),  # another trial of one rate meets other bursts
             bound_ms=bound_ms,
@@ -302,8 +179,10 @@ def ramp(
         loads.append(tried)
         return tried.held(bound_ms)
 
-    one_by_one = send(rate_per_s=AT_ONCE_PER_S, queries=FIRST_QUERIES, connections=1, seed=seed)
-    begin = 250 / float(np.median(one_by_one.from_sent_ms or [timeout_s * 1000]))
+    target = target_of(url, headers)
+    first = [target.request(requests[i]) for i in _drawn(len(requests), FIRST_QUERIES, seed)]
+    one_by_one_ms = drive(target, first, connections=1, timeout_s=timeout_s).latencies_ms
+    begin = 250 / (float(np.median(one_by_one_ms)) if len(one_by_one_ms) else timeout_s * 1000)
     found = highest_rate(try_rate, begin, MOST_DOUBLED * begin, tolerance)
     found = found or highest_rate(try_rate, begin / 16, begin, tolerance)
     return LoadedServer(
@@ -328,225 +207,3 @@ def _drawn(requests: int, queries: int, seed: int) -> list[int]:
     rounds = np.tile(np.arange(requests), (-(-queries // requests), 1))  # (rounds, requests)
     order: list[int] = np.random.default_rng([seed, 1]).permuted(rounds, axis=1).ravel()[:queries].tolist()
     return order
-
-
-class _OpenLoop:
-    """One trial under way: which queries are due, which wait for a connection, and what became of the others.
-
-    Queries are numbered in order of their due moments, which is also the order in which they time out.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        bodies: Sequence[bytes],
-        due_s: npt.NDArray[np.float64],
-        *,
-        limit: int,
-        timeout_s: float,
-        bound_ms: float | None,
-        tell: Callable[[int, int], None],
-    ) -> None:
-        self.target, self.bodies, self.limit, self.timeout_s, self.tell = target, bodies, limit, timeout_s, tell
-        self.count = len(bodies)
-        self.bound_s = None if bound_ms is None else bound_ms / 1000
-        # With one more slow query than this, the p99 (interpolated, as numpy has it) is above the bound.
-        self.slow_allowed = self.count - 1 - math.floor(0.99 * (self.count - 1))
-        self.due_s: list[float] = due_s.tolist()  # from the start; of the loop's clock once it has started
-        self.late_s, self.sent_s, self.ended_s = ([0.0] * self.count for _ in range(3))
-        self.became: list[int | str | None] = [None] * self.count  # a status or a kind of error
-        self.next = 0  # the first query that is not yet due
-        self.oldest = 0  # the first that may yet time out
-        self.left = self.count  # to be settled
-        self.slow = self.opened = self.waited = self.resent = 0
-        self.cut_short = False
-        self.waiting: deque[int] = deque()
-        self.free: list[Connection] = []
-        self.connections: set[Connection] = set()
-        self.opening: set[asyncio.Task[None]] = set()
-
-    async def run(self) -> None:
-        """Send everything, and wait for what becomes of it. Raises BadInput when not one connection can be made."""
-        self.loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[None] = self.loop.create_future()
-        self.address = (self.target.host, self.target.port)
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                await self._connect()
-        except OSError as error:
-            raise BadInput(
-                f"no connection to {self.target.host}:{self.target.port} ({_kind(error)}); no load was sent. Is it running?"
-            ) from error
-        self.start_s = self.loop.time()
-        self.due_s = [self.start_s + due_s for due_s in self.due_s]
-        self.loop.call_at(self.due_s[0], self._arrive)
-        self.loop.call_later(self.timeout_s, self._expire)
-        self.loop.call_later(TELL_S, self._tell)
-        try:
-            await self.done
-        finally:
-            self.waiting.clear()
-            for task in self.opening:
-                task.cancel()
-            for connection in self.connections:
-                connection.query = None
-                connection.drop("the trial is over")
-            while self.opening or self.connections:
-                await asyncio.sleep(0)
-
-    def outcome(self, rate_per_s: float, core_share: float) -> Load:
-        """What became of the queries, once all is done."""
-        sent = [query for query in range(self.next) if self.became[query] != UNSENT]
-        ok = [query for query in sent if self.became[query] in OK]
-        refused = [query for query in sent if self.became[query] in REFUSALS]
-        return Load(
-            rate_per_s=rate_per_s,
-            queries=len(sent),
-            seconds=max(self.ended_s) - self.start_s,
-            latencies_ms=tuple((self.ended_s[query] - self.due_s[query]) * 1000 for query in ok),
-            from_sent_ms=tuple((self.ended_s[query] - self.sent_s[query]) * 1000 for query in ok),
-            refused_ms=tuple((self.ended_s[query] - self.due_s[query]) * 1000 for query in refused),
-            late_ms=tuple(self.late_s[query] * 1000 for query in sent),
-            timeouts=sum(self.became[query] == TIMEOUT for query in sent),
-            errors=dict(Counter(str(became) for became in map(self.became.__getitem__, sent) if became not in KNOWN)),
-            connections=self.opened,
-            waited=self.waited,
-            resent=self.resent,
-            client_core_share=core_share,
-            cut_short=self.cut_short,
-        )
-
-    def _arrive(self) -> None:
-        """Send what is due, or let it wait for a connection."""
-        while self.next < self.count and (now_s := self.loop.time()) >= self.due_s[self.next]:
-            query = self.next
-            self.next += 1
-            self.late_s[query] = now_s - self.due_s[query]
-            if self.free:
-                self._send(self.free.pop(), query)
-                continue
-            self.waiting.append(query)
-            if len(self.connections) + len(self.opening) < self.limit:
-                self._open_another()
-            else:
-                self.waited += 1
-        if self.next < self.count:
-            self.loop.call_at(self.due_s[self.next], self._arrive)
-
-    def _send(self, connection: Connection, query: int) -> None:
-        self.sent_s[query] = self.loop.time()
-        connection.send(query, self.target.request(self.bodies[query]))
-
-    def _use(self, connection: Connection) -> None:
-        if self.waiting:
-            self._send(connection, self.waiting.popleft())
-        else:
-            self.free.append(connection)
-
-    def _answered(self, connection: Connection, status: int) -> None:
-        if connection.query is None:  # an answer that nobody asked for
-            connection.drop("not HTTP")
-            return
-        self._settle(connection.query, status)
-        connection.query = None
-        if connection.open:
-            self._use(connection)
-
-    def _lost(self, connection: Connection, how: str) -> None:
-        self.connections.discard(connection)
-        if connection in self.free:
-            self.free.remove(connection)
-        if connection.query is not None and connection.answers and not connection.begun:
-            # Closed as idle while the query was on its way to it; every client sends such a query again.
-            self.waiting.appendleft(connection.query)
-            self.resent += 1
-        elif connection.query is not None:
-            self._settle(connection.query, how)
-        self._open_for_the_waiting()
-
-    async def _connect(self) -> None:
-        _, connection = await self.loop.create_connection(
-            lambda: Connection(self._answered, self._lost),
-            *self.address,
-            ssl=self.target.tls,
-            server_hostname=self.target.host if self.target.tls else None,
-        )
-        self.opened += 1
-        if not connection.open:
-            raise ConnectionResetError
-        self.address = connection.transport.get_extra_info("peername")[:2]  # so that no name is looked up again
-        self.connections.add(connection)
-        self._use(connection)
-
-    def _open_another(self) -> None:
-        task = self.loop.create_task(self._open())
-        self.opening.add(task)
-        task.add_done_callback(self._opening_ended)
-
-    def _opening_ended(self, task: asyncio.Task[None]) -> None:
-        self.opening.discard(task)
-        if not task.cancelled():
-            self._open_for_the_waiting()
-
-    def _open_for_the_waiting(self) -> None:
-        while len(self.opening) < len(self.waiting) and len(self.connections) + len(self.opening) < self.limit:
-            self._open_another()
-
-    async def _open(self) -> None:
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                await self._connect()
-        except TimeoutError:
-            pass  # whoever waited for it has timed out too
-        except OSError as error:
-            if self.waiting:
-                self._settle(self.waiting.popleft(), _kind(error))
-
-    def _settle(self, query: int, became: int | str) -> None:
-        self.became[query] = became
-        self.ended_s[query] = self.loop.time()
-        self.left -= 1
-        if self.bound_s is not None and not self.cut_short:
-            self.slow += self.ended_s[query] - self.due_s[query] > self.bound_s
-            if became not in OK or self.slow > self.slow_allowed:
-                self._cut_short()
-        if not self.left and not self.done.done():
-            self.done.set_result(None)
-
-    def _cut_short(self) -> None:
-        """Send nothing more; what is under way is waited for, so that it does not burden the next trial."""
-        self.cut_short = True
-        self.left -= self.count - self.next + len(self.waiting)
-        self.count = self.next
-        for query in self.waiting:
-            self.became[query] = UNSENT
-        self.waiting.clear()
-
-    def _expire(self) -> None:
-        """Give up what was due `timeout_s` ago."""
-        now_s = self.loop.time()
-        while self.oldest < self.next:
-            if self.became[self.oldest] is None:
-                if self.due_s[self.oldest] + self.timeout_s > now_s:
-                    break
-                self._give_up(self.oldest)
-            self.oldest += 1
-        from_s = self.due_s[self.oldest] if self.oldest < self.next else now_s
-        self.loop.call_at(from_s + self.timeout_s, self._expire)
-
-    def _give_up(self, query: int) -> None:
-        if query in self.waiting:
-            self.waiting.remove(query)
-        for connection in self.connections:
-            if connection.query == query:
-                connection.query = None
-                connection.drop("given up")
-        self._settle(query, TIMEOUT)
-
-    def _tell(self) -> None:
-        self.tell(self.count - self.left, self.count)
-        self.loop.call_later(TELL_S, self._tell)
-
-
-def _kind(error: OSError) -> str:
-    return f"no connection: {error.strerror or type(error).__name__}"

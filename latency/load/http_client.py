@@ -63,16 +63,26 @@ def target_of(url: str, headers: Mapping[str, str] | None = None) -> Target:
         raise BadInput(f"{url!r} is no URL of http or https; give one such as http://127.0.0.1:8000/v1/entities")
     if "@" in parts.netloc:
         raise BadInput("the URL holds a name or a password, which reports would show; send an Authorization header")
+    check_headers(headers or {})
     for name, value in (headers or {}).items():
-        if not (HEADER_NAME.fullmatch(name) and HEADER_VALUE.fullmatch(value)) or name.lower() in NOT_TO_BE_GIVEN:
-            raise BadInput(
-                f"the header {name!r} cannot be sent: it is not a name and one line of Latin-1, or is set here "
-                f"({', '.join(sorted(NOT_TO_BE_GIVEN))})"
-            )
         sent = {other: kept for other, kept in sent.items() if other.lower() != name.lower()} | {name: value}
     path = quote(parts.path or "/", safe=SAFE) + (f"?{quote(parts.query, safe=SAFE + '?')}" if parts.query else "")
     tls = ssl.create_default_context() if parts.scheme == "https" else None
     return Target(host, port or (443 if tls else 80), tls, path, sent)
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Nothing, when all of `headers` can be sent. Raises BadInput with the names of those that cannot."""
+    wrong = [
+        repr(name)
+        for name, value in headers.items()
+        if not (HEADER_NAME.fullmatch(name) and HEADER_VALUE.fullmatch(value)) or name.lower() in NOT_TO_BE_GIVEN
+    ]
+    if wrong:
+        raise BadInput(
+            f"the header {', '.join(wrong)} cannot be sent: it is not a name and one line of Latin-1, or is set here "
+            f"({', '.join(sorted(NOT_TO_BE_GIVEN))})"
+        )
 
 
 def probe(target: Target, body: bytes, timeout_s: float) -> None:
@@ -171,6 +181,18 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:  # noqa: D102
         if self._status >= 200:  # others only announce an answer
             self._complete, self._stays = True, self._parser.should_keep_alive()
+
+
+class KeepingConnection(Connection):
+    """One that also keeps the `body` of its last answer."""
+
+    def send(self, query: int, request: bytes) -> None:
+        """Carry `query`."""
+        self.body = bytearray()
+        super().send(query, request)
+
+    def on_body(self, part: bytes) -> None:  # noqa: D102 - as httptools says
+        self.body += part
 
 
 def loop_on_time() -> asyncio.AbstractEventLoop:

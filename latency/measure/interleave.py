@@ -294,10 +294,18 @@ class Worker:
         """One pass over the first `count` texts."""
         return cast(OfflineTurn, self.ask("offline", count=count, batch_tokens=batch_tokens))
 
-    def serve(self, at_s: Sequence[float], chosen: Sequence[int], *, most: int, give_up_s: float) -> ServerTurn:
-        """The chosen texts, arriving at given moments."""
-        given = {"at_s": list(at_s), "chosen": list(chosen), "most": most, "give_up_s": give_up_s}
-        return cast(ServerTurn, self.ask("serve", **given))
+    def serve(
+        self, at_s: Sequence[float], chosen: Sequence[int], *, most: int, bound_s: float, late_allowed: int
+    ) -> ServerTurn:
+        """The chosen texts, arriving at given moments, until more than `late_allowed` are later than `bound_s`."""
+        self._send(
+            {
+                "command": "serve", "at_s": list(at_s), "chosen": list(chosen), "most": most, "bound_s": bound_s,
+                "late_allowed": late_allowed,
+            }
+        )  # fmt: skip
+        last_s = at_s[-1]  # a worker that waits for it does not hang
+        return cast(ServerTurn, self.receive(last_s + REPLY_TIMEOUT_S))
 
     def memory(self) -> dict[str, int | None]:
         """Resident bytes of the worker's process now and at its peak, None where the system does not tell."""
@@ -312,10 +320,14 @@ class Worker:
         self._send({"command": command, **given})
         return self.receive()
 
-    def receive(self) -> object:
-        """The worker's next answer. Raises BadInput for one that reports an error, InternalError when there is none."""
+    def receive(self, timeout_s: float | None = None) -> object:
+        """The worker's next answer, within `timeout_s` (REPLY_TIMEOUT_S).
+
+        Raises BadInput for one that reports an error, InternalError when there is none.
+        """
         assert self.process.stdout
-        hung = threading.Timer(REPLY_TIMEOUT_S, self.process.kill)  # ends the read below
+        timeout_s = REPLY_TIMEOUT_S if timeout_s is None else timeout_s
+        hung = threading.Timer(timeout_s, self.process.kill)  # ends the read below
         hung.start()
         try:
             line = self.process.stdout.readline()
@@ -325,7 +337,7 @@ class Worker:
             status = self.process.wait()
             raise InternalError(
                 f"the process that timed {self.candidate.name!r} ended with status {status} "
-                f"(or took over {REPLY_TIMEOUT_S:.0f} s and was ended). Its last words:\n{self.last_words()}"
+                f"(or took over {timeout_s:.0f} s and was ended). Its last words:\n{self.last_words()}"
             )
         reply: object = json.loads(line)
         if isinstance(reply, dict) and "error" in reply:

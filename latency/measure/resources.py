@@ -1,6 +1,5 @@
 """What this process and its machine use while a model runs: memory, energy, clock. What the system does not tell is None."""
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,20 +82,6 @@ def joules_between(before: Mapping[str, EnergyCounter], after: Mapping[str, Ener
         spent_uj = end.energy_uj - before[domain].energy_uj
         microjoules += spent_uj if spent_uj >= 0 else spent_uj + end.range_uj
     return microjoules / 1e6
-
-
-def clock_mhz(cpus: Path = CPUS, cpuinfo: Path = Path("/proc/cpuinfo")) -> float | None:
-    """Present clock, the mean over the cores that this process may use (over all, where only /proc/cpuinfo tells).
-
-    A virtual machine often tells its nominal clock whatever the real one is.
-    """
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    read_khz = [_number(cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq") for core in cores]
-    clocks_mhz = [khz / 1000 for khz in read_khz if khz is not None]
-    if not clocks_mhz:
-        lines = (line.partition(":") for line in _text(cpuinfo).splitlines())
-        clocks_mhz = [float(value) for key, _, value in lines if key.strip() == "cpu MHz"]
-    return sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None
 
 
 def _fields(file: Path) -> dict[str, str]:

@@ -78,7 +78,7 @@ class Trial(TypedDict):
     """One rate of arrivals that was tried."""
 
     rate_per_s: float
-    queries: int
+    queries: int  # answered; fewer than arrived where the trial was cut short, as its bound was missed
     p50_ms: float  # from the intended moment of arrival
     p99_ms: float
     held: bool  # p99 stayed under the bound
@@ -261,3 +261,4 @@ class ProfileDocument(TypedDict):
     regression: NotRequired[list[RegressionRow]]
     command: NotRequired[str]  # how to take these figures again
     warnings: NotRequired[list[str]]
+    left_out: NotRequired[list[str]]  # what is not installed for ways to run that were asked for, and how to get it

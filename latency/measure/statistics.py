@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,18 +28,6 @@ RESAMPLES = 400
 PROCESS_LUCK = 0.003
 # Cores' worth of work by others (or taken by the hypervisor) from which a timing is no longer the candidate's own.
 OTHER_LOAD_CORES = 0.10
-
-
-class MeasurementDocument(TypedDict):
-    """`Measurement` as JSON."""
-
-    candidate: str
-    batch: int
-    tokens: int | None
-    samples_ms: list[float]
-    warmup: int
-    conditions: dict[str, Condition]
-    turn_sizes: list[int]
 
 
 @dataclass(frozen=True)
@@ -140,34 +128,6 @@ class Measurement:
             if abs(drift - 1) > DRIFT:
                 found.append(f"drifted: calls of the last third took {drift:.2f} times those of the first")
         return found
-
-    def to_json(self) -> MeasurementDocument:
-        """Everything measured, nothing derived; `from_json` reads it back."""
-        return MeasurementDocument(
-            candidate=self.candidate,
-            batch=self.batch,
-            tokens=self.tokens,
-            samples_ms=list(self.samples_ms),
-            warmup=self.warmup,
-            conditions=dict(self.conditions),
-            turn_sizes=list(self.turn_sizes),
-        )
-
-    @classmethod
-    def from_json(cls, document: MeasurementDocument) -> "Measurement":
-        """The measurement that `to_json` wrote. Raises BadInput when a key is missing."""
-        missing = sorted(MeasurementDocument.__required_keys__ - document.keys())
-        if missing:
-            raise BadInput(f"a measurement without {', '.join(missing)}; take one that `Measurement.to_json` wrote")
-        return cls(
-            candidate=document["candidate"],
-            batch=document["batch"],
-            tokens=document["tokens"],
-            samples_ms=tuple(document["samples_ms"]),
-            warmup=document["warmup"],
-            conditions=dict(document["conditions"]),
-            turn_sizes=tuple(document["turn_sizes"]),
-        )
 
 
 class Ratio(NamedTuple):

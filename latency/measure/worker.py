@@ -6,7 +6,7 @@
     {"command": "run", "work": name, "seconds", "least", "most"}        rows of token ids -> `TimedTurn`
     {"command": "stream", "chosen": [index of text], "passes"}          one text at a time -> `StreamTurn`
     {"command": "offline", "count", "batch_tokens"}             the first texts, short with short -> `OfflineTurn`
-    {"command": "serve", "at_s", "chosen", "most", "give_up_s"}         texts arrive at given moments -> `ServerTurn`
+    {"command": "serve", "at_s", "chosen", "most", "bound_s", "late_allowed"}  texts arrive at given moments -> `ServerTurn`
     {"command": "operators", "input_ids"}                               -> `latency.measure.result_document.Operators`
     {"command": "memory"}                                               -> {"steady_bytes", "peak_bytes"}, or nulls
     {"command": "quit"}, or the end of the input, which means that the parent has died
@@ -86,7 +86,7 @@ class ServerTurn(TypedDict):
     """Texts that arrived whether or not the ones before were answered."""
 
     latencies_ms: list[float]  # from the intended moment, in the order of arrival
-    unanswered: int  # when the backlog was given up
+    cut_short: bool  # too many were late for the bound to be kept: what came after was not answered
 
 
 class Ready:
@@ -240,26 +240,29 @@ def _offline(ready: Ready, request: Mapping[str, Any]) -> OfflineTurn:
 def _serve(ready: Ready, request: Mapping[str, Any]) -> ServerTurn:
     """Answers texts that arrive at given moments: whatever waits is taken together, up to `most` texts.
 
-    Latency counts from the intended moment of arrival, however late this process came to it.
+    Latency counts from the intended moment of arrival, however late this process came to it. It ends when more answers were later
+    than `bound_s` than `late_allowed` says.
     """
     at_s, chosen, most = request["at_s"], request["chosen"], request["most"]
     end_to_end = ready.answers()
     latencies_ms: list[float] = []
+    late = 0
     with _undisturbed():
         start_s = time.perf_counter()
         while len(latencies_ms) < len(at_s):
             first = len(latencies_ms)
             _wait_until(start_s + at_s[first])
             now_s = time.perf_counter() - start_s
-            if now_s - at_s[first] > request["give_up_s"]:
-                break
             due = first + 1
             while due < min(len(at_s), first + most) and at_s[due] <= now_s:
                 due += 1
             end_to_end.many([ready.texts[i] for i in chosen[first:due]], batch_tokens=sys.maxsize)
             done_s = time.perf_counter() - start_s
             latencies_ms += [round(1e3 * (done_s - at), 4) for at in at_s[first:due]]
-    return ServerTurn(latencies_ms=latencies_ms, unanswered=len(at_s) - len(latencies_ms))
+            late += sum(done_s - at > request["bound_s"] for at in at_s[first:due])
+            if late > request["late_allowed"]:
+                break
+    return ServerTurn(latencies_ms=latencies_ms, cut_short=late > request["late_allowed"])
 
 
 def _wait_until(moment_s: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from latency.load.arrivals import highest_rate, poisson_s
+from latency.load.arrivals import highest_rate, late_allowed, poisson_s
 from latency.measure.interleave import Log, Patience, Progress, Worker, measurement_of, take_turns
 from latency.measure.result_document import Offline, Server, SingleStream, Trial
 from latency.measure.statistics import Measurement, paired_ratio, ratio
@@ -20,9 +20,10 @@ OFFLINE_PASS_S = 3.0  # what the slowest candidate's pass over the texts may tak
 OFFLINE_LEAST_TEXTS = 64
 BATCH_TOKENS = (256, 1024, 4096)  # budgets of a batch, of which each candidate gets the one that suits it
 SERVER_TRIALS = 7  # of one candidate, about
-SERVER_QUERIES = (100, 4000)  # of a trial, at least and at most
+SERVER_QUERIES = (100, 4000)  # of a trial, at least and at most; fewer only where
+TRIAL_S = 30.0  # a model is so slow that the least of them would take longer than this, and never fewer than
+LEAST_QUERIES = 20
 TAKEN_TOGETHER = 32  # of the texts that wait, at the most, as a server that batches would
-GIVE_UP = 10.0  # times the bound: a backlog this late does not come back
 SOUGHT = (0.1, 1.2)  # shares of the offline rate between which the highest rate is sought
 
 
@@ -131,31 +132,30 @@ def server(
     """The highest rate of arrivals at which the candidate's p99 stays within `bound_ms`, and every rate that was tried.
 
     One process answers, and takes together what waits; a trial lasts a seventh of `seconds`, longer only for its hundred
-    queries. Rates are sought between a tenth of the offline rate and a little above it. Candidates do not take turns here:
-    compare rates that are far apart.
+    queries (twenty of a slow model), and ends as soon as its p99 can no longer keep the bound. Rates are sought between a
+    tenth of the offline rate and a little above it. Candidates do not take turns here: compare rates that are far apart.
     """
     trials: list[Trial] = []
     rng = np.random.default_rng(seed)
 
     def holds(rate_per_s: float) -> bool:
-        queries = int(np.clip(seconds / SERVER_TRIALS * rate_per_s, *SERVER_QUERIES))
+        queries = trial_queries(rate_per_s, seconds / SERVER_TRIALS)
         at_s = poisson_s(rate_per_s, queries, int(rng.integers(2**31)))
         turn = worker.serve(
             at_s.tolist(),
             rng.integers(texts, size=queries).tolist(),
             most=TAKEN_TOGETHER,
-            give_up_s=GIVE_UP * bound_ms / 1e3,
+            bound_s=bound_ms / 1e3,
+            late_allowed=late_allowed(queries),
         )
-        # What was not answered when the backlog was given up was at least that late.
-        latencies_ms = [*turn["latencies_ms"], *[GIVE_UP * bound_ms] * turn["unanswered"]]
-        p50_ms, p99_ms = np.percentile(latencies_ms, [50, 99])
+        p50_ms, p99_ms = np.percentile(turn["latencies_ms"], [50, 99])
         trials.append(
             Trial(
                 rate_per_s=round(rate_per_s, 2),
-                queries=queries,
+                queries=len(turn["latencies_ms"]),
                 p50_ms=round(float(p50_ms), 4),
                 p99_ms=round(float(p99_ms), 4),
-                held=bool(p99_ms <= bound_ms),
+                held=bool(p99_ms <= bound_ms and not turn["cut_short"]),
                 latencies_ms=turn["latencies_ms"],
             )
         )
@@ -163,3 +163,10 @@ def server(
 
     found = highest_rate(holds, SOUGHT[0] * offline_texts_per_s, SOUGHT[1] * offline_texts_per_s)
     return Server(bound_ms=bound_ms, rate_per_s=round(found, 2), trials=trials)
+
+
+def trial_queries(rate_per_s: float, seconds: float) -> int:
+    """How many queries a trial of about `seconds` has: enough for a p99 where that does not take too long."""
+    fewest, most = SERVER_QUERIES
+    fewest = max(LEAST_QUERIES, min(fewest, int(TRIAL_S * rate_per_s)))
+    return min(most, max(fewest, int(seconds * rate_per_s)))

@@ -80,12 +80,6 @@ def ways(cores: int) -> list[Way]:
     return [(threads, processes) for threads in sizes for processes in sizes if threads * processes <= cores]
 
 
-def best(rows: Sequence[SweepRow]) -> tuple[SweepRow, SweepRow]:
-    """The way to spend the cores that answers one caller soonest (p50 of one process), and that answers most texts."""
-    alone = [row for row in rows if row["processes"] == 1]
-    return min(alone, key=lambda row: row["p50_ms"]), max(rows, key=lambda row: row["texts_per_s"])
-
-
 class DrivenTurn(NamedTuple):
     """One worker's calls on end; times in seconds of this process's clock."""
 

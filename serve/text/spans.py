@@ -51,16 +51,6 @@ class Word(NamedTuple):
     last_token: int
 
 
-def word_starts(text: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int | None]) -> np.ndarray:
-    """Which tokens begin a word: bool, shape (tokens,). Training labels exactly these; their tags are the words' tags.
-
-    `offsets` and `word_ids` are the tokenizer's, one per token; `word_ids` is None at special tokens.
-    """
-    starts = np.zeros(len(offsets), dtype=np.bool_)
-    starts[[word.first_token for word in words(text, offsets, word_ids)]] = True
-    return starts
-
-
 def words(text: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int | None]) -> list[Word]:
     """The words of `text` as its tokens show them, in order and never overlapping, by rules that no tokenizer changes.
 

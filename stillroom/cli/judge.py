@@ -48,23 +48,20 @@ def profile(models: tuple[Path, ...], settings: Profiling) -> Document:
     MODELS are bundles, checkpoint folders and .onnx files; the first is compared with. Candidates take turns, each in a process
     of its own, until their ratios are known closely or the time is up.
     """
-    from stillroom.commands.profile.run import profile_models, profile_paper, write_profile
+    from stillroom.commands.profile.run import profile_models, profile_paper
 
     out = Path(settings.out) if settings.out else None
     _refuse_unless_ours(out, PROFILE_FILES)
     if settings.paper and (models or settings.against):
         raise BadInput("--paper makes its own models; leave MODEL and --against out.")
-    work = out and out.with_name(f"{out.name}.work")
-    measured = (
-        profile_paper(settings)
-        if settings.paper
-        else profile_models(models, settings, work=work, against=settings.against)
-    )
-    document: Document = {**measured, "command": " ".join(["stillroom", *map(shlex.quote, sys.argv[1:])])}
+    command = " ".join(["stillroom", *map(shlex.quote, sys.argv[1:])])
+    if settings.paper:
+        document = profile_paper(settings, out=out, command=command)
+    else:
+        document = profile_models(models, settings, out=out, against=settings.against, command=command)
     if out:
-        write_profile(out, document)  # type: ignore[arg-type]
         say(f"Report  {out / 'report.html'}")
-    return document
+    return dict(document)
 
 
 def show_profile(document: Document) -> None:
@@ -105,11 +102,7 @@ def load(url: str, settings: Loading) -> Document:
 
     out = Path(settings.out) if settings.out else None
     _refuse_unless_ours(out, LOAD_FILES)
-    s = settings
-    document = loading.load(
-        url, s.data, rate=s.rate, bound_ms=s.bound_ms, queries=s.queries, seconds=s.seconds, template=s.template,
-        headers=s.headers, connections=s.connections, timeout=s.timeout, seed=s.seed,
-    )  # fmt: skip
+    document = loading.load(url, settings)
     if out:
         loading.write(out, document)
     return document

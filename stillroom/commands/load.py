@@ -1,90 +1,104 @@
 """The verb `load`: real texts against a running server, at one rate or at the highest that it bears."""
 
 import json
-import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compress.data.columns import Columns
+from compress.data.columns import columns_of
 from compress.data.texts import read_texts
-from latency.load.generator import OUR_TEMPLATE, LoadTrial, ramp, request_bodies
+from compress.input_errors import Faults
+from latency.load.generator import MOST_QUERIES, ramp, request_bodies
 from latency.load.generator import load as send
-from latency.load.http_client import probe, target_of
+from latency.load.http_client import Target, check_headers, probe, target_of
+from latency.load.trial import LoadTrial
 from latency.measure.machine import machine_facts
-from serve.errors import BadInput
 from stillroom.console import bar
+from stillroom.report.run_page import write_page
+from stillroom.settings.load import Loading
 
 COLUMNS = ["rate/s", "p50 ms", "p90 ms", "p99 ms", "ok", "refused", "errors", "timeouts", "late p99 ms", "held"]
 
 
-def load(
-    url: str,
-    data: Path | str,
-    *,
-    rate: float | None = None,
-    bound_ms: float | None = None,
-    queries: int | None = None,
-    seconds: float | None = None,
-    template: str = OUR_TEMPLATE,
-    headers: Sequence[str] = (),
-    connections: int = 256,
-    timeout: float = 10.0,
-    seed: int = 0,
-    text_column: str = "",
-) -> dict[str, Any]:
-    """Load the server at `url` with the texts of `data`, which come whether or not earlier ones are answered.
+def load(url: str, settings: Loading) -> dict[str, Any]:
+    """Load the server at `url` with the texts of a file, which come whether or not earlier ones are answered.
 
-    With `rate` one trial at so many queries a second; otherwise the highest rate whose p99 stays under `bound_ms` (50) while
-    nothing is refused or fails. A trial has `seconds` (10) of arrivals, or `queries` of them. A body is `template` with a
-    text for its string "TEXT"; `headers` are of the form "Name: value"; `timeout` is in seconds; `text_column` is what `data`
-    calls the text. Returns the document that `stillroom load --json` prints.
+    With a rate one trial at so many queries a second; otherwise the highest rate whose p99 stays under the bound while
+    nothing is refused or fails. Returns the document that `stillroom load --json` prints.
 
     Raises:
-        BadInput: the file, the template or a number cannot be used, or a first request is not answered with 2xx.
+        BadInput: the URL, the file, the template or numbers cannot be used, all of it in one message; or a first request is
+            not answered with 2xx.
     """
-    if rate is not None and bound_ms is not None:
-        raise BadInput("--rate is tried as it is, and --bound-ms is searched a rate for; give one of them.")
-    if queries is not None and seconds is not None:
-        raise BadInput("--queries and --seconds both say how long a trial is; give one of them.")
-    numbers = {
-        "rate": rate, "bound-ms": bound_ms, "queries": queries, "seconds": seconds, "connections": connections,
-        "timeout": timeout,
-    }  # fmt: skip
-    if wrong := [f"--{name} is {n:g}" for name, n in numbers.items() if n is not None and not 0 < n < math.inf]:
-        raise BadInput(f"{'; '.join(wrong)}: a number above 0 is needed.")
-    seconds = seconds or 10.0
-    sent_headers = _headers(headers)
-    target = target_of(url, sent_headers)
-    texts = read_texts(Path(data), Columns(text=text_column or "text"))
-    bodies = request_bodies(template, texts)
-    probe(target, bodies[0], timeout)
+    machine = machine_facts()  # of the client, before any work of ours
+    target, texts, bodies = _checked(url, settings)
+    probe(target, bodies[0], settings.timeout)
     document: dict[str, Any] = {
         "url": url,
-        "machine": machine_facts(),  # of the client, before the load
+        "machine": machine,
         "conditions": {
-            "texts": len(texts), "template": template, "connections": connections, "timeout_s": timeout, "seed": seed,
+            "texts": len(texts), "template": settings.template, "connections": settings.connections,
+            "timeout_s": settings.timeout, "seed": settings.seed,
         },
     }  # fmt: skip
     with bar("load", draws_per_s=1) as shown:  # a drawing makes queries late
-        if rate is None:
-            found = ramp(
-                url, bodies, bound_ms=bound_ms or 50.0, seconds=seconds, queries=queries, connections=connections,
-                timeout_s=timeout, headers=sent_headers, seed=seed, progress=shown,
-            )  # fmt: skip
+        how: dict[str, Any] = {
+            "connections": settings.connections, "timeout_s": settings.timeout, "headers": _headers(settings),
+            "seed": settings.seed, "progress": shown,
+        }  # fmt: skip
+        if settings.rate is None:
+            bound_ms, seconds = settings.bound_ms or 50.0, _trial_seconds(settings)
+            found = ramp(url, bodies, bound_ms=bound_ms, seconds=seconds, queries=settings.queries, **how)
             return document | found
-        tried = send(
-            url, bodies, rate_per_s=rate, queries=queries or max(1, round(rate * seconds)), connections=connections,
-            timeout_s=timeout, headers=sent_headers, seed=seed, progress=shown,
-        )  # fmt: skip
-    return document | {"rate_per_s": rate, "trials": [tried.trial()], "doubts": tried.doubts()}
+        tried = send(url, bodies, rate_per_s=settings.rate, queries=_first_queries(settings), **how)
+    return document | {"rate_per_s": settings.rate, "trials": [tried.trial()], "doubts": tried.doubts()}
 
 
-def _headers(given: Sequence[str]) -> dict[str, str]:
-    parted = [header.partition(":") for header in given]
-    if unclear := [header for header, (_, colon, _) in zip(given, parted, strict=True) if not colon]:
-        raise BadInput(f'--header {unclear[0]!r} has no colon; give one as "Name: value".')
-    return {name.strip(): value.strip() for name, _, value in parted}
+def _checked(url: str, settings: Loading) -> tuple[Target, list[str], list[bytes]]:
+    """Where the load goes, its texts, and a request for each. BadInput names all that is wrong."""
+    faults = Faults()
+    faults.messages += _faults(settings)
+    faults.check(partial(check_headers, _headers(settings)))
+    target = faults.check(partial(target_of, url))
+    texts = faults.check(partial(read_texts, Path(settings.data), columns_of(settings))) or []
+    bodies = faults.check(partial(request_bodies, settings.template, texts)) or []
+    faults.raise_if_any()
+    assert target is not None
+    return target_of(url, _headers(settings)), texts, bodies
+
+
+def _faults(settings: Loading) -> list[str]:
+    """Which settings do not go together, a sentence each."""
+    found = []
+    if settings.rate is not None and settings.bound_ms is not None:
+        found.append("--rate is tried as it is, and --bound-ms is searched a rate for; give one of them.")
+    if settings.queries is not None and settings.seconds is not None:
+        found.append("--queries and --seconds both say how long a trial is; give one of them.")
+    if _first_queries(settings) > MOST_QUERIES:
+        found.append(
+            f"a trial would have {_first_queries(settings):,} queries; {MOST_QUERIES:,} at most are kept. Give a lower --rate, or a "
+            "shorter trial."
+        )
+    if unclear := [repr(header) for header in settings.headers if ":" not in header]:
+        found.append(f'--header {", ".join(unclear)} has no colon; give each as "Name: value".')
+    return found
+
+
+def _trial_seconds(settings: Loading) -> float:
+    """Of arrivals, of a trial that is not of so many queries."""
+    return 10.0 if settings.seconds is None else settings.seconds
+
+
+def _first_queries(settings: Loading) -> int:
+    """How many queries are known to be sent: those of a trial at the rate that was given."""
+    return settings.queries or max(1, round((settings.rate or 0.0) * _trial_seconds(settings)))
+
+
+def _headers(settings: Loading) -> dict[str, str]:
+    """The headers by name."""
+    parted = [header.partition(":") for header in settings.headers]
+    return {name.strip(): value.strip() for name, colon, value in parted if colon}
 
 
 def rows(trials: Sequence[LoadTrial]) -> list[list[str]]:
@@ -121,10 +135,10 @@ def sentence(document: dict[str, Any]) -> str:
 
 
 def write(out: Path, document: dict[str, Any]) -> None:
-    """`document` with all raw samples as load.json in the folder `out`, and its table as table.md."""
+    """`document` with all raw samples as load.json in the folder `out`, and its table as table.md, each in one step."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "load.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    write_page(out / "load.json", json.dumps(document, indent=1))
     lines = [COLUMNS, ["---:"] * len(COLUMNS), *rows(document["trials"])]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     doubts = "".join(f"- {doubt}\n" for doubt in document["doubts"])
-    (out / "table.md").write_text(f"{sentence(document)}\n\n{table}\n{doubts}", encoding="utf-8")
+    write_page(out / "table.md", f"{sentence(document)}\n\n{table}\n{doubts}")

@@ -10,7 +10,7 @@ from latency.measure.machine import MachineFacts, machine_line
 from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import canonical_json
 from stillroom.report.drawings import Interval, curve, intervals
-from stillroom.report.latency_table import PAIRED, doubts_in_short, grid_charts, grid_table, grid_tables
+from stillroom.report.latency_table import PAIRED, doubts_in_short, grid_charts, grid_tables
 from stillroom.report.markup import (
     Cell,
     Markup,
@@ -23,7 +23,6 @@ from stillroom.report.markup import (
     folded_if_long,
     interval,
     joined,
-    markdown,
     number,
     score,
     size,
@@ -147,11 +146,6 @@ def write_page(path: Path, page: str) -> None:
 def page_bytes(page: str) -> bytes:
     """The HTML `page` as it stands in a file: UTF-8, with a reference for what that cannot hold."""
     return page.encode("utf-8", errors="xmlcharrefreplace")
-
-
-def markdown_table(profile_document: ProfileDocument) -> str:
-    """The latency table in Markdown: a row per candidate and workload, with its speed relative to the reference."""
-    return markdown(*grid_table(profile_document, profile_document["candidates"], with_shape=True))
 
 
 def report_page(report: Report) -> str:

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
+from compress.settings import TextColumn
 from serve.options import check, setting
 
 WHAT, SEARCH, CLIENT = "What to send", "Rate and duration", "Client"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading:
+class Loading(TextColumn):
     """What is sent to a running server, and how often."""
 
     data: str = setting(help="A file of text, as real queries are.", metavar="FILE", panel=WHAT)
@@ -31,7 +32,7 @@ class Loading:
     queries: int | None = setting(None, help="Of each trial, in place of --seconds.", at_least=1, panel=SEARCH)
     seconds: float | None = setting(None, help="Of arrivals, each trial.", above=0, shown="10", panel=SEARCH)
     connections: int = setting(
-        256, help="Open at once at most; queries beyond wait, which counts.", at_least=1, panel=CLIENT
+        256, help="Open at once at most; queries beyond wait, which counts.", at_least=1, at_most=60_000, panel=CLIENT
     )
     timeout: float = setting(10.0, help="Seconds after which a query is given up.", above=0, panel=CLIENT)
     seed: int = setting(0, help="Fixes the moments of arrival and the order of the texts.", at_least=0, panel=CLIENT)

@@ -25,7 +25,9 @@ class Profiling(RowColumns):
     out: str = setting(
         "", help="Folder for report.html, report.json and table.md; graphs stay in OUT.work.", panel=WHAT
     )
-    device: tuple[Device, ...] = setting(("cpu",), help="Where models run.", panel=WHAT)
+    device: tuple[Device, ...] = setting(
+        (), help="Where models run.", shown="cpu, and cuda where a runtime needs it", panel=WHAT
+    )
     runtimes: tuple[Runtime, ...] = setting(
         (), help="In what they run.", shown="what each model pins; torch and onnxruntime for checkpoints", panel=WHAT
     )

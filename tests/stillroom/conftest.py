@@ -1,17 +1,21 @@
 """Profiles of small models, each made once."""
 
+import io
 import json
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
-from lookup_bundles import INTENTS, intent_table, write_bundle, write_tokenizer
+from lookup_bundles import INTENTS, intent_table, write_bundle, write_manifest, write_tokenizer
 from small_profiles import CONFIG, TASK, Models, Profiled, intents, profiled, write_checkpoint
 from small_task import write_rows
 
 from stillroom.cli.main import app, guarded
+from stillroom.commands.profile.run import profile_models
+from stillroom.settings.profile import Profiling
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +74,32 @@ def slower(models: Models, pairs: Path, earlier: Profiled, tmp_path_factory: pyt
     """The slow bundle, and one of another kind of labels, on pairs of texts, against the fast one of before."""
     out = tmp_path_factory.mktemp("slower") / "timings"
     return profiled(out, models.slow, models.several, "--data", pairs, "--against", earlier.out / "report.json")
+
+
+@pytest.fixture(scope="session")
+def whole(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fast bundle with the checkpoint in it."""
+    folder = shutil.copytree(models.fast, tmp_path_factory.mktemp("whole") / "whole")
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(models.checkpoint / file, folder)
+    write_manifest(folder, task=TASK, labels=INTENTS)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def on_both(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    """That bundle in torch and onnxruntime, on CPU and GPU, on a file of short texts first and long ones after."""
+    folder = tmp_path_factory.mktemp("both")
+    file = folder / "sorted.txt"
+    file.write_text("fly\n" * 1000 + "fly to rome to fly to rome to rome to\n" * 1000, encoding="utf-8")
+    settings = Profiling(
+        data=str(file), device=("cpu", "cuda"), runtimes=("torch", "onnxruntime"), seconds=0.1, batches=(1,), lengths=(8,),
+        threads=1,
+    )  # fmt: skip
+    said = io.StringIO()
+    with redirect_stderr(said):
+        document = profile_models([whole], settings, out=folder / "timings")
+    return Profiled(0, folder / "timings", " ".join(said.getvalue().split()), dict(document), "")
 
 
 @pytest.fixture

@@ -3,17 +3,19 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 from export.graph.exporter import position_limit
+from latency.candidates.availability import missing
 from latency.candidates.candidate import Candidate, Device, Reads, Runtime
 from serve.bundle.manifest import MANIFEST, open_bundle
-from serve.bundle.runtimes import INSTALL_OPENVINO, has_openvino
+from serve.bundle.runtimes import has_openvino
 from serve.errors import BadInput
 from serve.text.labels import MULTI_LABEL
 from serve.text.tokenizer import load_tokenizer
+from stillroom.settings.profile import TorchPrecision
 
 LABELS: dict[Runtime, str] = {
     "torch": "torch",
@@ -23,33 +25,29 @@ LABELS: dict[Runtime, str] = {
     "onnxruntime-tensorrt": "TensorRT",
     "openvino": "OpenVINO",
 }
-ON_CUDA_ALONE = ("torch-cuda-graphs", "onnxruntime-tensorrt")
-ON_CPU_ALONE = ("openvino",)
+ON_CUDA_ALONE: tuple[Runtime, ...] = ("torch-cuda-graphs", "onnxruntime-tensorrt")
+ON_CPU_ALONE: tuple[Runtime, ...] = ("openvino",)
 LONGEST = 512  # tokens; what `run` and `export` cut texts at
 GRAPHS = "graphs"  # under the work folder: what was exported only to be timed
-CALIBRATION_TEXTS = 128
 UNNAMED = {"0": "LABEL_0", "1": "LABEL_1"}  # what transformers calls two classes that nobody named
 
-Progress = Callable[[str], None]
+Told = Callable[[str], None]
+Way = tuple[Device, Runtime]
 
 
 @dataclass(frozen=True)
 class Ways:
-    """In what a model is run."""
+    """In what models are run: on every device in every runtime, as far as these go together."""
 
     devices: tuple[Device, ...] = ("cpu",)
     runtimes: tuple[Runtime, ...] = ()
     """None given: torch and onnxruntime for checkpoints, for bundles what they pin; on a GPU every way that torch has."""
-    precisions: tuple[str, ...] = ("fp32",)
+    precisions: tuple[TorchPrecision, ...] = ("fp32",)
     """Of torch; graphs have those of their files."""
     threads: int = 1
 
-    def __post_init__(self) -> None:
-        if "openvino" in self.runtimes and not has_openvino():
-            raise BadInput(f"--runtimes openvino: OpenVINO is not installed; {INSTALL_OPENVINO}.")
-
-    def in_torch(self) -> list[tuple[Device, Runtime]]:
-        """Where and how torch runs a checkpoint."""
+    def in_torch(self) -> list[Way]:
+        """Where and how torch is to run a checkpoint."""
         every: dict[Device, tuple[Runtime, ...]] = {
             "cpu": ("torch",),
             "cuda": ("torch", "torch-compile", "torch-cuda-graphs"),
@@ -61,8 +59,8 @@ class Ways:
             if runtime.startswith("torch") and (device == "cuda" or runtime not in ON_CUDA_ALONE)
         ]
 
-    def of_graph(self, runtimes: Sequence[Runtime]) -> list[tuple[Device, Runtime]]:
-        """Where a graph runs that is timed in `runtimes`."""
+    def of_graph(self, runtimes: Sequence[Runtime]) -> list[Way]:
+        """Where a graph is to run that is timed in `runtimes`."""
         return [
             (device, runtime)
             for device in self.devices
@@ -72,19 +70,25 @@ class Ways:
 
 
 def candidates_of(
-    model: Path, ways: Ways, work: Path, calibration: Sequence[str], say: Progress = lambda _: None
+    model: Path,
+    ways: Ways,
+    work: Path,
+    calibration: Sequence[str],
+    say: Told = lambda _: None,
+    left_out: Told = lambda _: None,
 ) -> list[Candidate]:
-    """Every candidate that `model`, a bundle, a checkpoint's folder or an .onnx file, gives.
+    """Every candidate that `model`, a bundle, a checkpoint's folder or an .onnx file, gives on this machine.
 
     Graphs of a checkpoint are exported under `work`, where they are found again; its int8 graph is calibrated on
-    `calibration` texts. Raises BadInput for anything else, and for a checkpoint that has no fast tokenizer.
+    `calibration` texts. `left_out` is told what is not installed for the ways that were asked for, which give no candidate.
+    Raises BadInput for anything else, and for a checkpoint that has no fast tokenizer.
     """
     if model.suffix == ".onnx" and model.is_file():
-        return _of_file(model, ways)
+        return _of_file(model, ways, left_out)
     if (model / MANIFEST).is_file():
-        return _of_bundle(model, ways)
+        return _of_bundle(model, ways, left_out)
     check_model(model)
-    return _of_checkpoint(model, ways, work, calibration, say)
+    return _of_checkpoint(model, ways, work, calibration, say, left_out)
 
 
 def check_model(model: Path) -> None:
@@ -104,12 +108,6 @@ def check_model(model: Path) -> None:
     )
 
 
-def _has_cuda_kernels() -> bool:
-    import onnxruntime
-
-    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-
-
 def task_of(model: Path) -> str | None:
     """The task of `model`'s head, None where it has none, or none that can be known from what lies beside it."""
     if (model / MANIFEST).is_file():
@@ -120,51 +118,70 @@ def task_of(model: Path) -> str | None:
     return reads.task if reads else None
 
 
-def _of_bundle(folder: Path, ways: Ways) -> list[Candidate]:
+def _of_bundle(folder: Path, ways: Ways, left_out: Told) -> list[Candidate]:
     bundle = open_bundle(folder)
     manifest = bundle.manifest
     reads = Reads(bundle.path, manifest.task, tuple(manifest.labels), manifest.multi_label)
     found = []
-    if "torch" in ways.runtimes or "torch-compile" in ways.runtimes:
-        found += _in_torch(folder, reads, manifest.max_length, ways)
+    if ways.runtimes and ways.in_torch():
+        if all((folder / file).is_file() for file in ("config.json", "model.safetensors")):
+            found += _in_torch(folder, reads, manifest.max_length, ways, left_out)
+        else:
+            left_out(f"{folder} holds no checkpoint for torch (model.safetensors): give the checkpoint's own folder")
     for name, variant in manifest.variants.items():
         pinned: Runtime = "openvino" if variant.runtime == "openvino" and has_openvino() else "onnxruntime"
-        runtimes = [each for each in ways.runtimes or (pinned,) if not each.startswith("torch")]
+        runtimes = ways.runtimes or (pinned,)
         if "weight-only" in variant.scheme:  # its operators are onnxruntime's own
-            runtimes = [each for each in runtimes if each == "onnxruntime"]
-        found += _graph(folder, name, bundle.onnx_file(name), runtimes, reads, manifest.max_length, ways)
+            runtimes = tuple(each for each in runtimes if each == "onnxruntime")
+        graph_ways = _here(ways.of_graph(_of_graphs(runtimes)), left_out)
+        found += _graph(folder, name, bundle.onnx_file(name), graph_ways, ways.threads, reads, manifest.max_length)
     return found
 
 
-def _of_file(file: Path, ways: Ways) -> list[Candidate]:
+def _of_file(file: Path, ways: Ways, left_out: Told) -> list[Candidate]:
     """An ONNX file on its own; text can be read where a tokenizer and a configuration with labels lie beside or above it."""
     name = file.stem.lower()
     precision = "int8" if "int8" in name or "quantized" in name else "fp16" if "fp16" in name else "fp32"
     beside = next((place for place in (file.parent, file.parent.parent) if (place / "config.json").is_file()), None)
     reads, length = _reads(beside) if beside else (None, None)
-    runtimes = [each for each in ways.runtimes or ("onnxruntime",) if not each.startswith("torch")]
-    return _graph(file, precision, file, runtimes, reads, length, ways)
+    graph_ways = _here(ways.of_graph(_of_graphs(ways.runtimes or ("onnxruntime",))), left_out)
+    return _graph(file, precision, file, graph_ways, ways.threads, reads, length)
 
 
-def _of_checkpoint(folder: Path, ways: Ways, work: Path, calibration: Sequence[str], say: Progress) -> list[Candidate]:
+def _of_checkpoint(
+    folder: Path, ways: Ways, work: Path, calibration: Sequence[str], say: Told, left_out: Told
+) -> list[Candidate]:
     reads, length = _reads(folder)
-    found = _in_torch(folder, reads, length, ways)
-    runtimes = [each for each in ways.runtimes or ("onnxruntime",) if not each.startswith("torch")]
-    if not ways.runtimes and not _has_cuda_kernels():  # torch has it on the GPU; this is no reason to stop
-        ways = replace(ways, devices=tuple(device for device in ways.devices if device == "cpu"))
-    if ways.of_graph(runtimes) and reads:
+    found = _in_torch(folder, reads, length, ways, left_out)
+    graph_ways = _here(ways.of_graph(_of_graphs(ways.runtimes or ("onnxruntime",))), left_out)
+    if graph_ways and reads:
         files = _exported(folder, length, work, calibration, ways.threads, say)
         for precision, file in files.items():
-            found += _graph(folder, precision, file, runtimes, reads, length, ways)
+            found += _graph(folder, precision, file, graph_ways, ways.threads, reads, length)
     return found
 
 
-def _in_torch(folder: Path, reads: Reads | None, length: int | None, ways: Ways) -> list[Candidate]:
+def _of_graphs(runtimes: Sequence[Runtime]) -> list[Runtime]:
+    return [runtime for runtime in runtimes if not runtime.startswith("torch")]
+
+
+def _here(asked: Sequence[Way], left_out: Told) -> list[Way]:
+    """Those of the ways that were asked for that this machine has; `left_out` is told why it lacks the others."""
+    found = []
+    for device, runtime in asked:
+        if lacks := missing(runtime, device):
+            left_out(lacks)
+        else:
+            found.append((device, runtime))
+    return found
+
+
+def _in_torch(folder: Path, reads: Reads | None, length: int | None, ways: Ways, left_out: Told) -> list[Candidate]:
     return [
         Candidate(
             _name(folder, runtime, precision, device), runtime, precision, folder, ways.threads, device, length, reads
         )
-        for device, runtime in ways.in_torch()
+        for device, runtime in _here(ways.in_torch(), left_out)
         for precision in ways.precisions
     ]
 
@@ -173,16 +190,14 @@ def _graph(
     model: Path,
     precision: str,
     file: Path,
-    runtimes: Sequence[Runtime],
+    ways: Sequence[Way],
+    threads: int,
     reads: Reads | None,
     length: int | None,
-    ways: Ways,
 ) -> list[Candidate]:
     return [
-        Candidate(
-            _name(model, runtime, precision, device), runtime, precision, file, ways.threads, device, length, reads
-        )
-        for device, runtime in ways.of_graph(runtimes)
+        Candidate(_name(model, runtime, precision, device), runtime, precision, file, threads, device, length, reads)
+        for device, runtime in ways
     ]
 
 
@@ -213,7 +228,7 @@ def _reads(folder: Path) -> tuple[Reads | None, int]:
 
 
 def _exported(
-    folder: Path, length: int, work: Path, calibration: Sequence[str], threads: int, say: Progress
+    folder: Path, length: int, work: Path, calibration: Sequence[str], threads: int, say: Told
 ) -> dict[str, Path]:
     """The checkpoint's fp32 graph and its int8 one, statically quantised as a bundle's would be, without gate or repair."""
     from compress.engine.fingerprints import folder_fingerprint, texts_fingerprint
@@ -222,8 +237,7 @@ def _exported(
     from export.precision.int8 import quantise_static
     from export.precision.int8_search import Prepared
 
-    chosen = calibration[:CALIBRATION_TEXTS]
-    graph_fingerprint = f"{folder_fingerprint(folder)}:{texts_fingerprint(chosen)}"
+    graph_fingerprint = f"{folder_fingerprint(folder)}:{texts_fingerprint(calibration)}"
     place = work / GRAPHS / hashlib.sha256(graph_fingerprint.encode()).hexdigest()[:16]
     fp32, int8 = place / "model.onnx", place / "model_quantized.onnx"
     if not (place / "done").is_file():
@@ -231,7 +245,7 @@ def _exported(
         say(f"exporting {folder.name} to ONNX, fp32 and int8, to time it")
         export_graph(folder, fp32, length)
         tokenizer = load_tokenizer(folder, length)
-        encodings = with_long_texts(tokenizer.encode_batch(list(chosen)), length)
+        encodings = with_long_texts(tokenizer.encode_batch(list(calibration)), length)
         prepared = Prepared.of(fp32, encodings, threads)
         quantise_static(prepared.model, int8, prepared.ranges, clipped=True)
         (place / "done").touch()  # last: a killed export is made again

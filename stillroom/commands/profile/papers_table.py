@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compress.models.shapes import STUDENTS, Shape
-from latency.candidates.candidate import Runtime
+from latency.candidates.candidate import Device, Runtime
 from latency.measure.result_document import CandidateRow, PaperRow, ProfileDocument
 from latency.measure.statistics import process_ratio
 from serve.bundle.runtimes import has_openvino
@@ -39,11 +39,12 @@ CPU_RUNTIMES: tuple[Runtime, ...] = ("torch", "onnxruntime")
 GPU_RUNTIMES: tuple[Runtime, ...] = ("torch", "torch-compile", "torch-cuda-graphs")
 
 
-def runtimes(device: Sequence[str]) -> tuple[Runtime, ...]:
+def runtimes(devices: Sequence[Device]) -> tuple[Runtime, ...]:
     """What the table is made in."""
-    on_cpu: tuple[Runtime, ...] = (*CPU_RUNTIMES, "openvino") if has_openvino() else CPU_RUNTIMES
-    on_gpu = GPU_RUNTIMES if "cuda" in device else ()
-    return tuple(dict.fromkeys([*(on_cpu if "cpu" in device else ()), *on_gpu]))
+    openvino: tuple[Runtime, ...] = ("openvino",) if has_openvino() else ()
+    on_cpu = (*CPU_RUNTIMES, *openvino) if "cpu" in devices else ()
+    on_gpu = GPU_RUNTIMES if "cuda" in devices else ()
+    return tuple(dict.fromkeys([*on_cpu, *on_gpu]))
 
 
 def make_models(folder: Path) -> list[Path]:

@@ -2,35 +2,41 @@
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from compress.data.columns import USUAL, Columns, columns_of
-from compress.data.examples import Example, check_kind
-from compress.data.labelled_files import read_examples
-from compress.data.splits import split_file
-from compress.data.texts import read_texts
+from compress.data.columns import columns_of
+from compress.data.examples import check_kind
+from compress.data.subset import subset
 from compress.evaluation.metrics import gold_of, metric_name, prediction_of, score
 from compress.input_errors import Faults
+from compress.settings import RowColumns
 from latency.analysis.costs import add_costs
 from latency.analysis.pareto import Point, pareto_front, within_budget
 from latency.analysis.roofline import measured_peaks
-from latency.candidates.candidate import Candidate
+from latency.candidates.candidate import Candidate, Device
 from latency.measure.interleave import Progress, Worker, at_work
-from latency.measure.machine import machine_facts
+from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import Metric, ModelRow, ProfileDocument, SweepRow
 from latency.measure.workloads import Workload
-from latency.profile import Plan, grid, time_all, time_grid, work_of
+from latency.profile import Plan, Timed, grid, time_all, time_grid, work_of
 from latency.scenarios.sweep import sweep
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from serve.text.entity_markers import knows_markers
 from serve.text.tokenizer import load_tokenizer
-from stillroom.commands.profile.models import LONGEST, Ways, candidates_of, check_model, task_of
+from stillroom.commands.profile.models import (
+    LONGEST,
+    ON_CUDA_ALONE,
+    Ways,
+    candidates_of,
+    check_model,
+    task_of,
+)
 from stillroom.commands.profile.papers_table import make_models, paper_rows, random_texts, runtimes
 from stillroom.commands.profile.speed_regression import (
     BEFORE,
@@ -40,23 +46,32 @@ from stillroom.commands.profile.speed_regression import (
     refuse_strangers,
     regressions,
 )
+from stillroom.commands.profile.texts import CALIBRATION_TEXTS, TIMED_TEXTS, Given, given_texts
 from stillroom.console import bar, say
 from stillroom.report.profile_page import profile_markdown, profile_page
 from stillroom.report.run_page import write_page
-from stillroom.settings.profile import Profiling, TorchPrecision
+from stillroom.settings.profile import Profiling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TIMED_TEXTS = 1_000  # of those given; all are scored
-SAMPLE_TEXTS = 400  # of the built-in sample
 PEAKS_S = 6.0  # for the peaks of the machine, or a tenth of the time that is given where that is less
+UNENDED = "Measuring had not ended when this was written: what is missing was still to be measured."
 SWEEP_SECONDS = 3.0  # of each way to spend the cores, of each candidate
 
 
 def ways_of(settings: Profiling) -> Ways:
-    """In what the models are run. BadInput where OpenVINO was asked for and is not installed."""
-    return Ways(settings.device, settings.runtimes, settings.precisions, settings.threads or available_cores())
+    """In what the models are run: on the devices that were named, or on those that the named runtimes need.
+
+    Raises:
+        BadInput: a runtime runs on CUDA alone, and the CPU alone was named.
+    """
+    on_cuda = [runtime for runtime in settings.runtimes if runtime in ON_CUDA_ALONE]
+    if on_cuda and settings.device == ("cpu",):
+        raise BadInput(f"--runtimes {', '.join(on_cuda)} runs on cuda alone, and --device is cpu; add cuda.")
+    devices: tuple[Device, ...] = ("cpu", "cuda") if on_cuda else ("cpu",)
+    threads = settings.threads or available_cores()
+    return Ways(settings.device or devices, settings.runtimes, settings.precisions, threads)
 
 
 def grid_plan(settings: Profiling) -> Plan:
@@ -64,99 +79,191 @@ def grid_plan(settings: Profiling) -> Plan:
     return Plan(settings.batches, settings.lengths, settings.seconds, settings.tight, settings.bound_ms, operators=True)
 
 
-@dataclass(frozen=True)
-class Given:
-    """The texts that are timed and scored."""
-
-    texts: list[str | tuple[str, str]]
-    source: str
-    calibration: list[str]
-    """What a checkpoint's int8 graph is calibrated on."""
-    examples: list[Example] | None
-    """With labels, one for each text; None: without."""
-    notes: list[str]
-    calibrated_apart: bool
-    """Whether `calibration` is a split of its own."""
-
-    @property
-    def plain(self) -> list[str]:
-        """The texts without their pairs."""
-        return [text if isinstance(text, str) else text[0] for text in self.texts]
+# What the papers' table has no use for: it times rows of random tokens, one a call, and gives their medians.
+NOT_OF_THE_PAPER = (
+    "data", "batches", "budget_ms", "percentile", "bound_ms", "price_per_core_hour", "sweep", *(field.name for field in fields(RowColumns)),
+)  # fmt: skip
 
 
 def profile_models(
-    models: Sequence[Path], settings: Profiling, *, work: Path | None = None, against: Path | None = None
+    models: Sequence[Path],
+    settings: Profiling,
+    *,
+    out: Path | None = None,
+    against: Path | None = None,
+    command: str = "",
 ) -> ProfileDocument:
     """Times `models` side by side, and says what each costs; the document that `stillroom profile --json` prints.
 
-    Graphs that checkpoints are exported to stay in `work`, where it is given. The models of the earlier report `against` run
-    too, and the document's `regression` says what is slower. Raises BadInput for models, texts or settings that cannot be used.
+    With a folder `out` the report is written there whenever something more is known, so that an end before the end loses no
+    measurement; graphs that checkpoints are exported to stay beside it. The models of the earlier report `against` run too,
+    and the document's `regression` says what is slower. `command` is what the page gives to take the figures again.
+
+    Raises:
+        BadInput: a model, the texts or a setting cannot be used, or nothing that was asked for can run on this machine.
     """
+    machine = machine_facts()  # before any work of ours, which would be the load that it sees
     if not models:
         raise BadInput("No model was given to profile. Give bundles, checkpoint folders or .onnx files, or --paper.")
-    ways = ways_of(settings)
     _check_there(models, settings.data)
     earlier = models_of(against) if against else []
     with ExitStack() as stack:
-        place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
-        given = given_texts(settings.data, _task_of([*models, *earlier]), columns_of(settings))
-        now: list[Candidate] = []
-        before: list[Candidate] = []
-        origins: dict[str, str] = {}
-        for model in models:
-            found = candidates_of(model, ways, place, given.calibration, say)
-            if not found:
-                raise BadInput(
-                    f"{model} cannot be run with --device {','.join(settings.device)}"
-                    f"{' and --runtimes ' + ','.join(settings.runtimes) if settings.runtimes else ''}"
-                    f" and --precisions {','.join(settings.precisions)}. Give others, or leave it out."
-                )
-            now += found
-            origins |= {candidate.name: str(model) for candidate in found}
-        for model in earlier:
-            found = named_before(candidates_of(model, ways, place, given.calibration, say))
-            before += found
-            origins |= {candidate.name: str(model) for candidate in found}
+        place = _work_folder(out, stack)
+        given = given_texts(settings.data, _task_of([*models, *earlier]), columns_of(settings)).drawn(settings.seed)
+        now = _candidates(models, settings, place, given.calibration)
+        before = _candidates(earlier, settings, place, given.calibration)
+        left_out = list(dict.fromkeys([*now.left_out, *before.left_out]))
+        _refuse_nothing(now, settings)
         if against:
-            refuse_strangers(now, before)
-        exported = any(candidate.path.is_relative_to(place) for candidate in [*now, *before])
+            refuse_strangers(now.candidates, before.candidates)
+        for line in left_out:
+            say(f"left out: {line}")
+        candidates = [*now.candidates, *named_before(before.candidates)]
+        exported = any(candidate.path.is_relative_to(place) for candidate in candidates)
         if exported and given.examples and not given.calibrated_apart:
             given.notes.append(
                 "int8 graphs of checkpoints were calibrated on the texts that they were scored on. Give --data the folder of splits, "
                 "so that train calibrates."
             )
         say(
-            f"timing takes about {settings.seconds:g} s, and six turns of each of {len(now) + len(before)} candidates at least; loading, "
+            f"timing takes about {settings.seconds:g} s, and six turns of each of {len(candidates)} candidates at least; loading, "
             "scoring and the machine's peak come on top"
         )
-        document = _profiled([*now, *before], origins, given, settings)
-    document["given"] = given_models(models)
-    if against:
-        document["regression"] = regressions(document)
-    return document
+        known = _known(machine, left_out, command) | {"given": given_models(models)}
+        origins = dict(zip([each.name for each in candidates], [*now.models, *before.models], strict=True))
+        return _profiled(candidates, origins, given, settings, cast(ProfileDocument, known), _keeper(out))
 
 
-def profile_paper(settings: Profiling) -> ProfileDocument:
-    """The papers' teacher and students, of random weights, as rows of tokens; `paper` holds ours beside theirs."""
+def profile_paper(settings: Profiling, *, out: Path | None = None, command: str = "") -> ProfileDocument:
+    """The papers' teacher and students, of random weights, as rows of tokens; `paper` holds ours beside theirs.
+
+    `out` and `command` are those of `profile_models`.
+
+    Raises:
+        BadInput: a setting is given that the table has no use for, or nothing that was asked for can run on this machine.
+    """
+    machine = machine_facts()
+    settings = for_the_paper(settings)
+    keep = _keeper(out)
     with tempfile.TemporaryDirectory(prefix="stillroom-") as folder:
         say("paper: making 12x768, 6x768, 6x384, 4x576 and 3x384 of random weights")
         models = make_models(Path(folder) / "models")
-        precisions: tuple[TorchPrecision, ...] = ("fp32", "fp16") if "cuda" in settings.device else ("fp32",)
-        ways = ways_of(
-            replace(settings, runtimes=settings.runtimes or runtimes(settings.device), precisions=precisions)
-        )
         texts = random_texts(settings.seed)
-        candidates = [
-            replace(candidate, reads=None)
-            for model in models
-            for candidate in candidates_of(model, ways, Path(folder), texts, say)
-        ]
+        found = _candidates(models, settings, Path(folder), subset(texts, CALIBRATION_TEXTS, settings.seed))
+        _refuse_nothing(found, settings)
+        for line in found.left_out:
+            say(f"left out: {line}")
+        candidates = [replace(candidate, reads=None) for candidate in found.candidates]
+        _check_lengths(candidates, settings.lengths)
+        known = _known(machine, found.left_out, command)
+
+        def tell(so_far: ProfileDocument, *, ended: bool = False) -> ProfileDocument:
+            document = cast(ProfileDocument, {**so_far, **known, "paper": paper_rows(so_far)})
+            return keep(document if ended else _unended(document))
+
         tokenizer = load_tokenizer(models[0], LONGEST)
-        plan = replace(grid_plan(settings), batches=(1,))
         with bar("timing") as shown:
-            document = time_grid(candidates, texts, tokenizer, plan, seed=settings.seed, progress=shown)
-    document["paper"] = paper_rows(document)
-    return document
+            document = time_grid(
+                candidates,
+                texts,
+                tokenizer,
+                grid_plan(settings),
+                seed=settings.seed,
+                progress=shown,
+                machine=machine,
+                keep=tell,
+            )
+    return tell(document, ended=True)
+
+
+def for_the_paper(settings: Profiling) -> Profiling:
+    """`settings` as the papers' table takes them. BadInput names every one that it cannot honour."""
+    usual = Profiling()
+    refused = [
+        "--" + name.replace("_", "-")
+        for name in NOT_OF_THE_PAPER
+        if getattr(settings, name) != getattr(usual, name) and (name, getattr(settings, name)) != ("batches", (1,))
+    ]
+    if refused:
+        raise BadInput(
+            f"{', '.join(refused)}: --paper times random weights on rows of tokens, one a call, and has no use for that. Leave it out, "
+            "or profile a model of your own."
+        )
+    devices = ways_of(settings).devices
+    precisions = settings.precisions
+    if precisions == usual.precisions and "cuda" in devices:
+        precisions = ("fp32", "fp16")
+    return replace(
+        settings, device=devices, batches=(1,), runtimes=settings.runtimes or runtimes(devices), precisions=precisions
+    )
+
+
+class Found(NamedTuple):
+    """What can be timed here."""
+
+    candidates: list[Candidate]
+    models: list[Path]  # of each candidate, as it was given
+    left_out: list[str]  # what is not installed for the others
+
+
+def _candidates(models: Sequence[Path], settings: Profiling, work: Path, calibration: Sequence[str]) -> Found:
+    """The candidates of `models`. BadInput for a model that nothing of what was asked for could run anywhere."""
+    found = Found([], [], [])
+    for model in models:
+        lacks: list[str] = []
+        own = candidates_of(model, ways_of(settings), work, calibration, say, lacks.append)
+        if not own and not lacks:
+            raise BadInput(f"{model} cannot be run with {_asked(settings)}. Give others, or leave it out.")
+        found.candidates.extend(own)
+        found.models.extend([model] * len(own))
+        found.left_out.extend(line for line in dict.fromkeys(lacks) if line not in found.left_out)
+    return found
+
+
+def _refuse_nothing(found: Found, settings: Profiling) -> None:
+    """Nothing, when there is something to time. Raises BadInput with what is not installed otherwise."""
+    if not found.candidates:
+        raise BadInput(f"Nothing can be run here with {_asked(settings)}. {'; '.join(found.left_out)}.")
+
+
+def _asked(settings: Profiling) -> str:
+    """How the settings ask for models to be run, in the words of the command line."""
+    ways = ways_of(settings)
+    asked = {"device": ways.devices, "runtimes": ways.runtimes, "precisions": ways.precisions}
+    return ", ".join(f"--{name} {','.join(given)}" for name, given in asked.items() if given)
+
+
+def _work_folder(out: Path | None, stack: ExitStack) -> Path:
+    """Where exported graphs lie: beside `out`, where the next call finds them again; else until `stack` ends."""
+    if out:
+        return out.with_name(f"{out.name}.work")
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
+
+
+def _known(machine: MachineFacts, left_out: list[str], command: str) -> dict[str, Any]:
+    """What a document says whatever was measured."""
+    known: dict[str, Any] = {"machine": machine}
+    if left_out:
+        known["left_out"] = left_out
+    if command:
+        known["command"] = command
+    return known
+
+
+def _keeper(out: Path | None) -> Callable[[ProfileDocument], ProfileDocument]:
+    """What writes a document into the folder `out`, where there is one, and gives it back."""
+
+    def keep(document: ProfileDocument) -> ProfileDocument:
+        if out:
+            write_profile(out, document)
+        return document
+
+    return keep
+
+
+def _unended(document: ProfileDocument) -> ProfileDocument:
+    """The same, with a word that it is not all."""
+    return {**document, "warnings": [*document.get("warnings", []), UNENDED]}
 
 
 def _check_there(models: Sequence[Path], data: str) -> None:
@@ -170,46 +277,70 @@ def _check_there(models: Sequence[Path], data: str) -> None:
 
 
 def _profiled(
-    candidates: Sequence[Candidate], origins: Mapping[str, str], given: Given, settings: Profiling
+    candidates: Sequence[Candidate],
+    origins: Mapping[str, Path],
+    given: Given,
+    settings: Profiling,
+    known: ProfileDocument,
+    keep: Callable[[ProfileDocument], ProfileDocument],
 ) -> ProfileDocument:
-    machine = machine_facts()  # before the measuring, which would be the load that it sees
+    """`known` with all that is measured; whatever is known by then goes to `keep` after every part."""
     _check_lengths(candidates, settings.lengths)
     tokenizer, notes = _tokenizer_for_all(candidates)
     plan = grid_plan(settings)
     workloads = grid(given.plain, tokenizer, plan)
+    work = work_of(given.texts[:TIMED_TEXTS], tokenizer, given.source)
+    known = {**known, "work": work, "warnings": [*given.notes, *notes]}
     with ExitStack() as stack:
         with bar("loading") as shown:
             workers = stack.enter_context(at_work(candidates, workloads, given.texts, shown, cold_starts=True))
         with bar("scoring") as shown:
             metrics, refused = _metrics(workers, given, shown)
+
+        def so_far(timed: Timed) -> ProfileDocument:
+            return _document(known, timed, origins, metrics, refused, settings)
+
         with bar("timing") as shown:
-            timed = min(TIMED_TEXTS, len(given.texts))
-            rows, ratios, models = time_all(workers, workloads, timed, plan, seed=settings.seed, progress=shown)
-    swept = _sweep(candidates, workloads[0], settings) if settings.sweep else []
-    work = work_of(given.texts[:TIMED_TEXTS], tokenizer, given.source)
-    peaks = measured_peaks(ways_of(settings).threads, min(PEAKS_S, settings.seconds / 10))
-    add_costs(models, candidates, work, peaks, settings.price_per_core_hour)
-    for name, row in models.items():
-        row["model"] = origins[name]
+            texts = min(TIMED_TEXTS, len(given.texts))
+            timed = time_all(
+                workers, workloads, texts, plan, seed=settings.seed, progress=shown,
+                keep=lambda timed: keep(_unended(so_far(timed))),
+            )  # fmt: skip
+    known["peaks"] = measured_peaks(ways_of(settings).threads, min(PEAKS_S, settings.seconds / 10))
+    add_costs(timed.models, candidates, work, known["peaks"], settings.price_per_core_hour)
+    if settings.sweep:
+        keep(_unended(so_far(timed)))
+        known["sweep"] = _sweep(candidates, workloads[0], settings)
+    return keep(so_far(timed))
+
+
+def _document(
+    known: ProfileDocument,
+    timed: Timed,
+    origins: Mapping[str, Path],
+    metrics: Mapping[str, Metric],
+    refused: Mapping[str, str],
+    settings: Profiling,
+) -> ProfileDocument:
+    """`known` with what was timed, and what follows from it."""
+    for name, row in timed.models.items():
+        row["model"] = str(origins[name])
         if name in metrics:
             row["metric"] = metrics[name]
-        if name in refused:
+        if name in refused and refused[name] not in row["notes"]:
             row["notes"].append(refused[name])
-    for each in rows:
+    for each in timed.candidates:
         if each["name"] in metrics:
             each["metric"] = metrics[each["name"]]["value"]
-    document = ProfileDocument(
-        machine=machine,
-        candidates=rows,
-        ratios=ratios,
-        models=list(models.values()),
-        work=work,
-        peaks=peaks,
-        warnings=[*given.notes, *notes],
-    )
-    if swept:
-        document["sweep"] = swept
+    document: ProfileDocument = {
+        **known,
+        "candidates": timed.candidates,
+        "ratios": timed.ratios,
+        "models": list(timed.models.values()),
+    }
     _choose(document, settings)
+    if any(name.endswith(BEFORE) for name in timed.models):
+        document["regression"] = regressions(document)
     return document
 
 
@@ -222,57 +353,6 @@ def _sweep(candidates: Sequence[Candidate], workload: Workload, settings: Profil
                 seconds, seed = SWEEP_SECONDS, settings.seed
                 rows += sweep(candidate, workload, cores=available_cores(), seconds=seconds, seed=seed, progress=shown)
     return rows
-
-
-def given_texts(data: str, task: str | None, columns: Columns = USUAL) -> Given:
-    """What is timed: the texts of the file `data`, or of the test split in the folder `data`, with labels where it has them.
-
-    int8 graphs made only to be timed are calibrated on the folder's train split, else on the texts themselves. Without
-    `data` the texts are messages to a shop's support, which this program makes. BadInput for a file without texts.
-    """
-    if not data:
-        from stillroom.inputs.sample_texts.messages import support_messages
-
-        seen: set[str] = set()
-        texts = [message["text"] for message in support_messages("test", SAMPLE_TEXTS, 0, seen)]
-        train = [message["text"] for message in support_messages("train", SAMPLE_TEXTS, 0, seen)]
-        note = "No --data was given: the texts are generated messages to a shop's support, so there is no metric."
-        return Given(list(texts), "generated support messages", train, None, [note], calibrated_apart=True)
-    path = Path(data)
-    folder, file = (path, _split(path, "test")) if path.is_dir() else (None, path)
-    examples, notes = _labelled(file, task, columns)
-    texts_or_pairs: list[str | tuple[str, str]] = (
-        [example.text_or_pair for example in examples] if examples else list(read_texts(file, columns))
-    )
-    if folder:
-        to_calibrate = _split(folder, "train")
-        labelled, _ = _labelled(to_calibrate, task, columns)
-        calibration = [example.text_read for example in labelled] if labelled else read_texts(to_calibrate, columns)
-    else:
-        calibration = [text if isinstance(text, str) else text[0] for text in texts_or_pairs]
-    return Given(texts_or_pairs, file.name, calibration, examples, notes, calibrated_apart=folder is not None)
-
-
-def _split(folder: Path, name: str) -> Path:
-    found = split_file(folder, name)
-    if not found:
-        raise BadInput(f"--data {folder} has no file {name}.*; give a folder of splits, or one file.")
-    return found
-
-
-def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Example] | None, list[str]]:
-    """The examples of `file` where it has labels for `task`, and what to say where it has not."""
-    if task is None:
-        return None, ["The models have no head for one task, so there is no metric."]
-    try:
-        examples = read_examples(file, cast(Any, task), columns)
-    except BadInput as error:
-        if file.suffix != ".txt":
-            return None, [
-                f"No metric: {file.name} has no labels for {task} ({error.message.splitlines()[-1].strip()})."
-            ]
-        return None, [f"No metric: {file.name} is plain text."]
-    return examples, []
 
 
 def _task_of(models: Sequence[Path]) -> str | None:
@@ -330,7 +410,8 @@ def _metrics(
                 refused[name] = f"No metric: {error.message}"
                 continue
         gold = [gold_of(example, reads.task) for example in given.examples]
-        said = [prediction_of(answer, multi_label=reads.multi_label) for answer in worker.answers()]
+        answers = given.as_in_the_file(worker.answers())
+        said = [prediction_of(answer, multi_label=reads.multi_label) for answer in answers]
         reached = score(gold, said)
         kind = metric_name(reads.task, multi_label=reads.multi_label)
         found[name] = Metric(

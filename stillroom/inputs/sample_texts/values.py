@@ -232,4 +232,3 @@ SLOTS: dict[str, tuple[str | None, Callable[[random.Random, Share], Value]]] = {
     "on_other_date": (None, on_date),
     "other_amount": (None, amount),
 }
-ENTITY_LABELS: tuple[str, ...] = tuple(sorted({label for label, _ in SLOTS.values() if label}))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from repository import ROOT
-from test_hub import COMMIT, LIBRARYS_OWN, Answering, Hub
+from test_hub import COMMIT, Hub
 
 from compress.models.pretrained import open_model
 from serve.errors import BadInput
@@ -26,24 +26,11 @@ for revision in sys.argv[1:]:
 """
 
 
-class WithTag(Answering):
-    """A Hub whose models have the one tag `v2`, and which remembers what it was shown to know who asks."""
-
-    def do_GET(self, wanted: list[str] | None = None) -> None:
-        if not self.path.startswith(LIBRARYS_OWN):
-            self.server.asked.append(f"by {self.headers.get('Authorization')}")
-        _, _, revision = self.path.partition("/revision/")
-        if revision in ("", "v2", COMMIT):
-            super().do_GET(wanted)
-        else:
-            self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-
-
 @pytest.fixture
 def hub(tiny_teacher: Path) -> Iterator[Hub]:
     with Hub() as server:
-        server.RequestHandlerClass = WithTag
         server.folders = {"some/teacher": tiny_teacher}
+        server.revisions |= {"v2", COMMIT}
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -59,9 +46,9 @@ def test_a_model_of_the_hub_is_opened_at_the_revision_that_is_given(hub: Hub, tm
     )  # fmt: skip
     commit, refused = done.stdout.splitlines()
     assert commit == COMMIT
-    assert "a model that the Hub gives (it has no revision v3 of it)" in refused
+    assert "a model that the Hub gives (it has no revision v3 of that name)" in refused
     assert "/api/models/some/teacher/revision/v2" in hub.asked
-    assert {asked for asked in hub.asked if asked.startswith("by ")} == {"by Bearer hf_mine"}
+    assert hub.tokens == {"Bearer hf_mine"}
 
 
 def test_a_folder_has_no_revision(tiny_teacher: Path) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from latency.measure.resources import (
     EnergyCounter,
-    clock_mhz,
     energy_counters,
     free_memory_bytes,
     joules_between,
@@ -96,13 +95,3 @@ def test_energy_is_unknown_without_packages_or_where_one_cannot_be_read(tmp_path
     root = write(tmp_path, domain("intel-rapl:0", "package-0", "400") | domain("intel-rapl:1", "package-1", "500"))
     (root / "intel-rapl:1/energy_uj").unlink()
     assert energy_counters(root) is None
-
-
-def test_the_clock_is_the_mean_of_our_cores_by_cpufreq_or_else_by_cpuinfo(tmp_path: Path) -> None:
-    cpuinfo = write(tmp_path, {"cpuinfo": "processor\t: 0\ncpu MHz\t\t: 2100.0\ncpu MHz\t\t: 2300.0"}) / "cpuinfo"
-    assert clock_mhz(tmp_path / "cpus", cpuinfo) == 2200
-    core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    write(tmp_path, {f"cpus/cpu{core}/cpufreq/scaling_cur_freq": "3500000"})
-    write(tmp_path, {"cpus/cpu99999/cpufreq/scaling_cur_freq": "800000"})
-    assert clock_mhz(tmp_path / "cpus", cpuinfo) == 3500
-    assert clock_mhz(tmp_path / "none", tmp_path / "none") is None

@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 
@@ -59,18 +57,6 @@ def test_intervals_of_percentiles_cover_those_of_the_distribution_that_was_drawn
 
 def test_a_single_turn_has_no_interval() -> None:
     assert measured("m", [[1.0, 2.0, 3.0]]).intervals_ms() == {}
-
-
-def test_json_brings_back_the_same_measurement() -> None:
-    measurement = measured("m", [[1.25, 2.5], [3.0]], threads=2)
-    assert Measurement.from_json(json.loads(json.dumps(measurement.to_json()))) == measurement
-
-
-def test_json_without_samples_is_named_as_such() -> None:
-    document = measured("m", [[1.0]]).to_json()
-    del document["samples_ms"]  # type: ignore[misc]
-    with pytest.raises(BadInput, match="without samples_ms"):
-        Measurement.from_json(document)
 
 
 def test_no_samples_and_turns_that_do_not_add_up_are_refused() -> None:

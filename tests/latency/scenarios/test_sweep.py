@@ -10,7 +10,7 @@ from latency.candidates.candidate import Candidate
 from latency.measure.interleave import Worker
 from latency.measure.result_document import SweepRow
 from latency.measure.workloads import Workload
-from latency.scenarios.sweep import DrivenTurn, at_once, best, sweep, sweep_row, together_ms, ways
+from latency.scenarios.sweep import DrivenTurn, at_once, sweep, sweep_row, together_ms, ways
 from serve.errors import BadInput, InternalError
 
 
@@ -100,16 +100,6 @@ def test_the_texts_of_all_processes_count() -> None:
     turns_ms = [[np.array([10.0, 10.0]), np.array([20.0])], [np.array([10.0]), np.array([20.0, 20.0])]]
     row = sweep_row("student", 4, (1, 2), turns_ms)
     assert row == SweepRow(name="student", threads=1, processes=2, p50_ms=15.0, p99_ms=20.0, texts_per_s=4 * (100 + 50))
-
-
-def test_the_best_for_one_caller_is_one_process_and_the_best_for_many_is_any() -> None:
-    def row(threads: int, processes: int, p50_ms: float, texts_per_s: float) -> SweepRow:
-        return SweepRow(
-            name="student", threads=threads, processes=processes, p50_ms=p50_ms, p99_ms=9.0, texts_per_s=texts_per_s
-        )
-
-    alone, wide, beside = row(1, 1, 3.0, 333.0), row(2, 1, 2.0, 500.0), row(1, 2, 1.9, 640.0)
-    assert best([alone, wide, beside]) == (wide, beside)
 
 
 def test_a_model_that_does_not_open_is_named_and_nothing_is_left(

@@ -4,19 +4,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from compress.engine.task_settings import TaskSettings
 from small_task import examples, make_teacher
 
 from compress.data.columns import Columns, columns_of
 from compress.engine.distill import distill
 from compress.engine.finetune import finetune
 from compress.engine.task_inputs import open_task
+from compress.settings import TaskSettings
 from serve.errors import BadInput
-from stillroom.commands.compare import Comparison, compare
+from stillroom.api import export, load
+from stillroom.commands.compare import compare
 from stillroom.commands.evaluate import evaluate
-from stillroom.commands.export import Exporting, export_checkpoint
-from stillroom.commands.load import load
-from stillroom.commands.profile.run import Profiling, given_texts
+from stillroom.commands.profile.texts import given_texts
+from stillroom.settings.compare import Comparison
+from stillroom.settings.profile import Profiling
 
 TASK = "text-classification"
 STUDENT = "layers=2,hidden=32,heads=4,ffn=32"
@@ -51,7 +52,9 @@ def test_data_and_unlabelled_text_are_read_by_the_columns_of_the_settings(
     tiny_teacher: Path, renamed: Path, tmp_path: Path
 ) -> None:
     more = (str(renamed / "more.csv"),)
-    settings = TaskSettings(str(tiny_teacher), TASK, str(renamed), STUDENT, unlabelled=more, **GIVEN)
+    settings = TaskSettings(
+        teacher=str(tiny_teacher), task=TASK, data=str(renamed), student=STUDENT, unlabelled=more, **GIVEN
+    )
     inputs = open_task(settings, tmp_path / "out")
     assert [e.text for e in inputs.splits.train] == [row["text"] for row in examples(30, 0)]
     assert [e.label for e in inputs.splits.validation] == [row["label"] for row in examples(30, 1)]
@@ -61,7 +64,7 @@ def test_data_and_unlabelled_text_are_read_by_the_columns_of_the_settings(
 def test_a_model_is_scored_and_timed_on_columns_of_other_names(classifier: Path, renamed: Path) -> None:
     columns = columns_of(Profiling(**GIVEN))
     assert columns == Columns(text="Body", label="Kind")
-    assert evaluate(str(classifier), renamed / "dev.csv", columns=columns)["examples"] == 30
+    assert evaluate(str(classifier), renamed / "dev.csv", **GIVEN)["examples"] == 30
     given = given_texts(str(renamed), TASK, columns)
     assert (len(given.texts), len(given.calibration), len(given.examples or ())) == (30, 30, 30)
 
@@ -73,10 +76,14 @@ def test_each_verb_names_the_columns_that_it_was_given_where_they_are_not(
     wrong, out, data = GIVEN | {"text_column": "Words"}, tmp_path / "out", str(renamed)
     teacher, more = str(tiny_teacher), renamed / "more.csv"
     calls: dict[str, Callable[[], object]] = {
-        "run": lambda: open_task(TaskSettings(teacher, TASK, data, STUDENT, **wrong), out),
+        "run": lambda: open_task(TaskSettings(teacher=teacher, task=TASK, data=data, student=STUDENT, **wrong), out),
         "finetune": lambda: finetune(teacher, TASK, data, out, **wrong),
-        "compare": lambda: compare(Comparison(teacher, TASK, data, str(out), ("labels",), (STUDENT,), **wrong)),
-        "export": lambda: export_checkpoint(str(classifier), out, Exporting(data, **wrong)),
+        "compare": lambda: compare(
+            Comparison(
+                teacher=teacher, task=TASK, data=data, out=str(out), methods=("labels",), students=(STUDENT,), **wrong
+            )
+        ),
+        "export": lambda: export(classifier, out, data, **wrong),
         "distill": lambda: distill(teacher, [more], out, student=STUDENT, text_column="Words"),
         "load": lambda: load("http://127.0.0.1:9/v1/classify", more, text_column="Words"),
     }

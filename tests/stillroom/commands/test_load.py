@@ -1,9 +1,12 @@
 """`stillroom load` through the command line's own door, on servers over loopback."""
 
+import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +121,22 @@ def test_a_server_that_does_not_take_the_request_gets_no_load(run: Run, texts: P
     [
         pytest.param({"rate": 5.0, "bound_ms": 5.0}, "give one of them", id="rate-and-bound"),
         pytest.param({"queries": 5, "seconds": 5.0}, "give one of them", id="queries-and-seconds"),
-        pytest.param({"rate": 0.0, "timeout": -1.0}, "--rate is 0; --timeout is -1: a number", id="numbers"),
+        pytest.param({"rate": 0.0}, "--rate is 0", id="rate-0"),
+        pytest.param({"rate": -3.0}, "--rate is -3", id="rate-below-0"),
         pytest.param({"rate": float("nan")}, "--rate is nan", id="no-number"),
-        pytest.param({"headers": ["Accept"]}, "'Accept' has no colon", id="header"),
+        pytest.param(
+            {"rate": 1e12}, "a trial would have 10,000,000,000,000 queries; 1,000,000 at most", id="rate-huge"
+        ),
+        pytest.param({"rate": float("inf")}, "--rate is inf", id="rate-infinite"),
+        pytest.param({"connections": 0}, "--connections is 0", id="no-connections"),
+        pytest.param(
+            {"connections": 10**9}, "--connections is 1e.09; give a whole number from 1 to 60000", id="connections-huge"
+        ),
+        pytest.param({"seed": -1}, "--seed is -1", id="seed"),
+        pytest.param({"headers": ("Accept",)}, "'Accept' has no colon", id="header"),
+        pytest.param(
+            {"headers": ("Connection: close",)}, "the header 'Connection' cannot be sent", id="header-of-ours"
+        ),
         pytest.param({"template": "TEXT"}, "is not JSON", id="template"),
     ],
 )
@@ -131,6 +147,42 @@ def test_what_cannot_be_used_is_refused_before_anything_is_sent(
         with pytest.raises(BadInput, match=message):
             stillroom.load(server.url, texts, **given)
         assert server.asked == []
+
+
+def test_all_that_is_wrong_with_a_load_is_one_message(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n", encoding="utf-8")
+    wrong: dict[str, Any] = {
+        "rate": -1.0, "timeout": 0.0, "connections": 0, "template": '{"text": "text"}', "headers": ("Accept", "A b: c"), "seed": -1,
+    }  # fmt: skip
+    with pytest.raises(BadInput) as refused:
+        stillroom.load("ftp://somewhere", empty, **wrong)
+    said = refused.value.message
+    for part in ("--rate is -1", "--timeout is 0", "--connections is 0", "--seed is -1"):
+        assert part in said
+    with pytest.raises(BadInput) as refused:
+        stillroom.load("ftp://somewhere", empty, template=wrong["template"], headers=wrong["headers"])
+    for part in ("'Accept' has no colon", "'A b'", "ftp://somewhere", "empty.txt", 'has no string "TEXT"'):
+        assert part in refused.value.message
+
+
+def test_a_setting_of_load_that_is_none_is_refused(texts: Path) -> None:
+    with pytest.raises(BadInput, match="rates is no setting"):
+        stillroom.load("http://127.0.0.1:9", texts, rates=5)
+
+
+def test_the_machine_is_looked_at_before_the_first_request(texts: Path) -> None:
+    asked_s: list[float] = []
+
+    async def slow_once(asked: Asked) -> bytes:
+        if not asked_s:
+            asked_s.append(time.time())
+            await asyncio.sleep(1.1)  # the moment is kept in whole seconds
+        return answer()
+
+    with serving(slow_once) as server:
+        document = stillroom.load(server.url, texts, rate=50.0, queries=1)
+    assert datetime.fromisoformat(document["machine"]["measured_at"]).timestamp() <= asked_s[0]
 
 
 def test_a_folder_with_other_things_is_left_alone(run: Run, texts: Path, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from read_page import HOSTILE, Page
 
 from latency.measure.result_document import ProfileDocument
 from stillroom.report.drawings import curve
-from stillroom.report.markup import element, facts, number, size, table
-from stillroom.report.run_page import Disagreeing, Report, markdown_table, write_report
+from stillroom.report.latency_table import grid_table
+from stillroom.report.markup import element, facts, markdown, number, size, table
+from stillroom.report.run_page import Disagreeing, Report, write_report
 
 
 def profile_document(names: tuple[str, ...] = ("teacher", "int8"), text: str = "Some CPU") -> ProfileDocument:
@@ -191,7 +192,8 @@ def test_a_long_table_is_folded_away(tmp_path: Path) -> None:
 
 
 def test_the_markdown_table_has_a_row_per_candidate_and_workload(tmp_path: Path) -> None:
-    lines = markdown_table(profile_document(("teacher", "in|t8"))).splitlines()
+    timed = profile_document(("teacher", "in|t8"))
+    lines = markdown(*grid_table(timed, timed["candidates"], with_shape=True)).splitlines()
     assert len(lines) == 2 + 4
     assert lines[0].startswith("| candidate | batch | tokens | p50 ms | p90 ms | p99 ms |")
     assert "metric" not in lines[0]  # nobody has one

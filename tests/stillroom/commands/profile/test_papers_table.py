@@ -114,9 +114,9 @@ def test_texts_are_drawn_from_the_seed() -> None:
 
 def test_each_device_has_its_runtimes() -> None:
     on_cpu = ["torch", "onnxruntime", *(["openvino"] if has_openvino() else [])]
-    assert runtimes(["cpu"]) == (*on_cpu,)
-    assert runtimes(["cuda"]) == ("torch", "torch-compile", "torch-cuda-graphs")
-    assert runtimes(["cpu", "cuda"]) == (*on_cpu, "torch-compile", "torch-cuda-graphs")
+    assert list(runtimes(["cpu"])) == on_cpu
+    assert list(runtimes(["cuda"])) == ["torch", "torch-compile", "torch-cuda-graphs"]
+    assert list(runtimes(["cpu", "cuda"])) == [*on_cpu, "torch-compile", "torch-cuda-graphs"]
 
 
 @pytest.mark.slow

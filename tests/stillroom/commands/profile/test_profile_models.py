@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 from lookup_bundles import city_table, write_bundle
 from small_profiles import QUICK, TASK, Models, Profiled, profiled, stillroom
-from small_task import write_rows
 
 import stillroom as face
-from compress.data.texts import read_texts
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from stillroom.commands.profile.models import Ways, candidates_of, task_of
-from stillroom.commands.profile.run import given_texts
 from stillroom.commands.profile.speed_regression import models_of, regression_lines
+from stillroom.commands.profile.texts import given_texts
 
 Refused = Callable[..., str]
 TOGETHER = [
@@ -164,49 +162,6 @@ def test_without_data_the_texts_are_generated_and_there_is_no_metric(earlier: Pr
     assert "| fast ORT fp32 |" in earlier.printed  # the table
 
 
-def test_plain_text_is_timed_and_it_is_said_why_there_is_no_metric(tmp_path: Path) -> None:
-    file = tmp_path / "lines.txt"
-    file.write_text("fly to rome\n\nrefund it\n", encoding="utf-8")
-    given = given_texts(str(file), TASK)
-    assert given.texts == given.calibration == ["fly to rome", "refund it"]
-    assert (given.examples, given.notes) == (None, ["No metric: lines.txt is plain text."])
-
-
-def test_rows_without_labels_of_the_task_are_timed_and_it_is_said_what_they_lack(tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "bare.jsonl", [{"text": "fly to rome"}, {"text": "refund it"}])
-    given = given_texts(str(file), TASK)
-    assert (given.texts, given.examples) == (["fly to rome", "refund it"], None)
-    (note,) = given.notes
-    assert note.startswith("No metric: bare.jsonl has no labels for text-classification (")
-    assert "label" in note[60:]
-
-
-def test_of_a_folder_test_is_timed_and_train_calibrates(splits: Path) -> None:
-    given = given_texts(str(splits), TASK)
-    assert given.texts == read_texts(splits / "test.jsonl")
-    assert given.calibration == read_texts(splits / "train.jsonl")
-    assert given.examples is not None
-    assert (len(given.examples), given.source, given.calibrated_apart) == (50, "test.jsonl", True)
-    alone = given_texts(str(splits / "test.jsonl"), TASK)
-    assert (alone.texts, alone.calibration, alone.calibrated_apart) == (given.texts, given.texts, False)
-
-
-def test_a_folder_of_tokens_and_tags_calibrates_on_its_tokens(tmp_path: Path) -> None:
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.conll").write_text("fly O\nto O\nRome B-city\n\n", encoding="utf-8")
-    given = given_texts(str(tmp_path), "token-classification")
-    assert given.texts == given.calibration == ["fly to Rome"]
-    assert given.notes == []
-
-
-def test_relations_are_timed_and_calibrated_with_their_markers(tmp_path: Path) -> None:
-    row = {"text": "from Oslo", "head": {"start": 0, "end": 4}, "tail": {"start": 5, "end": 9}, "label": "begins"}
-    for name in ("train", "test"):
-        write_rows(tmp_path / f"{name}.jsonl", [row])
-    given = given_texts(str(tmp_path), TASK)
-    assert given.texts == given.calibration == ["[E1] from [/E1] [E2] Oslo [/E2]"]
-
-
 def test_graphs_that_were_exported_for_the_same_texts_are_found_again(
     together: Profiled, models: Models, splits: Path
 ) -> None:
@@ -259,7 +214,7 @@ def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> 
         "import sys; from pathlib import Path; import stillroom.commands.profile.run as profiling\n"
         f"bundle = Path({str(models.fast)!r})\n"
         "found = profiling.candidates_of(bundle, profiling.Ways(), Path('.'), [])\n"
-        "profiling.given_models([bundle]), profiling.given_texts('', 'text-classification')\n"
+        "profiling.given_models([bundle]), profiling.given_texts('', 'text-classification').drawn(0)\n"
         "sys.exit(len(found) != 1 or bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -281,29 +236,12 @@ def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> 
             (__file__,), "is neither a bundle, nor a checkpoint's folder, nor an .onnx file. Give", id="no-model-file"
         ),
         pytest.param(
-            ("FAST", "--runtimes", "tensorflow"),
-            "--runtimes is 'tensorflow'; give some of torch,",
-            id="runtime",
-        ),
-        pytest.param(
-            ("FAST", "--device", "tpu"), "--device is 'tpu' (did you mean cpu?); give some of cpu, cuda", id="device"
-        ),
-        pytest.param(("FAST", "--precisions", "int4"), "--precisions is 'int4'; give some of fp32", id="precision"),
-        pytest.param(("FAST", "--percentile", "42"), "--percentile is 42; give one of 50, 90, 95, 99", id="percentile"),
-        pytest.param(("FAST", "--budget-ms", "-3"), "--budget-ms is -3; give a number above 0", id="budget"),
-        pytest.param(("FAST", "--seconds", "nan"), "--seconds is nan; give a number above 0", id="seconds"),
-        pytest.param(("FAST", "--threads", "-1"), "--threads is -1; give a whole number from 0", id="threads"),
-        pytest.param(("FAST", "--batches", "1,x"), "--batches is '1,x'; give a whole number from 1", id="batches"),
-        pytest.param(
             ("FAST", "--lengths", "8,33"), "--lengths asks for 33 tokens, and fast ORT fp32 takes 32", id="too-long"
         ),
         pytest.param(("FAST", "--lengths", "2"), "2 tokens were asked for and 2 of them are special", id="too-short"),
         pytest.param(("FAST", "--data", "gone.jsonl"), "--data gone.jsonl does not exist", id="no-data"),
         pytest.param(("FAST", "FAST"), "two candidates are named fast ORT fp32", id="the-same-model-twice"),
-        pytest.param(
-            ("FILE", "--runtimes", "torch"), "cannot be run with --device cpu and --runtimes torch", id="no-way"
-        ),
-        pytest.param(("FAST", "--device", ""), "--device names nothing; give some of cpu, cuda", id="no-device"),
+        pytest.param(("FILE", "--runtimes", "torch"), "cannot be run with --device cpu, --runtimes torch", id="no-way"),
         pytest.param(("FAST", "--paper"), "--paper makes its own models; leave MODEL and --against out", id="paper"),
     ],
 )
@@ -319,15 +257,6 @@ def _unless_given(arguments: tuple[str, ...]) -> list[str]:
         if flag not in arguments
         for part in (flag, value)
     ]
-
-
-def test_a_gpu_that_is_not_here_is_bad_input(refused: Refused, models: Models) -> None:
-    import onnxruntime
-
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("onnxruntime has CUDA here")
-    said = refused(models.fast, "--device", "cuda", *QUICK)
-    assert "candidate 'fast ORT fp32 cuda' needs onnxruntime's CUDAExecutionProvider, which is not here" in said
 
 
 def test_a_folder_that_holds_other_things_is_left_alone(refused: Refused, models: Models, tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""What became of one rate that was tried on a server, and what `ramp` found: figures, raw samples, doubts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NotRequired, TypedDict
+
+import numpy as np
+
+from latency.measure.statistics import SAMPLES_FOR_P99
+
+# Share of the p99 that the generator's own lateness may be before the p99 is in doubt as the server's.
+LATE_SHARE = 0.1
+
+
+class LoadTrial(TypedDict):
+    """One rate that was tried. Times are in milliseconds from the moment when a query was due, percentiles of the ok ones."""
+
+    rate_per_s: float
+    queries: int  # sent; fewer than asked for where the trial was cut short, as its bound was missed
+    seconds: float  # from the start to the last answer
+    p50_ms: float | None  # None: nothing was answered
+    p90_ms: float | None
+    p99_ms: float | None
+    held: NotRequired[bool]  # nothing was refused, failed or timed out, and p99 stayed under the bound
+    ok: int
+    refused: int  # 429 and 503
+    timeouts: int
+    errors: dict[str, int]  # by status or kind
+    answered_per_s: float  # ok ones
+    late_p50_ms: float  # of the generator
+    late_p99_ms: float
+    client_core_share: float  # of one core, that the generator used
+    connections: int  # opened
+    waited: int  # queries for which none was free, and none more was to be opened
+    resent: int  # queries whose connection the server had closed as idle
+    doubts: list[str]
+    latencies_ms: list[float]  # of ok queries, in order of their due moments
+    from_sent_ms: list[float]  # of the same, from the moment they were written: what a closed loop would say
+    refused_ms: list[float]
+    late_ms: list[float]
+
+
+class LoadedServer(TypedDict):
+    """What `ramp` finds out."""
+
+    bound_ms: float
+    rate_per_s: float  # the highest that held; 0: none that was tried
+    trials: list[LoadTrial]  # in order
+    doubts: list[str]  # of the rate found
+
+
+@dataclass(frozen=True)
+class Load:
+    """What became of the queries of one trial; times are in milliseconds."""
+
+    rate_per_s: float  # at which queries were due
+    queries: int  # sent
+    seconds: float  # from the start to the last answer
+    latencies_ms: tuple[float, ...]  # of ok (2xx) queries, from their due moments to the last byte, in order
+    from_sent_ms: tuple[float, ...]  # of the same, from the moment they were written
+    refused_ms: tuple[float, ...]  # of those answered 429 or 503, from their due moments
+    late_ms: tuple[float, ...]  # how long after its due moment the generator got to each query
+    timeouts: int
+    errors: dict[str, int]  # by status or kind
+    connections: int  # opened
+    waited: int  # queries for which no connection was free, and none more was to be opened
+    resent: int  # queries whose connection the server had closed as idle
+    client_core_share: float  # of one core, that the generator used
+    cut_short: bool = False  # the bound that was given was missed
+
+    def percentile_ms(self, percent: float) -> float | None:
+        """Of the latencies of ok queries; None when there are none."""
+        return float(np.percentile(self.latencies_ms, percent)) if self.latencies_ms else None
+
+    def late_percentile_ms(self, percent: float) -> float:
+        """Of the generator's own lateness."""
+        return float(np.percentile(self.late_ms, percent))
+
+    def held(self, bound_ms: float) -> bool:
+        """Whether nothing was refused, failed or timed out, and the p99 stayed under `bound_ms`."""
+        p99_ms = self.percentile_ms(99)
+        failed = len(self.refused_ms) + self.timeouts + sum(self.errors.values())
+        return not self.cut_short and not failed and p99_ms is not None and p99_ms < bound_ms
+
+    def doubts(self) -> list[str]:
+        """Reasons not to lean on the p99, one sentence each; empty when there are none."""
+        found = []
+        if 0 < len(self.latencies_ms) < SAMPLES_FOR_P99:
+            found.append(
+                f"p99 rests on {len(self.latencies_ms)} answers: below {SAMPLES_FOR_P99} it says little more than the slowest"
+            )
+        if self.resent:
+            found.append(
+                f"{self.resent} queries were sent again: the server closed their connections, idle until then, without an answer"
+            )
+        return found + self.client_doubts()
+
+    def client_doubts(self) -> list[str]:
+        """Signs that the client, and not the server, was the limit."""
+        found = []
+        late_ms, p99_ms = self.late_percentile_ms(99), self.percentile_ms(99)
+        if p99_ms is not None and late_ms > LATE_SHARE * p99_ms:
+            found.append(
+                f"the generator was late itself: by {late_ms:.3g} ms or more for one query in a hundred, where p99 is {p99_ms:.3g} ms; "
+                "the client may be the limit: give it cores of its own"
+            )
+        if self.waited:
+            found.append(
+                f"{self.waited} queries waited for a connection, all being in use, which counts; "
+                "allow more connections if real clients open more"
+            )
+        return found
+
+    def trial(self, bound_ms: float | None = None) -> LoadTrial:
+        """Everything as a JSON document, with `held` where there is a bound."""
+        p50_ms, p90_ms, p99_ms = (self.percentile_ms(percent) for percent in (50, 90, 99))
+        document = LoadTrial(
+            rate_per_s=self.rate_per_s,
+            queries=self.queries,
+            seconds=self.seconds,
+            p50_ms=p50_ms,
+            p90_ms=p90_ms,
+            p99_ms=p99_ms,
+            ok=len(self.latencies_ms),
+            refused=len(self.refused_ms),
+            timeouts=self.timeouts,
+            errors=self.errors,
+            answered_per_s=len(self.latencies_ms) / self.seconds,
+            late_p50_ms=self.late_percentile_ms(50),
+            late_p99_ms=self.late_percentile_ms(99),
+            client_core_share=self.client_core_share,
+            connections=self.connections,
+            waited=self.waited,
+            resent=self.resent,
+            doubts=self.doubts(),
+            latencies_ms=_rounded(self.latencies_ms),
+            from_sent_ms=_rounded(self.from_sent_ms),
+            refused_ms=_rounded(self.refused_ms),
+            late_ms=_rounded(self.late_ms),
+        )
+        if bound_ms is not None:
+            document["held"] = self.held(bound_ms)
+        return document
+
+
+def _rounded(times_ms: Sequence[float]) -> list[float]:
+    return [round(ms, 4) for ms in times_ms]

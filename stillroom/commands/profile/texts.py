@@ -1,0 +1,114 @@
+"""The texts that `profile` times, scores and calibrates on: a file, a folder of splits, or messages made here."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from compress.data.columns import USUAL, Columns
+from compress.data.examples import Example
+from compress.data.labelled_files import read_examples
+from compress.data.splits import split_file
+from compress.data.subset import subset
+from compress.data.texts import read_texts
+from serve.errors import BadInput
+
+TIMED_TEXTS = 1_000  # of those given; all are scored
+CALIBRATION_TEXTS = 128  # of int8 graphs that are made only to be timed
+SAMPLE_TEXTS = 400  # of the built-in sample
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Given:
+    """The texts that are timed and scored."""
+
+    texts: list[str | tuple[str, str]]
+    source: str
+    calibration: list[str]
+    """What a checkpoint's int8 graph is calibrated on."""
+    examples: list[Example] | None
+    """With labels, one for each text, in the order of the file; None: without."""
+    notes: list[str]
+    calibrated_apart: bool
+    """Whether `calibration` is a split of its own."""
+    places: tuple[int, ...] = ()
+    """Where in the file each text stands, once an order was drawn."""
+
+    @property
+    def plain(self) -> list[str]:
+        """The texts without their pairs."""
+        return [text if isinstance(text, str) else text[0] for text in self.texts]
+
+    def drawn(self, seed: int) -> "Given":
+        """The same, as it is used: the texts that are timed stand first, in an order of the seed; few calibrate.
+
+        A file may be sorted, by label or by length, and its first rows be of one kind.
+        """
+        timed = subset(range(len(self.texts)), TIMED_TEXTS, seed)
+        random.Random(seed).shuffle(timed)
+        first = set(timed)
+        places = (*timed, *(place for place in range(len(self.texts)) if place not in first))
+        return replace(
+            self,
+            texts=[self.texts[place] for place in places],
+            calibration=subset(self.calibration, CALIBRATION_TEXTS, seed),
+            places=places,
+        )
+
+    def as_in_the_file(self, answers: Sequence[Answer]) -> list[Answer]:
+        """Answers to `texts` in the order of the file, as `examples` stand."""
+        return [answers[i] for i in sorted(range(len(self.places)), key=self.places.__getitem__)]
+
+
+def given_texts(data: str, task: str | None, columns: Columns = USUAL) -> Given:
+    """What is timed: the texts of the file `data`, or of the test split in the folder `data`, with labels where it has them.
+
+    int8 graphs made only to be timed are calibrated on the folder's train split, else on the texts themselves. Without
+    `data` the texts are messages to a shop's support, which this program makes. BadInput for a file without texts.
+    """
+    if not data:
+        from stillroom.inputs.sample_texts.messages import support_messages
+
+        seen: set[str] = set()
+        texts = [message["text"] for message in support_messages("test", SAMPLE_TEXTS, 0, seen)]
+        train = [message["text"] for message in support_messages("train", SAMPLE_TEXTS, 0, seen)]
+        note = "No --data was given: the texts are generated messages to a shop's support, so there is no metric."
+        return Given(list(texts), "generated support messages", train, None, [note], calibrated_apart=True)
+    path = Path(data)
+    folder, file = (path, _split(path, "test")) if path.is_dir() else (None, path)
+    examples, notes = _labelled(file, task, columns)
+    texts_or_pairs: list[str | tuple[str, str]] = (
+        [example.text_or_pair for example in examples] if examples else list(read_texts(file, columns))
+    )
+    if folder:
+        to_calibrate = _split(folder, "train")
+        labelled, _ = _labelled(to_calibrate, task, columns)
+        calibration = [example.text_read for example in labelled] if labelled else read_texts(to_calibrate, columns)
+    else:
+        calibration = [text if isinstance(text, str) else text[0] for text in texts_or_pairs]
+    return Given(texts_or_pairs, file.name, calibration, examples, notes, calibrated_apart=folder is not None)
+
+
+def _split(folder: Path, name: str) -> Path:
+    found = split_file(folder, name)
+    if not found:
+        raise BadInput(f"--data {folder} has no file {name}.*; give a folder of splits, or one file.")
+    return found
+
+
+def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Example] | None, list[str]]:
+    """The examples of `file` where it has labels for `task`, and what to say where it has not."""
+    if task is None:
+        return None, ["The models have no head for one task, so there is no metric."]
+    try:
+        examples = read_examples(file, cast(Any, task), columns)
+    except BadInput as error:
+        if file.suffix != ".txt":
+            return None, [
+                f"No metric: {file.name} has no labels for {task} ({error.message.splitlines()[-1].strip()})."
+            ]
+        return None, [f"No metric: {file.name} is plain text."]
+    return examples, []

@@ -1,0 +1,65 @@
+"""The settings of `profile`: closed choices and ranges, all checked at once."""
+
+import math
+from typing import Any
+
+import pytest
+
+from serve.bundle.cpu_quota import available_cores
+from serve.errors import BadInput
+from stillroom.commands.profile.papers_table import runtimes
+from stillroom.commands.profile.run import for_the_paper, profile_paper, ways_of
+from stillroom.settings.profile import Profiling
+
+
+def test_every_setting_that_cannot_be_is_named_in_one_message() -> None:
+    wrong: dict[str, Any] = {
+        "device": ("tpu",), "runtimes": ("torch", "tensorflow"), "precisions": ("int4",), "batches": (1, 0), "lengths": (),
+        "seconds": math.nan, "tight": 0.0, "threads": -1, "budget_ms": -3.0, "percentile": 42, "bound_ms": math.inf,
+        "price_per_core_hour": -0.1,
+    }  # fmt: skip
+    with pytest.raises(BadInput) as refused:
+        Profiling(**wrong)
+    for name in wrong:
+        assert "--" + name.replace("_", "-") in refused.value.message
+    for known in ("cpu, cuda", "torch-cuda-graphs", "bf16"):
+        assert known in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["batches", "lengths"])
+@pytest.mark.parametrize("value", ["1,x", (1, "x"), (True,), (1.5,)])
+def test_the_grid_is_of_whole_numbers(name: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=f"--{name} "):
+        Profiling(**{name: value})
+
+
+def test_a_call_has_as_many_threads_as_this_process_has_cores_unless_told_otherwise() -> None:
+    assert ways_of(Profiling()).threads == available_cores()
+    assert ways_of(Profiling(threads=3)).threads == 3
+
+
+def test_a_runtime_that_needs_a_gpu_asks_for_one_by_itself() -> None:
+    assert ways_of(Profiling()).devices == ("cpu",)
+    assert ways_of(Profiling(runtimes=("torch-cuda-graphs",))).devices == ("cpu", "cuda")
+    with pytest.raises(BadInput, match="--runtimes torch-cuda-graphs runs on cuda alone, and --device is cpu"):
+        ways_of(Profiling(runtimes=("torch-cuda-graphs",), device=("cpu",)))
+
+
+def test_the_papers_table_refuses_every_setting_that_it_would_ignore() -> None:
+    given: dict[str, Any] = {
+        "data": "texts.txt", "batches": (1, 4), "budget_ms": 5.0, "percentile": 90, "bound_ms": 20.0,
+        "price_per_core_hour": 0.1, "sweep": True,
+    }  # fmt: skip
+    with pytest.raises(BadInput) as refused:
+        profile_paper(Profiling(**given))
+    assert all("--" + name.replace("_", "-") in refused.value.message for name in given)
+
+
+def test_the_papers_table_honours_the_other_settings() -> None:
+    usual = for_the_paper(Profiling())
+    assert (usual.batches, usual.precisions, usual.runtimes) == ((1,), ("fp32",), runtimes(["cpu"]))
+    assert for_the_paper(Profiling(device=("cpu", "cuda"))).precisions == ("fp32", "fp16")
+    asked = Profiling(precisions=("bf16",), batches=(1,), runtimes=("torch",), lengths=(64,), threads=1, seed=5)
+    assert for_the_paper(asked) == Profiling(
+        device=("cpu",), precisions=("bf16",), batches=(1,), runtimes=("torch",), lengths=(64,), threads=1, seed=5
+    )
