@@ -4,15 +4,17 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from repository import ROOT
 from test_hub import COMMIT, Hub
 
+import stillroom
 from compress.models.pretrained import open_model
 from serve.errors import BadInput
+from stillroom.commands.compare import Comparison, compare
 
 ASK = """
 import sys
@@ -55,3 +57,20 @@ def test_a_folder_has_no_revision(tiny_teacher: Path) -> None:
     with pytest.raises(BadInput, match=r"--revision is v2, and --teacher .* is a folder here; .* Leave it out\."):
         open_model(str(tiny_teacher), revision="v2")
     assert open_model(str(tiny_teacher)).revision is None
+
+
+def test_every_verb_refuses_a_revision_of_a_folder(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
+    teacher, data, out, task = str(tiny_teacher), str(task_data), tmp_path / "out", "text-classification"
+    text = task_data / "train.jsonl"
+    calls: list[Callable[[], object]] = [
+        lambda: stillroom.run(teacher=teacher, task=task, data=data, out=out, revision="v2"),
+        lambda: stillroom.finetune(teacher, task, data, out, revision="v2"),
+        lambda: stillroom.distill(teacher, [text], out, revision="v2"),
+        lambda: stillroom.export(teacher, out, data, revision="v2"),
+        lambda: stillroom.evaluate(teacher, data, revision="v2"),
+        lambda: compare(Comparison(teacher, task, data, str(out), ("minilm",), corpus=(str(text),), revision="v2")),
+    ]
+    for call in calls:
+        with pytest.raises(BadInput, match=r"--revision is v2, and .* is a folder here"):
+            call()
+    assert list(tmp_path.iterdir()) == []
