@@ -84,6 +84,8 @@ def test_a_wrong_header_is_one_line_that_names_what_is_there_and_the_flags(tmp_p
         "a.tsv has the columns id, text; needed are text and Kind. Rename them, or give --label-column NAME"
     )
     assert "a.csv has no names of columns in its first line" in fault(written(tmp_path / "a.csv", ",,\na,b,c\n"))
+    note = written(tmp_path / "a.csv", "text,label,note,note\na,x,1,2\n")
+    assert read_examples(note, TEXT) == [Example("a", label="x")]
     assert "has the column text twice" in fault(written(tmp_path / "a.csv", "text,label,text\na,b,c\n"))
     assert "a.csv is a table, whose cells hold no lists" in fault(
         written(tmp_path / "a.csv", "text,entities\na,[]\n" * 9), task=TOKENS
