@@ -56,7 +56,7 @@ class Columns:
         """What is wrong with a table whose columns are `names`, in words; None when nothing is."""
         missing = self.missing(names, task)
         if not missing:
-            twice = sorted({name for name in names if name and names.count(name) > 1})
+            twice = sorted({name for name in vars(self).values() if names.count(name) > 1})
             return f"has the column {', '.join(twice)} twice; give each a name of its own" if twice else None
         named = ", ".join(name for name in names if name)
         has = f"has the columns {named}" if named else "has no names of columns in its first line"

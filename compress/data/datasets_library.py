@@ -5,7 +5,7 @@ from typing import Any
 
 from compress.data.class_names import class_names, with_class_names
 from compress.data.columns import Columns
-from compress.data.examples import SPLITS, Task
+from compress.data.examples import SPLIT_NAMES, Task
 from compress.data.hub import load_dataset, may_be_on_hub
 from compress.data.labelled_files import LabelledFile
 from compress.data.row_faults import Fault, UnreadableFrom, note
@@ -25,10 +25,11 @@ def read_datasets(data: str, task: Task, columns: Columns, revision: str) -> dic
     """
     loaded = _saved_dataset(data) if Path(data).is_dir() else _hub_dataset(data, revision)
     readers: dict[str, LabelledFile] = {}
-    for name in SPLITS:
-        if name not in loaded:
+    for split, names in SPLIT_NAMES.items():
+        name = next((name for name in names if name in loaded), None)
+        if name is None:
             continue
-        readers[name] = reader = LabelledFile(f"{data} ({name})", task, columns)
+        readers[split] = reader = LabelledFile(f"{data} ({name})", task, columns)
         rows = loaded[name]
         if reason := columns.fault(rows.column_names, task):
             reader.faults.append(Fault(reader.file, None, reason))

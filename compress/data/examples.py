@@ -11,6 +11,7 @@ from serve.text.entity_markers import MARKERS, has_markers, marked
 
 Task = Literal["token-classification", "text-classification"]
 SPLITS = ("train", "validation", "test")
+SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
 @dataclass(frozen=True, slots=True)

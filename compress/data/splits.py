@@ -6,14 +6,12 @@ from pathlib import Path
 
 from compress.data.columns import USUAL, Columns
 from compress.data.datasets_library import is_saved_dataset, read_datasets
-from compress.data.examples import SPLITS, Example, Splits, Task, check_task, examples_fingerprint
+from compress.data.examples import SPLIT_NAMES, SPLITS, Example, Splits, Task, check_task, examples_fingerprint
 from compress.data.file_formats import SUFFIXES
 from compress.data.labelled_files import LabelledFile, faults_of, read_file
 from compress.data.row_faults import BadRows, Fault
 from compress.input_errors import Faults
 from serve.errors import BadInput
-
-NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
 def read_splits(data: str, task: Task, columns: Columns = USUAL, *, seed: int = 0, revision: str = "") -> Splits:
@@ -75,7 +73,7 @@ def split_file(folder: Path, split: str) -> Path | None:
     Raises:
         BadInput: there are several.
     """
-    named = [folder / f"{name}{suffix}" for name in NAMES[split] for suffix in (*SUFFIXES, ".txt")]
+    named = [folder / f"{name}{suffix}" for name in SPLIT_NAMES[split] for suffix in (*SUFFIXES, ".txt")]
     files = [path for path in named if path.is_file()]
     if len(files) > 1:
         raise BadInput(

@@ -84,6 +84,8 @@ def test_a_wrong_header_is_one_line_that_names_what_is_there_and_the_flags(tmp_p
         "a.tsv has the columns id, text; needed are text and Kind. Rename them, or give --label-column NAME"
     )
     assert "a.csv has no names of columns in its first line" in fault(written(tmp_path / "a.csv", ",,\na,b,c\n"))
+    note = written(tmp_path / "a.csv", "text,label,note,note\na,x,1,2\n")
+    assert read_examples(note, TEXT) == [Example("a", label="x")]
     assert "has the column text twice" in fault(written(tmp_path / "a.csv", "text,label,text\na,b,c\n"))
     assert "a.csv is a table, whose cells hold no lists" in fault(
         written(tmp_path / "a.csv", "text,entities\na,[]\n" * 9), task=TOKENS
@@ -122,11 +124,16 @@ def test_a_blank_table_is_empty_and_blank_lines_before_its_header_are_none(tmp_p
 
 @pytest.mark.parametrize("name", ["validation", "valid", "val", "dev"])
 def test_validation_is_read_by_each_of_its_names(tmp_path: Path, name: str) -> None:
+    import datasets
+
     for split in ("train", name, "test"):
         written(tmp_path / f"{split}.csv", f"text,label\n{split},x\n")
-    found = read_splits(str(tmp_path), TEXT)
-    assert [example.text for example in found.validation] == [name]
-    assert not found.held_out
+    splits = {split: datasets.Dataset.from_list([{"text": split, "label": "x"}]) for split in ("train", name, "test")}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    for data in (tmp_path, tmp_path / "saved"):
+        found = read_splits(str(data), TEXT)
+        assert [example.text for example in found.validation] == [name]
+        assert not found.held_out
 
 
 def test_two_files_for_one_split_are_a_fault_that_names_both_of_every_split(tmp_path: Path) -> None:

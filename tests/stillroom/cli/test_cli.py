@@ -124,7 +124,10 @@ def test_a_csv_without_a_label_column(run: Run, given: dict[str, str | Path], tm
     for name in ("train", "test"):
         (tmp_path / "data" / f"{name}.csv").write_text("text,intent\nhello,greet\n")
     said = refused(run, given, data=tmp_path / "data", task="text-classification")
-    assert "has no `label` (its fields: text, intent)" in said
+    assert (
+        "train.csv: has the columns text, intent; needed are text and label. Rename them, or give --label-column intent"
+        in said
+    )
 
 
 @pytest.mark.parametrize(
