@@ -123,7 +123,11 @@ class Service:
 
     async def describe_models(self, request: Request) -> Response:
         """GET /v1/models: what is served."""
-        return json_response({"models": [model.description() for model in self.models.values()]})
+        described = [
+            model.description([alias for alias, of in self.aliases.items() if of == name])
+            for name, model in self.models.items()
+        ]
+        return json_response({"models": described})
 
     async def healthz(self, request: Request) -> Response:
         """GET /healthz: 200 while the process answers at all."""
