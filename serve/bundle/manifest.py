@@ -2,7 +2,8 @@
 
 The folder's `manifest.json` lists every other file with its size and SHA-256. Opening a bundle reads every byte of it
 once and refuses the folder when a file is missing, changed, or not listed; when it is a link (but for those of the
-Hub's cache, which lead to its blobs); and when it could be a pickle, which runs code when it is read.
+Hub's cache, which lead to its blobs); and when it could be a pickle, which runs code when it is read. The model card is for
+people, who may edit it: that is told and not refused.
 """
 
 import hashlib
@@ -34,6 +35,10 @@ PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x0
 
 # What downloads from the Hub leave beside the files that were asked for; nothing reads it.
 HUB_FILES = (".gitattributes", ".cache/huggingface/")
+# What other programs leave in a folder: git in its first one, the Finder of macOS in each. Nothing reads it either.
+GIT_FOLDER = ".git/"
+FINDER_FILE = ".DS_Store"
+CARD = "README.md"
 
 # What these files say of a bundle changes nothing about it.
 ABOUT_IT = frozenset({"README.md", "report.html", "report.json"})
@@ -97,6 +102,8 @@ class Bundle:
 
     path: Path
     manifest: Manifest
+    card_edited: bool = False
+    """Whether the model card is another than the manifest's."""
 
     def onnx_file(self, variant: str | None = None) -> Path:
         """The graph of `variant`, or of the default one. BadInput when the bundle has no such variant."""
@@ -145,13 +152,15 @@ def digest(manifest: Mapping[str, Any]) -> str:
 def open_bundle(path: Path | str) -> Bundle:
     """The bundle in folder `path`, every file checked. BundleError names what is wrong with it."""
     folder = Path(path)
-    return Bundle(folder, verify(folder))
+    manifest = verify(folder)
+    card = manifest.files.get(CARD)
+    return Bundle(folder, manifest, card_edited=card is not None and sha256_file(folder / CARD) != card.sha256)
 
 
 def verify(path: Path | str) -> Manifest:
     """Read and check a bundle: its manifest, its digest, and the size and SHA-256 of every file in the folder.
 
-    All faults of the files are collected into one BundleError.
+    All faults of the files are collected into one BundleError. Another content of the model card is none.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -256,26 +265,26 @@ def _listing_faults(name: str, file: BundleFile) -> Iterator[str]:
 def _file_faults(folder: Path, listed: dict[str, BundleFile]) -> Iterator[str]:
     for name in sorted(listed):
         try:
-            fault = _fault_of(folder / name, folder, listed[name])
+            fault = _fault_of(folder / name, folder, None if name == CARD else listed[name])
         except OSError as error:  # unreadable, a name too long for the file system
             fault = f"cannot be read ({error.strerror})"
         if fault:
             yield f"{name} {fault}"
     for name in sorted(set(_names_in(folder)) - set(listed) - {MANIFEST}):
-        if not name.startswith(HUB_FILES):
+        if not name.startswith((*HUB_FILES, GIT_FOLDER)) and PurePosixPath(name).name != FINDER_FILE:
             yield f"{name} is not in the manifest"
 
 
-def _fault_of(file: Path, folder: Path, expected: BundleFile) -> str | None:
-    """What is wrong with one listed file."""
+def _fault_of(file: Path, folder: Path, expected: BundleFile | None) -> str | None:
+    """What is wrong with one listed file; its content may be any where none is `expected`."""
     fault = _link_fault(file, folder)
     if fault is None and not os.path.lexists(file):
         fault = "is missing"
     elif fault is None and not file.is_file():
         fault = "is no plain file"
-    elif fault is None and (size_bytes := file.stat().st_size) != expected.bytes:
+    elif fault is None and expected and (size_bytes := file.stat().st_size) != expected.bytes:
         fault = f"has {size_bytes:,} bytes instead of {expected.bytes:,}"
-    elif fault is None and sha256_file(file) != expected.sha256:
+    elif fault is None and expected and sha256_file(file) != expected.sha256:
         fault = "was changed (its SHA-256 is another)"
     elif fault is None and _starts_as_pickle(file):
         fault = "begins as a pickle does, which runs code when it is read"

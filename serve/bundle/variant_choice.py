@@ -4,13 +4,13 @@ from collections.abc import Collection
 from typing import NamedTuple, cast, get_args
 
 from serve.bundle.cpu import cpu_features, suits
-from serve.bundle.manifest import Bundle
+from serve.bundle.manifest import CARD, Bundle
 from serve.bundle.runtimes import INSTALL_OPENVINO, Runtime, has_openvino
 from serve.errors import BundleError
 
 
 class Choice(NamedTuple):
-    """A variant, what runs it, and what its user should know of that."""
+    """A variant, what runs it, and what its user should know of it and its bundle."""
 
     variant: str
     runtime: Runtime
@@ -31,6 +31,10 @@ def choose(
     """
     name, variant = bundle.variant(asked)
     notes: list[str] = []
+    if bundle.card_edited:
+        notes.append(
+            f"{CARD} of {bundle.manifest.name!r} was edited since the bundle was made; every other file is as its manifest says"
+        )
     if not suits(variant.cpu, cpu_features() if features is None else features):
         lacking = (
             f"variant {name!r} of {bundle.manifest.name!r} needs a processor with one of {', '.join(variant.cpu)}; on this one "

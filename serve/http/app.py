@@ -20,7 +20,7 @@ from serve.http.auth.api_keys import read_keys
 from serve.http.auth.cors import Origins
 from serve.http.connections.graceful_shutdown import DrainingServer
 from serve.http.connections.limits import Watch
-from serve.http.connections.sockets import listening, openable_connections
+from serve.http.connections.sockets import is_loopback, listening, openable_connections
 from serve.http.connections.tls import load_certificate, tls_context
 from serve.http.middleware import RequestMiddleware, on_http_exception, on_stillroom_error
 from serve.http.service import Service
@@ -118,14 +118,22 @@ def serve(
     """
     settings = settings or ServeSettings()
     with logging_to_stderr(settings.log_format, requests=settings.access_log):
-        server = _server(bundles, settings, announce)
+        access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
+        server = _server(bundles, settings, access, announce)
         with listening(settings.host, settings.port) as listener:
+            if not (access.keyring.keys or settings.tls_client_ca or is_loopback(listener)):
+                log.warning(
+                    "listening without keys on %s: whoever reaches this address may ask; give --keys a file of keys, or "
+                    "listen on --host 127.0.0.1",
+                    settings.host,
+                )
             server.run(sockets=[listener])
 
 
-def _server(bundles: Sequence[Path | str], settings: ServeSettings, announce: Callable[[str], None]) -> DrainingServer:
+def _server(
+    bundles: Sequence[Path | str], settings: ServeSettings, access: Access, announce: Callable[[str], None]
+) -> DrainingServer:
     """The server that these settings make."""
-    access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
     context = tls_context(settings)
     app = create_app(
         bundles,

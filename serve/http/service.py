@@ -123,7 +123,11 @@ class Service:
 
     async def describe_models(self, request: Request) -> Response:
         """GET /v1/models: what is served."""
-        return json_response({"models": [model.description() for model in self.models.values()]})
+        described = [
+            model.description([alias for alias, of in self.aliases.items() if of == name])
+            for name, model in self.models.items()
+        ]
+        return json_response({"models": described})
 
     async def healthz(self, request: Request) -> Response:
         """GET /healthz: 200 while the process answers at all."""
@@ -227,15 +231,12 @@ class Service:
     def _model(self, name: str | None, kind: Kind) -> ServedModel:
         """The model called `name`, or the first one of `kind`.
 
-        A model of relations classifies texts that hold markers, when it is named or there is none that takes others.
+        BadInput when it is for something else.
         """
-        if name is None:
-            of_kind = [model for model in self.models.values() if kind_of(model.manifest) == kind]
-            of_task = [model for model in self.models.values() if model.manifest.task == kind]
-            if found := of_kind or of_task:
-                return found[0]
+        if name is None and (of_kind := [each for each in self.models.values() if kind_of(each.manifest) == kind]):
+            return of_kind[0]
         other = self.named(name) if name is not None else next(iter(self.models.values()))
-        if kind not in {kind_of(other.manifest), other.manifest.task}:
+        if kind != kind_of(other.manifest):
             raise BadInput(
                 f"{other.manifest.name!r} is for {kind_of(other.manifest)}; "
                 f"post to {ENDPOINT_OF[kind_of(other.manifest)]} instead",

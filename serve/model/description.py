@@ -7,6 +7,7 @@ class ModelDescription(TypedDict):
     """One model of this server."""
 
     name: str
+    aliases: list[str]
     task: str
     labels: list[str]
     multi_label: bool

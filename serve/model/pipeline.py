@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import overload
@@ -25,6 +25,7 @@ from serve.text.answers import (
 )
 from serve.text.entity_markers import MARKERS
 from serve.text.inputs import as_texts, pairs_of, require_unicode
+from serve.text.relation_items import check_marked, item_of, marked_text
 from serve.text.spans import Aggregation
 from serve.text.tokenizer import load_tokenizer
 from serve.text.windows import Row, TokenRow, Windows, cut, marked_window
@@ -54,6 +55,12 @@ class Pipeline:
 
     >>> Pipeline("bundle")("fly to Rome")  # doctest: +SKIP
     {'entities': [{'label': 'city', 'text': 'Rome', 'start': 7, 'end': 11, 'score': 0.998}], 'truncated': False}
+
+    A model of relations is asked about two parts of a text:
+
+    >>> asked = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}}
+    >>> Pipeline("relations")(asked)  # doctest: +SKIP
+    {'labels': [{'label': 'located_in', 'score': 0.981}, {'label': 'none', 'score': 0.019}], 'truncated': False}
     """
 
     def __init__(self, bundle_path: Path | str, variant: str | None = None, threads: int | None = None) -> None:
@@ -78,7 +85,7 @@ class Pipeline:
     @overload
     def __call__(
         self,
-        text: str,
+        text: str | Mapping[str, object],
         *,
         text_pair: str | None = None,
         top_k: int | None = None,
@@ -93,7 +100,7 @@ class Pipeline:
     @overload
     def __call__(
         self,
-        text: list[str],
+        text: list[str] | Sequence[Mapping[str, object]],
         *,
         text_pair: list[str] | None = None,
         top_k: int | None = None,
@@ -107,7 +114,7 @@ class Pipeline:
 
     def __call__(
         self,
-        text: str | list[str],
+        text: str | Mapping[str, object] | list[str] | Sequence[Mapping[str, object]],
         *,
         text_pair: str | list[str] | None = None,
         top_k: int | None = None,
@@ -121,10 +128,13 @@ class Pipeline:
         """The answer for one text, or a list of them in the order of the texts: elements of the server's `results`.
 
         `text_pair`, `top_k` and `abstain` are for text classification, `min_score`, `offsets` (the unit of `start` and `end`),
-        `aggregation` and `constrained` for entities; see `AnswerOptions`. BadInput for anything that is not text.
+        `aggregation` and `constrained` for entities; see `AnswerOptions`. A model of relations takes, as the server's
+        `/v1/relations`, `{"text", "head": {"start", "end"}, "tail": {"start", "end"}}` in place of a text, `offsets` being their
+        unit, or a text that holds its markers. BadInput for anything that is not text, and for relations without their parts.
         """
         options = AnswerOptions(min_score, offsets, top_k, aggregation, constrained, truncate, abstain)
-        texts, pairs = as_texts(text), pairs_of(text, text_pair)
+        given = _marked_items(text, offsets) if self.manifest.relations else text
+        texts, pairs = as_texts(given), pairs_of(given, text_pair)
         self._check(texts, pairs)
         seconds: list[str] | list[None] = pairs or [None] * len(texts)
         works = [TextWork(*each, options) for each in zip(texts, seconds, strict=True)]
@@ -135,7 +145,7 @@ class Pipeline:
                     raise answer
                 assert not isinstance(answer, Logits)
                 answers[place] = answer
-        return answers[0] if isinstance(text, str) else [answers[place] for place in range(len(texts))]
+        return [answers[place] for place in range(len(texts))] if isinstance(given, list) else answers[0]
 
     def encode(self, texts: list[str], pairs: list[str] | None = None) -> list[Row]:
         """The tokens of each text (with its pair), cut at the model's length. BadInput for text that is not Unicode."""
@@ -148,9 +158,10 @@ class Pipeline:
         return self.tokenizer.encode_batch(given)
 
     def _check(self, texts: list[str], pairs: list[str] | None) -> None:
-        """BadInput for text that is not Unicode, and for pairs where entities are found."""
-        if pairs is not None and self.manifest.task != "text-classification":
-            raise BadInput(f"text_pair: {self.manifest.name!r} finds entities in one text", field="text_pair")
+        """BadInput for text that is not Unicode, and for pairs where one text is read."""
+        if pairs is not None and (self.manifest.relations or self.manifest.task != "text-classification"):
+            does = "is asked about two parts of" if self.manifest.relations else "finds entities in"
+            raise BadInput(f"text_pair: {self.manifest.name!r} {does} one text", field="text_pair")
         for field, given in (("text", texts), ("text_pair", pairs or [])):
             for index, text in enumerate(given):
                 require_unicode(text, field, index, len(given))
@@ -253,6 +264,9 @@ class Pipeline:
             return []
         for options in {work.options for work in works}:
             self._check_abstaining(options)
+        if self.manifest.relations:
+            for work in works:
+                check_marked(work.text)
         pairs = [work.pair for work in works if work.pair is not None]
         encodings = self._whole([work.text for work in works], pairs or None)
         return [self._reading(*each) for each in zip(works, encodings, strict=True)]
@@ -328,6 +342,24 @@ class Pipeline:
                 f"the graph of {self.manifest.name!r} ({self.variant}) gives logits of shape {shape} for one text of "
                 f"{len(encoding)} tokens; its task and {labels} labels need {expected}: export the bundle anew"
             )
+
+
+def _marked_items(given: object, unit: OffsetUnit) -> object:
+    """`given` with a marked text in the place of each item of relations; what is none stays as it is."""
+    if isinstance(given, Mapping):
+        return _marked_item(given, "text", "", unit)
+    if not isinstance(given, list):
+        return given
+    return [
+        _marked_item(each, f"text[{index}]", f"text[{index}].", unit) if isinstance(each, Mapping) else each
+        for index, each in enumerate(given)
+    ]
+
+
+def _marked_item(given: Mapping[str, object], name: str, path: str, unit: OffsetUnit) -> str:
+    item = item_of(given, name)
+    require_unicode(item.text, f"{path}text", 0, 1)
+    return marked_text(item.text, item.head, item.tail, path=path, unit=unit)
 
 
 def _rows_of(read: Row | Windows) -> int:

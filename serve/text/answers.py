@@ -60,7 +60,7 @@ Answer = EntitiesAnswer | LabelsAnswer
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How an answer is given; BadInput when a value is out of range."""
+    """How an answer is given; BadInput names every value that is out of range."""
 
     min_score: float = setting(0.0, help="Entities that score less are left out.", at_least=0, at_most=1)
     offsets: OffsetUnit = setting("codepoints", help="What `start` and `end` of an entity count.")
@@ -75,18 +75,17 @@ class AnswerOptions:
     abstain: bool = setting(False, help="Give no label where the model is less sure than the bundle asks for.")
 
     def __post_init__(self) -> None:
+        wrong = {}
         if not 0.0 <= self.min_score <= 1.0:
-            raise BadInput(f"min_score {self.min_score}: give a number from 0 to 1", field="min_score")
+            wrong["min_score"] = f"min_score {self.min_score}: give a number from 0 to 1"
         if self.offsets not in get_args(OffsetUnit):
-            raise BadInput(f"offsets {self.offsets!r}: give one of {get_args(OffsetUnit)}", field="offsets")
+            wrong["offsets"] = f"offsets {self.offsets!r}: give one of {get_args(OffsetUnit)}"
         if self.aggregation not in get_args(Aggregation):
-            raise BadInput(
-                f"aggregation {self.aggregation!r}: give one of {get_args(Aggregation)}", field="aggregation"
-            )
+            wrong["aggregation"] = f"aggregation {self.aggregation!r}: give one of {get_args(Aggregation)}"
         if self.top_k is not None and not 1 <= self.top_k <= MOST_LABELS:
-            raise BadInput(
-                f"top_k {self.top_k}: give 1 to {MOST_LABELS:,}, or leave it out for all labels", field="top_k"
-            )
+            wrong["top_k"] = f"top_k {self.top_k}: give 1 to {MOST_LABELS:,}, or leave it out for all labels"
+        if wrong:
+            raise BadInput("; ".join(wrong.values()), field=next(iter(wrong)))
 
 
 def entities_answer(

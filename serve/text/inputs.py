@@ -3,7 +3,7 @@
 from serve.errors import BadInput
 
 
-def as_texts(text: str | list[str]) -> list[str]:
+def as_texts(text: object) -> list[str]:
     """One text or many as a list. BadInput for anything else, and for an empty list."""
     texts = [text] if isinstance(text, str) else text
     if not isinstance(texts, list):
@@ -21,7 +21,7 @@ def _kind(given: object) -> str:
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
-def pairs_of(text: str | list[str], text_pair: str | list[str] | None) -> list[str] | None:
+def pairs_of(text: object, text_pair: str | list[str] | None) -> list[str] | None:
     """The second texts as a list, as many as there are first ones. BadInput when the two do not match."""
     if text_pair is None:
         return None

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -153,10 +153,11 @@ class ServedModel:
         await asyncio.gather(*self._supervising, return_exceptions=True)
         await asyncio.gather(*(process.end() for process in self._running))
 
-    def description(self) -> ModelDescription:
-        """What `/v1/models` says of it."""
+    def description(self, aliases: Sequence[str] = ()) -> ModelDescription:
+        """What `/v1/models` says of it; `aliases` are its other names."""
         return {
             "name": self.manifest.name,
+            "aliases": list(aliases),
             "task": self.manifest.task,
             "labels": self.manifest.labels,
             "multi_label": self.manifest.multi_label,

@@ -8,6 +8,7 @@ from serve.options import check, group, setting
 from serve.text.answers import AnswerOptions
 
 ROWS, MACHINE, ANSWERS = "Rows", "Machine", "Answers"
+MOST = 1024  # processes or threads: more would only wait for each other on any machine there is
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,12 @@ class Annotation:
 
     bundle: Path
     input: Path = setting(
-        help="A file of text: .jsonl, .csv or .tsv with `text`, or .txt; .gz too; - is stdin.", panel=ROWS
+        help="A file of text: .jsonl, .json, .csv, .tsv or .parquet with `text`, or .txt; .gz too; - is stdin.",
+        panel=ROWS,
     )
     output: Path = setting(help="JSON lines, one for each row, in order; - is stdout.", panel=ROWS)
     options: AnswerOptions = group(AnswerOptions, panel=ANSWERS)
-    format: Literal["jsonl", "txt", "csv", "tsv"] | None = setting(
+    format: Literal["jsonl", "json", "csv", "tsv", "txt", "parquet"] | None = setting(
         None, help="Of the input.", shown="what its name ends with", panel=ROWS
     )
     answer_field: str = setting("answer", help="Under which a row's answer is added to it.", flag="--field", panel=ROWS)
@@ -34,9 +36,15 @@ class Annotation:
         None, help="Exported file that answers.", choices=("fp32", "fp16", "int8"), shown="the bundle's", panel=MACHINE
     )
     processes: int | None = setting(
-        None, help="That compute side by side.", at_least=1, shown="as many as fit the cores", panel=MACHINE
+        None,
+        help="That compute side by side.",
+        at_least=1,
+        at_most=MOST,
+        shown="as many as fit the cores",
+        panel=MACHINE,
     )
-    threads: int | None = setting(None, help="Of one model call.", at_least=1, shown="1", panel=MACHINE)
+    threads: int | None = setting(None, help="Of one model call.", at_least=1, at_most=MOST, shown="1", panel=MACHINE)
+    text_column: str = setting("text", help="Under which a row's text stands: a field, or a column.", panel=ROWS)
 
     def __post_init__(self) -> None:
         check(self)

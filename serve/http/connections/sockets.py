@@ -1,6 +1,7 @@
 """The socket that a server listens on, how many files it may open, and the signal to reload."""
 
 import asyncio
+import ipaddress
 import logging
 import signal
 import socket
@@ -28,6 +29,11 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             raise BadInput(f"cannot listen on {host}, port {port} ({error}); give another --host or --port") from error
         listener.setblocking(False)
         yield listener
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether this machine alone can reach what `listener` listens on."""
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 @asynccontextmanager

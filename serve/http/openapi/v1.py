@@ -126,7 +126,7 @@ RELATIONS_EXAMPLE = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4},
 # The requests, and which models may be named in each.
 FITTING: dict[type[msgspec.Struct], Callable[[Manifest], bool]] = {
     EntitiesRequest: lambda manifest: manifest.task == "token-classification",
-    ClassifyRequest: lambda manifest: manifest.task == "text-classification",
+    ClassifyRequest: lambda manifest: manifest.task == "text-classification" and not manifest.relations,
     RelationRequest: lambda manifest: manifest.relations,
     RelationItemsRequest: lambda manifest: manifest.relations,
 }

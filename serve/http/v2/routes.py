@@ -103,7 +103,7 @@ def metadata(model: ServedModel) -> dict[str, object]:
     manifest = model.manifest
     labels = len(manifest.labels)
     per_text = manifest.task == "text-classification"
-    texts = TEXT_INPUTS if per_text else TEXT_INPUTS[:1]
+    texts = TEXT_INPUTS if per_text and not manifest.relations else TEXT_INPUTS[:1]
     return {
         "name": manifest.name,
         "versions": [manifest.digest],

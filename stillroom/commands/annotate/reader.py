@@ -3,59 +3,58 @@
 import contextlib
 import csv
 import gzip
+import hashlib
 import io
-import json
-import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from serve.errors import BadInput
+from stillroom.commands.annotate import rows
+from stillroom.commands.annotate.rows import Columns, InputRow, faulty, json_row_reader, table_row, text_row, too_long
 
-FORMATS = ("jsonl", "txt", "csv", "tsv")
+FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet")
+# What holds no object, where a part of a text could stand.
+FLAT_FORMATS = ("csv", "tsv", "txt")
 STDIN = Path("-")
-MOST_LINE_BYTES = 16 * 2**20  # of one row: a file without line ends must not fill the memory
+# A JSON array has no lines at which it could be read in pieces: it is held whole.
+MOST_ARRAY_BYTES = 256 * 2**20
+PARQUET_ROWS = 1000  # that are made into Python objects at once
 BUFFER_BYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
-HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+INSTALL_PYARROW = "in a clone of stillroom, pip install '.[build]'"
 
 
-class InputRow(NamedTuple):
-    """One row: where it begins, its fields as JSON without the closing brace, its text; or its fault."""
-
-    line: int
-    fields: bytes
-    text: str
-    pair: str | None
-    fault: str | None
+class _Line(NamedTuple):
+    number: int
+    read: bytes
+    """The line with its end; of one that is too long to be held, its SHA-256."""
+    whole: bool
 
 
 class InputFile:
     """Rows of a file, or of standard input for `-`, read as far as they are asked for; a context manager.
 
-    `format` is one of FORMATS, or None: what the name ends with (before `.gz`), `jsonl` for standard input. `answer_field`
-    is where the answer is to stand: a row that has it is at fault.
+    `format` is one of FORMATS, or None: what the name ends with (before `.gz`), `jsonl` for standard input.
 
     Raises:
-        BadInput: the file cannot be opened, its format is unknown, or its header has no `text`; while it is read, also
-            damaged compression.
+        BadInput: on entry when the file cannot be opened; from `prepare` when its header lacks a column, or it is not of its
+            format; while it is read, damaged compression.
     """
 
-    def __init__(self, path: Path, format: str | None = None, *, answer_field: str = "answer") -> None:
-        self.path, self.answer_field = path, answer_field
+    def __init__(self, path: Path, format: str | None = None, columns: Columns | None = None) -> None:
+        self.path, self.columns = path, columns or Columns()
         self.name = "standard input" if path == STDIN else str(path)
         self.format = format or format_of(path)
-        if self.format not in FORMATS:
-            given = f"--format {format}" if format else f"the name {path}"
-            raise BadInput(f"{given} is no known format; give --format one of {', '.join(FORMATS)}")
-        if answer_field in ("text", "text_pair", ""):
-            raise BadInput(f"--field {answer_field!r} is where the text stands; give another name for the answer")
+        self.unit = "row" if self.format == "parquet" else "line"
         self._open = contextlib.ExitStack()
-        self.size_bytes: int | None = None
+        self._size_bytes: int | None = None
+        self._rows: Iterator[InputRow] | None = None
+        self._counted: tuple[int, int] | None = None  # rows read, and in all, where that is known
 
     def __enter__(self) -> "InputFile":
         try:
@@ -67,7 +66,7 @@ class InputFile:
                 f"--input {self.path} cannot be read ({error.strerror}); give a file of text, or - for standard input"
             ) from error
         if self.path != STDIN and self.path.is_file():
-            self.size_bytes = self.path.stat().st_size
+            self._size_bytes = self.path.stat().st_size
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,44 +74,133 @@ class InputFile:
 
     def share_read(self) -> float | None:
         """How much of the file has been read, 0 to 1; None of standard input, whose end nobody knows."""
-        if self.size_bytes is None:
-            return None
-        return min(1.0, self._raw.tell() / max(1, self.size_bytes))
+        if self._counted:
+            return self._counted[0] / max(1, self._counted[1])
+        return None if self._size_bytes is None else min(1.0, self._raw.tell() / max(1, self._size_bytes))
+
+    def place(self, line: int) -> str:
+        """What to call the row at `line`."""
+        return f"{self.name}, {self.unit} {line}"
+
+    def prepare(self) -> None:
+        """Reads the header, or whatever stands before the first row; once."""
+        if self._rows is None:
+            with self._damage_reported():
+                self._rows = self._opened_rows()
 
     def rows(self) -> Iterator[InputRow]:
         """Its rows, in order. Of `.txt` every line is one; blank lines of the other formats are none."""
-        stream = self._raw
+        self.prepare()
+        assert self._rows is not None
+        with self._damage_reported():
+            yield from self._rows
+
+    def _opened_rows(self) -> Iterator[InputRow]:
+        if self.format == "parquet":
+            return self._parquet_rows()
+        stream: Any = self._raw
         if self.path.suffix == ".gz":
             stream = self._open.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream), BUFFER_BYTES))
-        read = {"txt": _plain_rows, "jsonl": _json_rows}.get(self.format, self._table_rows)
+        if self.format in ("csv", "tsv"):
+            return self._table_rows(_lines(stream))
+        if self.format == "txt":
+            return _plain_rows(_lines(stream))
+        if self.format == "json" and stream.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
+            return self._array_rows(stream)
+        return _json_rows(_lines(stream), self.columns)
+
+    @contextlib.contextmanager
+    def _damage_reported(self) -> Iterator[None]:
+        """Within it the file is read; what a damaged one raises becomes one message."""
         try:
-            yield from read(_lines(stream), self.answer_field)
+            yield
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise BadInput(f"{self.name} is damaged, or cut off: {error}") from error
         except IsADirectoryError as error:
             raise BadInput(f"--input {self.path} is a folder; give a file of text") from error
 
-    def _table_rows(self, lines: Iterator[tuple[int, bytes | None]], answer_field: str) -> Iterator[InputRow]:
-        table = csv.reader(_decoded(lines, self.name), delimiter="\t" if self.format == "tsv" else ",")
-        csv.field_size_limit(MOST_LINE_BYTES)
-        header = next(table, [])
-        wrong = "text" not in header or len(set(header)) < len(header) or answer_field in header
-        if wrong:
-            raise BadInput(
-                f"{self.name} has the columns {', '.join(header) or 'none'}; it needs one called text, each name once, "
-                f"and none called {answer_field} (--field gives the answers another name)"
-            )
+    def _check_header(self, names: Sequence[str]) -> None:
+        """BadInput, with the columns that are there, when they are not those that are needed."""
+        wanted, answer = self.columns.text, self.columns.answer
+        needed = [wanted, *([rows.HEAD, rows.TAIL] if self.columns.relations else [])]
+        if set(needed) <= set(names) and len(set(names)) == len(names) and answer not in names:
+            return
+        called = "one called" if len(needed) == 1 else "those called"
+        raise BadInput(
+            f"{self.name} has the columns {', '.join(names) or 'none'}; it needs {called} {' and '.join(needed)} "
+            f"(--text-column names another than {wanted}), each name once, and none called {answer} (--field gives the answers "
+            "another name)"
+        )
+
+    def _table_rows(self, lines: Iterator[_Line]) -> Iterator[InputRow]:
+        csv.field_size_limit(rows.MOST_ROW_BYTES)
+        read: list[bytes] = []  # the lines of the row that is being read
+        table = csv.reader(_decoded(lines, self.name, read), delimiter="\t" if self.format == "tsv" else ",")
+        try:
+            header = next(table, [])
+        except csv.Error as error:
+            raise BadInput(f"the header of {self.name} is not {self.format.upper()} ({error})") from error
+        self._check_header([name.encode("utf-8", "replace").decode() for name in header])
+        return self._rows_under(header, table, read)
+
+    def _rows_under(self, header: list[str], table: Any, read: list[bytes]) -> Iterator[InputRow]:
         while True:
             line = table.line_num + 1
+            read.clear()
             try:
                 cells = next(table)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield _faulty(line, f"is not {self.format.upper()} ({error})")
+                yield faulty(line, f"is not {self.format.upper()} ({error})", b"".join(read))
                 continue
             if cells:
-                yield _table_row(line, header, cells)
+                yield table_row(line, header, cells, self.columns, b"".join(read))
+
+    def _array_rows(self, stream: BinaryIO) -> Iterator[InputRow]:
+        held = stream.read(MOST_ARRAY_BYTES + 1)
+        if len(held) > MOST_ARRAY_BYTES:
+            raise BadInput(
+                f"{self.name} is an array of over {MOST_ARRAY_BYTES:,} bytes, which is the most; give JSON lines, which may be of any "
+                f"size: jq -c '.[]' {self.path.name} > {self.path.with_suffix('.jsonl').name}"
+            )
+        try:
+            elements = msgspec.json.decode(held.removeprefix(BOM), type=list[msgspec.Raw])
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{self.name} is no JSON array of objects, and no JSON lines ({error})") from error
+        self.unit = "row"
+        return self._each_row(map(bytes, elements), len(elements))
+
+    def _parquet_rows(self) -> Iterator[InputRow]:
+        try:
+            from pyarrow import parquet
+        except ImportError as error:
+            raise BadInput(
+                f"{self.name} is parquet, which pyarrow reads, and that is not installed; {INSTALL_PYARROW}, or give another format"
+            ) from error
+        try:
+            # Its default, to read ahead, reads the whole file.
+            file = self._open.enter_context(parquet.ParquetFile(self._raw, pre_buffer=False))
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{self.name} is not a parquet file: {error}") from error
+        self._check_header(file.schema_arrow.names)
+        return self._each_row(self._parquet_objects(file), file.metadata.num_rows)
+
+    def _parquet_objects(self, file: Any) -> Iterator[bytes]:
+        encode = msgspec.json.Encoder(enc_hook=str).encode
+        try:
+            # One row group after the other is in memory, and of that a few rows as objects.
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS, use_threads=False):
+                yield from map(encode, batch.to_pylist())
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{self.name} is damaged, or cut off: {error}") from error
+
+    def _each_row(self, objects: Iterator[bytes], count: int) -> Iterator[InputRow]:
+        """The rows of `objects`, of which there are `count`."""
+        read = json_row_reader(self.columns)
+        for number, written in enumerate(objects, 1):
+            self._counted = (number, count)
+            yield read(number, written)
 
 
 def format_of(path: Path) -> str:
@@ -122,109 +210,63 @@ def format_of(path: Path) -> str:
     return Path(path.stem if path.suffix == ".gz" else path.name).suffix.removeprefix(".").lower()
 
 
-def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Numbered lines with their ends; None for one that is too long to be read."""
+def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[str]:
+    """What cannot be of an input, before it is opened."""
+    found = format or format_of(path)
+    if found not in FORMATS:
+        given = f"--format {format}" if format else f"the name {path}"
+        yield f"{given} is no known format; give --format one of {', '.join(FORMATS)}"
+    if found == "parquet" and (path == STDIN or path.suffix == ".gz"):
+        what = "standard input" if path == STDIN else f"{path}, packed once more by gzip,"
+        yield f"{what} cannot be parquet, which is read from its end; give a plain file"
+    if columns.relations and found in FLAT_FORMATS:
+        yield (
+            f"{found} has no place for the head and tail of a relation; give one of "
+            f"{', '.join(each for each in FORMATS if each not in FLAT_FORMATS)}"
+        )
+    if found == "txt" and columns.text != "text":
+        yield f"--text-column {columns.text}: txt has no columns; leave it out"
+    if columns.text in ("", *columns.taken()):
+        yield f"--text-column {columns.text!r} is not where a text stands; give the name of a column of texts"
+    if columns.answer in ("", columns.text, *columns.taken()):
+        yield f"--field {columns.answer!r} is where the text stands; give another name for the answer"
+
+
+def _lines(stream: BinaryIO) -> Iterator[_Line]:
     number = 0
-    while line := stream.readline(MOST_LINE_BYTES + 1):
+    while line := stream.readline(rows.MOST_ROW_BYTES + 1):
         number += 1
         if number == 1:
             line = line.removeprefix(BOM)
-        if len(line) > MOST_LINE_BYTES and not line.endswith(b"\n"):
-            while (rest := stream.readline(MOST_LINE_BYTES)) and not rest.endswith(b"\n"):
-                pass
-            yield number, None
-        else:
-            yield number, line
+        whole = len(line) <= rows.MOST_ROW_BYTES or line.endswith(b"\n")
+        if not whole:
+            digest = hashlib.sha256(line)
+            while rest := stream.readline(rows.MOST_ROW_BYTES):
+                digest.update(rest)
+                if rest.endswith(b"\n"):
+                    break
+            line = digest.digest()
+        yield _Line(number, line, whole)
 
 
-def _decoded(lines: Iterator[tuple[int, bytes | None]], name: str) -> Iterator[str]:
-    """What `csv` reads; a byte that is not UTF-8 becomes half a surrogate pair, and its row is told later."""
-    for number, line in lines:
-        if line is None:
-            raise BadInput(f"{name}, line {number}: {TOO_LONG}")
-        yield line.decode("utf-8", errors="surrogateescape")
+def _decoded(lines: Iterator[_Line], name: str, read: list[bytes]) -> Iterator[str]:
+    """What `csv` reads, noted in `read`; a byte that is not UTF-8 becomes half a surrogate pair, and its row is told later."""
+    for line in lines:
+        if not line.whole:
+            raise BadInput(f"{name}, line {line.number}: {too_long()}")
+        read.append(line.read)
+        yield line.read.decode("utf-8", errors="surrogateescape")
 
 
-TOO_LONG = f"is longer than {MOST_LINE_BYTES:,} bytes, which is the most; split it"
+def _plain_rows(lines: Iterator[_Line]) -> Iterator[InputRow]:
+    for line in lines:
+        yield text_row(line.number, line.read) if line.whole else faulty(line.number, too_long(), line.read)
 
 
-def _plain_rows(lines: Iterator[tuple[int, bytes | None]], answer_field: str) -> Iterator[InputRow]:
-    encode = msgspec.json.Encoder().encode
-    for number, line in lines:
-        if line is None:
-            yield _faulty(number, TOO_LONG)
-            continue
-        try:
-            text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError as error:
-            yield _faulty(number, f"is not UTF-8 ({error.reason} at byte {error.start})")
-            continue
-        yield InputRow(number, b'{"text":' + encode(text), text, None, None)
-
-
-def _json_rows(lines: Iterator[tuple[int, bytes | None]], answer_field: str) -> Iterator[InputRow]:
-    # Only these fields are decoded; the others travel as they were written.
-    kind: Any = msgspec.defstruct(
-        "Row",
-        [
-            ("text", str),
-            ("text_pair", str | None, None),
-            ("taken", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET),
-        ],
-        rename={"taken": answer_field},
-    )
-    decode: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
-    for number, line in lines:
-        if line is None:
-            yield _faulty(number, TOO_LONG)
-            continue
-        written = line.strip()
-        if not written:
-            continue
-        try:
-            written.decode("utf-8")  # fields that are not decoded are not looked at
-            row = decode(written)
-        except (ValueError, RecursionError) as error:
-            yield _faulty(number, _json_fault(written, error))
-            continue
-        if row.taken is not msgspec.UNSET:
-            yield _faulty(
-                number, f"has a field {answer_field!r} already; give the answer another name with --field NAME"
-            )
-            continue
-        yield InputRow(number, written[:-1].rstrip(), row.text, row.text_pair, None)
-
-
-def _json_fault(line: bytes, error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return f"is not UTF-8 ({error.reason} at byte {error.start})"
-    if isinstance(error, msgspec.ValidationError):
-        said = str(error)
-        if "required field" in said:
-            return 'has no field "text"'
-        return f'{said[0].lower()}{said[1:]}; give an object such as {{"text": "..."}}'
-    if HALF_A_PAIR.search(line):
-        try:
-            json.loads(line)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            return "has half a surrogate pair, which is no character; write whole characters"
-    return f"is not JSON ({error})"
-
-
-def _table_row(line: int, header: list[str], cells: list[str]) -> InputRow:
-    if len(cells) != len(header):
-        return _faulty(
-            line, f"has {len(cells)} {'column' if len(cells) == 1 else 'columns'}, and the header {len(header)}"
-        )
-    fields = dict(zip(header, cells, strict=True))
-    try:
-        encoded = msgspec.json.encode(fields)
-    except UnicodeEncodeError:
-        return _faulty(line, "is not UTF-8")
-    return InputRow(line, encoded[:-1], fields["text"], fields.get("text_pair") or None, None)
-
-
-def _faulty(line: int, fault: str) -> InputRow:
-    return InputRow(line, b"", "", None, fault)
+def _json_rows(lines: Iterator[_Line], columns: Columns) -> Iterator[InputRow]:
+    read = json_row_reader(columns)
+    for line in lines:
+        if not line.whole:
+            yield faulty(line.number, too_long(), line.read)
+        elif written := line.read.strip():
+            yield read(line.number, written)

@@ -5,25 +5,23 @@ written at once when all its answers are there, so that whatever happens the out
 run goes on after the last of them.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
-from serve.bundle.manifest import Task
-from serve.errors import BadInput, StillroomError
-from serve.http.v1.requests import ClassifyRequest, EntitiesRequest
+from serve.errors import BadInput, InternalError, StillroomError
 from serve.model.work_items import TextWork
-from serve.text.answers import AnswerOptions
 from serve.workers.offline_pool import OfflinePool, Result
-from stillroom.commands.annotate.reader import STDIN, InputFile, InputRow
-from stillroom.commands.annotate.writer import STDOUT, AnswerFile
+from stillroom.commands.annotate.checks import checked
+from stillroom.commands.annotate.places import Place, answer_opening, error_line, places
+from stillroom.commands.annotate.reader import InputFile
+from stillroom.commands.annotate.writer import AnswerFile
 from stillroom.console import Bar, bar, say
 from stillroom.settings.annotate import Annotation
 
@@ -37,36 +35,37 @@ SHOWN_FAULTS = 20
 # Rows between two looks at the clock while finished rows are compared.
 COMPARED_ROWS = 10_000
 
-REQUEST_OF: dict[Task, type[msgspec.Struct]] = {
-    "token-classification": EntitiesRequest,
-    "text-classification": ClassifyRequest,
-}
-
 
 @dataclass
 class _Window:
     """Rows in order, and where among them those stand that are computed."""
 
-    rows: list[InputRow]
+    places: list[Place]
     share_read: float | None
-    computed: list[int] = field(default_factory=list)
+    computed: list[int]
     results: "Future[list[Result]]" = field(default_factory=Future)
 
 
 @dataclass
 class _Tally:
-    """What was written so far, and which rows were bad."""
+    """What is written so far, and which rows were bad."""
 
     rows_before: int = 0
+    """That were there already."""
+    asked_again: int = 0
+    """Of these, those that had an error."""
     rows: int = 0
     bad_rows: int = 0
     faults: list[str] = field(default_factory=list)
+    ours: str | None = None
+    """The first row that could not be answered by a fault of this program."""
+    stopped: bool = False
 
-    def bad(self, name: str, line: int, fault: str) -> None:
+    def bad(self, place: str, fault: str) -> None:
         """Counts a bad row."""
         self.bad_rows += 1
         if len(self.faults) < SHOWN_FAULTS:
-            self.faults.append(f"  {name}, line {line}: {fault}")
+            self.faults.append(f"  {place}: {fault}")
 
     def as_lines(self) -> str:
         """The bad rows, a line each."""
@@ -74,48 +73,51 @@ class _Tally:
         return "\n".join([*self.faults, *([f"  ... and {more:,} more"] if more else [])])
 
 
+@dataclass
+class _Job:
+    """A run of `annotate`: from where, to where, by what, and how far it is."""
+
+    settings: Annotation
+    source: InputFile
+    output: AnswerFile
+    pool: OfflinePool
+    tally: _Tally
+    shown: Bar
+
+    def show(self, share_read: float | None) -> None:
+        """Rows done, of about as many as the file will turn out to have."""
+        done = self.tally.rows_before + self.tally.rows
+        self.shown(done, None if share_read is None else max(done, round(done / max(share_read, 1e-9))))
+
+
 def annotate(settings: Annotation) -> dict[str, Any]:
-    """Answer every row of the input that the output does not hold yet; the document that `annotate --json` prints.
+    """Answer every row of the input that the output does not hold yet, and those whose error was mended; a document of what was done.
+
+    It has `input`, `output`, `model`, `variant`, `digest`, `rows` (that the output holds), `rows_before` (that it held),
+    `rows_asked_again` (of these, those that had an error), `bad_rows` (of this run), `seconds`, `texts_per_s` (None where nothing
+    was asked), `processes` and `threads`.
 
     Raises:
-        BadInput: anything wrong with what was given; a bad row, with `bad_rows` "stop", once all before it are written; an
-            output that holds other answers; no room, or nobody who reads any more.
-        InternalError: the model's processes die again and again.
+        BadInput: anything wrong with what was given, before a row is read; a bad row, with `bad_rows` "stop", once all before it are
+            written; an output that holds other answers; no room, or nobody who reads any more.
+        InternalError: a row is not answered by a fault of this program, once all before it are written; the model's processes die
+            again and again.
     """
-    _refuse(settings)
-    pool = OfflinePool(
-        settings.bundle, variant=settings.variant, threads=settings.threads, processes=settings.processes
-    )
-    _refuse_options(settings.options, pool.manifest.task)
-    lineage = {
-        "bundle": pool.manifest.digest,
-        "variant": pool.variant,
-        "threads": pool.threads,
-        "field": settings.answer_field,
-        **dataclasses.asdict(settings.options),
-    }
     tally, seconds = _Tally(), 0.0
-    with (
-        InputFile(settings.input, settings.format, answer_field=settings.answer_field) as source,
-        AnswerFile(settings.output, lineage, restart=settings.restart) as output,
-    ):
-        rows = source.rows()
-        tally.rows_before = _compared(rows, source, output, settings.answer_field)
-        if (first := next(rows, None)) is not None:
+    with contextlib.ExitStack() as opened:
+        pool, source = checked(settings, opened)
+        output = opened.enter_context(AnswerFile(settings.output, _lineage(settings, pool), restart=settings.restart))
+        found = places(source, output)
+        first, kept_bytes = _first_asked(found, source, tally)
+        if first is not None:
             with pool, bar("annotate") as shown:
                 began_s = time.monotonic()
-                windows = _windows(itertools.chain([first], rows), source, settings, tally)
-                _answer(windows, pool, settings, output, tally, shown)
+                _write_from(
+                    itertools.chain([first], found), kept_bytes, _Job(settings, source, output, pool, tally, shown)
+                )
                 seconds = time.monotonic() - began_s
-    written = tally.rows_before + tally.rows
-    if tally.bad_rows and settings.bad_rows == "stop":
-        raise BadInput(
-            f"{written:,} {'row is' if written == 1 else 'rows are'} in {output.name}; the next cannot be used:\n{tally.as_lines()}\n"
-            "Mend what is told and give the same command again, which goes on there; or give --bad-rows skip."
-        )
-    if tally.bad_rows:
-        bad = "1 bad row has" if tally.bad_rows == 1 else f"{tally.bad_rows:,} bad rows have"
-        say(f"{bad} an error in place of an answer:\n{tally.as_lines()}")
+    _tell(tally, settings, output.name)
+    asked = tally.rows + tally.asked_again
     return {
         "input": source.name,
         "output": output.name,
@@ -124,140 +126,148 @@ def annotate(settings: Annotation) -> dict[str, Any]:
         "digest": pool.manifest.digest,
         "rows": tally.rows_before + tally.rows,
         "rows_before": tally.rows_before,
+        "rows_asked_again": tally.asked_again,
         "bad_rows": tally.bad_rows,
         "seconds": seconds,
-        "texts_per_s": tally.rows / seconds if tally.rows else None,
+        "texts_per_s": asked / seconds if asked else None,
         "processes": pool.processes,
         "threads": pool.threads,
     }
 
 
-def _refuse(settings: Annotation) -> None:
-    """BadInput when settings cannot go together."""
-    if settings.bad_rows not in ("stop", "skip"):
-        raise BadInput(f"--bad-rows {settings.bad_rows}: give stop or skip")
-    for name, number in (("processes", settings.processes), ("threads", settings.threads)):
-        if number is not None and number < 1:
-            raise BadInput(f"--{name} {number}: give 1 or more, or leave it out for what fits the cores")
-    given, out = settings.input, settings.output
-    if given != STDIN and out != STDOUT and given.exists() and out.exists() and given.samefile(out):
-        raise BadInput(f"--output {out} is the input itself; give another file")
-    if out != STDOUT and not out.absolute().parent.is_dir():
-        raise BadInput(f"--output {out}: there is no folder {out.absolute().parent}; make it first")
+def _lineage(settings: Annotation, pool: OfflinePool) -> dict[str, Any]:
+    """What answers come from: a run with others does not go on after them."""
+    return {
+        "bundle": pool.manifest.digest,
+        "variant": pool.variant,
+        "threads": pool.threads,
+        "text_column": settings.text_column,
+        "field": settings.answer_field,
+        **dataclasses.asdict(settings.options),
+    }
 
 
-def _refuse_options(options: AnswerOptions, task: Task) -> None:
-    """BadInput when an option is given that answers of this task do not heed."""
-    heeded = REQUEST_OF[task].__struct_fields__
-    for option in dataclasses.fields(options):
-        if option.name not in heeded and getattr(options, option.name) != option.default:
-            flag = option.name.replace("_", "-")
-            raise BadInput(f"--{flag} means nothing to a model for {task}; leave it out", field=option.name)
-
-
-def _compared(rows: Iterator[InputRow], source: InputFile, output: AnswerFile, answer_field: str) -> int:
-    """How many rows the output holds, each of which is compared with the input's row in its place, which is thereby read.
-
-    Raises:
-        BadInput: it holds the answers to other rows.
-    """
-    count, closing = 0, b"," + msgspec.json.encode(answer_field) + b":"
+def _first_asked(found: Iterator[Place], source: InputFile, tally: _Tally) -> tuple[Place | None, int]:
+    """The first place that is to be asked, and the bytes of the lines before it."""
+    kept_bytes = 0
     with bar("compare what is there") as shown:
-        for count, line in enumerate(output.lines(), 1):
-            row = next(rows, None)
-            expected = _error_opening(row.line) if row else b""
-            if row is None or not (
-                line.startswith(expected) or (not row.fault and line.startswith(row.fields + closing))
-            ):
-                place = f"row {count:,}" + (f" (line {row.line:,})" if row else ", which it does not have")
-                raise BadInput(
-                    f"line {count:,} of {output.name} is not the answer to {place} of {source.name}: one of the two was "
-                    "changed. Give the input that it was begun with, another --output, or --restart to begin it anew"
-                )
-            if count % COMPARED_ROWS == 0:
-                _show(shown, count, source.share_read())
-    return count
+        for place in found:
+            if place.asked:
+                return place, kept_bytes
+            assert place.line is not None
+            kept_bytes += len(place.line)
+            tally.rows_before += 1
+            if tally.rows_before % COMPARED_ROWS == 0:
+                share = source.share_read()
+                shown(tally.rows_before, None if share is None else round(tally.rows_before / max(share, 1e-9)))
+    return None, kept_bytes
 
 
-def _windows(rows: Iterator[InputRow], source: InputFile, settings: Annotation, tally: _Tally) -> Iterator[_Window]:
-    """The rows in windows; the last one ends before a bad row, where bad rows stop the work."""
-    held: list[InputRow] = []
-    held_bytes = 0
-    for row in rows:
-        held.append(row)
-        held_bytes += len(row.fields)
-        if row.fault is not None:
-            tally.bad(source.name, row.line, row.fault)
+def _write_from(found: Iterator[Place], kept_bytes: int, job: _Job) -> None:
+    """Writes all places of `found`: mends the lines that are there, of which `kept_bytes` stand before, then appends."""
+    for there, group in itertools.groupby(found, key=lambda place: place.line is not None):
+        with job.output.mending(kept_bytes) if there else contextlib.nullcontext():
+            _answer(_windows(group, job), job)
+        if job.tally.stopped:
+            return
+
+
+def _windows(found: Iterable[Place], job: _Job) -> Iterator[_Window]:
+    """The places in windows; what is appended ends with the window of a bad row, where bad rows stop the work."""
+    held: list[Place] = []
+    held_bytes, stops = 0, job.settings.bad_rows == "stop"
+    for place in found:
+        held.append(place)
+        held_bytes += len(place.row.fields) + len(place.line or b"")
+        if stops and place.asked and place.row.fault is not None:  # also those behind the first, to be told with it
+            job.tally.bad(job.source.place(place.row.line), place.row.fault)
         if len(held) >= WINDOW_ROWS or held_bytes >= WINDOW_BYTES:
-            yield _Window(held, source.share_read())
-            if tally.bad_rows and settings.bad_rows == "stop":
+            yield _window(held, job)
+            if job.tally.bad_rows and stops and place.line is None:
                 return
             held, held_bytes = [], 0
     if held:
-        yield _Window(held, source.share_read())
+        yield _window(held, job)
 
 
-def _answer(
-    windows: Iterator[_Window],
-    pool: OfflinePool,
-    settings: Annotation,
-    output: AnswerFile,
-    tally: _Tally,
-    shown: Bar,
-) -> None:
-    """Has the windows computed and writes them in order; returns early at a bad row that stops the work."""
+def _window(held: list[Place], job: _Job) -> _Window:
+    computed = [index for index, place in enumerate(held) if place.asked and place.row.fault is None]
+    return _Window(held, job.source.share_read(), computed)
+
+
+def _answer(windows: Iterator[_Window], job: _Job) -> None:
+    """Has the windows computed and writes them in order; returns early at a row that stops the work."""
     waiting: deque[_Window] = deque()
     for window in windows:
-        window.computed = [place for place, row in enumerate(window.rows) if row.fault is None]
-        chosen = [window.rows[place] for place in window.computed]
-        window.results = pool.submit([TextWork(row.text, row.pair, settings.options) for row in chosen])
+        rows = [window.places[index].row for index in window.computed]
+        window.results = job.pool.submit([TextWork(row.text, row.pair, job.settings.options) for row in rows])
         waiting.append(window)
-        if len(waiting) > WINDOWS_AHEAD and not _write(waiting.popleft(), settings, output, tally, shown):
+        if len(waiting) > WINDOWS_AHEAD and not _write(waiting.popleft(), job):
             return
     while waiting:
-        if not _write(waiting.popleft(), settings, output, tally, shown):
+        if not _write(waiting.popleft(), job):
             return
 
 
-def _write(window: _Window, settings: Annotation, output: AnswerFile, tally: _Tally, shown: Bar) -> bool:
-    """Writes a window once it is computed; False when it was cut at a bad row, where the work stops."""
+def _write(window: _Window, job: _Job) -> bool:
+    """Writes a window once it is computed; False when it was cut at a row that stops the work."""
     results: dict[int, Result] = dict(zip(window.computed, window.results.result(), strict=True))
-    ends = b"," + msgspec.json.encode(settings.answer_field) + b":"
-    parts: list[bytes] = []
+    lines: list[bytes] = []
     whole = True
-    for place, row in enumerate(window.rows):
-        result = results.get(place)
-        if isinstance(result, bytes):
-            parts += (row.fields, ends, result, b"}\n")
-            tally.rows += 1
-            continue
-        if isinstance(result, StillroomError):
-            tally.bad(str(settings.input), row.line, result.message)
-        if settings.bad_rows == "stop":
+    for index, place in enumerate(window.places):
+        line = _line_of(place, results.get(index), job) if place.asked else place.line
+        if line is None:
             whole = False
             break
-        parts.append(_error_line(row, result))
-        tally.rows += 1
-    output.write(b"".join(parts))
-    _show(shown, tally.rows_before + tally.rows, window.share_read)
+        lines.append(line)
+        if place.line is None:
+            job.tally.rows += 1
+        else:
+            job.tally.rows_before += 1
+            job.tally.asked_again += place.asked
+    job.output.write(b"".join(lines))
+    job.show(window.share_read)
     return whole
 
 
-def _error_opening(line: int) -> bytes:
-    """How the line begins that stands in the place of the bad row of `line`."""
-    return b'{"error":{"line":%d,' % line
-
-
-def _error_line(row: InputRow, result: object) -> bytes:
-    code, message = "bad_row", row.fault
+def _line_of(place: Place, result: Result | None, job: _Job) -> bytes | None:
+    """The line of a row that was asked. At one that stops the work the line that was there, so that it is asked again; or None."""
+    row, tally = place.row, job.tally
+    if isinstance(result, bytes):
+        return row.fields + answer_opening(job.settings.answer_field) + result + b"}\n"
+    stops, where = job.settings.bad_rows == "stop", job.source.place(row.line)
+    code, message = "bad_row", row.fault or ""
     if isinstance(result, StillroomError):
         code, message = result.code, result.message
-    return _error_opening(row.line) + msgspec.json.encode({"code": code, "message": message})[1:] + b"}\n"
+        if result.fault == "ours":
+            tally.ours = tally.ours or f"{where}: {message}"
+            tally.stopped = True
+            return place.line
+    if not (stops and row.fault):  # or it is counted already
+        tally.bad(where, message)
+    if stops:
+        tally.stopped = True
+        return place.line
+    return error_line(row, code, message)
 
 
-def _show(shown: Bar, rows: int, share_read: float | None) -> None:
-    """Rows done, of about as many as the file will turn out to have."""
-    shown(rows, None if share_read is None else max(rows, round(rows / max(share_read, 1e-9))))
+def _tell(tally: _Tally, settings: Annotation, output: str) -> None:
+    """Says which rows were bad. BadInput when that stopped the work, InternalError when a fault of this program did."""
+    if tally.bad_rows and settings.bad_rows == "skip":
+        bad = "1 bad row has" if tally.bad_rows == 1 else f"{tally.bad_rows:,} bad rows have"
+        say(f"{bad} an error in place of an answer:\n{tally.as_lines()}")
+    written = tally.rows_before + tally.rows
+    there = f"{written:,} {'row is' if written == 1 else 'rows are'} in {output}"
+    if tally.ours:
+        raise InternalError(
+            f"{there}; the next could not be answered, by a fault of this program or of the bundle's model and not of the row:\n"
+            f"  {tally.ours}\nGive the same command again, which goes on there; what the model's process said stands above."
+        )
+    if tally.stopped:
+        raise BadInput(
+            f"{there}; these cannot be used:\n{tally.as_lines()}\n"
+            "Mend what is told and give the same command again, which goes on there; or give --bad-rows skip."
+        )
 
 
 def summary(document: dict[str, Any]) -> Sequence[str]:
@@ -267,10 +277,11 @@ def summary(document: dict[str, Any]) -> Sequence[str]:
         answers = "the answer to its 1 row" if rows == 1 else f"the answers to all {rows:,} rows"
         return [f"{document['output']} holds {answers} already; nothing was done."]
     done = document["rows"] - document["rows_before"]
-    count = document["processes"]
+    count, again = document["processes"], document["rows_asked_again"]
     processes = "1 process" if count == 1 else f"{count} processes"
     before = f" after {document['rows_before']:,} that were there" if document["rows_before"] else ""
+    mended = f", {again:,} of which had an error and {'was' if again == 1 else 'were'} asked again" if again else ""
     return [
-        f"{done:,} {'row' if done == 1 else 'rows'}{before} by {document['model']} ({document['variant']}) in {document['seconds']:.1f} s: "
-        f"{document['texts_per_s']:,.0f} texts/s on {processes}. Output {document['output']}"
+        f"{done:,} {'row' if done == 1 else 'rows'}{before}{mended} by {document['model']} ({document['variant']}) in "
+        f"{document['seconds']:.1f} s: {document['texts_per_s']:,.0f} texts/s on {processes}. Output {document['output']}"
     ]

@@ -1,7 +1,8 @@
 """The file that `annotate` appends answers to, and what it must be so that a stopped run can go on in it.
 
 Beside F.jsonl stands F.jsonl.lineage.json: the bundle and the options that its answers come from, written before the first
-of them. How far the run came is told by the answers themselves.
+of them. How far the run came is told by the answers themselves. Lines are appended; where some in the middle change, the
+whole file is written anew beside it and renamed into its place.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What a power cut may cost. A kill costs nothing that was written: the system has it.
 SYNC_S = 10.0
 TAIL_BYTES = 1 << 16
+PIECE_BYTES = 1 << 20
 
 
 class AnswerFile:
@@ -38,6 +40,11 @@ class AnswerFile:
         self.name = "standard output" if path == STDOUT else str(path)
         self.lineage_path = path.parent / f"{path.name}.lineage.json"
         self.lasting = False
+        self._real = Path(
+            os.path.realpath(path)
+        )  # a link stays a link when a mended file takes the place of what it leads to
+        self._mended = self._real.with_name(f"{self._real.name}.mended")
+        self._left: list[int] = []  # descriptors whose files were replaced; their locks are held until the end
         self._synced_s = time.monotonic()
 
     def __enter__(self) -> "AnswerFile":
@@ -61,7 +68,8 @@ class AnswerFile:
                 with self._full_disk_reported():
                     os.fsync(self._descriptor)
         finally:
-            os.close(self._descriptor)
+            for descriptor in (self._descriptor, *self._left):
+                os.close(descriptor)
 
     def lines(self) -> Iterator[bytes]:
         """The lines that are there already."""
@@ -79,6 +87,34 @@ class AnswerFile:
                 os.fsync(self._descriptor)
                 self._synced_s = time.monotonic()
 
+    @contextlib.contextmanager
+    def mending(self, kept_bytes: int) -> Iterator[None]:
+        """Within it all lines but those in the first `kept_bytes` are written anew, to a file that takes this one's place at the end.
+
+        Whatever ends it before, this one stays as it was.
+        """
+        old = self._descriptor
+        with self._full_disk_reported():
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            new = os.open(self._mended, flags, stat.S_IMODE(os.fstat(old).st_mode))
+        try:
+            fcntl.flock(new, fcntl.LOCK_EX)  # whoever opens it once it has the name finds it locked
+            self._descriptor = new
+            at = 0
+            while piece := os.pread(old, min(PIECE_BYTES, kept_bytes - at), at):
+                self.write(piece)
+                at += len(piece)
+            yield
+            with self._full_disk_reported():
+                os.fsync(new)
+                os.replace(self._mended, self._real)
+        except BaseException:
+            self._descriptor = old
+            os.close(new)
+            self._mended.unlink(missing_ok=True)
+            raise
+        self._left.append(old)
+
     def _take_up(self) -> None:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,6 +122,7 @@ class AnswerFile:
             raise BadInput(
                 f"another `annotate` is writing {self.path}; wait for it, or give another --output"
             ) from error
+        self._mended.unlink(missing_ok=True)  # of a run that was killed
         if self.restart:
             os.ftruncate(self._descriptor, 0)
         if os.fstat(self._descriptor).st_size == 0:

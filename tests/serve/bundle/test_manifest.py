@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from serve.bundle.manifest import MAX_MANIFEST_BYTES, canonical_json, digest, open_bundle, sha256_file, verify
+from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
 
@@ -324,3 +325,52 @@ def test_sha256_of_a_known_text(tmp_path: Path) -> None:
     (tmp_path / "abc").write_bytes(b"abc")
     # FIPS 180-2, appendix B.1
     assert sha256_file(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_what_git_and_a_mac_leave_in_a_bundles_folder_is_let_be(entities_bundle: Path, copied: Copy) -> None:
+    folder = copied(entities_bundle)
+    (folder / ".git" / "refs" / "tags").mkdir(parents=True)
+    (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    (folder / "onnx" / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    assert open_bundle(folder).manifest.name == "cities"
+    (folder / ".gitignore").write_text("*.log\n")
+    (folder / "onnx" / ".git").mkdir()
+    with pytest.raises(BundleError) as caught:
+        open_bundle(folder)
+    assert ".gitignore is not in the manifest" in caught.value.message
+    assert "onnx/.git/ is not in the manifest" in caught.value.message
+
+
+def test_an_edited_model_card_is_told_and_not_refused(
+    entities_bundle: Path, copied: Copy, manifest_writer: Writer, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied(entities_bundle)
+    card = folder / "README.md"
+    card.write_text("# cities\n")
+    manifest_writer(folder)
+    assert choose(open_bundle(folder)).notes == ()
+    card.write_text("# cities\n\nFound by the support team.\n")
+    (note,) = choose(open_bundle(folder)).notes
+    assert "README.md of 'cities' was edited" in note
+    assert Pipeline(folder)("rome")["truncated"] is False
+    assert note in caplog.messages
+
+
+def test_a_model_card_that_is_missing_or_a_link_or_could_be_a_pickle_is_refused(
+    entities_bundle: Path, copied: Copy, manifest_writer: Writer, tmp_path: Path
+) -> None:
+    folder = copied(entities_bundle)
+    card = folder / "README.md"
+    card.write_text("# cities\n")
+    manifest_writer(folder)
+    card.write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(BundleError, match=r"README\.md begins as a pickle does"):
+        open_bundle(folder)
+    card.unlink()
+    with pytest.raises(BundleError, match=r"README\.md is missing"):
+        open_bundle(folder)
+    (tmp_path / "elsewhere.md").write_text("# other\n")
+    card.symlink_to(tmp_path / "elsewhere.md")
+    with pytest.raises(BundleError, match=r"README\.md is a link that leaves the bundle"):
+        open_bundle(folder)

@@ -271,6 +271,7 @@ def test_models_are_described(client: httpx.Client, entities_bundle: Path) -> No
     manifest = json.loads((entities_bundle / "manifest.json").read_text())
     assert cities == {
         "name": "cities",
+        "aliases": [],
         "task": "token-classification",
         "multi_label": False,
         "relations": False,

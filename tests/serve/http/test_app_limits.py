@@ -307,8 +307,8 @@ def test_a_reload_serves_what_lies_there_now_and_drops_no_request(
     asking(app, scenario)
 
 
-def test_a_model_answers_to_its_alias(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=1, aliases={"prod": "cities"})
+def test_a_model_answers_to_its_aliases_and_names_them(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1, aliases={"prod": "cities", "live": "cities"})
 
     async def scenario(client: httpx.AsyncClient) -> None:
         answered = await client.post("/v1/entities", json={"text": "rome", "model": "prod"})
@@ -317,8 +317,12 @@ def test_a_model_answers_to_its_alias(entities_bundle: Path) -> None:
         assert unknown.status_code == 404
         assert "'prod'" in unknown.json()["error"]["message"]
         assert (await client.get("/v2/models/prod")).json()["name"] == "cities"
+        (described,) = (await client.get("/v1/models")).json()["models"]
+        assert described["aliases"] == ["prod", "live"]
         schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
-        assert schemas["EntitiesRequest"]["properties"]["model"]["enum"] == ["cities", "prod", None]
+        assert schemas["EntitiesRequest"]["properties"]["model"]["enum"] == ["cities", "prod", "live", None]
+        assert schemas["ModelDescription"]["properties"]["aliases"] == {"type": "array", "items": {"type": "string"}}
+        assert "aliases" in schemas["ModelDescription"]["required"]
 
     asking(app, scenario)
     with pytest.raises(BadInput, match="alias 'prod' for 'towns': there is 'cities'"):

@@ -154,7 +154,7 @@ def test_a_long_text_of_a_relation_is_read_round_its_markers(relations: Pipeline
     head, tail = text.index("rome"), text.index("oslo")
     asked = marked(text, (head, head + 4), (tail, tail + 4))
     answer = relations(asked)
-    assert answer["labels"][0] == relations("a " * 21 + "refund")["labels"][0] | {"score": answer["labels"][0]["score"]}
+    assert answer["labels"][0]["label"] == "refund"
     assert answer["labels"][0]["score"] == round(float(np.exp(9 / 32) / (np.exp(9 / 32) + 2)), 6)
     assert answer["truncated"] is True
     assert relations(asked, truncate=True)["labels"][0]["score"] == round(1 / 3, 6)
@@ -166,13 +166,10 @@ def test_a_relation_of_parts_too_far_apart_is_refused_and_spoils_no_other_answer
     with pytest.raises(BadInput, match="46 tokens apart, markers included, and the model reads 30") as caught:
         relations(asked)
     assert caught.value.field == "text"
-    refused, answered = answers_of(relations, [asked, "refund"], 64)
+    short = marked("refund it", (0, 6), (7, 9))
+    refused, answered = answers_of(relations, [asked, short], 64)
     assert isinstance(refused, BadInput)
-    assert answered == relations("refund")
-
-
-def test_without_markers_a_long_text_is_read_in_windows_there_too(relations: Pipeline, intents: Pipeline) -> None:
-    assert relations(LONG) == intents(LONG)
+    assert answered == relations(short)
 
 
 def test_options_of_one_text_do_not_reach_another(cities: Pipeline) -> None:

@@ -1,5 +1,6 @@
 """Who is let in by a real server, and what its log has of them."""
 
+import json
 import os
 import re
 import signal
@@ -281,3 +282,27 @@ def test_a_request_before_its_key_is_known_is_not_read(server: Server) -> None:
         connection.sendall(request(b"", length=900_000))
         status, _, _ = read_answer(connection)
         assert status == 401
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        pytest.param(["--host", "0.0.0.0"], True, id="every-address"),  # noqa: S104  # what is warned of
+        pytest.param([], False, id="loopback"),
+        pytest.param(["--host", "localhost"], False, id="loopback-by-name"),
+        pytest.param(["--host", "0.0.0.0", "--keys"], False, id="with-keys"),  # noqa: S104
+    ],
+)
+def test_a_server_that_others_reach_without_a_key_says_so_once(
+    entities_bundle: Path, tmp_path: Path, arguments: list[str], warned: bool
+) -> None:
+    if "--keys" in arguments:
+        (tmp_path / "keys").write_text(f"alice:{ALICE}\n")
+        arguments = [*arguments, str(tmp_path / "keys")]
+    with serving(entities_bundle, *arguments) as server:
+        until(lambda: bool(server.entries("ready")))  # which is logged last
+        said = [entry["message"] for entry in map(json.loads, server.log()) if "without keys" in entry["message"]]
+    assert len(said) == warned
+    if warned:
+        assert "without keys on 0.0.0.0" in said[0]
+        assert "give --keys" in said[0]

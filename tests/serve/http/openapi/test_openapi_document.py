@@ -34,7 +34,7 @@ def test_the_document_knows_the_models_and_the_limits_of_its_server(url: str) ->
     document = httpx.get(f"{url}/openapi.json", timeout=PATIENCE_S).json()
     schemas = document["components"]["schemas"]
     assert schemas["EntitiesRequest"]["properties"]["model"]["enum"] == ["cities", None]
-    assert schemas["ClassifyRequest"]["properties"]["model"]["enum"] == ["intents", "relations", None]
+    assert schemas["ClassifyRequest"]["properties"]["model"]["enum"] == ["intents", None]
     assert schemas["RelationRequest"]["properties"]["model"]["enum"] == ["relations", None]
     assert schemas["EntitiesRequest"]["properties"]["text"]["maxItems"] == LIMITS["texts"]
     infer = document["paths"]["/v2/models/{name}/infer"]["post"]

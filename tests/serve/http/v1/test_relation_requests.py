@@ -138,9 +138,29 @@ def test_no_items_and_too_many_are_refused(client: httpx.Client) -> None:
     assert (lone.status_code, lone.json()["error"]["field"]) == (422, "items[0].text")
 
 
-def test_classes_are_asked_of_a_model_of_classes_and_marked_texts_of_one_of_relations_by_name(
-    client: httpx.Client,
+def test_classes_are_asked_of_a_model_of_classes_and_never_of_one_of_relations(
+    client: httpx.Client, relations_bundle: Path
 ) -> None:
     assert client.post("/v1/classify", json={"text": "refund"}).json()["model"] == "intents"
-    marked_text = {"text": "[E1] fly [/E1] to [E2] rome [/E2]", "model": "relations", "top_k": 1}
-    assert client.post("/v1/classify", json=marked_text).json()["results"][0]["labels"][0]["label"] == "to"
+    named = client.post("/v1/classify", json={"text": "fly to rome", "model": "relations"})
+    assert named.status_code == 422
+    assert named.json()["error"] == {
+        "code": "invalid_input",
+        "message": "'relations' is for relations; post to /v1/relations instead",
+        "field": "model",
+    }
+    with serving([relations_bundle]) as alone:
+        assert httpx.post(f"{alone}/v1/classify", json={"text": "fly to rome"}).json() == named.json()
+
+
+def test_a_text_without_markers_is_no_question_for_a_model_of_relations(client: httpx.Client) -> None:
+    def asked(text: str) -> httpx.Response:
+        inputs_of = [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [text]}]
+        return client.post("/v2/models/relations/infer", json={"inputs": inputs_of})
+
+    refused = asked("fly to rome")
+    assert refused.status_code == 422
+    assert "/v1/relations" in refused.json()["error"]
+    answered = asked(marked("fly to rome", (0, 3), (7, 11)))
+    assert answered.json()["outputs"][1]["data"] == ["to"]
+    assert [each["name"] for each in client.get("/v2/models/relations").json()["inputs"]][0:2] == ["text", "input_ids"]

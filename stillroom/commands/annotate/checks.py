@@ -1,0 +1,80 @@
+"""What `annotate` refuses before it reads a row or makes a file: all that is wrong with what was given, in one message."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import msgspec
+
+from compress.input_errors import Faults
+from serve.http.v1.relations import RelationRequest
+from serve.http.v1.requests import ClassifyRequest, EntitiesRequest
+from serve.text.answers import AnswerOptions
+from serve.workers.offline_pool import OfflinePool
+from stillroom.commands.annotate.reader import STDIN, InputFile, input_faults
+from stillroom.commands.annotate.rows import Columns
+from stillroom.commands.annotate.writer import STDOUT
+from stillroom.settings.annotate import Annotation
+
+REQUEST_OF: dict[str, type[msgspec.Struct]] = {
+    "token-classification": EntitiesRequest,
+    "text-classification": ClassifyRequest,
+    "relations": RelationRequest,
+}
+
+
+def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[OfflinePool, InputFile]:
+    """The pool, not started yet, and the input, entered into `opened` and read up to its first row.
+
+    Raises:
+        BadInput: whatever stands in the way, all at once.
+    """
+    faults = Faults()
+    faults.messages += _setting_faults(settings)
+    pool = faults.check(
+        lambda: OfflinePool(
+            settings.bundle, variant=settings.variant, threads=settings.threads, processes=settings.processes
+        )
+    )
+    if pool:
+        faults.messages += _option_faults(settings.options, pool)
+    columns = Columns(
+        settings.text_column,
+        settings.answer_field,
+        relations=pool is not None and pool.manifest.relations,
+        offsets=settings.options.offsets,
+    )
+    of_input = list(input_faults(settings.input, settings.format, columns))
+    faults.messages += of_input
+    source = InputFile(settings.input, settings.format, columns)
+    faults.check(lambda: opened.enter_context(source))
+    if not faults.messages or (not of_input and settings.input != STDIN and settings.input.is_file()):
+        faults.check(source.prepare)  # of standard input only when nothing else is wrong: it may have to be waited for
+    faults.raise_if_any()
+    assert pool is not None
+    return pool, source
+
+
+def _setting_faults(settings: Annotation) -> Iterator[str]:
+    given, out = settings.input, settings.output
+    if given != STDIN and out != STDOUT and given.exists() and out.exists() and given.samefile(out):
+        yield f"--output {out} is the input itself; give another file"
+    if out != STDOUT and not out.absolute().parent.is_dir():
+        yield f"--output {out}: there is no folder {out.absolute().parent}; make it first"
+
+
+def _option_faults(options: AnswerOptions, pool: OfflinePool) -> Iterator[str]:
+    """The options that this bundle's answers do not heed."""
+    manifest = pool.manifest
+    kind = "relations" if manifest.relations else manifest.task
+    heeded = REQUEST_OF[kind].__struct_fields__
+    for option in dataclasses.fields(options):
+        if option.name not in heeded and getattr(options, option.name) != option.default:
+            yield f"--{option.name.replace('_', '-')} means nothing to a model for {kind}; leave it out"
+    if options.abstain and "abstain" in heeded and manifest.variants[pool.variant].abstain_below is None:
+        why = (
+            "says of each label on its own whether it applies, and gives none where it is sure of none"
+            if manifest.multi_label
+            else f"has no `abstain_below` for {pool.variant} in its manifest; export the bundle anew, which finds one"
+        )
+        yield f"--abstain: {manifest.name!r} {why}; leave it out"

@@ -1,0 +1,142 @@
+"""A row of an input for `annotate`: its fields as they stand, and its text as the model reads it; or what is wrong with it."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+
+from serve.errors import BadInput
+from serve.text.answers import OffsetUnit
+from serve.text.relation_items import UNMARKED, Part, marked_text
+
+MOST_ROW_BYTES = 16 * 2**20  # of one row, and so of one cell: a file without line ends must not fill the memory
+SHOWN_FIELDS = 20
+HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+PAIR, HEAD, TAIL = "text_pair", "head", "tail"
+
+
+class InputRow(NamedTuple):
+    """One row: where it begins, its fields as JSON without the closing brace, its text; or its fault.
+
+    `fields` of a row with a fault are what was read of it, which tells whether it is the same row at the next run.
+    """
+
+    line: int
+    fields: bytes
+    text: str
+    pair: str | None
+    fault: str | None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What stands where in a row."""
+
+    text: str = "text"
+    answer: str = "answer"
+    """Where the answer is to stand: a row that has it is at fault."""
+    relations: bool = False
+    """Whether a row has `head` and `tail`, two parts of its text, for a model of relations."""
+    offsets: OffsetUnit = "codepoints"
+    """What `head` and `tail` count."""
+
+    def taken(self) -> list[str]:
+        """The names that neither the text nor the answer may have."""
+        return [PAIR, *([HEAD, TAIL] if self.relations else [])]
+
+
+def too_long() -> str:
+    """What is said of a row over the limit."""
+    return f"is longer than {MOST_ROW_BYTES:,} bytes, which is the most; split it"
+
+
+def faulty(line: int, fault: str, read: bytes) -> InputRow:
+    """The row at `line`, of which `read` was read, with its fault."""
+    return InputRow(line, read, "", None, fault)
+
+
+def json_row_reader(columns: Columns) -> Callable[[int, bytes], InputRow]:
+    """The function from a line and its JSON, with no blanks round it, to its row."""
+    # Only these fields are decoded; the others travel as they were written.
+    parts = [(HEAD, Part | None, None), (TAIL, Part | None, None)] if columns.relations else []
+    kind: Any = msgspec.defstruct(
+        "Row",
+        [("text", str), (PAIR, str | None, None), ("taken", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET), *parts],
+        rename={"text": columns.text, "taken": columns.answer},
+    )
+    decode: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
+
+    def read(line: int, written: bytes) -> InputRow:
+        if len(written) > MOST_ROW_BYTES:
+            return faulty(line, too_long(), written)
+        try:
+            written.decode("utf-8")  # fields that are not decoded are not looked at
+            row = decode(written)
+            text = _marked(row, columns.offsets) if columns.relations else row.text
+        except BadInput as error:
+            return faulty(line, error.message, written)
+        except (ValueError, RecursionError) as error:
+            return faulty(line, _json_fault(written, error, columns), written)
+        if row.taken is not msgspec.UNSET:
+            fault = f"has a field {columns.answer!r} already; give the answer another name with --field NAME"
+            return faulty(line, fault, written)
+        if (
+            b"\n" in written or b"\r" in written
+        ):  # of an array that is laid out for people; a row of the output is one line
+            written = msgspec.json.format(written, indent=-1)
+        return InputRow(line, written[:-1].rstrip(), text, row.text_pair, None)
+
+    return read
+
+
+def table_row(line: int, header: list[str], cells: list[str], columns: Columns, read: bytes) -> InputRow:
+    """The row of `cells` under `header`; `read` are the lines that it was read from."""
+    if len(cells) != len(header):
+        fault = f"has {len(cells)} {'column' if len(cells) == 1 else 'columns'}, and the header {len(header)}"
+        return faulty(line, fault, read)
+    fields = dict(zip(header, cells, strict=True))
+    try:
+        encoded = msgspec.json.encode(fields)
+    except UnicodeEncodeError:
+        return faulty(line, "is not UTF-8", read)
+    if len(encoded) > MOST_ROW_BYTES:
+        return faulty(line, too_long(), read)
+    return InputRow(line, encoded[:-1], fields[columns.text], fields.get(PAIR) or None, None)
+
+
+def text_row(line: int, read: bytes) -> InputRow:
+    """The row of a line of plain text."""
+    try:
+        text = read.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError as error:
+        return faulty(line, f"is not UTF-8 ({error.reason} at byte {error.start})", read)
+    return InputRow(line, b'{"text":' + msgspec.json.encode(text), text, None, None)
+
+
+def _marked(row: Any, unit: OffsetUnit) -> str:
+    if row.head is None or row.tail is None:
+        raise BadInput(UNMARKED)
+    return marked_text(row.text, row.head, row.tail, unit=unit)
+
+
+def _json_fault(written: bytes, error: Exception, columns: Columns) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not UTF-8 ({error.reason} at byte {error.start})"
+    if isinstance(error, msgspec.ValidationError):
+        said = str(error)
+        if f"required field `{columns.text}`" in said and " - at " not in said:
+            names = list(islice(msgspec.json.decode(written, type=dict[str, msgspec.Raw]), SHOWN_FIELDS))
+            return f'has no field "{columns.text}"; its fields are {", ".join(map(repr, names)) or "none"}'
+        return f'{said[0].lower()}{said[1:]}; give an object such as {{"{columns.text}": "..."}}'
+    if HALF_A_PAIR.search(written):
+        try:
+            json.loads(written)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return "has half a surrogate pair, which is no character; write whole characters"
+    return f"is not JSON ({error})"

@@ -1,0 +1,182 @@
+"""What `stillroom annotate` does with errors that stand in its output, and with rows that it fails to answer itself."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import ROOT
+
+from serve.errors import BadInput, InternalError
+from serve.model.pipeline import Pipeline
+from stillroom.commands.annotate import runner
+from stillroom.commands.annotate.runner import annotate
+from stillroom.settings.annotate import Annotation
+
+
+def lines(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def row(text: str) -> str:
+    return json.dumps({"text": text})
+
+
+def written(job: Annotation, *rows: str) -> Annotation:
+    job.input.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return job
+
+
+@pytest.fixture
+def job(cities: Path, tmp_path: Path) -> Annotation:
+    return Annotation(cities, tmp_path / "in.jsonl", tmp_path / "out.jsonl", bad_rows="skip", processes=1)
+
+
+def test_a_mended_row_is_asked_again_and_no_other_is(job: Annotation) -> None:
+    annotate(written(job, row("rome"), "nope", row("oslo"), "{}", row("paris")))
+    before = job.output.read_bytes().splitlines(keepends=True)
+    # A computed answer would be another: this one shows that it was kept.
+    before[2] = before[2].replace(b'"truncated":false', b'"truncated":true')
+    job.output.write_bytes(b"".join(before))
+    document = annotate(written(job, row("rome"), row("fly to rome"), row("oslo"), "{}", row("paris"), row("a")))
+    after = job.output.read_bytes().splitlines(keepends=True)
+    assert (document["rows"], document["rows_before"], document["rows_asked_again"]) == (6, 5, 1)
+    assert document["bad_rows"] == 0
+    assert [after[0], after[2], after[3], after[4]] == [before[0], before[2], before[3], before[4]]
+    assert json.loads(after[1]) == {"text": "fly to rome", "answer": Pipeline(job.bundle)("fly to rome")}
+    assert annotate(job)["texts_per_s"] is None
+    assert job.output.read_bytes() == b"".join(after)
+
+
+def test_a_row_that_the_model_refused_is_asked_again_once_it_has_changed(job: Annotation) -> None:
+    pair = json.dumps({"text": "rome", "text_pair": "a"})
+    assert annotate(written(job, row("a"), pair))["bad_rows"] == 1
+    assert annotate(job)["texts_per_s"] is None
+    annotate(written(job, row("a"), row("rome")))
+    assert "answer" in lines(job.output)[1]
+
+
+def test_an_error_says_which_row_it_was_of(job: Annotation) -> None:
+    annotate(written(job, "nope"))
+    (line,) = lines(job.output)
+    assert line["error"]["row_sha256"] == hashlib.sha256(b"nope").hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "mended"),
+    [
+        pytest.param("in.csv", 'text,x\na,b\n"c\nd"\nrome,d\n', "text,x\na,b\noslo,c\nrome,d\n", id="csv-of-fewer-lines"),
+        pytest.param("in.json", '[{"text": "a"}, {"text": 1}, {"text": "rome"}]',
+                     '[{"text": "a"}, {"text": "oslo"}, {"text": "rome"}]', id="json"),
+    ],
+)  # fmt: skip
+def test_rows_of_every_format_are_asked_again(job: Annotation, name: str, bad: str, mended: str) -> None:
+    job = replace(job, input=job.input.with_name(name))
+    job.input.write_text(bad, encoding="utf-8", errors="surrogateescape")
+    assert annotate(job)["bad_rows"] == 1
+    kept = job.output.read_bytes()
+    assert annotate(job)["texts_per_s"] is None
+    assert job.output.read_bytes() == kept
+    job.input.write_text(mended, encoding="utf-8")
+    document = annotate(job)
+    assert (document["rows"], document["rows_asked_again"], document["bad_rows"]) == (3, 1, 0)
+    assert [each["text"] for each in lines(job.output)] == ["a", "oslo", "rome"]
+
+
+def test_a_row_that_is_still_bad_stops_the_work_after_all_others_are_mended(job: Annotation) -> None:
+    annotate(written(job, "nope", row("rome"), "{}"))
+    job = replace(job, bad_rows="stop")
+    with pytest.raises(BadInput, match=r"3 rows are in .*\n.*line 1: is not JSON"):
+        annotate(written(job, "still not", row("rome"), row("oslo"), row("paris")))
+    found = lines(job.output)
+    assert [each.get("text") for each in found] == [None, "rome", "oslo"]
+    document = annotate(written(job, row("a"), row("rome"), row("oslo"), row("paris")))
+    assert (document["rows"], document["rows_asked_again"]) == (4, 1)
+
+
+def test_many_mended_rows_end_with_the_bytes_of_a_run_that_had_no_bad_row(
+    job: Annotation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "WINDOW_ROWS", 7)
+    drawn = random.Random(0)
+    good = [row(f"please {number} rome") for number in range(60)]
+    bad = {number for number in range(60) if drawn.random() < 0.3}
+    annotate(written(job, *("nope" if number in bad else each for number, each in enumerate(good[:45]))))
+    mended = set(drawn.sample(sorted(bad & set(range(45))), 5))
+    annotate(written(job, *("nope" if number in bad - mended else each for number, each in enumerate(good))))
+    document = annotate(written(job, *good))
+    assert document["rows_asked_again"] == len(bad - mended)
+    whole = replace(job, output=job.output.with_name("whole.jsonl"))
+    annotate(whole)
+    assert job.output.read_bytes() == whole.output.read_bytes()
+
+
+def test_what_stops_the_mending_leaves_the_output_as_it_was(job: Annotation) -> None:
+    annotate(written(job, "nope", row("rome"), row("oslo")))
+    before = job.output.read_bytes()
+    job.output.with_name("out.jsonl.mended").write_text("half of it")  # as a kill leaves it
+    with pytest.raises(BadInput, match=r"line 3 of .* is not the answer to row 3"):
+        annotate(written(job, row("a"), row("rome"), row("paris")))
+    assert job.output.read_bytes() == before
+    assert sorted(file.name for file in job.output.parent.iterdir()) == [
+        "in.jsonl",
+        "out.jsonl",
+        "out.jsonl.lineage.json",
+    ]
+
+
+def test_a_link_to_the_output_stays_one(job: Annotation) -> None:
+    real = job.output.with_name("real.jsonl")
+    real.touch(mode=0o640)
+    job.output.symlink_to(real)
+    annotate(written(job, "nope", row("rome")))
+    annotate(written(job, row("a"), row("rome")))
+    assert job.output.is_symlink()
+    assert [each["text"] for each in lines(real)] == ["a", "rome"]
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("bad_rows", ["stop", "skip"])
+def test_a_fault_of_ours_ends_the_output_before_its_row_with_exit_code_1(
+    job: Annotation, bad_rows: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = replace(job, bad_rows=bad_rows)  # type: ignore[arg-type]
+    written(job, row("rome"), row("oslo"), row("love it"), "nope", row("paris"))
+    for _ in range(2):  # whoever asks again is told again
+        with pytest.raises(InternalError) as caught:
+            annotate(job)
+        assert caught.value.exit_code == 1
+        assert f"2 rows are in {job.output}" in caught.value.message
+        assert f"{job.input}, line 3: the model gave logits that are not finite" in caught.value.message
+        assert [each["text"] for each in lines(job.output)] == ["rome", "oslo"]
+    assert "bad row" not in capfd.readouterr().err  # what stands behind was not come to
+    written(job, row("rome"), row("oslo"), row("love"), row("paris"))
+    document = annotate(job)
+    assert (document["rows"], document["rows_before"], document["bad_rows"]) == (4, 2, 0)
+    assert [each["text"] for each in lines(job.output)] == ["rome", "oslo", "love", "paris"]
+
+
+def test_a_fault_of_ours_at_a_mended_row_keeps_its_error_and_every_answer(job: Annotation) -> None:
+    annotate(written(job, row("rome"), "nope", row("oslo")))
+    before = job.output.read_bytes()
+    with pytest.raises(InternalError, match="line 2: the model gave logits"):
+        annotate(written(job, row("rome"), row("love it"), row("oslo"), row("paris")))
+    assert job.output.read_bytes() == before
+    assert annotate(written(job, row("rome"), row("love"), row("oslo"), row("paris")))["rows_asked_again"] == 1
+
+
+def test_the_command_ends_with_1_for_a_fault_of_ours(job: Annotation) -> None:
+    written(job, row("rome"), row("love it"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "stillroom", "annotate", job.bundle, "--input", job.input, "--output", job.output],
+        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert ended.returncode == 1, ended.stderr
+    assert "not finite" in ended.stderr
+    assert len(lines(job.output)) == 1

@@ -1,0 +1,306 @@
+"""What `stillroom annotate` reads: arrays, parquet, columns of other names, relations; and what it refuses before it begins."""
+
+import gzip
+import json
+import random
+import sys
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from serve.errors import BadInput
+from serve.model.pipeline import Pipeline
+from serve.text.answers import AnswerOptions
+from stillroom.commands.annotate import reader, rows
+from stillroom.commands.annotate.reader import InputFile
+from stillroom.commands.annotate.rows import Columns
+from stillroom.commands.annotate.runner import annotate
+from stillroom.settings.annotate import Annotation
+
+
+def read(path: Path, **columns: Any) -> list[tuple[Any, str | None]]:
+    """The fields of each row, or None, and its fault."""
+    with InputFile(path, columns=Columns(**columns)) as source:
+        return [(None if row.fault else json.loads(row.fields + b"}"), row.fault) for row in source.rows()]
+
+
+def lines(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_an_array_is_rows_each_on_one_line_with_its_numbers_as_they_were(tmp_path: Path) -> None:
+    given = tmp_path / "in.json"
+    given.write_text(
+        '\ufeff\n [{"text": "a b", "n": 1.50, "l": [\n 1e5 ]}, 7,\r\n{"text" :\r"ä"}, {"id": 1} ]', "utf-8"
+    )
+    with InputFile(given) as source:
+        found = list(source.rows())
+        assert source.share_read() == 1
+        assert source.place(found[1].line) == f"{given}, row 2"
+    assert found[0].fields == b'{"text":"a b","n":1.50,"l":[1e5]'
+    assert found[2].fields == '{"text":"ä"'.encode()
+    assert [row.fault for row in found] == [
+        None,
+        'expected `object`, got `int`; give an object such as {"text": "..."}',
+        None,
+        "has no field \"text\"; its fields are 'id'",
+    ]
+    (tmp_path / "in.json.gz").write_bytes(gzip.compress(given.read_bytes()))
+    assert read(tmp_path / "in.json.gz") == read(given)
+
+
+def test_json_that_is_no_array_is_read_as_lines(tmp_path: Path) -> None:
+    (tmp_path / "in.json").write_text('{"text": "a"}\n{"text": "b"}\n')
+    assert read(tmp_path / "in.json") == [({"text": "a"}, None), ({"text": "b"}, None)]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param('[{"text": "a"}', "is no JSON array of objects", id="cut-off"),
+        pytest.param("[" * 100_000, "is no JSON array of objects", id="very-deep"),
+        pytest.param(f'[{{"text": "{"a" * 3000}"}}]', "is an array of over 2,000 bytes, which is the most", id="too-large"),
+    ],
+)  # fmt: skip
+def test_an_array_that_cannot_be_read_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
+) -> None:
+    if "most" in said:
+        monkeypatch.setattr(reader, "MOST_ARRAY_BYTES", 2000)
+    (tmp_path / "in.json").write_text(content)
+    with pytest.raises(BadInput) as refused:
+        read(tmp_path / "in.json")
+    assert said in refused.value.message
+
+
+def write_parquet(path: Path, columns: dict[str, list[Any]], **options: Any) -> Path:
+    parquet.write_table(pa.table(columns), path, **options)
+    return path
+
+
+class Counted:
+    """A file, with the bytes that are read of it counted."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.read_bytes = file, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def read(self, size: int = -1) -> Any:
+        data = self.file.read(size)
+        self.read_bytes += len(data)
+        return data
+
+
+def test_parquet_is_read_a_row_group_at_a_time(tmp_path: Path) -> None:
+    texts = [random.Random(number).randbytes(200).hex() for number in range(5000)]
+    file = write_parquet(tmp_path / "in.parquet", {"text": texts}, row_group_size=1000)
+    with InputFile(file) as source:
+        counted = source._raw = Counted(source._raw)  # type: ignore[assignment]
+        found = source.rows()
+        assert next(found).text == texts[0]
+        assert counted.read_bytes < file.stat().st_size / 2
+        assert [row.text for row in found] == texts[1:]
+        assert source.share_read() == 1
+
+
+def test_the_values_of_parquet_become_json(tmp_path: Path) -> None:
+    columns = {
+        "text": ["a", None],
+        "when": [1.5, float("nan")],
+        "price": [Decimal("1.20"), None],
+        "tags": [["x"], []],
+        "inner": [{"n": 1}, None],
+    }
+    found = read(write_parquet(tmp_path / "in.parquet", columns))
+    assert found[0] == ({"text": "a", "when": 1.5, "price": "1.20", "tags": ["x"], "inner": {"n": 1}}, None)
+    assert found[1][1] == 'expected `str`, got `null` - at `$.text`; give an object such as {"text": "..."}'
+
+
+def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_parquet(tmp_path / "in.parquet", {"text": ["a"]})
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]  # how Python marks what cannot be imported
+    with pytest.raises(BadInput, match=r"pyarrow reads, and that is not installed; .*pip install '\.\[build\]'"):
+        read(file)
+
+
+def test_what_is_called_parquet_and_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "in.parquet").write_text("text\na\n")
+    with pytest.raises(BadInput, match="is not a parquet file"):
+        read(tmp_path / "in.parquet")
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.json", "in.csv", "in.parquet"])
+def test_the_text_may_stand_under_another_name(tmp_path: Path, name: str) -> None:
+    body = {
+        "in.jsonl": '{"text": 1, "body": "a"}',
+        "in.json": '[{"text": 1, "body": "a"}]',
+        "in.csv": "text,body\n1,a\n",
+    }
+    if name == "in.parquet":
+        write_parquet(tmp_path / name, {"text": [1], "body": ["a"]})
+    else:
+        (tmp_path / name).write_text(body[name])
+    with InputFile(tmp_path / name, columns=Columns("body")) as source:
+        (row,) = source.rows()
+    assert (row.text, row.fault) == ("a", None)
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.parquet"])
+def test_a_column_that_is_not_there_is_told_with_those_that_are(cities: Path, tmp_path: Path, name: str) -> None:
+    if name == "in.csv":
+        (tmp_path / name).write_text("id,content\n1,a\n")
+    else:
+        write_parquet(tmp_path / name, {"id": [1], "content": ["a"]})
+    with pytest.raises(BadInput) as refused:
+        annotate(Annotation(cities, tmp_path / name, tmp_path / "out.jsonl", text_column="body"))
+    assert "has the columns id, content; it needs one called body" in refused.value.message
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_row_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MOST_ROW_BYTES", 2000)
+    text = "a" * 2001
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": text}) + '\n{"text": "b"}\n')
+    (tmp_path / "in.json").write_text(json.dumps([{"text": text}, {"text": "b"}]))
+    (tmp_path / "in.txt").write_text(f"{text}\nb\n")
+    quoted = text[:1500] + "\n" + text[:400]  # each line is short enough
+    (tmp_path / "in.csv").write_text(f'text,x\n"{quoted}",{text[:1500]}\nb,c\n')
+    write_parquet(tmp_path / "in.parquet", {"text": [text, "b"]})
+    for name in ("in.jsonl", "in.json", "in.txt", "in.csv", "in.parquet"):
+        (_, fault), (fields, none) = read(tmp_path / name)
+        assert fault == "is longer than 2,000 bytes, which is the most; split it", name
+        assert none is None
+        assert fields["text"] == "b"
+
+
+RELATED = {"head": {"start": 2, "end": 5}, "tail": {"start": 9, "end": 13}}
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.json", "in.parquet"])
+def test_relations_are_answered_as_the_pipeline_answers_them(relations: Path, tmp_path: Path, name: str) -> None:
+    row = {"text": "😀 fly to rome", **RELATED}
+    if name == "in.parquet":
+        write_parquet(tmp_path / name, {key: [value] for key, value in row.items()})
+    else:
+        (tmp_path / name).write_text(json.dumps([row] if name == "in.json" else row))
+    annotate(Annotation(relations, tmp_path / name, tmp_path / "out.jsonl", AnswerOptions(top_k=1)))
+    (found,) = lines(tmp_path / "out.jsonl")
+    assert found == {**row, "answer": Pipeline(relations)(row, top_k=1)}
+    assert found["answer"]["labels"][0]["label"] == "to"
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        pytest.param({"text": "fly to rome"}, 'give "head" and "tail" beside "text"', id="no-parts"),
+        pytest.param({"text": "[E1] fly [/E1] to [E2] rome [/E2]"}, 'give "head" and "tail"', id="markers-alone"),
+        pytest.param({"text": "fly", **RELATED}, "head.end 5 lies outside the text", id="outside"),
+        pytest.param({"text": "[E1] fly to rome", **RELATED}, "holds the marker [E1] already", id="marked"),
+        pytest.param({"text": "fly to rome", **RELATED, "head": 3}, "expected `object | null`, got `int`", id="a-number"),
+    ],
+)  # fmt: skip
+def test_a_row_without_its_two_parts_is_a_bad_row(tmp_path: Path, row: dict[str, Any], fault: str) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps(row))
+    ((_, found),) = read(tmp_path / "in.jsonl", relations=True)
+    assert fault in str(found)
+
+
+def test_offsets_of_a_relation_count_in_the_unit_that_is_given(tmp_path: Path) -> None:
+    utf16 = {"head": {"start": 3, "end": 6}, "tail": {"start": 10, "end": 14}}
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": "😀 fly to rome", **utf16}))
+    with InputFile(tmp_path / "in.jsonl", columns=Columns(relations=True, offsets="utf16")) as source:
+        (row,) = source.rows()
+    assert row.text == "😀 [E1] fly [/E1] to [E2] rome [/E2]"
+
+
+def refused(job: Annotation, before: list[str]) -> str:
+    """The message of a job that is refused and makes no file."""
+    with pytest.raises(BadInput) as caught:
+        annotate(job)
+    assert sorted(file.name for file in job.output.parent.iterdir()) == before, "something was written"
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("bundle", "options", "said"),
+    [
+        ("cities", {"abstain": True}, ["--abstain means nothing to a model for token-classification"]),
+        ("cities", {"top_k": 2}, ["--top-k means nothing to a model for token-classification"]),
+        ("labels", {"abstain": True}, ["--abstain: 'labels' says of each label on its own whether it applies"]),
+        ("intents", {"abstain": True}, ["--abstain: 'intents' has no `abstain_below` for fp32"]),
+        (
+            "intents",
+            {"aggregation": "max", "constrained": True, "min_score": 0.5, "offsets": "utf8"},
+            [
+                f"--{flag} means nothing to a model for text-classification"
+                for flag in ("aggregation", "constrained", "min-score", "offsets")
+            ],
+        ),
+        ("relations", {"min_score": 0.5}, ["--min-score means nothing to a model for relations"]),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_anything_is_read_or_made(
+    request: pytest.FixtureRequest, tmp_path: Path, bundle: str, options: dict[str, Any], said: list[str]
+) -> None:
+    (tmp_path / "in.jsonl").write_text("no row that could be read\n")
+    job = Annotation(
+        request.getfixturevalue(bundle), tmp_path / "in.jsonl", tmp_path / "out.jsonl", AnswerOptions(**options)
+    )
+    message = refused(job, ["in.jsonl"])
+    for each in said:
+        assert each in message
+
+
+def test_all_that_stands_in_the_way_is_told_at_once(intents: Path, relations: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("id\n1\n")
+    job = Annotation(
+        intents, tmp_path / "in.csv", tmp_path / "nowhere" / "out.jsonl", AnswerOptions(constrained=True),
+        answer_field="text", text_column="text_pair",
+    )  # fmt: skip
+    with pytest.raises(BadInput) as caught:
+        annotate(job)
+    for each in (
+        "there is no folder",
+        "--constrained means nothing",
+        "--text-column 'text_pair' is not where a text stands",
+    ):
+        assert each in caught.value.message
+    job = replace(job, output=tmp_path / "out.jsonl", text_column="body", bundle=tmp_path / "nothing")
+    message = refused(job, ["in.csv"])
+    assert "nothing does not exist" in message
+    assert "has the columns id; it needs one called body" in message
+    job = replace(job, bundle=intents, variant="int8", options=AnswerOptions())
+    assert "variant 'int8' of 'intents': the bundle has 'fp32'" in refused(job, ["in.csv"])
+    message = refused(replace(job, bundle=relations, variant=None), ["in.csv"])
+    assert "csv has no place for the head and tail of a relation; give one of jsonl, json, parquet" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "format", "said"),
+    [
+        ("-", "parquet", "standard input cannot be parquet, which is read from its end"),
+        ("in.parquet.gz", None, "cannot be parquet, which is read from its end"),
+        ("in.txt", None, "--text-column body: txt has no columns"),
+    ],
+)
+def test_an_input_that_cannot_be_is_refused(cities: Path, tmp_path: Path, given: str, format: Any, said: str) -> None:
+    path = Path(given) if given == "-" else tmp_path / given
+    if given != "-":
+        path.write_bytes(gzip.compress(b"a"))
+    before = sorted(file.name for file in tmp_path.iterdir())
+    assert said in refused(Annotation(cities, path, tmp_path / "out.jsonl", format=format, text_column="body"), before)
+
+
+def test_values_of_options_are_all_told_at_once() -> None:
+    with pytest.raises(BadInput) as caught:
+        AnswerOptions(min_score=2, top_k=0)
+    assert "min_score 2: give a number from 0 to 1" in caught.value.message
+    assert "top_k 0: give 1 to 1,000,000" in caught.value.message
