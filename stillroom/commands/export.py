@@ -17,7 +17,6 @@ from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import usable_length
 from compress.evaluation.metrics import metric_name
 from compress.models.pretrained import HEADS, Opened, open_model, save_tokenizer, with_markers
-from export.graph.fusions import check_fusions
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
 from export.packing.builder import Variants, VariantSettings, make_variants, run_name
 from export.packing.model_card import HUB_METRICS, CardFacts, Figure, model_card
@@ -60,8 +59,8 @@ class Exporting:
     """static, weight-only, or dynamic, whose answers depend on the batch."""
     runtime: str = "onnxruntime"
     """What serves int8: onnxruntime, which the base install has, or openvino."""
-    fuse: str = ""
-    """Kernels to join in fp32 and fp16, for GPUs: attention, skip-layer-norm, bias-gelu, embedding."""
+    fuse: bool = False
+    """Join kernels in fp32 and fp16, for GPUs."""
     keep_words_of: tuple[Path, ...] = ()
     """Texts whose tokens the vocabulary is trimmed to; none leaves it whole."""
     name: str | None = None
@@ -77,9 +76,8 @@ class Exporting:
     def wanted(self) -> VariantSettings:
         """What to make. BadInput for what is unknown."""
         precisions = cast(tuple[Precision, ...], listed(self.precision))
-        fuse = check_fusions(listed(self.fuse))
         runtime = cast(Runtime, self.runtime)
-        return VariantSettings(precisions, cast(Scheme, self.int8), fuse, self.gate, runtime, self.keep_right)
+        return VariantSettings(precisions, cast(Scheme, self.int8), self.fuse, self.gate, runtime, self.keep_right)
 
 
 @dataclass(frozen=True)
