@@ -96,7 +96,11 @@ class TaskSettings(DataSet):
     corpus: tuple[str, ...] = setting((), help="File of plain text for the relation stage.", metavar="FILE", panel=DATA)
     unlabelled: tuple[str, ...] = setting((), help=UNLABELLED, metavar="FILE", panel=DATA)
     augment: int = setting(
-        0, help="Texts generated from each labelled one, for the teacher to label.", at_least=0, panel=DATA
+        0,
+        help="Texts generated from each labelled one, for the teacher to label.",
+        at_least=0,
+        at_most=1000,
+        panel=DATA,
     )
     max_length: int = setting(
         0, help="Longest text in tokens.", at_least=0, shown="what the teacher takes, at most 512", panel=DATA
@@ -108,7 +112,7 @@ class TaskSettings(DataSet):
         False, help="Fine-tune a new head though the teacher has one for other labels.", panel=TEACHER
     )
     teacher_epochs: int = setting(
-        5, help="Of fine-tuning the teacher, at most; it stops when validation stops improving.", at_least=1,
+        5, help="Of fine-tuning the teacher, at most; it stops when validation stops improving.", at_least=1, at_most=1_000_000,
         panel=TEACHER,
     )  # fmt: skip
     teacher_patience: int = setting(
@@ -116,7 +120,7 @@ class TaskSettings(DataSet):
     )
     teacher_learning_rate: float = setting(1e-4, help="Peak rate of its fine-tuning.", above=0, panel=TEACHER)
     student_epochs: int = setting(
-        10, help="Over the labelled text, in steps: unlabelled and generated text adds variety, not time.", at_least=1,
+        10, help="Over the labelled text, in steps: unlabelled and generated text adds variety, not time.", at_least=1, at_most=1_000_000,
         panel=STUDENT,
     )  # fmt: skip
     student_learning_rate: float = setting(4e-4, help="Peak rate of the student's training.", above=0, panel=STUDENT)
@@ -138,12 +142,12 @@ class TaskSettings(DataSet):
     )  # fmt: skip
     relation_tokens: int = setting(128, help="Longest piece of the corpus, in tokens.", at_least=1, panel=RELATIONS)
     relation_learning_rate: float = setting(5e-4, help="Peak rate of the stage.", above=0, panel=RELATIONS)
-    batch: int = setting(32, help="Texts a training step.", at_least=1, panel=MACHINE)
-    accumulate: int = setting(1, help=ACCUMULATE, at_least=1, panel=MACHINE)
+    batch: int = setting(32, help="Texts a training step.", at_least=1, at_most=1_000_000, panel=MACHINE)
+    accumulate: int = setting(1, help=ACCUMULATE, at_least=1, at_most=4096, panel=MACHINE)
     precision: TrainingPrecision = setting("auto", help=PRECISION, panel=MACHINE)
     device: TrainingDevice = setting("auto", help=DEVICE, panel=MACHINE)
-    threads: int = setting(0, help=THREADS, at_least=0, shown=ALL_CORES, panel=MACHINE)
-    seed: int = setting(0, help=SEED, at_least=0, panel=MACHINE)
+    threads: int = setting(0, help=THREADS, at_least=0, at_most=4096, shown=ALL_CORES, panel=MACHINE)
+    seed: int = setting(0, help=SEED, at_least=0, at_most=2**32 - 1, panel=MACHINE)
     trackers: tuple[str, ...] = setting((), help=TRACKER, choices=TRACKERS, flag="--tracker", panel=MACHINE)
     checkpoint_seconds: float = setting(
         30.0, help="Seconds of work that a kill loses at most.", at_least=0, panel=MACHINE
@@ -171,12 +175,12 @@ class FineTuning(DataSet):
         help="Of a paper (docs/methods.md); flags override it.",
         choices=tuple(name for name, preset in PRESETS.items() if preset.use == "fine-tuning"),
     )
-    epochs: float | None = setting(None, help="Over the labelled text, at most.", above=0, shown="5")
+    epochs: float | None = setting(None, help="Over the labelled text, at most.", above=0, at_most=1_000_000, shown="5")
     patience: int = setting(
         2, help="Epochs without a new best on validation before it stops; 0 never does.", at_least=0
     )
     learning_rate: float | None = setting(None, help="Peak rate.", above=0, shown="0.0001")
-    batch: int | None = setting(None, help="Texts a step.", at_least=1, shown="32")
+    batch: int | None = setting(None, help="Texts a step.", at_least=1, at_most=1_000_000, shown="32")
     max_length: int = setting(0, help="Longest text in tokens.", at_least=0, shown="what the model takes")
     temperature: float | None = setting(None, help="Of the soft labels.", above=0, shown="2")
     soft_weight: float | None = setting(
@@ -184,10 +188,10 @@ class FineTuning(DataSet):
     )
     new_head: bool = setting(False, help="A new head even where the model has one for other labels.")
     device: TrainingDevice = setting("auto", help=DEVICE)
-    seed: int = setting(0, help=SEED, at_least=0)
-    threads: int = setting(0, help=THREADS, at_least=0, shown=ALL_CORES)
+    seed: int = setting(0, help=SEED, at_least=0, at_most=2**32 - 1)
+    threads: int = setting(0, help=THREADS, at_least=0, at_most=4096, shown=ALL_CORES)
     precision: TrainingPrecision = setting("auto", help=PRECISION)
-    accumulate: int = setting(1, help=ACCUMULATE, at_least=1)
+    accumulate: int = setting(1, help=ACCUMULATE, at_least=1, at_most=4096)
     trackers: tuple[str, ...] = setting((), help=TRACKER, choices=TRACKERS, flag="--tracker")
 
     def __post_init__(self) -> None:
@@ -212,10 +216,14 @@ class Distillation(TextColumn):
         choices=tuple(name for name, preset in PRESETS.items() if preset.use == "distillation"),
     )
     epochs: float | None = setting(
-        None, help="Over the corpus, all stages of the method together; each assistant has as many.", above=0, shown="1"
+        None,
+        help="Over the corpus, all stages of the method together; each assistant has as many.",
+        above=0,
+        at_most=1_000_000,
+        shown="1",
     )
     learning_rate: float = setting(0.0, help="Peak rate.", at_least=0, shown="that of each stage")
-    batch: int | None = setting(None, help="Pieces of text a step.", at_least=1, shown="32")
+    batch: int | None = setting(None, help="Pieces of text a step.", at_least=1, at_most=1_000_000, shown="32")
     relation_heads: int = setting(
         0, help="What all attention heads are split into anew.", at_least=0, shown="48, or the nearest that fits"
     )
@@ -242,10 +250,10 @@ class Distillation(TextColumn):
         suggested=("auto", *STUDENTS),
     )
     device: TrainingDevice = setting("auto", help=DEVICE)
-    seed: int = setting(0, help=SEED, at_least=0)
+    seed: int = setting(0, help=SEED, at_least=0, at_most=2**32 - 1)
     precision: TrainingPrecision = setting("auto", help=PRECISION)
-    threads: int = setting(0, help=THREADS, at_least=0, shown=ALL_CORES)
-    accumulate: int = setting(1, help=ACCUMULATE, at_least=1)
+    threads: int = setting(0, help=THREADS, at_least=0, at_most=4096, shown=ALL_CORES)
+    accumulate: int = setting(1, help=ACCUMULATE, at_least=1, at_most=4096)
     trackers: tuple[str, ...] = setting((), help=TRACKER, choices=TRACKERS, flag="--tracker")
     teacher_cache: str = setting(
         "",

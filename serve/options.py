@@ -119,9 +119,9 @@ class Option:
     @property
     def range(self) -> str:
         """What numbers it may be, such as "from 0"; empty where any."""
-        low = f"from {self.at_least:g}" if self.at_least is not None else ""
-        low = low or (f"above {self.above:g}" if self.above is not None else "")
-        high = f"to {self.at_most:g}" if self.at_most is not None else ""
+        low = f"from {_plain(self.at_least)}" if self.at_least is not None else ""
+        low = low or (f"above {_plain(self.above)}" if self.above is not None else "")
+        high = f"to {_plain(self.at_most)}" if self.at_most is not None else ""
         return f"{low} {high}".strip()
 
     def value_in(self, settings: Any) -> Any:
@@ -270,7 +270,7 @@ def _one(option: Option, value: Any) -> Any:
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{option.flag} is {value!r}{meant}; give {_needed(option)}")
     if isinstance(value, int | float) and not isinstance(value, bool) and not _in_range(option, value):
-        raise ValueError(f"{option.flag} is {value:g}; give {_needed(option)}")
+        raise ValueError(f"{option.flag} is {_plain(value)}; give {_needed(option)}")
     return value
 
 
@@ -281,6 +281,10 @@ def _in_range(option: Option, value: float) -> bool:
         and (option.above is None or value > option.above)
         and (option.at_most is None or value <= option.at_most)
     )
+
+
+def _plain(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
 def _needed(option: Option) -> str:

@@ -10,7 +10,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from serve.text.labels import MULTI_LABEL
 
 if TYPE_CHECKING:
     import torch
-    from onnx import GraphProto, ModelProto
+    from onnx import GraphProto, ModelProto, ValueInfoProto
     from transformers import PretrainedConfig, PreTrainedModel
 
 # Families that number positions from the padding's id plus one.
@@ -48,6 +48,8 @@ class GraphInfo:
     size_bytes: int
     operators: dict[str, int]
     """How many nodes of each kind the graph has."""
+    shapes: "tuple[ValueInfoProto, ...]" = field(repr=False, default=())
+    """Type and shape of every value, which the file leaves out."""
 
 
 def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
@@ -91,6 +93,8 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
     strip_provenance(graph)
     # Told these shapes, onnxruntime 1.31 joins Add and LayerNormalization into one kernel that is the slower: of a 3x384
     # model at 8 x 64 tokens, 66 ms of processor time against 53 without.
+    shapes = type(graph.graph)()  # messages are gone with the list that they stand in: this copies them
+    shapes.value_info.extend(graph.graph.value_info)
     del graph.graph.value_info[:]
     _keep_gelu_apart(graph)
     write_model(graph, out)
@@ -101,6 +105,7 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         size_bytes=out.stat().st_size,
         operators=dict(sorted(Counter(node.op_type for node in graph.graph.node).items())),
+        shapes=tuple(shapes.value_info),
     )
 
 

@@ -30,8 +30,8 @@ class Wiring:
         self.made_by: dict[str, NodeProto] = {}
         self.read_by: dict[str, list[NodeProto]] = defaultdict(list)
         for node in model.graph.node:
-            self.made_by.update(dict.fromkeys(node.output, node))
-            for name in node.input:
+            self.made_by.update((name, node) for name in node.output if name)  # those left out have no name
+            for name in filter(None, node.input):
                 self.read_by[name].append(node)
         self.initializers = {constant.name: constant for constant in model.graph.initializer}
         self.constants: dict[str, np.ndarray] = {

@@ -13,7 +13,7 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.subset import Row, subset
 from export.graph.exporter import GraphInfo, export_graph, write_model
-from export.graph.fusions import Fusion, fused, joined, missing, operators_of, session_operators
+from export.graph.fusions import fused, joined, missing, operators_of, session_operators
 from export.precision.calibration import with_long_texts
 from export.precision.fp16 import write_fp16
 from export.precision.int8 import Quantised, Scheme, quantise_dynamic, quantise_weight_only
@@ -67,8 +67,8 @@ class VariantSettings:
 
     variants: tuple[Precision, ...] = ("fp32", "int8")
     int8: Scheme = "static"
-    fuse: tuple[Fusion, ...] = ()
-    """Kernels to join in the float graphs, for GPUs."""
+    fuse: bool = False
+    """Whether to join kernels in the float graphs, for GPUs."""
     gate: float = 0.99
     """Least share of the fp32 metric that every other variant keeps on validation; without labels, of fp32's labels."""
     runtime: Runtime = "onnxruntime"
@@ -219,7 +219,7 @@ def make_variants(
 
     `calibration` are texts of the training split, of which a few hundred are used. fp32 is always made: it is what the
     others are held against. What forbids to ship is collected in `faults`, and a fp16 graph that does not run is not among
-    what was made. BadInput when the checkpoint cannot be exported, a fusion finds nothing to join, or fp32 has no metric of
+    what was made. BadInput when the checkpoint cannot be exported, it has no kernels to join, or fp32 has no metric of
     which the others could keep a share.
     """
     import onnx
@@ -230,7 +230,7 @@ def make_variants(
         folder, wanted, graph_info, max_length, validated_on=len(validation.encoded), labelled=validation.labelled
     )
     model = onnx.load(plain)
-    graph, promised = joined(model, wanted.fuse, heads_of(checkpoint)) if wanted.fuse else (model, {})
+    graph, promised = joined(model, found.graph.shapes) if wanted.fuse else (model, {})
     write_model(graph, found.file("fp32"))
     found.schemes["fp32"] = "fp32"
     promised |= {
@@ -291,13 +291,6 @@ def _drawn(rows: Sequence[Row], count: int) -> list[Row]:
 def run_name(variant: Precision, runtime: Runtime) -> str:
     """What `variant` in `runtime` is called in reports: onnxruntime goes without saying."""
     return variant if runtime == "onnxruntime" else f"{variant} {runtime}"
-
-
-def heads_of(checkpoint: Path) -> int:
-    """How many attention heads the model in folder `checkpoint` has."""
-    from transformers import AutoConfig
-
-    return int(AutoConfig.from_pretrained(checkpoint, local_files_only=True).num_attention_heads)
 
 
 def nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> list[str]:

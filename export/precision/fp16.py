@@ -55,12 +55,13 @@ def write_fp16(
     large -= {name for name in large if ranges[name].low < -1e30}
     model = joined or plain
     own = Wiring(model)
-    overflowing = {
-        node.output[0]
-        for node in model.graph.node
+    new = own.made_by.keys() - wiring.made_by.keys()  # joined kernels may come with a Reshape before and after them
+    overflowing: set[str] = set()
+    for node in reversed(model.graph.node):
         # A node that reads a large value must not read it as float16 either.
-        if large & (set(node.output) | set(node.input) | _within(wiring, node))
-    }
+        touched = set(node.output) | set(node.input) | _within(wiring, own, node)
+        if large & touched or new & overflowing & set(node.output):
+            overflowing |= {node.output[0]} | new & set(node.input)
     exact = _not_of_the_text(plain)
     kept = overflowing | {
         node.output[0]
@@ -76,15 +77,13 @@ def write_fp16(
     return tuple(sorted(overflowing))
 
 
-def _within(plain: Wiring, kernel: "NodeProto") -> set[str]:
-    """The values of the plain graph that a joined kernel computes inside."""
-    if kernel.domain != "com.microsoft":
-        return set()
+def _within(plain: Wiring, joined: Wiring, kernel: "NodeProto") -> set[str]:
+    """The values of the plain graph that `kernel` computes inside: those that no node of the joined graph makes."""
     inside: set[str] = set()
     frontier = [kernel.output[0]]
     while frontier:
         node = plain.made_by.get(frontier.pop())
-        fresh = [name for name in node.input if name not in kernel.input and name not in inside] if node else []
+        fresh = [name for name in node.input if name not in joined.made_by and name not in inside] if node else []
         inside.update(fresh)
         frontier += fresh
     return inside

@@ -48,7 +48,7 @@ class Comparison(DataSet):
     students: tuple[str, ...] = setting(
         ("3x384",), help=SHAPES, suggested=tuple(STUDENTS), flag="--student", metavar="SHAPE", panel=WHAT
     )
-    seeds: int = setting(3, help="Trainings of each method and student.", at_least=1, panel=WHAT)
+    seeds: int = setting(3, help="Trainings of each method and student.", at_least=1, at_most=1000, panel=WHAT)
     corpus: tuple[str, ...] = setting((), help=CORPUS, metavar="FILE", panel=DATA)
     source_data: str = setting(
         "", help="Of the task from which a method transfers: a folder or name as --data.", panel=DATA
@@ -65,12 +65,16 @@ class Comparison(DataSet):
     task_tokens: int = setting(
         1_000_000, help="Of the task's text; methods without plain text get both here.", at_least=1, panel=STUDENT
     )
-    teacher_epochs: int = setting(5, help="Of fine-tuning the teacher, at most.", at_least=1, panel=TEACHER)
+    teacher_epochs: int = setting(
+        5, help="Of fine-tuning the teacher, at most.", at_least=1, at_most=1_000_000, panel=TEACHER
+    )
     teacher_learning_rate: float = setting(1e-4, help="Peak rate of that.", above=0, panel=TEACHER)
-    batch: int = setting(32, help="Texts a step.", at_least=1, panel=MACHINE)
+    batch: int = setting(32, help="Texts a step.", at_least=1, at_most=1_000_000, panel=MACHINE)
     device: TrainingDevice = setting("auto", help=DEVICE, panel=MACHINE)
-    threads: int = setting(0, help=THREADS, at_least=0, shown=f"{ALL_CORES}, shared by the jobs", panel=MACHINE)
-    jobs: int = setting(1, help="Trainings at once.", at_least=1, panel=MACHINE)
+    threads: int = setting(
+        0, help=THREADS, at_least=0, at_most=4096, shown=f"{ALL_CORES}, shared by the jobs", panel=MACHINE
+    )
+    jobs: int = setting(1, help="Trainings at once.", at_least=1, at_most=4096, panel=MACHINE)
     precision: TrainingPrecision = setting("auto", help=PRECISION, panel=MACHINE)
 
     def __post_init__(self) -> None:

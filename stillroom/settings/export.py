@@ -49,9 +49,7 @@ class Exporting(OfCard, DataSet):
         panel=GRAPHS,
     )
     runtime: Literal["onnxruntime", "openvino"] = setting("onnxruntime", help="What serves int8.", panel=GRAPHS)
-    fuse: tuple[Literal["attention", "skip-layer-norm", "bias-gelu", "embedding"], ...] = setting(
-        (), help="Kernels to join in fp32 and fp16, for GPUs.", shown="none", panel=GRAPHS
-    )
+    fuse: bool = setting(False, help="Join kernels in fp32 and fp16, for GPUs.", panel=GRAPHS)
     keep_words_of: tuple[Path, ...] = setting(
         (), help="Text to whose words the vocabulary is trimmed.", metavar="FILE", panel=GRAPHS
     )

@@ -156,6 +156,25 @@ def test_the_image_is_built_from_the_packages_of_the_wheel_and_no_more() -> None
     assert all((ROOT / name).exists() for name in kept)
 
 
+def test_the_wheel_holds_every_file_of_the_packages_that_is_no_python() -> None:
+    setuptools = settings()["tool"]["setuptools"]
+    packages = [ROOT / pattern.removesuffix("*") for pattern in setuptools["packages"]["find"]["include"]]
+    files = {
+        path
+        for package in packages
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
+    }
+    held: set[Path] = set()
+    for name, patterns in setuptools["package-data"].items():
+        folders = [file.parent for package in packages for file in package.rglob("__init__.py")]
+        if name != "*":
+            folders = [ROOT.joinpath(*name.split("."))]
+        held |= {path for folder in folders for pattern in patterns for path in folder.glob(pattern)}
+    assert files <= held
+    assert ROOT / "stillroom" / "inputs" / "sample_texts" / "phrases.toml" in files
+
+
 def settings() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 

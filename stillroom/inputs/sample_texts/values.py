@@ -1,13 +1,16 @@
 """What may fill a slot of a support message: names, numbers, dates, amounts, each from the pool of its own split.
 
-Every list below is dealt out by position, so a value of one labelled split never stands in another. Numbers, dates and
-amounts are dealt out the same way, by arithmetic on them. What a slot means is decided by the sentence around it: the same list
-fills people and cities, the same dates fill order dates and delivery dates, the same digits fill orders and tickets.
+The lists of `values.toml` are dealt out by position, so a value of one labelled split never stands in another. Numbers,
+dates and amounts are dealt out the same way, by arithmetic on them. What a slot means is decided by the sentence around
+it: the same list fills people and cities, the same dates fill order dates and delivery dates, the same digits fill orders
+and tickets.
 """
 
 import random
+import tomllib
 import unicodedata
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from string import ascii_lowercase
 from typing import Literal, NamedTuple, TypeVar
 
@@ -15,64 +18,10 @@ Share = Literal["train", "unlabelled", "validation", "test"]
 T = TypeVar("T")
 
 
-def listed(values: str) -> list[str]:
-    """The values of a comma-separated list, which may run over several lines."""
-    return [" ".join(value.split()) for value in values.split(",")]
-
-
 # Position modulo 9 -> whose value it is: four parts to train, two to unlabelled text, one to validation, two to test.
 DEALT: dict[Share, tuple[int, ...]] = {"train": (0, 2, 4, 6), "unlabelled": (1, 5), "validation": (7,), "test": (3, 8)}
 
-# Given names that are cities as well: only the sentence tells which is meant.
-NAMES_AND_CITIES = listed("""
-    Paris, Florence, Charlotte, Austin, Sydney, Victoria, Adelaide, Lincoln, Madison, Jackson, Savannah, Chelsea,
-    Dallas, Houston, Phoenix, Verona, Siena, Brooklyn, Alexandria, Orlando, Santiago, Valencia, Vienna, Devon, Troy,
-    Raleigh, Carson, Memphis, Trenton, Logan, Denver, Camden, Milan, Lourdes, Roma, Kingston
-""")
-GIVEN_NAMES = listed("""
-    Anna, Tobias, Priya, Marek, Zoë, Hassan, Ingrid, Diego, Mei, Olu, Fatima, Björn, Claire, Ravi, Sofía, Tomasz,
-    Keiko, Aidan, Leila, René, Nadia, Emeka, Hanna, Luca, Amélie, Viktor, Samira, Owen, Chiara, Yusuf, Elif, Mateo,
-    Greta, Kwame, Noémie, Dmitri, Isla, Farid, Paula, Jonas, Aiko, Bruno, Helga, Tariq, Simone
-""")
-SURNAMES = listed("""
-    Keller, Novak, Okafor, Lindqvist, Haddad, Moreau, Sharma, Kowalski, Tanaka, O'Brien, Rossi, Fischer, Núñez,
-    Larsen, Papadakis, Mbeki, Dubois, Yilmaz, Castro, Weber, Petrov, Singh, Jensen, Marino, Achebe, Schäfer, Ortega,
-    Virtanen, Nguyen, Baker, Horvat, Laurent, Silva, McKenna, Becker, Ibrahim
-""")
-CITIES = listed("""
-    Berlin, Porto, Leeds, Kraków, Lyon, Utrecht, Boston, Málaga, Graz, Oslo, São Paulo, Cork, Ghent, Turin, New
-    Orleans, Bremen, Aarhus, Seattle, Zürich, Bath, Tampere, San Diego, Nantes, Gdańsk, Perth, Bologna, Bonn, Salt
-    Lake City, Malmö, Bilbao, Hull, Lausanne, Toronto, Brno, Fort Worth, Essen
-""")
-# Makers' names, which the company gives to its tariffs too: "the Orbit 5 is broken", "move me to Orbit 5".
-BRANDS = listed("""
-    Orbit, Juno, Nova, Kestrel, Lumen, Vanta, Pebble, Tempo, Halo, Zephyr, Onyx, Fjord, Quill, Ember, Atlas, Sable,
-    Cobalt, Wren, Mistral, Piko, Argon, Solis, Tundra, Vireo, Delta, Koru, Nimbus
-""")
-THINGS = listed("""
-    headset, kettle, router, desk lamp, blender, smart watch, coffee grinder, vacuum cleaner, phone case, tablet,
-    toaster, webcam, power bank, rice cooker, game controller, air purifier, keyboard, e-reader, espresso machine,
-    charger, hair dryer, soundbar, set-top box, bike light, stand mixer, printer, projector, SIM card, baby monitor,
-    screen protector, turntable, doorbell camera, heated blanket, docking station, walkie-talkie, microphone, laptop
-    sleeve, repeater, thermostat, SSD, fitness band, drone, steam iron, shower radio, label maker
-""")
-QUALITIES = ["wireless", "foldable", "black", "mini", "4K", "refurbished", "stainless", "portable", "dual-band"]
-PLANS = listed("""
-    Flex, Basic, Family, Unlimited, Starter, Duo, Premium, Saver, Student, Light, Business, Complete, Junior, Roam,
-    Max, Anytime, Essential, Home, Prepaid, Weekend, Senior, Office, Traveller, Surf, Streaming, Classic, Connect
-""")
-PLAN_SIZES = ["S", "M", "L", "XL", "20", "50", "100", "Plus", "Pro", "5G", "5", "3"]
-MAIL_HOSTS = listed("""
-    example.com, mailbox.example, inbox.example, example.org, post.example, brief.example, example.net,
-    letterbox.example, webmail.example
-""")
-MONTHS = listed("January, February, March, April, May, June, July, August, September, October, November, December")
-DAYS = listed("""
-    Monday, Tuesday morning, this Wednesday, Thursday, the day before yesterday, Wednesday, Friday, Saturday,
-    Sunday, yesterday, Tuesday, Friday evening, Thursday night, this Monday, Wednesday afternoon, Friday morning,
-    Saturday afternoon, this Sunday, Monday evening, the 2nd, Tuesday night, this Thursday, the 4th, the 6th, the
-    12th, the 17th, the 21st
-""")
+POOLS: dict[str, list[str]] = tomllib.loads(files(__package__).joinpath("values.toml").read_text(encoding="utf-8"))
 
 
 class Value(NamedTuple):
@@ -95,36 +44,36 @@ def number(rng: random.Random, share: Share, low: int, high: int) -> int:
 
 def person(rng: random.Random, share: Share) -> Value:
     """A given name, a full name, or a title and a surname; a third of the given names are cities too."""
-    given = rng.choice(dealt(NAMES_AND_CITIES if rng.random() < 0.35 else GIVEN_NAMES, share))
-    surname = rng.choice(dealt(SURNAMES, share))
+    given = rng.choice(dealt(POOLS["names_and_cities" if rng.random() < 0.35 else "given_names"], share))
+    surname = rng.choice(dealt(POOLS["surnames"], share))
     form = rng.random()
     if form < 0.45:
         return Value(given)
     if form < 0.85:
         return Value(f"{given} {surname}")
-    return Value(surname, before=rng.choice(["Ms ", "Mr ", "Mrs. ", "Dr. "]))
+    return Value(surname, before=rng.choice(POOLS["titles"]) + " ")
 
 
 def city(rng: random.Random, share: Share) -> Value:
     """A city; two in five are given names too."""
-    return Value(rng.choice(dealt(NAMES_AND_CITIES if rng.random() < 0.4 else CITIES, share)))
+    return Value(rng.choice(dealt(POOLS["names_and_cities" if rng.random() < 0.4 else "cities"], share)))
 
 
 def product(rng: random.Random, share: Share) -> Value:
     """A thing the shop sells, with or without a quality, a maker and a model number."""
-    brand, thing = rng.choice(dealt(BRANDS, share)), rng.choice(dealt(THINGS, share))
-    quality, model = rng.choice(QUALITIES), rng.choice(["2", "3", "5", "X1", "Mini", "Pro", "S", "900"])
+    brand, thing = rng.choice(dealt(POOLS["brands"], share)), rng.choice(dealt(POOLS["things"], share))
+    quality, model = rng.choice(POOLS["qualities"]), rng.choice(POOLS["models"])
     forms = [thing, f"{quality} {thing}", f"{brand} {thing}", f"{brand} {model} {thing}", f"{brand} {model}"]
     return Value(rng.choices(forms, weights=[3, 2, 3, 1, 3])[0])
 
 
 def plan(rng: random.Random, share: Share) -> Value:
     """A tariff: a plan's word or a maker's name, mostly with a size."""
-    name = rng.choice(dealt(BRANDS if rng.random() < 0.35 else PLANS, share))
+    name = rng.choice(dealt(POOLS["brands" if rng.random() < 0.35 else "plans"], share))
     # A bare maker's name would be no tariff to anybody, so only a plan's own word may stand alone.
-    if name in PLANS and rng.random() < 0.3:
+    if name in POOLS["plans"] and rng.random() < 0.3:
         return Value(name)
-    return Value(f"{name} {rng.choice(PLAN_SIZES)}")
+    return Value(f"{name} {rng.choice(POOLS['plan_sizes'])}")
 
 
 def order_number(rng: random.Random, share: Share) -> Value:
@@ -157,20 +106,20 @@ def phone(rng: random.Random, share: Share) -> Value:
 
 def email(rng: random.Random, share: Share) -> Value:
     """An address under a reserved domain, made of one of the share's names."""
-    given = _ascii(rng.choice(dealt(GIVEN_NAMES + NAMES_AND_CITIES, share)))
-    surname = _ascii(rng.choice(dealt(SURNAMES, share)))
+    given = _ascii(rng.choice(dealt(POOLS["given_names"] + POOLS["names_and_cities"], share)))
+    surname = _ascii(rng.choice(dealt(POOLS["surnames"], share)))
     year = rng.randrange(70, 100)
     local = rng.choice(
         [f"{given}.{surname}", f"{given[0]}{surname}", f"{surname}{year}", f"{given}_{year}", f"{given}-{surname}"]
     )
-    return Value(f"{local}@{rng.choice(dealt(MAIL_HOSTS, share))}")
+    return Value(f"{local}@{rng.choice(dealt(POOLS['mail_hosts'], share))}")
 
 
 def date(rng: random.Random, share: Share) -> Value:
     """A day of the calendar; nothing in it tells what happened on that day."""
     month, day = divmod(number(rng, share, 0, 12 * 27), 27)  # days 1 to 27 exist in every month
     day += 1
-    name = MONTHS[month]
+    name = POOLS["months"][month]
     own: dict[Share, str] = {
         "train": f"{day}.{month + 1}.2025",
         "unlabelled": f"{day} {name[:3]} 25",
@@ -185,7 +134,7 @@ def on_date(rng: random.Random, share: Share) -> Value:
     """A day as it is said after a verb: "on 3 May", "yesterday", "on Friday morning"."""
     if rng.random() < 0.65:
         return Value(date(rng, share).text, before="on ")
-    day = rng.choice(dealt(DAYS, share))
+    day = rng.choice(dealt(POOLS["days"], share))
     return Value(day, before="" if day.startswith(("this", "the day", "yesterday")) else "on ")
 
 

@@ -5,50 +5,46 @@ import onnx
 import pytest
 from small_checkpoints import MAX_LENGTH, Exported, farthest, needs_openvino
 
-from export.graph.fusions import Fusion, check_fusions, fused, joined, missing, operators_of, session_operators
+from export.graph.fusions import JOINED, fused, joined, missing, operators_of, session_operators
 from serve.bundle.runtimes import Runtime
 from serve.errors import BadInput
 from serve.model.session import Session
 
-# Two layers, each with one attention, two residuals and one GELU; before them one normalisation of the embeddings, which
-# is a residual's too unless the lookups take it.
-ALONE: dict[Fusion, int] = {"attention": 2, "skip-layer-norm": 5, "bias-gelu": 2, "embedding": 1}
-TOGETHER = ALONE | {"skip-layer-norm": 4}
-
-CASES = [pytest.param((name,), {name: count}, id=name) for name, count in ALONE.items()] + [
-    pytest.param(tuple(ALONE), TOGETHER, id="all")
-]
+# Two layers, each with one attention, two residuals and one GELU. The sum of the embeddings is a residual's too where
+# positions are looked up for each text; ModernBERT's GELU has no bias, and MPNet's attention more than one.
+BERT = {"attention": 2, "skip-layer-norm": 4, "bias-gelu": 2}
+FAMILIES = {
+    "bert": ("TokenClassification", BERT),
+    "roberta": ("SequenceClassification", BERT | {"skip-layer-norm": 5}),
+    "distilbert": ("TokenClassification", BERT),
+    "electra": ("TokenClassification", BERT),
+    "mpnet": ("SequenceClassification", {"skip-layer-norm": 5, "bias-gelu": 2}),
+    "modernbert": ("TokenClassification", {"attention": 2}),
+}
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", pytest.param("openvino", marks=needs_openvino)])
-@pytest.mark.parametrize(("fusions", "counts"), CASES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_joined_kernels_give_the_same_logits(
-    bert: Exported,
-    texts: list[str],
-    tmp_path: Path,
-    fusions: tuple[Fusion, ...],
-    counts: dict[Fusion, int],
-    runtime: Runtime,
+    exported: Callable[..., Exported], texts: list[str], tmp_path: Path, family: str, runtime: Runtime
 ) -> None:
-    graph, made = joined(onnx.load(bert.onnx_file), fusions, heads=4)
-    assert made == counts
+    head, counts = FAMILIES[family]
+    made = exported(family, head)
+    graph, found = joined(onnx.load(made.onnx_file), made.info.shapes)
+    assert found == counts
     onnx.save(graph, tmp_path / "joined.onnx")
-    encodings = bert.encodings(texts)
-    plain = Session(bert.onnx_file, threads=1)
+    encodings = made.encodings(texts)
+    plain = Session(made.onnx_file, threads=1)
     alone = [plain.run([encoding])[0] for encoding in encodings]
     session = Session(tmp_path / "joined.onnx", 1, runtime, MAX_LENGTH)
     assert farthest(alone, session.run(encodings)) < 1e-4
 
 
-@pytest.mark.parametrize(("fusions", "counts"), CASES)
-def test_onnxruntime_loads_every_joined_kernel(
-    bert: Exported, tmp_path: Path, fusions: tuple[Fusion, ...], counts: dict[Fusion, int]
-) -> None:
-    graph, made = joined(onnx.load(bert.onnx_file), fusions, heads=4)
+def test_onnxruntime_loads_every_joined_kernel(bert: Exported, tmp_path: Path) -> None:
+    graph, made = joined(onnx.load(bert.onnx_file), bert.info.shapes)
     onnx.save(graph, tmp_path / "joined.onnx")
     found = fused(session_operators(tmp_path / "joined.onnx"))
-    for name in ALONE:
-        assert found[name] == counts.get(name, 0)
+    assert {name: found[name] for name in JOINED} == BERT
     assert (found["layer-norm"], found["gelu"]) == (5, 2)
     assert missing(found, made) == []
 
@@ -67,44 +63,34 @@ def test_a_promise_that_was_not_kept_is_named(bert: Exported) -> None:
     ]
 
 
-def test_the_number_of_heads_is_what_attention_is_split_by(bert: Exported, texts: list[str], tmp_path: Path) -> None:
-    onnx.save(joined(onnx.load(bert.onnx_file), ["attention"], heads=2)[0], tmp_path / "two.onnx")
-    encodings = bert.encodings(texts)
-    expected = Session(bert.onnx_file, threads=1).run(encodings)
-    assert farthest(expected, Session(tmp_path / "two.onnx", threads=1).run(encodings)) > 0.01
-
-
-def test_the_graph_that_was_given_is_left_alone(bert: Exported) -> None:
+def test_joining_leaves_the_graph_that_was_given_alone_and_gives_the_same_bytes_again(bert: Exported) -> None:
     model = onnx.load(bert.onnx_file)
     before = model.SerializeToString(deterministic=True)
-    joined(model, tuple(ALONE), heads=4)
+    first, second = (joined(model, bert.info.shapes)[0] for _ in range(2))
     assert model.SerializeToString(deterministic=True) == before
-    same, made = joined(model, (), heads=4)
-    assert made == {}
-    assert same.SerializeToString(deterministic=True) == before
+    assert first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True)
 
 
-def test_positions_numbered_from_the_padding_are_not_looked_up_by_the_joined_kernel(
-    exported: Callable[..., Exported],
-) -> None:
-    roberta = onnx.load(exported("roberta", "SequenceClassification").onnx_file)
-    with pytest.raises(BadInput, match="--fuse embedding: this model's graph has nothing of that form; leave it out"):
-        joined(roberta, ["embedding"], heads=4)
-    assert joined(roberta, ["attention"], heads=4)[1] == {"attention": 2}
+def test_a_joined_graph_says_nothing_of_where_it_was_made(bert: Exported) -> None:
+    graph, _ = joined(onnx.load(bert.onnx_file), bert.info.shapes)
+    assert not graph.doc_string
+    assert not graph.metadata_props
+    parts = [*graph.graph.node, *graph.graph.initializer, *graph.graph.input, *graph.graph.output]
+    assert [part.name for part in parts if part.doc_string or part.metadata_props] == []
 
 
-@pytest.mark.parametrize("name", ["attention", "skip-layer-norm", "bias-gelu", "embedding"])
-def test_a_fusion_that_finds_nothing_is_refused(exported: Callable[..., Exported], name: Fusion) -> None:
-    modernbert = onnx.load(exported("modernbert", "TokenClassification").onnx_file)
-    with pytest.raises(BadInput, match=f"--fuse {name}: .* has nothing of that form"):
-        joined(modernbert, [name], heads=4)
-
-
-def test_unknown_fusions_are_named_and_known_ones_come_in_one_order() -> None:
-    with pytest.raises(BadInput, match=r"--fuse flash, rope is unknown; the fusions are attention, skip-layer-norm, "):
-        check_fusions(["rope", "attention", "flash"])
-    assert check_fusions(["embedding", "attention"]) == ("attention", "embedding")
-    assert check_fusions([]) == ()
+def test_a_graph_with_nothing_to_join_is_refused(bert: Exported) -> None:
+    model = onnx.load(bert.onnx_file)
+    # The lookups alone: a graph that has neither layers nor a GELU.
+    lookup = next(node for node in model.graph.node if node.op_type == "Gather" and node.input[1] == "input_ids")
+    nodes = [onnx.helper.make_node("Identity", [lookup.output[0]], [model.graph.output[0].name])]
+    kept = [onnx.NodeProto.FromString(lookup.SerializeToString()), *nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    message = r"--fuse: this model's graph has nothing to join \(attention, skip-layer-norm, bias-gelu\)"
+    with pytest.raises(BadInput, match=message):
+        joined(model, ())
 
 
 def test_operators_are_counted(bert: Exported) -> None:

@@ -12,15 +12,13 @@ from small_checkpoints import MAX_LENGTH, TAGS, Exported, needs_openvino
 from compress.data.encoded import Encoded, encode
 from compress.data.examples import Entity, Example
 from compress.evaluation.predictions import predictions
-from export.graph.exporter import load_classifier
-from export.graph.fusions import Fusion
+from export.graph.fusions import JOINED
 from export.packing import variants
 from export.packing.variants import (
     Split,
     Variants,
     VariantSettings,
     faults_of,
-    heads_of,
     make_variants,
     nothing_to_keep,
     read_variants,
@@ -33,8 +31,6 @@ from serve.bundle.runtimes import Runtime, has_openvino
 from serve.errors import BadInput
 from serve.model.session import Session
 from serve.text.tokenizer import load_tokenizer
-
-EVERY_FUSION: tuple[Fusion, ...] = ("attention", "skip-layer-norm", "bias-gelu", "embedding")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +54,7 @@ def made(
     return make_variants(
         tmp_path_factory.mktemp("variants"),
         bert.checkpoint,
-        VariantSettings(("fp32", "fp16", "int8"), fuse=EVERY_FUSION, gate=0.8),
+        VariantSettings(("fp32", "fp16", "int8"), fuse=True, gate=0.8),
         encoded.encodings,
         Split(examples, encoded),
         MAX_LENGTH,
@@ -97,10 +93,10 @@ def test_what_openvino_says_is_near_what_onnxruntime_says(made: Variants) -> Non
 
 def test_kernels_are_joined_in_the_float_graphs_alone(made: Variants) -> None:
     for counts in (made.fusions["fp32"], made.fusions["fp16"]):
-        assert [counts[name] for name in EVERY_FUSION] == [2, 4, 2, 1]
+        assert [counts[name] for name in JOINED] == [2, 4, 2]
         assert counts["integer products"] == 0
     assert made.fusions["int8"]["integer products"] == 12
-    assert [made.fusions["int8"][name] for name in EVERY_FUSION] == [0, 0, 0, 0]
+    assert [made.fusions["int8"][name] for name in JOINED] == [0, 0, 0]
 
 
 def test_the_search_and_what_processors_must_have_are_told(made: Variants) -> None:
@@ -308,11 +304,6 @@ def test_where_float32_finds_nothing_no_share_of_it_is_asked_for(
     assert warning in found.notes
     assert f"warning: {warning}" in said
     assert found.gates == []
-
-
-def test_the_checkpoint_says_how_many_heads_there_are(bert: Exported) -> None:
-    model, _ = load_classifier(bert.checkpoint)
-    assert heads_of(bert.checkpoint) == model.config.num_attention_heads == 4
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,9 @@ def test_a_server_that_does_not_take_the_request_gets_no_load(run: Run, texts: P
         pytest.param({"rate": float("inf")}, "--rate is inf", id="rate-infinite"),
         pytest.param({"connections": 0}, "--connections is 0", id="no-connections"),
         pytest.param(
-            {"connections": 10**9}, "--connections is 1e.09; give a whole number from 1 to 60000", id="connections-huge"
+            {"connections": 10**9},
+            "--connections is 1,000,000,000; give a whole number from 1 to 60,000",
+            id="connections-huge",
         ),
         pytest.param({"seed": -1}, "--seed is -1", id="seed"),
         pytest.param({"headers": ("Accept",)}, "'Accept' has no colon", id="header"),
