@@ -16,14 +16,14 @@ SHOWN_LABELS = 20  # of more, the number alone
 
 
 def inspected(bundle: Path) -> dict[str, Any]:
-    """The manifest of a bundle, every file of which was verified, with `verified` and the `kind` of its labels.
+    """The manifest of a bundle, every file of which was verified, with `verified`, `card_edited` and the `kind` of its labels.
 
     Raises:
         BundleError: what is wrong with the bundle.
     """
-    manifest = open_bundle(bundle).manifest
+    opened = open_bundle(bundle)
     document: dict[str, Any] = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
-    return document | {"verified": True, "kind": _kind(manifest)}
+    return document | {"verified": True, "card_edited": opened.card_edited, "kind": _kind(opened.manifest)}
 
 
 def labels_line(manifest: Manifest) -> str:

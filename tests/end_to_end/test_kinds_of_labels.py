@@ -18,6 +18,7 @@ from compress.training.task_training import TaskTraining, train_on_task
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.http.app import create_app
+from serve.model.pipeline import Pipeline
 
 TASK = "text-classification"
 RECIPE = """
@@ -142,7 +143,7 @@ def test_bundle_and_checkpoint_score_on_test_as_was_said_when_they_were_made(
         assert value > 0.9
 
 
-def test_the_server_answers_a_marked_text_and_a_text_of_any_number_of_labels(
+def test_the_server_answers_two_parts_of_a_text_and_a_text_of_any_number_of_labels(
     relation_bundle: tuple[Path, dict[str, Any]], list_bundle: Path
 ) -> None:
     out, _ = relation_bundle
@@ -152,11 +153,13 @@ def test_the_server_answers_a_marked_text_and_a_text_of_any_number_of_labels(
             answer = client.post("/v1/classify", json={"text": texts} | asked).json()
             return [[each["label"] for each in result["labels"]] for result in answer["results"]]
 
-        ways = [
-            "send the kettle from [E1] Oslo [/E1] to [E2] Basel [/E2] 7",
-            "send the kettle from [E2] Oslo [/E2] to [E1] Basel [/E1] 7",
-        ]
-        assert labels(ways, top_k=1, model="ways") == [["begins at"], ["ends at"]]
+        text = "send the kettle from Oslo to Basel 7"
+        oslo, basel = ({"start": text.index(name), "end": text.index(name) + len(name)} for name in ("Oslo", "Basel"))
+        for head, tail, way in ((oslo, basel, "begins at"), (basel, oslo, "ends at")):
+            asked = {"text": text, "head": head, "tail": tail}
+            answer = client.post("/v1/relations", json=asked | {"top_k": 1}).json()
+            assert [each["label"] for each in answer["results"][0]["labels"]] == [way]
+            assert answer["results"] == [Pipeline(out, threads=1)(asked, top_k=1)]
         texts = ["i want my money back for that lamp from Oslo 7", "the lamp is lovely 7", "please refund the lamp 7"]
         assert [set(found) for found in labels(texts, model="several")] == [{"city", "refund"}, set(), {"refund"}]
         assert [len(found) for found in labels(texts, model="several", top_k=2)] == [2, 2, 2]

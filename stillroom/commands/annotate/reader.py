@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from compress.data.fields import MOST_CHARACTERS
 from serve.errors import BadInput
 from stillroom.commands.annotate import rows
 from stillroom.commands.annotate.rows import Columns, InputRow, faulty, json_row_reader, table_row, text_row, too_long
@@ -133,13 +134,15 @@ class InputFile:
         )
 
     def _table_rows(self, lines: Iterator[_Line]) -> Iterator[InputRow]:
-        csv.field_size_limit(rows.MOST_ROW_BYTES)
+        csv.field_size_limit(MOST_CHARACTERS)
         read: list[bytes] = []  # the lines of the row that is being read
         table = csv.reader(_decoded(lines, self.name, read), delimiter="\t" if self.format == "tsv" else ",")
         try:
             header = next(table, [])
         except csv.Error as error:
-            raise BadInput(f"the header of {self.name} is not {self.format.upper()} ({error})") from error
+            raise BadInput(
+                f"the header of {self.name} is not {self.format.upper()} ({error}); is a quote left open?"
+            ) from error
         self._check_header([name.encode("utf-8", "replace").decode() for name in header])
         return self._rows_under(header, table, read)
 
@@ -151,8 +154,11 @@ class InputFile:
                 cells = next(table)
             except StopIteration:
                 return
-            except csv.Error as error:
-                yield faulty(line, f"is not {self.format.upper()} ({error})", b"".join(read))
+            except csv.Error:  # which is raised for a cell over the limit alone
+                fault = (
+                    f"has a cell of more than {MOST_CHARACTERS:,} characters, which are the most; is a quote left open?"
+                )
+                yield faulty(line, fault, b"".join(read))
                 continue
             if cells:
                 yield table_row(line, header, cells, self.columns, b"".join(read))

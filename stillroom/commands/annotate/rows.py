@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from compress.data.fields import MOST_CHARACTERS
 from serve.errors import BadInput
 from serve.text.answers import OffsetUnit
 from serve.text.relation_items import UNMARKED, Part, marked_text
 
-MOST_ROW_BYTES = 16 * 2**20  # of one row, and so of one cell: a file without line ends must not fill the memory
+MOST_ROW_BYTES = 8 * MOST_CHARACTERS  # a file without line ends must not fill the memory
 SHOWN_FIELDS = 20
 HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 PAIR, HEAD, TAIL = "text_pair", "head", "tail"
@@ -54,6 +55,11 @@ def too_long() -> str:
     return f"is longer than {MOST_ROW_BYTES:,} bytes, which is the most; split it"
 
 
+def cell_too_long() -> str:
+    """What is said of a row with a text over the limit."""
+    return f"has a text of more than {MOST_CHARACTERS:,} characters, which are the most; split it"
+
+
 def faulty(line: int, fault: str, read: bytes) -> InputRow:
     """The row at `line`, of which `read` was read, with its fault."""
     return InputRow(line, read, "", None, fault)
@@ -77,6 +83,8 @@ def json_row_reader(columns: Columns) -> Callable[[int, bytes], InputRow]:
             written.decode("utf-8")  # fields that are not decoded are not looked at
             row = decode(written)
             text = _marked(row, columns.offsets) if columns.relations else row.text
+            if max(len(text), len(row.text_pair or "")) > MOST_CHARACTERS:
+                return faulty(line, cell_too_long(), written)
         except BadInput as error:
             return faulty(line, error.message, written)
         except (ValueError, RecursionError) as error:
@@ -114,6 +122,8 @@ def text_row(line: int, read: bytes) -> InputRow:
         text = read.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
         return faulty(line, f"is not UTF-8 ({error.reason} at byte {error.start})", read)
+    if len(text) > MOST_CHARACTERS:
+        return faulty(line, cell_too_long(), read)
     return InputRow(line, b'{"text":' + msgspec.json.encode(text), text, None, None)
 
 

@@ -181,6 +181,21 @@ def test_a_row_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.M
         assert fields["text"] == "b"
 
 
+def test_a_text_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MOST_CHARACTERS", 20)
+    monkeypatch.setattr(reader, "MOST_CHARACTERS", 20)
+    text = "ä" * 21
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": text}) + '\n{"text": "b"}\n')
+    (tmp_path / "in.txt").write_text(f"{text}\nb\n")
+    (tmp_path / "in.csv").write_text(f"text,x\n{text},a\nb,c\n")
+    write_parquet(tmp_path / "in.parquet", {"text": ["a", "b"], "text_pair": [text, None]})
+    for name in ("in.jsonl", "in.txt", "in.csv", "in.parquet"):
+        (_, fault), (fields, none) = read(tmp_path / name)
+        assert str(fault).startswith(f"has a {'cell' if name == 'in.csv' else 'text'} of more than 20 characters"), name
+        assert none is None
+        assert fields["text"] == "b"
+
+
 RELATED = {"head": {"start": 2, "end": 5}, "tail": {"start": 9, "end": 13}}
 
 
