@@ -5,6 +5,10 @@ import platform
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from serve.errors import BadInput
+
+# What decides anything here: 8-bit products that do not saturate, and training in bfloat16.
+FEATURES = ("amx_bf16", "amx_int8", "arm64", "avx512_bf16", "avx512_vnni", "avx_vnni")
 # Instruction sets that are treated as absent, set apart by commas: `avx512_vnni,amx_int8`.
 HIDDEN_VARIABLE = "STILLROOM_HIDE_CPU_FEATURES"
 
@@ -18,11 +22,20 @@ def cpu_features(
 
     Where there is no `/proc/cpuinfo` nothing is known of an x86 processor, and the set is empty. What
     STILLROOM_HIDE_CPU_FEATURES names is left out; that of `environment`, or of this process now. It takes away alone: no
-    file is ever believed to run on a processor that lacks what it needs.
+    file is ever believed to run on a processor that lacks what it needs. BadInput when it names something else than `FEATURES`.
     """
-    environment = os.environ if environment is None else environment
-    hidden = {name.strip() for name in environment.get(HIDDEN_VARIABLE, "").split(",")}
+    hidden = hidden_features(os.environ if environment is None else environment)
     return _reported_features(cpuinfo, machine or platform.machine()) - hidden
+
+
+def hidden_features(environment: Mapping[str, str]) -> frozenset[str]:
+    """What STILLROOM_HIDE_CPU_FEATURES names. BadInput for a name that nothing here depends on, or a misspelt one."""
+    hidden = {name.strip() for name in environment.get(HIDDEN_VARIABLE, "").split(",")} - {""}
+    if unknown := sorted(hidden - set(FEATURES)):
+        raise BadInput(
+            f"{HIDDEN_VARIABLE} names {', '.join(unknown)}, which is unknown; give some of {', '.join(FEATURES)}, set apart by commas"
+        )
+    return frozenset(hidden)
 
 
 def _reported_features(cpuinfo: Path, machine: str) -> frozenset[str]:

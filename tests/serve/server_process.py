@@ -16,12 +16,8 @@ import httpx
 from patience import PATIENCE_S
 from repository import ROOT
 
-# `python -m serve`, but never too far behind to read what arrives: on a busy machine it would answer 429 to what a test asks.
-SERVE = (
-    sys.executable,
-    "-c",
-    "import serve.__main__; from serve.http.connections import limits; limits.BEHIND_S = 600; raise SystemExit(serve.__main__.main())",
-)
+# `python -m serve` that is too far behind to read what arrives when it is late by as many seconds.
+SERVE = "import serve.__main__; from serve.http.connections import limits; limits.BEHIND_S = {}; raise SystemExit(serve.__main__.main())"
 
 
 class Server:
@@ -66,10 +62,28 @@ class Server:
 
 @contextmanager
 def serving(
-    *arguments: object, environment: Mapping[str, str] | None = None, ready: bool = True, said: str = "http://"
+    *arguments: object,
+    environment: Mapping[str, str] | None = None,
+    ready: bool = True,
+    said: str = "http://",
+    behind_s: float = 600,
 ) -> Iterator[Server]:
-    """A server of one process and thread, ready unless told not to wait, stopped at the end."""
-    command = [*SERVE, *map(str, arguments), "--port", "0", "--threads", "1", "--processes", "1"]
+    """A server of one process and thread, ready unless told not to wait, stopped at the end.
+
+    It is never too far behind to read, unless told: on a busy machine it would answer 429 to what a test asks.
+    """
+    command = [
+        sys.executable,
+        "-c",
+        SERVE.format(behind_s),
+        *map(str, arguments),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--processes",
+        "1",
+    ]
     if "--linger-s" not in command:
         command += ["--linger-s", "0"]
     with (

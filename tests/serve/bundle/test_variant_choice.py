@@ -1,16 +1,20 @@
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 from patience import PATIENCE_S
+from repository import ROOT
 from server_process import serving
 
 from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, suits
 from serve.bundle.manifest import Bundle, open_bundle
 from serve.bundle.variant_choice import choose
-from serve.errors import BundleError
+from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
 
 Copy = Callable[[Path], Path]
@@ -51,13 +55,33 @@ def test_features_are_read_where_linux_tells_them(tmp_path: Path) -> None:
         ("", {"avx2", "avx512_vnni", "amx_int8"}),
         ("avx512_vnni", {"avx2", "amx_int8"}),
         ("avx512_vnni, amx_int8,", {"avx2"}),
-        ("avx_vnni,of_2040", {"avx2", "avx512_vnni", "amx_int8"}),  # what the processor lacks anyway
+        ("avx_vnni,arm64", {"avx2", "avx512_vnni", "amx_int8"}),  # what the processor lacks anyway
     ],
 )
 def test_hidden_features_are_absent_and_nothing_else_changes(tmp_path: Path, hidden: str, left: set[str]) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text("flags : avx2 avx512_vnni amx_int8\n")
     assert cpu_features(file, "x86_64", {HIDDEN_VARIABLE: hidden}) == left
+
+
+@pytest.mark.parametrize("hidden", ["avx512-vnni", "avx512_vnni,AMX_INT8", "avx2", "avx512_vnni amx_int8"])
+def test_a_feature_to_hide_that_nothing_here_depends_on_is_refused_by_name(tmp_path: Path, hidden: str) -> None:
+    unknown = hidden.rpartition(",")[2]
+    with pytest.raises(BadInput) as refused:
+        cpu_features(tmp_path / "nowhere", "x86_64", {HIDDEN_VARIABLE: hidden})
+    assert f"STILLROOM_HIDE_CPU_FEATURES names {unknown}, which is unknown" in refused.value.message
+    assert "amx_bf16, amx_int8, arm64, avx512_bf16, avx512_vnni, avx_vnni" in refused.value.message
+
+
+def test_a_server_is_not_started_with_an_unknown_feature_to_hide(eight_bits: Path) -> None:
+    command = [sys.executable, "-m", "serve", str(eight_bits), "--port", "0"]
+    environment = {**os.environ, HIDDEN_VARIABLE: "avx512vnni"}
+    finished = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert finished.returncode == 2
+    assert finished.stdout == ""
+    assert finished.stderr.startswith("error: STILLROOM_HIDE_CPU_FEATURES names avx512vnni, which is unknown")
 
 
 def test_an_arm_can_be_hidden_too(tmp_path: Path) -> None:

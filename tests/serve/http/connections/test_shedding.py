@@ -1,6 +1,8 @@
 """What a server does with more than it can: it refuses as requests arrive, and goes on answering what it has."""
 
+import asyncio
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +12,10 @@ import psutil
 import pytest
 from patience import PATIENCE_S
 from server_process import Server, serving, until
+
+from serve.http.connections.limits import BEHIND_S, Watch
+from serve.observe.metrics import Metrics
+from serve.settings import ConnectionLimits
 
 ENTITIES = "/v1/entities"
 PAGES = "https://app.example"
@@ -96,3 +102,37 @@ def test_a_page_that_may_ask_is_told_that_it_is_refused(full: tuple[Server, psut
         assert "retry-after" in refused.headers["access-control-expose-headers"]
         assert refused.headers["vary"] == other.headers["vary"] == "origin"
         assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_process_that_comes_late_refuses_work_until_it_is_in_time_again() -> None:
+    async def scenario() -> None:
+        metrics = Metrics()
+        watch = Watch(ConnectionLimits(), metrics)
+        feeling = asyncio.create_task(watch.feel())
+        await asyncio.sleep(0)  # it begins
+        time.sleep(2 * BEHIND_S)  # what a process does that has more to read than time
+        while (refusal := watch.refusal()) is None:
+            await asyncio.sleep(0)
+        assert refusal.retry_after_s == 1.0
+        assert "more requests arrive than can be read" in refusal.message
+        assert metrics.registry.get_sample_value("stillroom_shed_requests_total", {"reason": "behind"}) == 1
+        while watch.refusal() is not None:
+            await asyncio.sleep(0.001)
+        feeling.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
+def test_a_server_that_is_behind_refuses_work_unread_and_still_says_how_it_is(entities_bundle: Path) -> None:
+    with (
+        serving(entities_bundle, behind_s=-1) as server,  # later than that it always is
+        httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client,
+    ):
+        for _ in range(2):
+            refused = client.post(ENTITIES, json={"text": "paris"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+            assert refused.json()["error"]["message"] == "more requests arrive than can be read; try again in a second"
+            assert refused.headers["retry-after"] == "1"
+        assert server.metric('stillroom_shed_requests_total{reason="behind"}') == 2
+        assert server.metric('stillroom_shed_requests_total{reason="full"}') == 0
+        assert client.get("/readyz").status_code == client.get("/v1/models").status_code == 200
