@@ -66,8 +66,8 @@ def setting(
     return field(default=default, metadata={"setting": about})
 
 
-def group(kind: type, *, panel: str) -> Any:
-    """A field that holds settings of its own, each of them an option."""
+def group(kind: type, *, panel: str = "") -> Any:
+    """A field that holds settings of its own, each of them an option; `panel` is the heading of those without one."""
     return field(default_factory=kind, metadata={"group": kind, "panel": panel})
 
 
@@ -132,11 +132,15 @@ class Option:
 @cache
 def options_of(kind: Any) -> tuple[Option, ...]:
     """Every option of a settings dataclass, those of groups after the others."""
-    own = [_option(kind, each, "", "") for each in fields(kind) if "setting" in each.metadata]
+    own = _settings_of(kind, "", "")
     for each in fields(kind):
         if holder := each.metadata.get("group"):
-            own += [_option(holder, inner, each.name, each.metadata["panel"]) for inner in fields(holder)]
+            own += _settings_of(holder, each.name, each.metadata["panel"])
     return tuple(own)
+
+
+def _settings_of(holder: Any, within: str, panel: str) -> list[Option]:
+    return [_option(holder, each, within, panel) for each in fields(holder) if "setting" in each.metadata]
 
 
 def _option(holder: type, each: "Field[Any]", within: str, panel: str) -> Option:
@@ -195,7 +199,11 @@ def _read(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
         except ValueError as fault:
             faults.append(str(fault))
     holders = {each.name: each.metadata["group"] for each in fields(kind) if "group" in each.metadata}
-    own |= {name: holders[name](**given) for name, given in inner.items()}
+    for name, given in inner.items():
+        try:
+            own[name] = holders[name](**given)
+        except BadInput as fault:
+            faults.append(fault.message.rstrip("."))
     return own, faults
 
 

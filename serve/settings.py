@@ -85,7 +85,7 @@ class ServeSettings:
     host: str = setting("127.0.0.1", help="Address to listen on.")
     port: int = setting(8000, help="Port to listen on; 0 takes a free one.", at_least=0)
     variant: str | None = setting(None, help="Precision to serve: fp32 or int8.", shown="the bundle's default")
-    threads: int | None = setting(None, help="Threads of one process of a model.", at_least=1, shown="1")
+    threads: int | None = setting(None, help="Threads of one model call, in each process.", at_least=1, shown="1")
     processes: int | None = setting(
         None, help="Processes that compute for each model.", at_least=1, shown="as many as fit the cores"
     )

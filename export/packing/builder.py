@@ -15,7 +15,7 @@ from export.packing.model_card import HUB_METRICS, CardFacts, Figure, model_card
 from export.packing.variants import Gate, Split, Variants, run_name
 from export.packing.writer import pack
 from export.precision.int8_search import Evaluator, Verdict, with_intervals
-from export.validation.parity import Precision
+from export.settings import Precision
 from export.validation.temperature import Confidence, Reliability, as_metrics, in_words
 from serve.errors import GateMissed
 

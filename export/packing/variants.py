@@ -16,19 +16,18 @@ from export.graph.exporter import GraphInfo, export_graph, write_model
 from export.graph.fusions import fused, joined, missing, operators_of, session_operators
 from export.precision.calibration import with_long_texts
 from export.precision.fp16 import write_fp16
-from export.precision.int8 import Quantised, Scheme, quantise_dynamic, quantise_weight_only
+from export.precision.int8 import Quantised, quantise_dynamic, quantise_weight_only
 from export.precision.int8_search import Evaluator, Judged, Prepared, Progress, Search, Verdict, find_int8
-from export.validation.parity import TOLERANCES, Parity, Precision, Text, graph_parity, variant_parity
-from export.validation.temperature import KEPT_RIGHT, Confidence, choose_confidence
+from export.settings import ATOL, VARIANTS, Precision, VariantSettings
+from export.validation.parity import Parity, Text, graph_parity, variant_parity
+from export.validation.temperature import Confidence, choose_confidence
 from serve.bundle.manifest import ONNX_NAMES
-from serve.bundle.runtimes import INSTALL_OPENVINO, Runtime, has_openvino
+from serve.bundle.runtimes import Runtime, has_openvino
 from serve.errors import BadInput, GateMissed, StillroomError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-VARIANTS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
-SCHEMES: tuple[Scheme, ...] = ("static", "weight-only", "dynamic")
 
 CALIBRATION_TEXTS = 256
 PARITY_TEXTS = 200
@@ -59,48 +58,6 @@ class Split:
     outside: Encoded | None = None
     """Texts out of scope, which are not among the others."""
     labelled: bool = True
-
-
-@dataclass(frozen=True)
-class VariantSettings:
-    """What to make of a checkpoint, and what it must keep."""
-
-    variants: tuple[Precision, ...] = ("fp32", "int8")
-    int8: Scheme = "static"
-    fuse: bool = False
-    """Whether to join kernels in the float graphs, for GPUs."""
-    gate: float = 0.99
-    """Least share of the fp32 metric that every other variant keeps on validation; without labels, of fp32's labels."""
-    runtime: Runtime = "onnxruntime"
-    """What the manifest pins for int8."""
-    keep_right: float = KEPT_RIGHT
-    """Share of validation's rightly answered texts that the threshold for abstaining leaves answered; 0 sets none."""
-    atol: float = TOLERANCES["fp32"][0]
-    """What a logit of fp32 may differ by from torch's, beside a share of it."""
-
-    def __post_init__(self) -> None:
-        if unknown := sorted(set(self.variants) - set(VARIANTS)):
-            raise BadInput(f"--variants {', '.join(unknown)} is unknown; the variants are {', '.join(VARIANTS)}.")
-        if not self.variants:
-            raise BadInput("--variants names nothing; give some of fp32, fp16, int8.")
-        if self.int8 not in SCHEMES:
-            raise BadInput(f"--int8 {self.int8} is unknown; the schemes are {', '.join(SCHEMES)}.")
-        if not 0 <= self.gate <= 1:
-            raise BadInput(f"--gate is {self.gate:g}; a share between 0 and 1 is needed.")
-        if not 0 <= self.keep_right <= 1:
-            raise BadInput(f"--keep-right is {self.keep_right:g}; a share between 0 and 1 is needed.")
-        if not 0 <= self.atol < float("inf"):
-            raise BadInput(f"--atol is {self.atol:g}; a number of 0 or more is needed.")
-        if self.runtime not in ("onnxruntime", "openvino"):
-            raise BadInput(f"--runtime {self.runtime} is unknown; the runtimes are onnxruntime, openvino.")
-        if self.runtime == "openvino" and not has_openvino():
-            raise BadInput(f"--runtime openvino: OpenVINO is not installed; {INSTALL_OPENVINO}.")
-        if self.runtime == "openvino" and self.int8 == "weight-only":
-            raise BadInput("--int8 weight-only is read by onnxruntime alone; leave --runtime openvino out.")
-
-    def runs_in(self, variant: Precision) -> Runtime:
-        """What the manifest pins for `variant`."""
-        return self.runtime if variant == "int8" else "onnxruntime"
 
 
 @dataclass
@@ -185,10 +142,9 @@ class Variants:
             said.append(f"For accuracy these products are left in float32: {', '.join(self.int8.kept)}.")
         if self.fp16_kept:
             said.append(f"In the fp16 graph these values are left in float32: {', '.join(self.fp16_kept)}.")
-        usual = TOLERANCES["fp32"][0]
-        if self.wanted.atol != usual:
+        if self.wanted.atol != ATOL:
             said.append(
-                f"Its fp32 graph was allowed to differ from torch by {self.wanted.atol:g} in a logit, not by the usual {usual:g}."
+                f"Its fp32 graph was allowed to differ from torch by {self.wanted.atol:g} in a logit, not by the usual {ATOL:g}."
             )
         return said
 

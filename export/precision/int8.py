@@ -21,11 +21,11 @@ import numpy as np
 from export.graph.exporter import quiet, write_model
 from export.graph.nodes import Product, Wiring
 from export.precision.calibration import TensorRange
+from export.settings import Scheme
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
-Scheme = Literal["static", "weight-only", "dynamic"]
 WeightBits = Literal[7, 8]
 
 # Any one of these computes sums of 8-bit products in 32 bits. Other x86 CPUs add pairs of them in 16 bits first, which

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from compress.data.encoded import IGNORED, Encoded
-from export.validation.parity import Precision
+from export.settings import KEPT_RIGHT, Precision
 from serve.text.answers import sigmoid, softmax
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.05, 20.0
@@ -28,8 +28,6 @@ DECIMALS = 4
 THRESHOLDS = np.arange(10**DECIMALS) / 10**DECIMALS
 
 BINS = 15
-
-KEPT_RIGHT = 0.95
 
 
 @dataclass(frozen=True)

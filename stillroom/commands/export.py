@@ -24,9 +24,10 @@ from compress.models.pretrained import HEADS, Opened, open_model, save_tokenizer
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
 from export.packing.builder import Judgement, scores_on_test
 from export.packing.model_card import CardFacts
-from export.packing.variants import Split, Variants, VariantSettings, make_variants
+from export.packing.variants import Split, Variants, make_variants
 from export.packing.writer import clear_leftovers, refuse_foreign
 from export.precision.int8_search import UNREPAIRED
+from export.settings import VariantSettings
 from latency.candidates.candidate import Candidate
 from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import ProfileDocument
@@ -50,11 +51,9 @@ TEXTS = 1_000
 
 
 def wanted_of(settings: Exporting) -> VariantSettings:
-    """What to make. BadInput where OpenVINO was asked for and is not installed, or text that int8 needs was not given."""
+    """What to make. BadInput where text that int8 needs was not given."""
     variants = settings.variants or (("fp32", "int8") if settings.data else ("fp32",))
-    wanted = VariantSettings(
-        variants, settings.int8, settings.fuse, settings.gate, settings.runtime, settings.keep_right, settings.atol
-    )
+    wanted = replace(settings.graphs, variants=variants)
     if "int8" in variants and not settings.data and not settings.texts:
         raise BadInput(
             "--variants int8 without --data: int8 is calibrated on text and judged by it, and none was given. Give --data, a "

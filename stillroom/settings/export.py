@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from compress.settings import ALL_CORES, REVISION, SPLITS, DataSet
-from serve.options import check, setting
+from export.settings import CHECKS, GRAPHS, Precision, VariantSettings
+from serve.options import check, group, setting
 from stillroom.settings.model_card import OfCard
 
-Variant = Literal["fp32", "fp16", "int8"]
-WHAT, CHECKS, GRAPHS, MACHINE = "What to make", "Checks", "Graphs", "Machine"
+WHAT, MACHINE = "What to make", "Machine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,33 +22,16 @@ class Exporting(OfCard, DataSet):
         panel=WHAT,
     )  # fmt: skip
     revision: str = setting("", help=REVISION, shown="its main branch", panel=WHAT)
-    variants: tuple[Variant, ...] = setting(
+    variants: tuple[Precision, ...] = setting(
         (), help="Files to make.", shown="fp32,int8; without --data fp32", panel=WHAT
     )
     name: str | None = setting(None, help="What the server calls the model.", shown="the bundle's folder", panel=WHAT)
     max_length: int = setting(
         0, help="Longest text in tokens.", at_least=0, shown="all that the model takes", panel=WHAT
     )
-    gate: float = setting(
-        0.99, help="Least share of the fp32 metric that int8 and fp16 keep.", at_least=0, at_most=1, panel=CHECKS
-    )
     out_of_scope: str = setting(
         "", help="Label of texts that the model has no answer to, to tell these apart.", shown="none", panel=CHECKS
     )
-    keep_right: float = setting(
-        0.95, help="Or the share of right answers to keep when it abstains; 0 is never to abstain.", at_least=0,
-        at_most=1, panel=CHECKS,
-    )  # fmt: skip
-    atol: float = setting(
-        1e-4, help="What a logit of fp32 may differ by from torch's, beside a share of it.", at_least=0, panel=CHECKS
-    )
-    int8: Literal["static", "weight-only", "dynamic"] = setting(
-        "static",
-        help="How int8 is made. weight-only is near fp32 and no faster; the answers of dynamic depend on the batch.",
-        panel=GRAPHS,
-    )
-    runtime: Literal["onnxruntime", "openvino"] = setting("onnxruntime", help="What serves int8.", panel=GRAPHS)
-    fuse: bool = setting(False, help="Join kernels in fp32 and fp16, for GPUs.", panel=GRAPHS)
     keep_words_of: tuple[Path, ...] = setting(
         (), help="Text to whose words the vocabulary is trimmed.", metavar="FILE", panel=GRAPHS
     )
@@ -57,6 +39,7 @@ class Exporting(OfCard, DataSet):
         20.0, help="Seconds for timing every variant and runtime; 0 leaves it out.", at_least=0, panel=MACHINE
     )
     threads: int = setting(0, help="Of one model call.", at_least=0, shown=ALL_CORES, panel=MACHINE)
+    graphs: VariantSettings = group(VariantSettings)
 
     def __post_init__(self) -> None:
         check(self)

@@ -20,8 +20,9 @@ from compress.evaluation.predictions import predictions, row_logits
 from export.graph.exporter import export_graph
 from export.packing.builder import Judgement, OnTest, Scores, scores_on_test
 from export.packing.model_card import CardFacts
-from export.packing.variants import Split, VariantSettings, gate, make_variants, read_variants
+from export.packing.variants import Split, gate, make_variants, read_variants
 from export.precision.int8_search import with_intervals
+from export.settings import VariantSettings
 from latency.candidates.candidate import Candidate
 from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument, RatioRow
