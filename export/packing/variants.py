@@ -181,12 +181,13 @@ def make_variants(
     import onnx
 
     plain = folder / "plain.onnx"
-    graph_info = export_graph(checkpoint, plain, max_length)
+    exported = export_graph(checkpoint, plain, max_length)
+    described = replace(exported, shapes=())  # which are needed here alone, and are not for JSON
     found = Variants(
-        folder, wanted, graph_info, max_length, validated_on=len(validation.encoded), labelled=validation.labelled
+        folder, wanted, described, max_length, validated_on=len(validation.encoded), labelled=validation.labelled
     )
     model = onnx.load(plain)
-    graph, promised = joined(model, found.graph.shapes) if wanted.fuse else (model, {})
+    graph, promised = joined(model, exported.shapes) if wanted.fuse else (model, {})
     write_model(graph, found.file("fp32"))
     found.schemes["fp32"] = "fp32"
     promised |= {
