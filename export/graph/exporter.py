@@ -5,7 +5,6 @@ import inspect
 import io
 import json
 import logging
-import os
 import re
 import warnings
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from export.graph.nodes import Wiring
 from serve.bundle.manifest import Task
+from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput
 from serve.model.session import OUTPUT
 from serve.text.labels import MULTI_LABEL
@@ -198,12 +198,8 @@ def quiet() -> Iterator[None]:
 def write_model(model: "ModelProto", out: Path) -> None:
     """Write `model` to the file `out` in one step, so that a reader never sees half of it."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(model.SerializeToString(deterministic=True))
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(out) as beside:
+        beside.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def strip_provenance(model: "ModelProto") -> None:

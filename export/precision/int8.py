@@ -10,7 +10,6 @@ normalisation and the classifying layer stay in float32.
 What was measured is in docs/export.md.
 """
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from export.graph.exporter import quiet, write_model
 from export.graph.nodes import Product, Wiring
 from export.precision.calibration import TensorRange
 from export.settings import Scheme
+from serve.bundle.replaced_files import replacing
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
@@ -162,20 +162,16 @@ def quantise_dynamic(model: "ModelProto", out: Path) -> Quantised:
 
     products = Wiring(model).products()
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        with quiet():  # it advises a preparation that the exporter has already done
-            ort_quantize_dynamic(
-                model,
-                partial,
-                op_types_to_quantize=["MatMul"],
-                nodes_to_quantize=[product.node.name for product in products],
-                per_channel=True,
-                weight_type=QuantType.QInt8,
-            )
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
+    # quiet: it advises a preparation that the exporter has already done
+    with replacing(out) as beside, quiet():
+        ort_quantize_dynamic(
+            model,
+            beside,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_quantize=[product.node.name for product in products],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+        )
     return Quantised("dynamic", 8, len(products), (), 0, out.stat().st_size, NO_SATURATION)
 
 

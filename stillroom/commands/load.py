@@ -15,6 +15,7 @@ from latency.load.http_client import Target, check_headers, probe, target_of
 from latency.load.trial import LoadTrial
 from latency.measure.machine import machine_facts
 from stillroom.console import bar
+from stillroom.report.markup import markdown
 from stillroom.report.run_page import write_page
 from stillroom.settings.load import Loading
 
@@ -138,7 +139,6 @@ def write(out: Path, document: dict[str, Any]) -> None:
     """`document` with all raw samples as load.json in the folder `out`, and its table as table.md, each in one step."""
     out.mkdir(parents=True, exist_ok=True)
     write_page(out / "load.json", json.dumps(document, indent=1))
-    lines = [COLUMNS, ["---:"] * len(COLUMNS), *rows(document["trials"])]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    table = markdown(COLUMNS, rows(document["trials"]))
     doubts = "".join(f"- {doubt}\n" for doubt in document["doubts"])
     write_page(out / "table.md", f"{sentence(document)}\n\n{table}\n{doubts}")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from stillroom.report import markup
 from stillroom.report.drawings import Interval, intervals
 from stillroom.report.markup import Markup, details, element, facts, interval, joined, score, size, table
 from stillroom.report.run_page import html_page
@@ -32,8 +33,7 @@ def cells(document: dict[str, Any]) -> list[list[str]]:
 
 def markdown(document: dict[str, Any]) -> str:
     """The table in Markdown."""
-    lines = [list(HEADER), ["---", "---", *("---:" for _ in HEADER[2:])], *cells(document)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markup.markdown(HEADER, cells(document))
 
 
 def page(document: dict[str, Any]) -> str:

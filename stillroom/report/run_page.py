@@ -1,7 +1,5 @@
 """The report of a run: one HTML file that opens anywhere, and the same latency table as Markdown."""
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -9,6 +7,7 @@ from typing import Any, NotRequired, TypedDict
 from latency.measure.machine import MachineFacts, machine_line
 from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import canonical_json
+from serve.bundle.replaced_files import replacing
 from stillroom.report.drawings import Interval, curve, intervals
 from stillroom.report.latency_table import PAIRED, doubts_in_short, grid_charts, grid_tables
 from stillroom.report.markup import (
@@ -131,16 +130,8 @@ def report_files(report: Report, **more: object) -> dict[str, bytes]:
 
 def write_page(path: Path, page: str) -> None:
     """Writes the HTML `page` to `path`; a reader never sees half of it."""
-    encoded = page_bytes(page)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(encoded)
-        Path(beside).chmod(0o644)  # mkstemp makes it ours alone; a report is to be read
-        os.replace(beside, path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
+    with replacing(path) as beside:
+        beside.write_bytes(page_bytes(page))
 
 
 def page_bytes(page: str) -> bytes:

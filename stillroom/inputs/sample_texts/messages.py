@@ -5,7 +5,6 @@ the pieces are joined at the very end, so an offset cannot disagree with the tex
 """
 
 import json
-import os
 import random
 import re
 import unicodedata
@@ -13,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput
 from stillroom.inputs.sample_texts.phrases import CLOSINGS, DETAILS, EMOJI, GREETINGS, INTENTS, Phrases
 from stillroom.inputs.sample_texts.values import SLOTS, Share
@@ -206,8 +206,6 @@ def _join(pieces: Iterable[Piece], intent: str) -> Message:
 
 
 def _write(target: Path, lines: Iterator[str]) -> None:
-    """Write `lines` beside `target` and rename, so that a reader sees the old file or the new one."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8", newline="\n") as file:
+    """Write `lines` to `target`, in one step."""
+    with replacing(target) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{line}\n" for line in lines)
-    os.replace(beside, target)
