@@ -34,10 +34,10 @@ def load_torch(candidate: Candidate) -> Call:
     on_gpu = candidate.device == "cuda" or candidate.runtime == "torch-cuda-graphs"
     if lacks := missing(candidate.runtime, "cuda" if on_gpu else "cpu"):
         raise BadInput(f"candidate {candidate.name!r} cannot run: {lacks}")
+    opener = _opener(candidate)
     torch.set_num_threads(candidate.threads)
     torch.set_num_interop_threads(1)
     # Said outright, since transformers 5 otherwise takes the precision that the checkpoint was saved in.
-    opener = _opener(candidate)
     try:
         model = opener(candidate.path, dtype=dtypes[candidate.precision], local_files_only=True, use_safetensors=True)
     except Exception as error:

@@ -328,8 +328,9 @@ class Worker:
         assert self.process.stdout
         timeout_s = REPLY_TIMEOUT_S if timeout_s is None else timeout_s
         hung = threading.Timer(timeout_s, self.process.kill)  # ends the read below
-        hung.start()
+        hung.daemon = True  # an interrupt between here and `cancel` must not wait for it
         try:
+            hung.start()
             line = self.process.stdout.readline()
         finally:
             hung.cancel()

@@ -87,7 +87,7 @@ def compare(given: Comparison) -> dict[str, Any]:
             work.stage("teacher-source", _teacher_fingerprint(source), partial(_make_teacher, inputs=source))
         if any(asks_words(link.stages) for several in links.values() for link in several):
             method_inputs = _method_inputs(given, inputs, seed=0)
-            fit = partial(fit_head, given=method_inputs, tokens=given.distil_tokens)
+            fit = partial(fit_head, given=method_inputs, tokens=given.distill_tokens)
             work.stage("teacher-head", _corpus_fingerprint(given, inputs), fit)
         waiting = [row for row in rows if not work.finished(_name(row), fingerprints[row])]
         say(f"{len(rows)} trainings, {len(rows) - len(waiting)} of them done before")
@@ -104,10 +104,8 @@ def compare(given: Comparison) -> dict[str, Any]:
 
 def _checked(given: Comparison) -> dict[str, TaskInputs]:
     """What each student stands on, once all methods are known to fit it."""
-    if given.seeds < 1 or given.distil_tokens < 1 or given.task_tokens < 1 or given.jobs < 1 or not given.methods:
-        raise BadInput(
-            "--methods names at least one method; --seeds, --jobs, --distil-tokens and --task-tokens are whole numbers from 1."
-        )
+    if not given.methods:
+        raise BadInput("--method is needed: at least one.")
     out = Path(given.out)
     if out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= WRITTEN):
         raise BadInput(
@@ -129,15 +127,15 @@ def _checked(given: Comparison) -> dict[str, TaskInputs]:
             shapes, chain = _chain(method, inputs)
             texts = {stage.text for stages in chain for stage in stages}
             if "corpus" in texts and not inputs.corpus:
-                raise BadInput(f"--methods has {method}, which learns from plain text, and no --corpus was given.")
+                raise BadInput(f"--method has {method}, which learns from plain text, and no --corpus was given.")
             if "source" in texts and not given.source_data:
                 raise BadInput(
-                    f"--methods has {method}, which learns another task first, and no --source-data was given: "
+                    f"--method has {method}, which learns another task first, and no --source-data was given: "
                     "a folder of that task's examples (and --source-task, where it is of another kind)."
                 )
             if len(shapes) > 1 and texts != {"corpus"}:
                 raise BadInput(
-                    f"--methods has {method}: assistants are for methods that learn from plain text alone, such as minilm."
+                    f"--method has {method}: assistants are for methods that learn from plain text alone, such as minilm."
                 )
     for warning in next(iter(inputs_of.values())).warnings:
         say(f"warning: {warning}")
@@ -189,7 +187,7 @@ def _teacher_fingerprint(inputs: TaskInputs) -> str:
 def _corpus_fingerprint(given: Comparison, inputs: TaskInputs) -> str:
     """What all rows stand on: the teacher and the plain text."""
     return fingerprint(
-        "corpus", _teacher_fingerprint(inputs), texts_fingerprint(inputs.corpus), given.tokens, given.distil_tokens
+        "corpus", _teacher_fingerprint(inputs), texts_fingerprint(inputs.corpus), given.tokens, given.distill_tokens
     )
 
 
@@ -361,14 +359,14 @@ def _peak_bytes() -> int:
 
 def _links(given: Comparison, inputs: TaskInputs, row: Row) -> list[Link]:
     """What trains the student of `row`, its assistants first; the tokens add up to the same for every method."""
-    whole = given.distil_tokens + given.task_tokens
+    whole = given.distill_tokens + given.task_tokens
     if row.method in BASELINES:
         return [Link(inputs.shape, (LABELS,), (whole,))]
     shapes, chain = _chain(row.method, inputs)
     if not all(stage.text == "corpus" for stages in chain for stage in stages):
         (stages,) = chain
         return [Link(inputs.shape, stages, tuple(s.share * whole for s in stages), starts_from=stages[0].text)]
-    each = given.distil_tokens / len(chain)
+    each = given.distill_tokens / len(chain)
     *assistants, last = (
         Link(shape, stages, tuple(stage.share * each for stage in stages))
         for shape, stages in zip(shapes, chain, strict=True)

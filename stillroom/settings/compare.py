@@ -58,8 +58,8 @@ class Comparison(DataSet):
         0, help="Longest text of the task in tokens.", at_least=0, shown="what the teacher takes", panel=DATA
     )
     tokens: int = setting(128, help="Longest piece of the corpus, in tokens.", at_least=8, panel=DATA)
-    distil_tokens: int = setting(
-        1_000_000, help="Of plain text, for methods that learn from it.", at_least=1, flag="--distill-tokens",
+    distill_tokens: int = setting(
+        1_000_000, help="Of plain text, for methods that learn from it.", at_least=1,
         panel=STUDENT,
     )  # fmt: skip
     task_tokens: int = setting(

@@ -15,6 +15,8 @@ from stillroom.commands.compare import Comparison, compare
 STUDENT = "layers=2,hidden=32,heads=4,ffn=32"
 ASSISTANT = "layers=4,hidden=16,heads=4,ffn=32"
 
+BESIDE: dict[str, Any] = {"task": "text-classification", "methods": ("labels",)}
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -28,7 +30,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
 ) -> None:
     arguments = [
         "compare", "--teacher", tiny_teacher, "--task", "text-classification", "--data", task_data, "--corpus", corpus,
-        "--student", STUDENT, "--methods", "minilmv2", "--distil-tokens", "2000", "--task-tokens", "9000", "--batch", "8",
+        "--student", STUDENT, "--method", "minilmv2", "--distill-tokens", "2000", "--task-tokens", "9000", "--batch", "8",
         "--teacher-epochs", "8", "--teacher-learning-rate", "3e-3", "--threads", "1", "--out", tmp_path / "out", "--json",
     ]  # fmt: skip
     done = stillroom(*arguments, "--seeds", "1")
@@ -82,9 +84,8 @@ def test_assistants_and_another_task_come_before_the_task(
         (source / f"{split}.jsonl").write_text("\n".join(map(json.dumps, told)), encoding="utf-8")
     document = compare(
         Comparison(
-            str(tiny_teacher), "text-classification", str(task_data), str(tmp_path / "out"),
-            (f"minilm@{ASSISTANT}", "xtremedistil-transfer"),
-            students=(STUDENT,), corpus=(str(corpus),), source_data=str(source), seeds=1, distil_tokens=2_000,
+            teacher=str(tiny_teacher), task="text-classification", data=str(task_data), out=str(tmp_path / "out"),
+            methods=(f"minilm@{ASSISTANT}", "xtremedistil-transfer"), students=(STUDENT,), corpus=(str(corpus),), source_data=str(source), seeds=1, distill_tokens=2_000,
             task_tokens=22_000, batch=8, teacher_epochs=6, teacher_learning_rate=3e-3, threads=1,
         )
     )  # fmt: skip
@@ -108,11 +109,11 @@ def test_assistants_and_another_task_come_before_the_task(
     ("changes", "message"),
     [
         ({"methods": ("magic",)}, "'magic' is not known; it is one of minilmv2"),
-        ({"methods": ()}, "--methods names at least one method"),
-        ({"corpus": ()}, "--methods has minilm, which learns from plain text, and no --corpus was given"),
+        ({"methods": ()}, "--method is needed"),
+        ({"corpus": ()}, "--method has minilm, which learns from plain text, and no --corpus was given"),
         ({"students": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
         ({"students": ("layers=6,hidden=32,heads=4,ffn=32",), "methods": ("tinybert",)}, "no deeper than its teacher"),
-        ({"seeds": 0}, "whole numbers from 1"),
+        ({"seeds": 0}, "--seeds is 0; give a whole number from 1 to 1,000"),
         ({"methods": ("xtremedistil-transfer",)}, "learns another task first, and no --source-data was given"),
         ({"methods": ("soft-labels@3x384",)}, "assistants are for methods that learn from plain text alone"),
         ({"methods": ("minilm@3x38",)}, "Did you mean 3x384"),
@@ -140,7 +141,7 @@ def test_a_teacher_that_the_comparison_would_write_over_is_refused(
 ) -> None:
     inside = shutil.copytree(tiny_teacher, tmp_path / "out" / "work" / "teacher")
     with pytest.raises(BadInput, match="where this comparison writes"):
-        compare(Comparison(str(inside), "text-classification", str(task_data), str(tmp_path / "out"), ("labels",)))
+        compare(Comparison(teacher=str(inside), **BESIDE, data=str(task_data), out=str(tmp_path / "out")))
     assert (inside / "model.safetensors").is_file()
 
 
@@ -148,6 +149,4 @@ def test_a_folder_of_other_things_is_left_alone(tiny_teacher: Path, task_data: P
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
     with pytest.raises(BadInput, match="holds other things; nothing was written"):
-        compare(
-            Comparison(str(tiny_teacher), "text-classification", str(task_data), str(tmp_path / "out"), ("labels",))
-        )
+        compare(Comparison(teacher=str(tiny_teacher), **BESIDE, data=str(task_data), out=str(tmp_path / "out")))

@@ -153,7 +153,7 @@ def request(body: bytes, *headers: str, length: int | None = None) -> bytes:
 @contextmanager
 def running(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The URL and the process of `python -m serve ARGUMENTS --port 0`, stopped at the end."""
-    command = [*SERVE, *map(str, arguments), "--port", "0", "--threads", "1"]
+    command = [sys.executable, "-c", SERVE.format(600), *map(str, arguments), "--port", "0", "--threads", "1"]
     command += ["--no-access-log", "--linger-s", "0"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

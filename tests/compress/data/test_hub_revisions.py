@@ -68,7 +68,17 @@ def test_every_verb_refuses_a_revision_of_a_folder(tiny_teacher: Path, task_data
         lambda: stillroom.distill(teacher, [text], out, revision="v2"),
         lambda: stillroom.export(teacher, out, data, revision="v2"),
         lambda: stillroom.evaluate(teacher, data, revision="v2"),
-        lambda: compare(Comparison(teacher, task, data, str(out), ("minilm",), corpus=(str(text),), revision="v2")),
+        lambda: compare(
+            Comparison(
+                teacher=teacher,
+                task=task,
+                data=data,
+                out=str(out),
+                methods=("minilm",),
+                corpus=(str(text),),
+                revision="v2",
+            )
+        ),
     ]
     for call in calls:
         with pytest.raises(BadInput, match=r"--revision is v2, and .* is a folder here"):

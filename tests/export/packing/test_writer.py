@@ -183,8 +183,8 @@ def test_a_failed_replacement_leaves_the_old_bundle(
 
 def test_an_older_bundle_is_replaced_even_when_damaged(packed: Packer, tmp_path: Path) -> None:
     out = packed(tmp_path / "places")
-    (out / "README.md").write_text("# changed by hand\n")
-    with pytest.raises(BundleError, match=r"README\.md"):
+    (out / "config.json").write_text("{}\n")
+    with pytest.raises(BundleError, match=r"config\.json"):
         open_bundle(out)
     packed(out, metrics={"f1": 0.6})
     assert open_bundle(out).manifest.metrics == {"f1": 0.6}

@@ -98,5 +98,5 @@ def test_what_cannot_be_scored_is_refused(
 
 def test_a_split_in_two_files_is_refused(intents: Path, splits: Path) -> None:
     (splits / "test.csv").write_text("text,label\nplease fly,book\n", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"holds test\.jsonl and test\.csv: one file a split is needed"):
+    with pytest.raises(BadInput, match=r"holds test\.jsonl and test\.csv: one file is needed for test"):
         stillroom.evaluate(str(intents), splits)

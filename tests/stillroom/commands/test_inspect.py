@@ -78,7 +78,7 @@ def test_the_kind_of_labels_and_the_labels_are_told(tmp_path: Path, capsys: pyte
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         assert {key: document[key] for key in manifest} == manifest
         explain(open_bundle(folder))
-        shown = capsys.readouterr().err
+        shown = capsys.readouterr().out
         assert f"{folder.name}: {manifest['task']} ({kind}), up to 32 tokens; every file verified" in shown
         assert ("1 label: city" if kind.startswith("entities") else "3 labels: ") in shown
 
