@@ -85,7 +85,8 @@ def test_assistants_and_another_task_come_before_the_task(
     document = compare(
         Comparison(
             teacher=str(tiny_teacher), task="text-classification", data=str(task_data), out=str(tmp_path / "out"),
-            methods=(f"minilm@{ASSISTANT}", "xtremedistil-transfer"), students=(STUDENT,), corpus=(str(corpus),), source_data=str(source), seeds=1, distill_tokens=2_000,
+            methods=(f"minilm@{ASSISTANT}", "xtremedistil-transfer"), students=(STUDENT,),
+            corpus=(str(corpus),), source_data=str(source), seeds=1, distill_tokens=2_000,
             task_tokens=22_000, batch=8, teacher_epochs=6, teacher_learning_rate=3e-3, threads=1,
         )
     )  # fmt: skip
