@@ -22,7 +22,7 @@ from serve.text.labels import MULTI_LABEL
 
 if TYPE_CHECKING:
     import torch
-    from onnx import GraphProto, ModelProto, ValueInfoProto
+    from onnx import GraphProto, ModelProto
     from transformers import PretrainedConfig, PreTrainedModel
 
 # Families that number positions from the padding's id plus one.
@@ -48,8 +48,8 @@ class GraphInfo:
     size_bytes: int
     operators: dict[str, int]
     """How many nodes of each kind the graph has."""
-    shapes: "tuple[ValueInfoProto, ...]" = field(repr=False, default=())
-    """Type and shape of every value, which the file leaves out."""
+    shapes: tuple[Any, ...] = field(repr=False, default=())
+    """A ValueInfoProto of every value: its type and shape, which the file leaves out."""
 
 
 def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
