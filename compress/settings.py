@@ -7,9 +7,10 @@ from compress.methods.presets import PRESETS
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.shapes import FORM, STUDENTS
 from compress.training.trackers import TRACKERS
+from serve.bundle.manifest import Task
 from serve.options import check, setting
 
-TASKS = ("token-classification", "text-classification")
+TASKS: tuple[str, ...] = get_args(Task)
 # What a student learns from plain text alone, in the order of docs/methods.md; the last four are ablations.
 TextMethod = Literal[
     "minilmv2", "minilm", "directminilm", "hidden-states", "output-distribution", "tinybert-general", "distilbert", "mlm-kd", "mlm",
@@ -118,12 +119,16 @@ class TaskSettings(DataSet):
     teacher_patience: int = setting(
         2, help="Epochs without a new best on validation before it stops.", at_least=1, panel=TEACHER
     )
-    teacher_learning_rate: float = setting(1e-4, help="Peak rate of its fine-tuning.", above=0, panel=TEACHER)
+    teacher_learning_rate: float = setting(
+        1e-4, help="Peak learning rate of fine-tuning the teacher.", above=0, panel=TEACHER
+    )
     student_epochs: int = setting(
         10, help="Over the labelled text, in steps: unlabelled and generated text adds variety, not time.", at_least=1, at_most=1_000_000,
         panel=STUDENT,
     )  # fmt: skip
-    student_learning_rate: float = setting(4e-4, help="Peak rate of the student's training.", above=0, panel=STUDENT)
+    student_learning_rate: float = setting(
+        4e-4, help="Peak learning rate of training the student.", above=0, panel=STUDENT
+    )
     temperature: float = setting(2.0, help="Of the soft labels.", above=0, panel=STUDENT)
     soft_weight: float = setting(
         0.9, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1,
@@ -141,7 +146,9 @@ class TaskSettings(DataSet):
         panel=RELATIONS,
     )  # fmt: skip
     relation_tokens: int = setting(128, help="Longest piece of the corpus, in tokens.", at_least=1, panel=RELATIONS)
-    relation_learning_rate: float = setting(5e-4, help="Peak rate of the stage.", above=0, panel=RELATIONS)
+    relation_learning_rate: float = setting(
+        5e-4, help="Peak learning rate of the relation stage.", above=0, panel=RELATIONS
+    )
     batch: int = setting(32, help="Texts a training step.", at_least=1, at_most=1_000_000, panel=MACHINE)
     accumulate: int = setting(1, help=ACCUMULATE, at_least=1, at_most=4096, panel=MACHINE)
     precision: TrainingPrecision = setting("auto", help=PRECISION, panel=MACHINE)
@@ -164,7 +171,7 @@ class FineTuning(DataSet):
     model: str = setting(help="Transformers folder or Hub name, such as a student of `distill`.")
     task: str = setting(help="What the model answers.", choices=TASKS)
     data: str = setting(help=SPLITS)
-    out: str = setting(help="The checkpoint to write.")
+    out: str = setting(metavar="FOLDER", help="The checkpoint to write.")
     revision: str = setting("", help=REVISION, shown="its main branch")
     teacher: str = setting(
         "", help="Fine-tuned on the task: its soft labels are learned too.", shown="none: from labels alone"
@@ -179,7 +186,7 @@ class FineTuning(DataSet):
     patience: int = setting(
         2, help="Epochs without a new best on validation before it stops; 0 never does.", at_least=0
     )
-    learning_rate: float | None = setting(None, help="Peak rate.", above=0, shown="0.0001")
+    learning_rate: float | None = setting(None, help="Peak learning rate.", above=0, shown="0.0001")
     batch: int | None = setting(None, help="Texts a step.", at_least=1, at_most=1_000_000, shown="32")
     max_length: int = setting(0, help="Longest text in tokens.", at_least=0, shown="what the model takes")
     temperature: float | None = setting(None, help="Of the soft labels.", above=0, shown="2")
@@ -205,7 +212,7 @@ class Distillation(TextColumn):
     teacher: str = setting(help="Transformers folder or Hub name.")
     revision: str = setting("", help=REVISION, shown="its main branch")
     corpus: tuple[str, ...] = setting(help=CORPUS, metavar="FILE")
-    out: str = setting(help="The checkpoint to write.")
+    out: str = setting(metavar="FOLDER", help="The checkpoint to write.")
     student: str = setting(
         "", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", shown="3x384, or that of the checkpoint in --start"
     )
@@ -222,7 +229,7 @@ class Distillation(TextColumn):
         at_most=1_000_000,
         shown="1",
     )
-    learning_rate: float = setting(0.0, help="Peak rate.", at_least=0, shown="that of each stage")
+    learning_rate: float = setting(0.0, help="Peak learning rate.", at_least=0, shown="that of each stage")
     batch: int | None = setting(None, help="Pieces of text a step.", at_least=1, at_most=1_000_000, shown="32")
     relation_heads: int = setting(
         0, help="What all attention heads are split into anew.", at_least=0, shown="48, or the nearest that fits"

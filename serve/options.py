@@ -227,6 +227,9 @@ def check(settings: Any) -> None:
     faults = []
     for option in options_of(kind):
         value = option.value_in(settings)
+        if option.required and option.several and not value:
+            faults.append(f"{option.flag} is needed")
+            continue
         # The default stands, though it may be none of what can be given: 0 for automatic.
         if (value is None and option.optional) or (value == option.default and type(value) is type(option.default)):
             continue

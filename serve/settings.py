@@ -24,12 +24,12 @@ class Limits:
     )
     queue_s: float = setting(
         0.5,
-        help="Seconds that a text would wait at the speed of late; beyond it a request is answered 429.",
+        help="Longest wait in seconds that is expected at the recent speed; a request that would wait longer is answered 429.",
         at_least=0,
     )
     batch_tokens: int = setting(
         512,
-        help="Tokens that a process is given at once. More at once is up to 2 % more a second, and a longer wait for whoever comes next.",
+        help="Tokens that a process is given at once. More at once is up to 2 % more a second, and a longer wait for the next request.",
         at_least=1,
     )
     max_wait_ms: float = setting(

@@ -1,4 +1,4 @@
-"""The verbs as functions: what the command line calls, and what `from stillroom import ...` gives."""
+"""The verbs as Python functions: what `from stillroom import ...` gives."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,10 +82,14 @@ def profile(models: Sequence[Path | str], **settings: Any) -> dict[str, Any]:
     Raises:
         BadInput: a model, the file or a setting cannot be used.
     """
-    from stillroom.commands.profile.run import profile_models
+    from stillroom.commands.profile.run import profile_models, profile_paper
     from stillroom.settings.profile import Profiling
 
-    return dict(profile_models([Path(model) for model in models], make(Profiling, settings)))
+    chosen = make(Profiling, settings)
+    out = Path(chosen.out) if chosen.out else None
+    if chosen.paper:
+        return dict(profile_paper(chosen, out=out))
+    return dict(profile_models([Path(model) for model in models], chosen, out=out, against=chosen.against))
 
 
 def load(url: str, data: Path | str, **settings: Any) -> dict[str, Any]:
@@ -98,6 +102,11 @@ def load(url: str, data: Path | str, **settings: Any) -> dict[str, Any]:
         BadInput: the URL, the file or a setting cannot be used, or a first request is not answered with 2xx.
     """
     from stillroom.commands.load import load as load_server
+    from stillroom.commands.load import write
     from stillroom.settings.load import Loading
 
-    return load_server(url, make(Loading, settings | {"data": data}))
+    chosen = make(Loading, settings | {"data": data})
+    document = load_server(url, chosen)
+    if chosen.out:
+        write(Path(chosen.out), document)
+    return document

@@ -21,7 +21,6 @@ from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.pretrained import load, open_model
 from compress.progress import Notify, message, silent
 from compress.settings import WHERE_DATA_IS, FineTuning, TaskSettings
-from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.options import make
 
@@ -46,7 +45,6 @@ def _resolved(settings: FineTuning) -> FineTuning:
         settings = dataclasses.replace(settings, max_length=settings.max_length or preset.tokens)
     left_open: dict[str, Any] = {name: value for name, value in usual.items() if getattr(settings, name) is None}
     settings = dataclasses.replace(settings, **left_open)
-    check_trackers(settings.trackers)
     return settings
 
 

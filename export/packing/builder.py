@@ -1,6 +1,6 @@
 """The one builder of bundles: what a checkpoint's graphs came to, said alike in gates, report, card, manifest and JSON.
 
-`make_variants` makes the graphs, `scores_on_test` reads test, and `Judgement` has the rest. Pages and timings are the
+`make_variants` makes the graphs, `scores_on_test` reads test, and `ModelReport` has the rest. Pages and timings are the
 caller's: it hands over the files that the bundle holds beside graphs and card.
 """
 
@@ -49,7 +49,7 @@ def scores_on_test(variants: Variants, test: Split, threads: int) -> tuple[OnTes
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ModelReport:
     """All that is known of a model when its graphs are made, and what is said of it."""
 
     facts: CardFacts

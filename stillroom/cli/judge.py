@@ -22,9 +22,9 @@ def evaluate(model: str, settings: Evaluation) -> Document:
     """The task metric of a bundle or checkpoint on labelled data.
 
     A bootstrap interval stands beside the score."""
-    from stillroom.commands.evaluate import evaluate as evaluate_model
+    from stillroom.commands.evaluate import evaluate_on
 
-    return evaluate_model(model, **vars(settings))
+    return evaluate_on(model, settings)
 
 
 def show_evaluation(document: Document) -> None:

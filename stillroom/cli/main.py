@@ -115,11 +115,11 @@ def guarded(call: Callable[[], Any]) -> int:
         usage.show()
         return usage.exit_code
     except Exception as error:
-        return _told(error)
+        return _explain(error)
     return code if isinstance(code, int) else 0
 
 
-def _told(error: Exception) -> int:
+def _explain(error: Exception) -> int:
     """One message about `error`; its exit code."""
     if isinstance(error, StillroomError) and error.exit_code != 1:
         message, code = error.message, error.exit_code

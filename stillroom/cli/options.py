@@ -85,7 +85,7 @@ class Verb(click.Command):
         ]
         by_panel = {"Arguments": arguments} if arguments else {}
         for panel, options in panels_of(self.settings).items():
-            by_panel[panel] = [(_spelled(option), _told(option)) for option in options]
+            by_panel[panel] = [(_spelled(option), _help_of(option)) for option in options]
         shared = [p.get_help_record(ctx) for p in self.get_params(ctx) if not isinstance(p, Setting | Argument)]
         by_panel.setdefault("Output", []).extend(record for record in shared if record)
         for panel, rows in by_panel.items():
@@ -207,7 +207,7 @@ def _spelled(option: Option) -> str:
     return f"{option.flag} {_metavar(option)}"
 
 
-def _told(option: Option) -> str:
+def _help_of(option: Option) -> str:
     if option.required:
         return f"{described(option)} [needed]"
     if option.kind is bool and not option.default:

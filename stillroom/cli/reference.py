@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 from serve.options import Option, described
 from stillroom.cli.main import GROUPS
-from stillroom.cli.options import Verb, panels_of
+from stillroom.cli.options import Argument, Setting, Verb, panels_of
 
+EVERY_VERB = ("as_json", "quiet", "verbose")
 HEAD = """# Flags
 
-Every flag of every verb, with its default. A recipe of `run` takes the same names with `_` for `-`. `stillroom VERB --help`
-shows the same. This page is made from the settings: `python -m stillroom.cli.reference > docs/flags.md`.
+Every flag of every verb, with its default and its range. A recipe of `run` and Python take the same names with `_` for `-`, or the
+name that stands beside the flag. This page is made from the settings: `python -m stillroom.cli.reference > docs/flags.md`.
 
 Every verb takes `-q` (errors alone on stderr) and `-v` (what libraries log too), and every verb but `serve` takes `--json`: one
 document on stdout, nothing else there.
@@ -27,16 +28,25 @@ def _group(heading: str, verbs: tuple[Verb, ...]) -> Iterator[str]:
     for verb in verbs:
         yield f"### stillroom {verb.name}\n"
         yield f"{verb.summary}\n"
-        if verb.settings:
-            yield "| flag | default | range | |"
-            yield "|---|---|---|---|"
-            yield from (_row(option) for options in panels_of(verb.settings).values() for option in options)
-            yield ""
+        yield "| flag | default | range | |"
+        yield "|---|---|---|---|"
+        own = [each for each in verb.params if isinstance(each, Argument)]
+        yield from (_cells(f"`{each.name.upper()}`", "needed" if each.required else "", "", each.about) for each in own)
+        yield from (_row(option) for options in panels_of(verb.settings).values() for option in options)
+        plain = [
+            each for each in verb.params if not isinstance(each, Argument | Setting) and each.name not in EVERY_VERB
+        ]
+        yield from (_cells(f"`{each.opts[0]}`", "", "", str(getattr(each, "help", ""))) for each in plain)
+        yield ""
 
 
 def _row(option: Option) -> str:
     default = "needed" if option.required else option.default_shown
-    cells = (f"`{option.flag}`", default, option.range, described(option))
+    other = "" if option.flag == "--" + option.name.replace("_", "-") else f" `{option.name}`"
+    return _cells(f"`{option.flag}`{other}", default, option.range, described(option))
+
+
+def _cells(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 

@@ -104,8 +104,6 @@ def compare(given: Comparison) -> dict[str, Any]:
 
 def _checked(given: Comparison) -> dict[str, TaskInputs]:
     """What each student stands on, once all methods are known to fit it."""
-    if not given.methods:
-        raise BadInput("--method is needed: at least one.")
     out = Path(given.out)
     if out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= WRITTEN):
         raise BadInput(

@@ -43,12 +43,16 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     Raises:
         BadInput: the model, the data or a setting cannot be used.
     """
+    return evaluate_on(model, make(Evaluation, settings | {"data": data}))
+
+
+def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
+    """See `evaluate`."""
     from compress.data.examples import labels_in
     from compress.evaluation.metrics import gold_of, metric_name, per_label, score
 
-    given = make(Evaluation, settings | {"data": data})
     answer = _of_bundle if (Path(model) / MANIFEST).is_file() else _of_checkpoint
-    found = answer(model, Path(data), given)
+    found = answer(model, Path(given.data), given)
     gold = [gold_of(example, found.task) for example in found.examples]
     reached = score(gold, found.said)
     known = entity_labels(found.labels) if found.task == "token-classification" else found.labels

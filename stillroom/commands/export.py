@@ -22,7 +22,7 @@ from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
 from compress.models.pretrained import HEADS, Opened, open_model, save_tokenizer, with_markers
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
-from export.packing.builder import Judgement, scores_on_test
+from export.packing.builder import ModelReport, scores_on_test
 from export.packing.model_card import CardFacts
 from export.packing.variants import Split, Variants, make_variants
 from export.packing.writer import clear_leftovers, refuse_foreign
@@ -221,15 +221,15 @@ def _export(folder: Path, out: Path, given: _Given, machine: MachineFacts) -> di
         progress=lambda line: say(f"  {line}"),
     )
     metric = metric_name(given.task, multi_label=given.multi_label)
-    judgement = Judgement(_facts(given, ready), metric, variants, warnings=ready.warnings)
-    if judgement.missed:
-        raise judgement.refusal(_write_beside(folder, out, _report_of(judgement, ready, machine, None)))
+    model_report = ModelReport(_facts(given, ready), metric, variants, warnings=ready.warnings)
+    if model_report.missed:
+        raise model_report.refusal(_write_beside(folder, out, _report_of(model_report, ready, machine, None)))
     if ready.test:
-        judgement = replace(judgement, test=scores_on_test(variants, ready.test, given.threads)[0])
+        model_report = replace(model_report, test=scores_on_test(variants, ready.test, given.threads)[0])
     latency = _time(variants, ready, given, machine)
-    judgement = replace(judgement, claims=claims_of(latency))
-    judgement.pack(out, ready.checkpoint, report_files(_report_of(judgement, ready, machine, latency)))
-    return judgement.document(out, out / "report.html")
+    model_report = replace(model_report, claims=claims_of(latency))
+    model_report.pack(out, ready.checkpoint, report_files(_report_of(model_report, ready, machine, latency)))
+    return model_report.document(out, out / "report.html")
 
 
 def _ready(folder: Path, given: _Given) -> _Ready:
@@ -326,8 +326,10 @@ def _time(variants: Variants, ready: _Ready, given: _Given, machine: MachineFact
     return document
 
 
-def _report_of(judgement: Judgement, ready: _Ready, machine: MachineFacts, latency: ProfileDocument | None) -> Report:
-    report = judgement.report() | {"machine": machine}
+def _report_of(
+    model_report: ModelReport, ready: _Ready, machine: MachineFacts, latency: ProfileDocument | None
+) -> Report:
+    report = model_report.report() | {"machine": machine}
     if ready.trimmed:
         report["vocabulary"] = ready.trimmed.as_dict()
     if latency:

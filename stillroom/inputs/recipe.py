@@ -23,7 +23,7 @@ GATES = "Gates and probabilities"
 class Recipe(OfCard, TaskSettings):
     """The settings of `stillroom run`."""
 
-    out: str = setting(help="The bundle to write; stages live in OUT.work.", panel=WHAT)
+    out: str = setting(metavar="FOLDER", help="The bundle to write; stages live in OUT.work.", panel=WHAT)
     name: str = setting("", help="What the server calls the model.", shown="the name of --out", panel=WHAT)
     undistilled: bool = setting(
         True, help="Train the same student on labels alone too, to compare with.", panel=STUDENT

@@ -25,7 +25,9 @@ class Annotation:
     format: Literal["jsonl", "json", "csv", "tsv", "txt", "parquet"] | None = setting(
         None, help="Of the input.", shown="what its name ends with", panel=ROWS
     )
-    answer_field: str = setting("answer", help="Under which a row's answer is added to it.", flag="--field", panel=ROWS)
+    answer_field: str = setting(
+        "answer", help="The field that holds the answer in each row of the output.", flag="--field", panel=ROWS
+    )
     bad_rows: Literal["stop", "skip"] = setting(
         "stop",
         help="At a row that cannot be answered: stop before it, or write its error in place of an answer.",
@@ -37,14 +39,14 @@ class Annotation:
     )
     processes: int | None = setting(
         None,
-        help="That compute side by side.",
+        help="Processes that run the model side by side.",
         at_least=1,
         at_most=MOST,
         shown="as many as fit the cores",
         panel=MACHINE,
     )
     threads: int | None = setting(None, help="Of one model call.", at_least=1, at_most=MOST, shown="1", panel=MACHINE)
-    text_column: str = setting("text", help="Under which a row's text stands: a field, or a column.", panel=ROWS)
+    text_column: str = setting("text", help="The field or column that holds the text.", panel=ROWS)
 
     def __post_init__(self) -> None:
         check(self)

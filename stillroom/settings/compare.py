@@ -53,7 +53,7 @@ class Comparison(DataSet):
     source_data: str = setting(
         "", help="Of the task from which a method transfers: a folder or name as --data.", panel=DATA
     )
-    source_task: str = setting("", help="That task.", choices=TASKS, shown="that of --task", panel=DATA)
+    source_task: str = setting("", help="The task of --source-data.", choices=TASKS, shown="that of --task", panel=DATA)
     max_length: int = setting(
         0, help="Longest text of the task in tokens.", at_least=0, shown="what the teacher takes", panel=DATA
     )
@@ -68,7 +68,9 @@ class Comparison(DataSet):
     teacher_epochs: int = setting(
         5, help="Of fine-tuning the teacher, at most.", at_least=1, at_most=1_000_000, panel=TEACHER
     )
-    teacher_learning_rate: float = setting(1e-4, help="Peak rate of that.", above=0, panel=TEACHER)
+    teacher_learning_rate: float = setting(
+        1e-4, help="Peak learning rate of fine-tuning the teacher.", above=0, panel=TEACHER
+    )
     batch: int = setting(32, help="Texts a step.", at_least=1, at_most=1_000_000, panel=MACHINE)
     device: TrainingDevice = setting("auto", help=DEVICE, panel=MACHINE)
     threads: int = setting(

@@ -15,7 +15,7 @@ WHAT, MACHINE = "What to make", "Machine"
 class Exporting(OfCard, DataSet):
     """The settings of `stillroom export`."""
 
-    out: str = setting(help="The bundle to write.", panel=WHAT)
+    out: str = setting(metavar="FOLDER", help="The bundle to write.", panel=WHAT)
     data: str = setting("", help=f"{SPLITS} It calibrates, gates and scores; without it nothing is scored.", panel=WHAT)
     texts: tuple[str, ...] = setting(
         (), help="File of unlabelled text, without --data: int8 is calibrated on it and judged by it.", metavar="FILE",
@@ -30,7 +30,10 @@ class Exporting(OfCard, DataSet):
         0, help="Longest text in tokens.", at_least=0, shown="all that the model takes", panel=WHAT
     )
     out_of_scope: str = setting(
-        "", help="Label of texts that the model has no answer to, to tell these apart.", shown="none", panel=CHECKS
+        "",
+        help="Label of texts that the model has no answer to: it learns when to abstain from them.",
+        shown="none",
+        panel=CHECKS,
     )
     keep_words_of: tuple[Path, ...] = setting(
         (), help="Text to whose words the vocabulary is trimmed.", metavar="FILE", panel=GRAPHS

@@ -43,7 +43,7 @@ class Profiling(RowColumns):
         panel=GRID,
     )
     tight: float = setting(
-        0.02, help="Half the width of the intervals of speed-ups, relative, at which timing ends.", above=0, panel=GRID
+        0.02, help="Timing ends when speed-ups are known to plus or minus this share.", above=0, panel=GRID
     )
     budget_ms: float | None = setting(
         None,

@@ -1,6 +1,10 @@
 """The verbs as functions."""
 
+from pathlib import Path
+
 import pytest
+from loopback import Asked, answer, serving
+from small_profiles import Models, Profiled
 
 import stillroom
 from serve.errors import BadInput
@@ -21,3 +25,24 @@ def test_a_recipe_begins_with_what_a_run_cannot_do_without() -> None:
     lines = write_recipe(Recipe(teacher="t", task="text-classification", data="d", out="o")).splitlines()
     assert [line.split(" ")[0] for line in lines[:6]] == ["teacher", "task", "data", "out", "student", "name"]
     assert len(lines) == len(set(lines)) == len(Recipe.__dataclass_fields__)
+
+
+def test_profile_from_python_writes_its_report_and_runs_against_an_earlier_one(
+    models: Models, earlier: Profiled, tmp_path: Path
+) -> None:
+    quick = {"seconds": 0.5, "batches": (1,), "lengths": (8,), "threads": 1}
+    document = stillroom.profile([models.fast], out=tmp_path / "again", against=earlier.out / "report.json", **quick)
+    assert sorted(file.name for file in (tmp_path / "again").iterdir()) == ["report.html", "report.json", "table.md"]
+    assert {row["name"] for row in document["regression"]} == {"fast ORT fp32"}
+    with pytest.raises(BadInput, match="--sweep: --paper times random weights"):
+        stillroom.profile([], paper=True, sweep=True)
+
+
+def test_load_from_python_writes_its_report(tmp_path: Path) -> None:
+    async def at_once(_: Asked) -> bytes:
+        return answer()
+
+    (tmp_path / "texts.txt").write_text("a lamp\n", encoding="utf-8")
+    with serving(at_once) as server:
+        stillroom.load(server.url, tmp_path / "texts.txt", rate=200, queries=5, out=tmp_path / "loaded")
+    assert sorted(file.name for file in (tmp_path / "loaded").iterdir()) == ["load.json", "table.md"]

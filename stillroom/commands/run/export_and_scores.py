@@ -18,7 +18,7 @@ from compress.engine.understood import understood
 from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, score
 from compress.evaluation.predictions import predictions, row_logits
 from export.graph.exporter import export_graph
-from export.packing.builder import Judgement, OnTest, Scores, scores_on_test
+from export.packing.builder import ModelReport, OnTest, Scores, scores_on_test
 from export.packing.model_card import CardFacts
 from export.packing.variants import Split, gate, make_variants, read_variants
 from export.precision.int8_search import with_intervals
@@ -90,9 +90,9 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
 
     answers = _answers(inputs.validation, _logits(inputs, folders, inputs.validation))
     document: dict[str, Any] = {"validation": scored("validation", answers)}
-    judgement = judgement_of(inputs, folders, document)
-    if not judgement.missed:
-        test, graph_logits = scores_on_test(judgement.variants, _split(inputs, "test"), inputs.recipe.threads)
+    model_report = model_report_of(inputs, folders, document)
+    if not model_report.missed:
+        test, graph_logits = scores_on_test(model_report.variants, _split(inputs, "test"), inputs.recipe.threads)
         said = _answers(inputs.test, _logits(inputs, folders, inputs.test) | graph_logits)
         gold = [gold_of(example, task) for example in inputs.splits.test]
         differing = _disagreements(inputs.splits.test, gold, said)
@@ -116,13 +116,13 @@ def _answers(encoded: Encoded, said: dict[str, list[np.ndarray]]) -> dict[str, l
     return {name: predictions(encoded, logits) for name, logits in said.items()}
 
 
-def judgement_of(
+def model_report_of(
     inputs: RunInputs, folders: dict[str, Path], scores: dict[str, Any], run_fingerprint: str = ""
-) -> Judgement:
+) -> ModelReport:
     """All that is known of the student when the stage `export` is done, from the `scores` of the models."""
     recipe, variants = inputs.recipe, read_variants(folders["export"])
     ours, theirs = variants.validation["int8"].value, scores["validation"]["teacher"]["value"]
-    return Judgement(
+    return ModelReport(
         CardFacts(
             name=recipe.model_name,
             task=check_task(recipe.task),
@@ -250,16 +250,16 @@ def report_of(
     inputs: RunInputs,
     folders: dict[str, Path],
     scores: dict[str, Any],
-    judgement: Judgement,
+    model_report: ModelReport,
     machine: MachineFacts,
     latency: ProfileDocument | None = None,
 ) -> Report:
     """All that the report shows, texts of the data included; without test scores and latency when a gate was missed."""
-    document = judgement.report()
+    document = model_report.report()
     document |= {
         "understood": understood(inputs),
         "machine": machine,
-        "made": _made(inputs, read_lineage(folders["student"])["method"], test_read=judgement.test is not None),
+        "made": _made(inputs, read_lineage(folders["student"])["method"], test_read=model_report.test is not None),
         "names": {row["name"]: _meaning(row["name"]) for row in document["summary"]},
         "training": [
             {"stage": name, "loss": lineage["loss"], "validation": lineage["validation"]}
@@ -267,7 +267,7 @@ def report_of(
             if name in folders and (lineage := read_lineage(folders[name]))["loss"]
         ],
         "recipe": write_recipe(inputs.recipe),
-        "lineage": judgement.facts.lineage,
+        "lineage": model_report.facts.lineage,
     }
     document |= {key: scores[key] for key in ("per_label", "disagreeing", "disagreements") if key in scores}
     if latency is not None:
@@ -376,7 +376,7 @@ def write_bundle(
     inputs: RunInputs,
     folders: dict[str, Path],
     scores: dict[str, Any],
-    judgement: Judgement,
+    model_report: ModelReport,
     latency: ProfileDocument,
     minutes: float,
 ) -> None:
@@ -384,11 +384,11 @@ def write_bundle(
 
     The report with texts of the data stays in the work folder; a bundle, which is passed on, has the one without.
     """
-    full = report_of(inputs, folders, scores, judgement, latency["machine"], latency)
+    full = report_of(inputs, folders, scores, model_report, latency["machine"], latency)
     write_report(inputs.workdir.root / REPORT, full)
     report = shareable(full, f"{inputs.workdir.root.name}/{REPORT}")
     recipe = {"recipe.toml": write_recipe(inputs.recipe).encode()}
-    judgement.pack(out, folders["student"], report_files(report, minutes=minutes) | recipe)
+    model_report.pack(out, folders["student"], report_files(report, minutes=minutes) | recipe)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
 from compress.engine.understood import understood, understood_lines
-from export.packing.builder import Judgement
+from export.packing.builder import ModelReport
 from export.packing.writer import clear_leftovers
 from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import ProfileDocument
@@ -50,17 +50,17 @@ def run(recipe: Recipe) -> dict[str, Any]:
     with inputs.workdir.locked():
         folders = _train(inputs, stage_fingerprints)
         inputs.workdir.alone()
-        scores, judgement = _evaluate(inputs, stage_fingerprints, folders, machine)
+        scores, model_report = _evaluate(inputs, stage_fingerprints, folders, machine)
         folders["latency"] = _stage(
             inputs,
             "latency",
             stage_fingerprints,
-            lambda f: export_and_scores.make_latency(f, inputs, folders, judgement.scores["test"], machine),
+            lambda f: export_and_scores.make_latency(f, inputs, folders, model_report.scores["test"], machine),
             "timing teacher and student, taking turns",
         )
         clear_leftovers(out)
         latency = cast(ProfileDocument, export_and_scores.read_json(folders["latency"] / "latency.json"))
-        export_and_scores.write_bundle(out, inputs, folders, scores, judgement, latency, _minutes(inputs, started))
+        export_and_scores.write_bundle(out, inputs, folders, scores, model_report, latency, _minutes(inputs, started))
     return _result(out)
 
 
@@ -206,7 +206,7 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> dict[str, P
 
 def _evaluate(
     inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict[str, Path], machine: MachineFacts
-) -> tuple[dict[str, Any], Judgement]:
+) -> tuple[dict[str, Any], ModelReport]:
     """Export, parity and scores; the scores when every gate held."""
     folders["export"] = _stage(
         inputs,
@@ -223,15 +223,15 @@ def _evaluate(
         "scores: gates on validation, then test, once",
     )
     scores = export_and_scores.read_json(folders["scores"] / "scores.json")
-    judgement = export_and_scores.judgement_of(inputs, folders, scores, stage_fingerprints["bundle"])
-    if judgement.missed:
+    model_report = export_and_scores.model_report_of(inputs, folders, scores, stage_fingerprints["bundle"])
+    if model_report.missed:
         report = inputs.workdir.root / export_and_scores.REPORT
-        write_report(report, export_and_scores.report_of(inputs, folders, scores, judgement, machine))
-        raise judgement.refusal(
+        write_report(report, export_and_scores.report_of(inputs, folders, scores, model_report, machine))
+        raise model_report.refusal(
             report,
             " More --student-epochs, --unlabelled text or a larger --student usually help; lower the gate only if you can live with it.",
         )
-    return scores, judgement
+    return scores, model_report
 
 
 def _planned(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> Plan:

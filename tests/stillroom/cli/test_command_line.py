@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from lookup_bundles import city_table, write_bundle
 from repository import ROOT
+from small_task import write_rows
 
 from compress.methods.catalogue import METHODS, Sizes
 from compress.settings import STARTS, TASK_METHODS, TEXT_METHODS
 from serve.errors import GateMissed
 from serve.options import options_of
 from stillroom.cli import reference
-from stillroom.cli.main import GROUPS, app, guarded
+from stillroom.cli.main import GROUPS, guarded
 from stillroom.cli.options import Verb
 from stillroom.settings.evaluate import Evaluation
 
@@ -107,14 +109,23 @@ def test_a_missed_gate_is_one_document_and_exit_code_3(capfd: pytest.CaptureFixt
     assert capfd.readouterr().out == ""
 
 
-def test_quiet_leaves_errors_and_results(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert guarded(lambda: app(["evaluate", str(tmp_path / "none"), "--data", str(tmp_path / "none.jsonl"), "-q"])) == 2
-    assert "2 things stand in the way" in capfd.readouterr().err
+def test_quiet_leaves_errors_and_results(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "cities", city_table())
+    command = [sys.executable, "-m", "stillroom", "evaluate", str(bundle), "-q", "--data"]
+    rows = write_rows(
+        tmp_path / "test.jsonl", [{"text": "to rome", "entities": [{"start": 3, "end": 7, "label": "city"}]}]
+    )
+    done = subprocess.run([*command, str(rows)], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "entity_f1 1.0000" in done.stdout
+    assert done.stderr == ""
+    failed = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert "none is not a file" in failed.stderr
 
 
 def test_verbose_shows_the_traceback_of_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code = (
-        "import sys, stillroom.commands.evaluate as e; e.evaluate = None\nfrom stillroom.cli.main import app, guarded\n"
+        "import sys, stillroom.commands.evaluate as e; e.evaluate_on = None\nfrom stillroom.cli.main import app, guarded\n"
     )
     code += "sys.exit(guarded(lambda: app(sys.argv[1:])))"
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -21,9 +21,9 @@ from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import open_bundle
 from serve.model.session import Session
 from stillroom.commands.run.export_and_scores import (
-    judgement_of,
     make_export,
     make_scores,
+    model_report_of,
     read_json,
     report_of,
     write_bundle,
@@ -83,15 +83,15 @@ def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abs
     save(model, folders["student"], inputs, Progress(validation=[(1, 0.5)]), DETAILS)
     make_export(tmp_path, inputs, folders["student"], folders["student"])
     make_scores(tmp_path, inputs, folders)
-    judgement = judgement_of(inputs, folders, read_json(tmp_path / "scores.json"))
-    assert judgement.test is not None
-    test = judgement.test.reliability
-    assert list(judgement.confidence) == ["fp32", "int8"]
-    for graph, chosen in judgement.confidence.items():
+    model_report = model_report_of(inputs, folders, read_json(tmp_path / "scores.json"))
+    assert model_report.test is not None
+    test = model_report.test.reliability
+    assert list(model_report.confidence) == ["fp32", "int8"]
+    for graph, chosen in model_report.confidence.items():
         assert chosen.validation.out_of_scope_texts == 4
         assert (test[graph].rows, test[graph].out_of_scope_texts) == (24, 3)
         assert test[graph].out_of_scope_abstained in (0, 1 / 3, 2 / 3, 1)
-        said = session_logits(Session(judgement.variants.file(graph), 1), inputs.test)
+        said = session_logits(Session(model_report.variants.file(graph), 1), inputs.test)
         assert replace(test[graph], out_of_scope_texts=0, out_of_scope_abstained=None) == chosen.on(inputs.test, said)
 
 
@@ -159,7 +159,7 @@ def test_a_bundle_holds_no_text_of_the_data_and_says_where_the_texts_are_shown(
     inputs, folders, scores = judged
     out = Path(inputs.recipe.out)
     inputs.workdir.root.mkdir()
-    write_bundle(out, inputs, folders, scores, judgement_of(inputs, folders, scores, "mark"), latency(), 1.0)
+    write_bundle(out, inputs, folders, scores, model_report_of(inputs, folders, scores, "mark"), latency(), 1.0)
     open_bundle(out)  # verifies every file
     texts = [row.text for split in (inputs.splits.train, inputs.splits.validation, inputs.splits.test) for row in split]
     held = {
@@ -185,8 +185,8 @@ def test_a_report_says_what_was_trained_from_what_where_and_what_its_names_are(
     judged: tuple[RunInputs, dict[str, Path], dict[str, Any]],
 ) -> None:
     inputs, folders, scores = judged
-    judgement, timed = judgement_of(inputs, folders, scores), latency()
-    report = report_of(inputs, folders, scores, judgement, timed["machine"], timed)
+    model_report, timed = model_report_of(inputs, folders, scores), latency()
+    report = report_of(inputs, folders, scores, model_report, timed["machine"], timed)
     assert report["made"] == (
         f"A student ({inputs.shape}) was distilled by soft labels from the teacher teacher (1x32, fine-tuned on the same labels) "
         "on 44 labelled texts of my data. Choices and gates are of 44 texts of validation; scores are of 44 texts of test, read once."
@@ -196,7 +196,7 @@ def test_a_report_says_what_was_trained_from_what_where_and_what_its_names_are(
     assert [name for name in report["names"] if "openvino" not in name] == ["teacher", "student", "fp32", "int8"]
     assert "one text of 16 tokens" in report["summary_note"]
     first = {"validation": scores["validation"]}
-    unread = report_of(inputs, folders, first, judgement_of(inputs, folders, first), timed["machine"])
+    unread = report_of(inputs, folders, first, model_report_of(inputs, folders, first), timed["machine"])
     assert unread["made"].endswith("; test was not read.")
     assert "disagreeing" not in unread
 
@@ -207,8 +207,8 @@ def test_a_gate_that_is_missed_is_told_as_a_document(
     inputs, folders, scores = judged
     strict = replace(inputs, settings=replace(inputs.recipe, teacher_gate=0.99))
     better = {"teacher": {"value": 1.0, "low": 1.0, "high": 1.0}}
-    judgement = judgement_of(strict, folders, {"validation": scores["validation"] | better})
-    missed = judgement.refusal(Path("report.html"), " Try more.")
+    model_report = model_report_of(strict, folders, {"validation": scores["validation"] | better})
+    missed = model_report.refusal(Path("report.html"), " Try more.")
     assert re.fullmatch(
         r"No bundle was written: int8 over teacher, validation is 0\.\d+, needed 0\.99\. The report is report.html\. Try more\.",
         missed.message,
