@@ -11,6 +11,7 @@ Precision = Literal["fp32", "fp16", "int8"]
 Scheme = Literal["static", "weight-only", "dynamic"]
 VARIANTS: tuple[Precision, ...] = get_args(Precision)
 
+GATE = 0.99
 KEPT_RIGHT = 0.95
 ATOL = 1e-4  # float32 summed in two orders differs by 1e-6 to 1e-5 at 6x384
 
@@ -28,7 +29,7 @@ class VariantSettings:
 
     variants: tuple[Precision, ...] = ("fp32", "int8")
     gate: float = setting(
-        0.99, help="Least share of the fp32 metric that int8 and fp16 keep; without data, of fp32's labels.", at_least=0,
+        GATE, help="Least share of the fp32 metric that int8 and fp16 keep; without data, of fp32's labels.", at_least=0,
         at_most=1, panel=CHECKS,
     )  # fmt: skip
     keep_right: float = setting(

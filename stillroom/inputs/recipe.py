@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.settings import MACHINE, STUDENT, WHAT, TaskSettings
+from export.settings import GATE, KEPT_RIGHT
 from serve.errors import BadInput
 from serve.options import make, setting, unknown_setting
 from stillroom.settings.model_card import OfCard
@@ -32,10 +33,10 @@ class Recipe(OfCard, TaskSettings):
         0.97, help="Least share of the teacher's metric that is shipped.", at_least=0, at_most=1, panel=GATES
     )
     gate: float = setting(
-        0.99, help="Least share of the fp32 metric that int8 keeps.", at_least=0, at_most=1, panel=GATES
+        GATE, help="Least share of the fp32 metric that int8 keeps.", at_least=0, at_most=1, panel=GATES
     )
     keep_right: float = setting(
-        0.95,
+        KEPT_RIGHT,
         help="Share of right answers to keep when it abstains, where no text is out of scope; 0 is never to abstain.",
         at_least=0,
         at_most=1,
