@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from compress.data.examples import Task
+from serve.errors import BadInput
 
 # What people call the columns, for a hint.
 USUAL_NAMES = {
@@ -26,6 +27,14 @@ class Columns:
     tokens: str = "tokens"
     tags: str = "tags"
     """`ner_tags` is read too, unless another name is given."""
+
+    def __post_init__(self) -> None:
+        for together in (("text", "text_pair", "label"), ("tokens", "tags")):  # what one row may hold all of
+            names = [getattr(self, field) for field in together]
+            same = [field for field, name in zip(together, names, strict=True) if names.count(name) > 1]
+            if same:
+                flags = " and ".join(f"--{field.replace('_', '-')}-column" for field in same)
+                raise BadInput(f"{flags} name one column, {getattr(self, same[0])}; give each a column of its own.")
 
     def tags_in(self, names: Container[str]) -> str | None:
         """Which of `names` holds the tags."""

@@ -110,7 +110,8 @@ def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[
                 faults.append(Fault(str(path), None, lacking))
                 return
             written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-            names = class_names(written.get("info", {}).get("features", {}))
+            info = written.get("info") if isinstance(written, dict) else None
+            names = class_names(info.get("features") or {} if isinstance(info, dict) else {})
             batches = file.iter_batches(batch_size=1_000)
             for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1):
                 try:
@@ -156,8 +157,9 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
             reason = "has a quote that nothing closes up to the end of the file; close it, or double it if it is part of the text"
             faults.append(Fault(str(path), line, reason))
     except csv.Error as error:
-        # The module raises for a cell over its limit alone.
-        reason = f"has a cell of more than {MOST_CHARACTERS:,} characters, and is read no further ({error}): is a quote left open?"
+        reason = f"cannot be read as a table from here on ({error})"
+        if "field limit" in str(error):
+            reason = f"has a cell of more than {MOST_CHARACTERS:,} characters, and is read no further ({error}): is a quote left open?"
         faults.append(Fault(str(path), end + 1, reason))
 
 

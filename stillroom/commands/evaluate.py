@@ -157,7 +157,12 @@ def _examples(data: Path, given: Evaluation, task: "Task") -> "list[Example]":
 
     file, columns = _file_of(data, given.split), columns_of(given)
     if file.is_dir():
-        found: list[Example] = getattr(read_splits(str(file), task, columns), given.split)
+        splits = read_splits(str(file), task, columns)
+        if given.split == "validation" and splits.held_out:
+            raise BadInput(
+                f"--data {data} has no validation split. Give another --split, or a file of labelled examples."
+            )
+        found: list[Example] = getattr(splits, given.split)
         return found
     return read_examples(file, task, columns)
 

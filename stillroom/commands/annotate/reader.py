@@ -154,10 +154,10 @@ class InputFile:
                 cells = next(table)
             except StopIteration:
                 return
-            except csv.Error:  # which is raised for a cell over the limit alone
-                fault = (
-                    f"has a cell of more than {MOST_CHARACTERS:,} characters, which are the most; is a quote left open?"
-                )
+            except csv.Error as error:
+                fault = f"cannot be read as a row of a table ({error})"
+                if "field limit" in str(error):
+                    fault = f"has a cell of more than {MOST_CHARACTERS:,} characters, which are the most; is a quote left open?"
                 yield faulty(line, fault, b"".join(read))
                 continue
             if cells:

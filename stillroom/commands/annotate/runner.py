@@ -266,7 +266,7 @@ def _tell(tally: _Tally, settings: Annotation, output: str) -> None:
     if tally.stopped:
         raise BadInput(
             f"{there}; these cannot be used:\n{tally.as_lines()}\n"
-            "Mend what is told and give the same command again, which goes on there; or give --bad-rows skip."
+            "Correct these rows and give the same command again, which goes on there; or give --bad-rows skip."
         )
 
 

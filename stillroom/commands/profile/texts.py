@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from compress.data.columns import USUAL, Columns
-from compress.data.examples import Example
+from compress.data.examples import Example, Task
+from compress.data.file_formats import rows_in
 from compress.data.labelled_files import read_examples
 from compress.data.splits import split_file
 from compress.data.subset import subset
@@ -106,9 +107,17 @@ def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Exam
     try:
         examples = read_examples(file, cast(Any, task), columns)
     except BadInput as error:
-        if file.suffix != ".txt":
-            return None, [
-                f"No metric: {file.name} has no labels for {task} ({error.message.splitlines()[-1].strip()})."
-            ]
-        return None, [f"No metric: {file.name} is plain text."]
+        if file.suffix == ".txt":
+            return None, [f"No metric: {file.name} is plain text."]
+        # Rows that ought to have labels, since a column was named or the first has one, are mended and not left out.
+        if columns != USUAL or not _lacks_labels(file, cast(Any, task)):
+            raise
+        return None, [f"No metric: {file.name} has no labels for {task} ({error.message.splitlines()[-1].strip()})."]
     return examples, []
+
+
+def _lacks_labels(file: Path, task: Task) -> bool:
+    """Whether the first row of `file` has none of the fields that hold what `task` asks for."""
+    for _, row in rows_in(file, file.suffix, USUAL, None, []):
+        return isinstance(row, dict) and bool(USUAL.missing([*row], task))
+    return True

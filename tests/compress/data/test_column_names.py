@@ -148,3 +148,11 @@ def test_two_files_for_one_split_are_a_fault_that_names_both_of_every_split(tmp_
 def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"--data-revision is of a data set on the Hub, and --data .* is a folder here"):
         read_splits(str(tmp_path), TEXT, revision="v1")
+
+
+def test_two_fields_cannot_be_read_from_one_column() -> None:
+    with pytest.raises(
+        BadInput, match="--text-column and --label-column name one column, label; give each a column of its own"
+    ):
+        Columns(text="label")
+    assert Columns(text="tokens").text == "tokens"  # which rows with a label have no other use for

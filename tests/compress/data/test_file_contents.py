@@ -86,6 +86,12 @@ def test_class_numbers_in_parquet_of_the_hub_become_names(tmp_path: Path) -> Non
     assert [example.label for example in read_examples(path, TEXT)] == ["yes", "no"]
 
 
+def test_what_else_stands_in_a_parquet_file_of_the_hub_is_passed_over(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["a"], "label": ["no"]}).replace_schema_metadata({"huggingface": "[1]"})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert [example.label for example in read_examples(tmp_path / "a.parquet", TEXT)] == ["no"]
+
+
 def test_a_class_number_without_a_name_in_a_saved_data_set_is_a_fault_of_its_row(tmp_path: Path) -> None:
     import datasets
 

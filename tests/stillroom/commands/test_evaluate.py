@@ -96,6 +96,15 @@ def test_what_cannot_be_scored_is_refused(
         stillroom.evaluate(str(intents), splits / given, **settings)
 
 
+def test_a_split_that_a_saved_data_set_does_not_have_is_not_made_up(intents: Path, tmp_path: Path) -> None:
+    import datasets
+
+    split = datasets.Dataset.from_dict({"text": ["please fly"] * 20, "label": ["book"] * 20})
+    datasets.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(BadInput, match="has no validation split"):
+        stillroom.evaluate(str(intents), tmp_path / "saved", split="validation")
+
+
 def test_a_split_in_two_files_is_refused(intents: Path, splits: Path) -> None:
     (splits / "test.csv").write_text("text,label\nplease fly,book\n", encoding="utf-8")
     with pytest.raises(BadInput, match=r"holds test\.jsonl and test\.csv: one file is needed for test"):

@@ -196,6 +196,13 @@ def test_a_text_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.
         assert fields["text"] == "b"
 
 
+def test_a_row_that_no_table_has_is_told_by_what_is_wrong_with_it(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_bytes(b"text,id\nhello\rworld,1\nb,2\n")
+    (_, fault), (fields, none) = read(tmp_path / "in.csv")
+    assert str(fault).startswith("cannot be read as a row of a table (new-line character seen in unquoted field")
+    assert (fields["text"], none) == ("b", None)
+
+
 RELATED = {"head": {"start": 2, "end": 5}, "tail": {"start": 9, "end": 13}}
 
 

@@ -3,10 +3,13 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from small_profiles import TASK, Profiled, intents
 from small_task import write_rows
 
+from compress.data.columns import Columns
 from compress.data.texts import read_texts
+from serve.errors import BadInput
 from stillroom.commands.profile.texts import CALIBRATION_TEXTS, TIMED_TEXTS, given_texts
 
 
@@ -30,6 +33,15 @@ def test_rows_without_labels_of_the_task_are_timed_and_it_is_said_what_they_lack
     (note,) = given.notes
     assert note.startswith("No metric: bare.jsonl has no labels for text-classification (")
     assert "label" in note[60:]
+
+
+def test_labels_that_cannot_be_read_are_bad_input_and_not_left_out(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "labelled.jsonl", [{"text": "fly to rome", "label": "book"}, {"text": "refund it"}])
+    with pytest.raises(BadInput, match="line 2: has no `label`"):
+        given_texts(str(file), TASK)
+    bare = write_rows(tmp_path / "bare.jsonl", [{"text": "fly to rome"}, {"text": "refund it"}])
+    with pytest.raises(BadInput, match="no `kind`"):
+        given_texts(str(bare), TASK, Columns(label="kind"))
 
 
 def test_of_a_folder_test_is_timed_and_train_calibrates(splits: Path) -> None:
