@@ -87,6 +87,9 @@ def test_class_numbers_in_parquet_of_the_hub_become_names(tmp_path: Path) -> Non
 
 
 def test_what_else_stands_in_a_parquet_file_of_the_hub_is_passed_over(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
     table = pyarrow.table({"text": ["a"], "label": ["no"]}).replace_schema_metadata({"huggingface": "[1]"})
     parquet.write_table(table, tmp_path / "a.parquet")
     assert [example.label for example in read_examples(tmp_path / "a.parquet", TEXT)] == ["no"]
