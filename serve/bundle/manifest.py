@@ -19,8 +19,10 @@ import msgspec
 
 from serve.errors import BadInput, BundleError
 
-# 2: each variant names what it asks of a processor. Of 1 that is said for the whole bundle, and it is read too.
-SCHEMA_VERSION = 2
+# 3: the digest leaves card and reports out. Of 1 and 2 it is of all files, and they are read too.
+# 2: each variant names what it asks of a processor. Of 1 that is said for the whole bundle.
+SCHEMA_VERSION = 3
+WHOLE_DIGEST = 2  # the last version whose digest is of all files
 MANIFEST = "manifest.json"
 # The names that optimum and transformers.js look for.
 ONNX_NAMES = {"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx", "int8": "onnx/model_quantized.onnx"}
@@ -142,9 +144,12 @@ def canonical_json(obj: object) -> bytes:
 def digest(manifest: Mapping[str, Any]) -> str:
     """The SHA-256 of a manifest without its own `digest` key, card and reports: one name for what the bundle is.
 
-    Reports hold timings, which differ each time: what is built from equal inputs has an equal digest all the same.
+    Reports hold timings, which differ each time: what is built from equal inputs has an equal digest all the same. That of an
+    older schema version is of all files.
     """
-    files = {name: manifest["files"][name] for name in manifest["files"] if name not in ABOUT_IT}
+    version = manifest.get("schema_version", SCHEMA_VERSION)
+    left_out = frozenset() if isinstance(version, int) and version <= WHOLE_DIGEST else ABOUT_IT
+    files = {name: manifest["files"][name] for name in manifest["files"] if name not in left_out}
     kept = {key: manifest[key] for key in manifest if key != "digest"} | {"files": files}
     return hashlib.sha256(canonical_json(kept)).hexdigest()
 

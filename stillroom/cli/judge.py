@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -13,9 +12,6 @@ from stillroom.console import result, say, table
 from stillroom.settings.evaluate import Evaluation
 from stillroom.settings.load import Loading
 from stillroom.settings.profile import Profiling
-
-PROFILE_FILES = {"report.html", "report.json", "table.md"}  # what `profile --out` writes, and may replace
-LOAD_FILES = {"load.json", "table.md"}  # the same of `load --out`
 
 
 def evaluate(model: str, settings: Evaluation) -> Document:
@@ -51,7 +47,6 @@ def profile(models: tuple[Path, ...], settings: Profiling) -> Document:
     from stillroom.commands.profile.run import profile_models, profile_paper
 
     out = Path(settings.out) if settings.out else None
-    _refuse_unless_ours(out, PROFILE_FILES)
     if settings.paper and (models or settings.against):
         raise BadInput("--paper makes its own models; leave MODEL and --against out.")
     command = " ".join(["stillroom", *map(shlex.quote, sys.argv[1:])])
@@ -101,7 +96,6 @@ def load(url: str, settings: Loading) -> Document:
     from stillroom.commands import load as loading
 
     out = Path(settings.out) if settings.out else None
-    _refuse_unless_ours(out, LOAD_FILES)
     document = loading.load(url, settings)
     if out:
         loading.write(out, document)
@@ -130,14 +124,6 @@ def show_bundle(document: Document) -> None:
     from stillroom.commands.inspect import explain
 
     explain(open_bundle(Path(document["bundle"])))
-
-
-def _refuse_unless_ours(out: Path | None, files: Iterable[str]) -> None:
-    """BadInput when something else than `files` is at `out`."""
-    if out and out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= set(files)):
-        raise BadInput(
-            f"--out {out} is there already and holds other things; nothing was written. Give another folder."
-        )
 
 
 VERBS = (

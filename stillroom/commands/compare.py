@@ -24,7 +24,7 @@ from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import RANDOM, Labelled, Link, MethodInputs, asks_words, fit_head, run_method
-from compress.engine.resumable_stages import Workdir, check_writable
+from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import TaskInputs, open_task, unseen
 from compress.evaluation.metrics import counts, gold_of, mean_score, score
 from compress.evaluation.predictions import predictions, row_logits
@@ -36,13 +36,14 @@ from serve.bundle.cpu_quota import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from stillroom.console import bar, console, say, show
+from stillroom.inputs.out_folder import check_out_folder
 from stillroom.report.comparison_page import markdown, page
 from stillroom.report.run_page import write_page
 from stillroom.settings.compare import Comparison
 
 # What every method is compared with: the same student without a teacher's help, its layers new or the teacher's.
 BASELINES = (RANDOM, "none")
-WRITTEN = {"work", "compare.json", "report.html", "table.md"}  # in --out
+WRITTEN = ("work", "compare.json", "report.html", "table.md")  # in --out
 STAGES = "stages"  # of one row under way
 
 
@@ -96,19 +97,16 @@ def compare(given: Comparison) -> dict[str, Any]:
     for row in document["rows"]:
         for doubt in row["doubts"]:
             say(f"warning: {doubt}")
-    (out / "compare.json").write_bytes(canonical_json(document))
+    write_page(out / "compare.json", canonical_json(document).decode())
     write_page(out / "report.html", page(document))
-    (out / "table.md").write_text(markdown(document), encoding="utf-8")
+    write_page(out / "table.md", markdown(document))
     return document
 
 
 def _checked(given: Comparison) -> dict[str, TaskInputs]:
     """What each student stands on, once all methods are known to fit it."""
     out = Path(given.out)
-    if out.exists() and not (out.is_dir() and {f.name for f in out.iterdir()} <= WRITTEN):
-        raise BadInput(
-            f"--out {out} is there already and holds other things; nothing was written. Give another folder."
-        )
+    check_out_folder(out, WRITTEN)
     if Path(given.teacher).resolve().is_relative_to((out / "work").resolve()):
         raise BadInput(
             f"--teacher {given.teacher} lies in {out / 'work'}, where this comparison writes. Copy it elsewhere."
@@ -118,7 +116,6 @@ def _checked(given: Comparison) -> dict[str, TaskInputs]:
         inputs_of[student] = inputs = open_task(
             _settings(given, student),
             out / "work",
-            more_checks=[lambda: check_writable(out / "work")],
             notify=show,
         )
         for method in given.methods:

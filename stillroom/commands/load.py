@@ -15,10 +15,12 @@ from latency.load.http_client import Target, check_headers, probe, target_of
 from latency.load.trial import LoadTrial
 from latency.measure.machine import machine_facts
 from stillroom.console import bar
+from stillroom.inputs.out_folder import check_out_folder
 from stillroom.report.markup import markdown
 from stillroom.report.run_page import write_page
 from stillroom.settings.load import Loading
 
+FILES = ("load.json", "table.md")  # what `write` writes, and may replace
 COLUMNS = ["rate/s", "p50 ms", "p90 ms", "p99 ms", "ok", "refused", "errors", "timeouts", "late p99 ms", "held"]
 
 
@@ -29,8 +31,8 @@ def load(url: str, settings: Loading) -> dict[str, Any]:
     nothing is refused or fails. Returns the document that `stillroom load --json` prints.
 
     Raises:
-        BadInput: the URL, the file, the template or numbers cannot be used, all of it in one message; or a first request is
-            not answered with 2xx.
+        BadInput: the URL, the file, the template, numbers or the folder `out` cannot be used, all of it in one message; or a
+            first request is not answered with 2xx.
     """
     machine = machine_facts()  # of the client, before any work of ours
     target, texts, bodies = _checked(url, settings)
@@ -60,6 +62,8 @@ def _checked(url: str, settings: Loading) -> tuple[Target, list[str], list[bytes
     """Where the load goes, its texts, and a request for each. BadInput names all that is wrong."""
     faults = Faults()
     faults.messages += _faults(settings)
+    if settings.out:
+        faults.check(partial(check_out_folder, Path(settings.out), FILES))
     faults.check(partial(check_headers, _headers(settings)))
     target = faults.check(partial(target_of, url))
     texts = faults.check(partial(read_texts, Path(settings.data), columns_of(settings))) or []

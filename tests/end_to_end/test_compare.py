@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,14 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
     out = tmp_path / "out"
     assert {file.name for file in out.iterdir()} == {"work", "compare.json", "report.html", "table.md"}
 
-    more = stillroom(*arguments, "--seeds", "2")
-    assert more.returncode == 0, more.stderr
+    # Each file is replaced in one step: who has an old one open reads all of it.
+    held = {name: (out / name).read_text(encoding="utf-8") for name in ("compare.json", "table.md")}
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context((out / name).open(encoding="utf-8")) for name in held}
+        more = stillroom(*arguments, "--seeds", "2")
+        assert more.returncode == 0, more.stderr
+        assert {name: file.read() for name, file in opened.items()} == held
+    assert (out / "table.md").read_text(encoding="utf-8") != held["table.md"]
     assert "6 trainings, 3 of them done before" in more.stderr
     document = json.loads(more.stdout)
     rows = {row["method"]: row for row in document["rows"]}

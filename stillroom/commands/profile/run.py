@@ -48,6 +48,7 @@ from stillroom.commands.profile.speed_regression import (
 )
 from stillroom.commands.profile.texts import CALIBRATION_TEXTS, TIMED_TEXTS, Given, given_texts
 from stillroom.console import bar, say
+from stillroom.inputs.out_folder import check_out_folder
 from stillroom.report.profile_page import profile_markdown, profile_page
 from stillroom.report.run_page import write_page
 from stillroom.settings.profile import Profiling
@@ -55,6 +56,7 @@ from stillroom.settings.profile import Profiling
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+FILES = ("report.html", "report.json", "table.md")  # what `write_profile` writes, and may replace
 PEAKS_S = 6.0  # for the peaks of the machine, or a tenth of the time that is given where that is less
 UNENDED = "Measuring had not ended when this was written: what is missing was still to be measured."
 SWEEP_SECONDS = 3.0  # of each way to spend the cores, of each candidate
@@ -105,7 +107,7 @@ def profile_models(
     machine = machine_facts()  # before any work of ours, which would be the load that it sees
     if not models:
         raise BadInput("No model was given to profile. Give bundles, checkpoint folders or .onnx files, or --paper.")
-    _check_there(models, settings.data)
+    _check_there(models, settings.data, out)
     earlier = models_of(against) if against else []
     with ExitStack() as stack:
         place = _work_folder(out, stack)
@@ -143,6 +145,8 @@ def profile_paper(settings: Profiling, *, out: Path | None = None, command: str 
         BadInput: a setting is given that the table has no use for, or nothing that was asked for can run on this machine.
     """
     machine = machine_facts()
+    if out:
+        check_out_folder(out, FILES)
     settings = for_the_paper(settings)
     keep = _keeper(out)
     with tempfile.TemporaryDirectory(prefix="stillroom-") as folder:
@@ -266,9 +270,11 @@ def _unended(document: ProfileDocument) -> ProfileDocument:
     return {**document, "warnings": [*document.get("warnings", []), UNENDED]}
 
 
-def _check_there(models: Sequence[Path], data: str) -> None:
-    """Nothing, when all models and the texts are there; otherwise all that are not, in one message."""
+def _check_there(models: Sequence[Path], data: str, out: Path | None) -> None:
+    """Nothing, when all models and the texts are there and `out` can be written; otherwise all that is not so, in one message."""
     faults = Faults()
+    if out:
+        faults.check(partial(check_out_folder, out, FILES))
     for model in models:
         faults.check(partial(check_model, model))
     if data and not Path(data).exists():

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import pickle
@@ -71,7 +72,7 @@ def fp32_with(**changes: object) -> dict[str, dict[str, object]]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        pytest.param({"schema_version": 3, "labels": None}, "schema_version 3, and this program reads", id="too-new"),
+        pytest.param({"schema_version": 4, "labels": None}, "schema_version 4, and this program reads", id="too-new"),
         pytest.param({"labels": None, "cpu": None}, "lacks 'labels', 'cpu'", id="keys-missing"),
         pytest.param({"task": "fill-mask"}, "Invalid enum value 'fill-mask'", id="unknown-task"),
         pytest.param({"labels": "city"}, "Expected `array`", id="labels-not-a-list"),
@@ -295,6 +296,27 @@ def test_the_first_schema_is_read_and_what_it_asks_of_processors_is_the_default_
     assert open_bundle(folder).variant()[1].cpu == ["avx512_vnni"]
     manifest_writer(folder, schema_version=2, cpu=["avx512_vnni"])
     assert open_bundle(folder).variant()[1].cpu == []
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_bundle_of_an_older_schema_is_checked_by_the_digest_of_all_its_files(
+    entities_bundle: Path, copied: Copy, version: int
+) -> None:
+    folder = copied(entities_bundle)
+    (folder / "report.json").write_bytes(b"{}\n")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["digest"]
+    manifest["schema_version"] = version
+    manifest["files"]["report.json"] = {"sha256": hashlib.sha256(b"{}\n").hexdigest(), "bytes": 3}
+    of_all = hashlib.sha256(canonical_json(manifest)).hexdigest()
+
+    (folder / "manifest.json").write_bytes(canonical_json({**manifest, "digest": of_all}))
+    assert open_bundle(folder).manifest.digest == of_all
+
+    manifest["files"]["report.json"]["bytes"] = 4
+    (folder / "manifest.json").write_bytes(canonical_json({**manifest, "digest": of_all}))
+    with pytest.raises(BundleError, match=r"manifest\.json was changed"):
+        open_bundle(folder)
 
 
 def test_a_link_to_a_folder_is_an_extra_file(entities_bundle: Path, copied: Copy, tmp_path: Path) -> None:

@@ -1,26 +1,40 @@
 """`stillroom compare`: what it refuses before any work."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serve.errors import BadInput
 from stillroom.commands.compare import Comparison, compare
 
+Given = Callable[..., Comparison]
 
-def test_a_folder_that_cannot_be_made_is_one_message_before_any_training(
-    tmp_path: Path, tiny_teacher: Path, task_data: Path
-) -> None:
+
+@pytest.fixture
+def given(tmp_path: Path, tiny_teacher: Path, task_data: Path) -> Given:
+    """A comparison of a student's two baselines and a method, with changes."""
+
+    def make(**changes: Any) -> Comparison:
+        settings: dict[str, Any] = {
+            "teacher": str(tiny_teacher), "task": "text-classification", "data": str(task_data), "out": str(tmp_path / "out"),
+            "methods": ("soft-labels",), "students": ("layers=2,hidden=32,heads=4,ffn=32",), "threads": 1,
+        }  # fmt: skip
+        return Comparison(**(settings | changes))
+
+    return make
+
+
+def test_a_folder_that_cannot_be_made_is_one_message_before_any_training(given: Given, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    given = Comparison(
-        teacher=str(tiny_teacher),
-        task="text-classification",
-        data=str(task_data),
-        out=str(tmp_path / "file" / "out"),
-        methods=("soft-labels",),
-        students=("layers=2,hidden=32,heads=4,ffn=32",),
-        threads=1,
-    )
     with pytest.raises(BadInput, match=r"--out .* cannot be made: .*file is not a folder"):
-        compare(given)
+        compare(given(out=str(tmp_path / "file" / "out")))
     assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_what_a_kill_left_of_a_page_under_way_is_no_other_thing(given: Given, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".report.html.4711.partial").write_text("<p>", encoding="utf-8")
+    with pytest.raises(BadInput, match="learns from plain text, and no --corpus was given"):
+        compare(given(methods=("minilm",)))

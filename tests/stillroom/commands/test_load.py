@@ -215,3 +215,21 @@ def test_load_needs_no_torch(texts: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "ok answers a second, of 200.0 queries a second" in done.stdout
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_any_load(run: Run, texts: Path, tmp_path: Path) -> None:
+    with serving(at_once) as server:
+        code, _, said = run(server.url, "--data", texts, "--rate", 50, "--queries", 1, "--out", texts / "out")
+        assert server.asked == []
+    assert code == 2
+    assert "texts.txt is not a folder" in said
+
+
+def test_what_a_kill_left_of_a_file_under_way_is_no_other_thing(run: Run, texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".load.json.4711.partial").write_text("{", encoding="utf-8")
+    with serving(at_once) as server:
+        code, _, said = run(server.url, "--data", texts, "--rate", 500, "--queries", 1, "--out", out)
+    assert code == 0, said
+    assert (out / "load.json").is_file()

@@ -267,6 +267,26 @@ def test_a_folder_that_holds_other_things_is_left_alone(refused: Refused, models
     assert "is there already and holds other things" in refused(models.fast, "--out", tmp_path / "mine" / "letter.txt")
 
 
+def test_a_folder_that_cannot_be_made_is_told_before_any_timing(
+    refused: Refused, models: Models, tmp_path: Path
+) -> None:
+    (tmp_path / "letter.txt").write_text("dear", encoding="utf-8")
+    said = refused(models.fast, "gone.bundle", "--out", tmp_path / "letter.txt" / "out", *QUICK)
+    assert "letter.txt is not a folder" in said
+    assert "gone.bundle" in said
+    assert "letter.txt is not a folder" in refused("--paper", "--out", tmp_path / "letter.txt" / "out")
+
+
+def test_what_a_kill_left_of_a_page_under_way_is_no_other_thing(
+    refused: Refused, models: Models, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".report.json.4711.partial").write_text("{", encoding="utf-8")
+    said = refused(models.fast, "gone.bundle", "--out", tmp_path / "out", *QUICK)
+    assert "gone.bundle" in said
+    assert "holds other things" not in said
+
+
 def test_a_folder_of_splits_without_test_is_bad_input(refused: Refused, models: Models, tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("fly\n", encoding="utf-8")
     assert "has no file test.*" in refused(models.fast, "--data", tmp_path, *QUICK)
