@@ -277,7 +277,7 @@ def _one(option: Option, value: Any) -> Any:
     if not right:
         raise ValueError(f"{option.flag} is {value!r}; give {_needed(option)}")
     if option.choices and value not in option.choices:
-        near = difflib.get_close_matches(str(value), [str(choice) for choice in option.choices], n=1)
+        near = difflib.get_close_matches(str(value), [str(choice) for choice in option.choices], n=1, cutoff=0.7)
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{option.flag} is {value!r}{meant}; give {_needed(option)}")
     if isinstance(value, int | float) and not isinstance(value, bool) and not _in_range(option, value):

@@ -15,7 +15,7 @@ class Limits:
     """What one server accepts at most."""
 
     body_bytes: int = setting(1_000_000, help="Bytes of one request's body.", at_least=1)
-    texts: int = setting(1024, help="Texts in one request.", at_least=1)
+    texts: int = setting(1024, help="Texts in one request.", at_least=1, flag="--request-texts")
     text_characters: int = setting(
         100_000, help="Code points of one text. What is longer than the model is read in windows.", at_least=1
     )
@@ -83,8 +83,10 @@ class ServeSettings:
     """The settings of one server. BadInput names every one that cannot be."""
 
     host: str = setting("127.0.0.1", help="Address to listen on.")
-    port: int = setting(8000, help="Port to listen on; 0 takes a free one.", at_least=0)
-    variant: str | None = setting(None, help="Precision to serve: fp32 or int8.", shown="the bundle's default")
+    port: int = setting(8000, help="Port to listen on; 0 takes a free one.", at_least=0, at_most=65_535)
+    variant: str | None = setting(
+        None, help="Exported file that answers.", choices=("fp32", "fp16", "int8"), shown="the bundle's default"
+    )
     threads: int | None = setting(None, help="Threads of one model call, in each process.", at_least=1, shown="1")
     processes: int | None = setting(
         None, help="Processes that compute for each model.", at_least=1, shown="as many as fit the cores"

@@ -82,14 +82,12 @@ def profile(models: Sequence[Path | str], **settings: Any) -> dict[str, Any]:
     Raises:
         BadInput: a model, the file or a setting cannot be used.
     """
-    from stillroom.commands.profile.run import profile_models, profile_paper
+    from stillroom.commands.profile.run import profile as profile_these
     from stillroom.settings.profile import Profiling
 
     chosen = make(Profiling, settings)
     out = Path(chosen.out) if chosen.out else None
-    if chosen.paper:
-        return dict(profile_paper(chosen, out=out))
-    return dict(profile_models([Path(model) for model in models], chosen, out=out, against=chosen.against))
+    return dict(profile_these([Path(model) for model in models], chosen, out=out))
 
 
 def load(url: str, data: Path | str, **settings: Any) -> dict[str, Any]:

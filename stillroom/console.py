@@ -1,6 +1,7 @@
 """What a person sees: stages and a bar with rate and time left go to stderr, results to stdout."""
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,8 +111,11 @@ def result(text: str) -> None:
 
 
 def libraries_speak() -> None:
-    """From now on what libraries log goes to stderr, too."""
+    """From now on what libraries log goes to stderr, too. To be called before they are imported."""
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    # These have levels of their own, which they read from the environment when they are imported.
+    for name in ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_VERBOSITY"):
+        os.environ.setdefault(name, "info")
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:

@@ -22,6 +22,9 @@ from serve.errors import GateMissed
 Scores = dict[str, dict[str, float]]
 """Value, low and high of each model's metric."""
 
+DOCUMENTED = ("gates", "scores", "variants", "claims", "warnings")
+"""What of the report every `--json` document about a bundle has too."""
+
 UNSCORED = "No scores were measured: the export was given no labelled texts."
 
 
@@ -119,6 +122,8 @@ class ModelReport:
             ],
             "claims": [*unscored, *self.claims, *self._confidence_lines()],
             "gates": self.gates,
+            "scores": scores,
+            "variants": self._variants(),
             "warnings": [*self.warnings, *self.missed, *variants.limits, *variants.notes],
             "agreement": {name: asdict(verdict) for name, verdict in verdicts.items()},
             "search": asdict(variants.search) if variants.search else None,
@@ -134,19 +139,20 @@ class ModelReport:
             "bundle": str(bundle) if bundle else None,
             "report": str(report),
             "metric": self.metric,
-            "gates": said["gates"],
-            "scores": self.scores,
-            "variants": {
-                variant: {
-                    "size_bytes": self.variants.file(variant).stat().st_size,
-                    "scheme": self.variants.schemes[variant],
-                    "runtime": self.variants.wanted.runs_in(variant),
-                    "share": self.variants.validation[run_name(variant, self.variants.wanted.runs_in(variant))].share,
-                }
-                for variant in self.packed
-            },
-            "claims": said["claims"],
-            "warnings": said["warnings"],
+            **{key: said[key] for key in DOCUMENTED},
+        }
+
+    def _variants(self) -> dict[str, dict[str, Any]]:
+        """What each file of the bundle is."""
+        variants = self.variants
+        return {
+            variant: {
+                "size_bytes": variants.file(variant).stat().st_size,
+                "scheme": variants.schemes[variant],
+                "runtime": variants.wanted.runs_in(variant),
+                "share": variants.validation[run_name(variant, variants.wanted.runs_in(variant))].share,
+            }
+            for variant in self.packed
         }
 
     def refusal(self, report: Path, advice: str = "") -> GateMissed:

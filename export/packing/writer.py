@@ -58,7 +58,7 @@ def pack(
     to a text, `relations` that they are about two marked parts of it, `pairs` that it comes with a second one. The
     folder is put together beside `out`, written through to the disk, and renamed: whoever looks at `out` sees no bundle,
     the old one, or the new one. Equal inputs give an
-    equal digest; the manifest has the hashes of all files, so a report that holds timings makes that differ. An older
+    equal digest, which leaves out the card and the reports. An older
     bundle at `out` is replaced. BadInput when anything else stands there, or when the checkpoint lacks a file.
     """
     refuse_foreign(out)

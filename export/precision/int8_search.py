@@ -9,7 +9,7 @@ distributions is not.
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -97,10 +97,6 @@ class Search:
     held: bool = False
     weight_bits: WeightBits = 7
     clipped: bool = False
-
-    def as_dict(self) -> dict[str, object]:
-        """Plain JSON types, for the report."""
-        return asdict(self)
 
 
 class Judged(NamedTuple):

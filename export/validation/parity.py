@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,10 +81,6 @@ class Parity:
     """Texts whose logits, alone and in random company, are not the same bits in the candidate."""
     company_largest: float
     passed: bool
-
-    def as_dict(self) -> dict[str, object]:
-        """Plain JSON types, for the manifest and the report."""
-        return asdict(self)
 
 
 def graph_parity(

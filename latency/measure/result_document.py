@@ -244,6 +244,15 @@ class RegressionRow(TypedDict):
     slower: bool
 
 
+class SpeedGate(TypedDict):
+    """A bar for the speed of a model against an earlier report, and what came of it."""
+
+    name: str
+    value: float
+    needed: float
+    passed: bool
+
+
 class ProfileDocument(TypedDict):
     """What `profile` returns, and what `report.json` keeps under "latency"."""
 
@@ -259,6 +268,8 @@ class ProfileDocument(TypedDict):
     paper: NotRequired[list[PaperRow]]
     given: NotRequired[list[GivenModel]]
     regression: NotRequired[list[RegressionRow]]
+    gates: NotRequired[list[SpeedGate]]  # one a row of `regression`
+    report: NotRequired[str]  # the page, where a folder for it was given
     command: NotRequired[str]  # how to take these figures again
     warnings: NotRequired[list[str]]
     left_out: NotRequired[list[str]]  # what is not installed for ways to run that were asked for, and how to get it

@@ -110,14 +110,16 @@ def serve(
     settings: ServeSettings | None = None,
     *,
     announce: Callable[[str], None] = print,
+    quiet: bool = False,
 ) -> None:
     """Serve `bundles` until SIGTERM or SIGINT; then finish the requests under way and return.
 
-    `announce` is told the server's URL once it takes connections. BadInput when the address cannot be listened on, the keys or
+    `announce` is told the server's URL once it takes connections. With `quiet` the log holds errors alone.
+    BadInput when the address cannot be listened on, the keys or
     the certificate cannot be used, and all that `create_app` raises.
     """
     settings = settings or ServeSettings()
-    with logging_to_stderr(settings.log_format, requests=settings.access_log):
+    with logging_to_stderr(settings.log_format, requests=settings.access_log, quiet=quiet):
         access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
         server = _server(bundles, settings, access, announce)
         with listening(settings.host, settings.port) as listener:

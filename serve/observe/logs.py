@@ -131,10 +131,10 @@ class PatientWriter(logging.Handler):
 
 
 @contextmanager
-def logging_to_stderr(log_format: Format | None, *, requests: bool) -> Iterator[None]:
-    """Within it, what the server and what it stands on say goes to stderr; `requests`: a line for each of them, too.
+def logging_to_stderr(log_format: Format | None, *, requests: bool, quiet: bool = False) -> Iterator[None]:
+    """Within it, what the server and its libraries log goes to stderr; `requests`: a line for each request, too.
 
-    `log_format` None is text for a terminal and JSON for anything else.
+    `log_format` None is text for a terminal and JSON for anything else. `quiet` leaves errors alone.
     """
     sys.stderr.flush()
     handler = PatientWriter(sys.stderr.fileno())
@@ -150,8 +150,8 @@ def logging_to_stderr(log_format: Format | None, *, requests: bool) -> Iterator[
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.propagate = False
-        logger.setLevel(level)
-    access_log.setLevel(logging.INFO if requests else logging.WARNING)
+        logger.setLevel(max(level, logging.ERROR) if quiet else level)
+    access_log.setLevel(logging.ERROR if quiet else logging.INFO if requests else logging.WARNING)
     try:
         yield
     finally:

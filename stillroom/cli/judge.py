@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from serve.errors import BadInput, GateMissed
+from serve.errors import GateMissed
 from stillroom.cli.options import Argument, Document, Verb
 from stillroom.console import result, say, table
 from stillroom.settings.evaluate import Evaluation
@@ -44,45 +44,37 @@ def profile(models: tuple[Path, ...], settings: Profiling) -> Document:
     MODELS are bundles, checkpoint folders and .onnx files; the first is compared with. Candidates take turns, each in a process
     of its own, until their ratios are known closely or the time is up.
     """
-    from stillroom.commands.profile.run import profile_models, profile_paper
+    from stillroom.commands.profile.run import profile as profile_these
 
     out = Path(settings.out) if settings.out else None
-    if settings.paper and (models or settings.against):
-        raise BadInput("--paper makes its own models; leave MODEL and --against out.")
     command = " ".join(["stillroom", *map(shlex.quote, sys.argv[1:])])
-    if settings.paper:
-        document = profile_paper(settings, out=out, command=command)
-    else:
-        document = profile_models(models, settings, out=out, against=settings.against, command=command)
-    if out:
-        say(f"Report  {out / 'report.html'}")
-    return dict(document)
+    return dict(profile_these(models, settings, out=out, command=command))
 
 
 def show_profile(document: Document) -> None:
     """The table of the report, what it answers, and what is slower than before."""
     from stillroom.commands.profile.papers_table import paper_markdown
+    from stillroom.commands.profile.speed_regression import regression_lines
     from stillroom.report.profile_page import answer_lines, profile_markdown
 
     paper = "paper" in document
     sys.stdout.write(paper_markdown(document["paper"]) if paper else profile_markdown(document))  # type: ignore[arg-type]
-    for line in [] if paper else answer_lines(document):  # type: ignore[arg-type]
+    lines = [] if paper else [*answer_lines(document), *regression_lines(document.get("regression", []))]  # type: ignore[arg-type]
+    for line in lines:
         result(line)
+    if "report" in document:
+        result(f"Report  {document['report']}")
 
 
 def gate_of_profile(document: Document) -> None:
-    """Says what is faster and slower than before; nothing else, when nothing is slower.
+    """Nothing, when no model is slower than before.
 
     Raises:
-        GateMissed: something is, beyond the intervals.
+        GateMissed: one is, beyond the interval.
     """
-    from stillroom.commands.profile.speed_regression import regression_lines
-
-    rows = document.get("regression", [])
-    for line in regression_lines(rows):
-        say(line)
-    if slower := [row for row in rows if row["slower"]]:
-        raise GateMissed(f"{len(slower)} of {len(rows)} comparisons are slower than before, beyond their intervals.")
+    gates = document.get("gates", [])
+    if missed := [gate for gate in gates if not gate["passed"]]:
+        raise GateMissed(f"{len(missed)} of {len(gates)} comparisons are slower than before, beyond their intervals.")
 
 
 def load(url: str, settings: Loading) -> Document:
@@ -130,7 +122,7 @@ VERBS = (
     Verb(
         evaluate,
         Evaluation,
-        arguments=(Argument("model", "Bundle, checkpoint folder or Hub name."),),
+        arguments=(Argument("model", "Bundle, checkpoint folder or Hub name.", type=click.Path()),),
         shown=show_evaluation,
         examples=("stillroom evaluate ner.bundle --data my-data/test.jsonl --variant int8",),
     ),
@@ -148,7 +140,7 @@ VERBS = (
         shown=show_profile,
         then=gate_of_profile,
         examples=(
-            "stillroom profile my_teacher ner.bundle --data my-data --out timings --budget-ms 5",
+            "stillroom profile my_teacher ner.bundle --data my-data \\\n      --out timings --budget-ms 5",
             "stillroom profile ner.bundle --against timings/report.json --out again",
             "stillroom profile --paper",
         ),
@@ -159,8 +151,8 @@ VERBS = (
         arguments=(Argument("url", "Where the server takes a text by POST, http or https."),),
         shown=show_load,
         examples=(
-            "stillroom load http://127.0.0.1:8000/v1/entities --data my-data/test.jsonl --rate 200",
-            "stillroom load http://127.0.0.1:8000/v1/entities --data my-data/test.jsonl --bound-ms 50",
+            "stillroom load http://127.0.0.1:8000/v1/entities \\\n      --data my-data/test.jsonl --rate 200",
+            "stillroom load http://127.0.0.1:8000/v1/entities \\\n      --data my-data/test.jsonl --bound-ms 50",
             "stillroom load https://example.com/classify --data texts.txt \\\n"
             '      --template \'{"input": ["TEXT"]}\' --header "X-Api-Key: K"',
         ),

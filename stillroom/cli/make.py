@@ -17,7 +17,7 @@ from stillroom.settings.export import Exporting
 def run(recipe: Path | None, dry_run: bool, settings: dict[str, Any]) -> Document:
     """From teacher to bundle: fine-tune, distil, export, check, time.
 
-    RECIPE is a TOML file of settings, named as the flags are; flags override it. The same command goes on where it was stopped.
+    RECIPE is a TOML file of settings by the names of the flags; flags override it. The same command goes on where it was stopped.
     """
     from stillroom.commands.run import pipeline
     from stillroom.inputs.recipe import read_recipe, resolve
@@ -178,15 +178,18 @@ VERBS = (
         Comparison,
         shown=show_comparison,
         examples=(
-            "stillroom compare --teacher my_teacher --task text-classification --data my-data \\\n"
-            "      --corpus text.txt --method minilmv2 --method soft-labels --out compared",
+            "stillroom compare --teacher my_teacher --task text-classification \\\n"
+            "      --data my-data --corpus text.txt --out compared \\\n"
+            "      --method minilmv2 --method soft-labels",
         ),
     ),
     Verb(
         export,
         Exporting,
         arguments=(
-            Argument("checkpoint", "A transformers folder with a head for a task.", type=click.Path(path_type=Path)),
+            Argument(
+                "checkpoint", "Transformers folder or Hub name with a head for a task.", type=click.Path(path_type=Path)
+            ),
         ),
         shown=show_export,
         examples=(

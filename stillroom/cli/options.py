@@ -180,7 +180,9 @@ def _common(has_result: bool) -> list[click.Option]:
     common = [
         click.Option(["--quiet", "-q"], is_flag=True, help="No progress and no messages on stderr, but errors."),
         click.Option(
-            ["--verbose", "-v"], is_flag=True, help="What libraries log too, and the traceback of a fault of ours."
+            ["--verbose", "-v"],
+            is_flag=True,
+            help="What transformers, datasets and other libraries log, too, and the traceback of a fault of ours.",
         ),
     ]
     if has_result:

@@ -7,7 +7,7 @@ import click
 
 from serve.settings import ServeSettings
 from stillroom.cli.options import Argument, Document, Verb
-from stillroom.console import say
+from stillroom.console import console, say
 from stillroom.settings.annotate import Annotation
 
 
@@ -15,7 +15,7 @@ def serve(bundles: tuple[Path, ...], settings: ServeSettings) -> None:
     """Answer over HTTP from bundles."""
     from serve.http.app import serve as serve_bundles
 
-    serve_bundles(list(bundles), settings)
+    serve_bundles(list(bundles), settings, quiet=console.quiet)
 
 
 def annotate(bundle: Path, settings: dict[str, Any]) -> Document:
@@ -54,7 +54,7 @@ VERBS = (
         shown=show_annotation,
         examples=(
             "stillroom annotate ner.bundle --input tickets.jsonl --output answers.jsonl",
-            "zcat texts.gz | stillroom annotate ner.bundle --input - --format txt --output - \\\n      --min-score 0.5",
+            "zcat texts.gz | stillroom annotate ner.bundle --input - --format txt \\\n      --output - --min-score 0.5",
         ),
     ),
 )

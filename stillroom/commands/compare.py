@@ -28,7 +28,8 @@ from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import TaskInputs, open_task, unseen
 from compress.evaluation.metrics import counts, gold_of, mean_score, score
 from compress.evaluation.predictions import predictions, row_logits
-from compress.methods.catalogue import LABELS, Stage, chain_of
+from compress.input_errors import Faults
+from compress.methods.catalogue import LABELS, METHODS, Stage, chain_of
 from compress.models.pretrained import load, open_model
 from compress.models.shapes import Shape, assistants_of
 from compress.settings import WHERE_DATA_IS, TaskSettings
@@ -111,30 +112,42 @@ def _checked(given: Comparison) -> dict[str, TaskInputs]:
         raise BadInput(
             f"--teacher {given.teacher} lies in {out / 'work'}, where this comparison writes. Copy it elsewhere."
         )
+    names = [partial(_check_name, method) for method in given.methods]
     inputs_of: dict[str, TaskInputs] = {}
+    faults = Faults()
     for student in given.students:
-        inputs_of[student] = inputs = open_task(
-            _settings(given, student),
-            out / "work",
-            notify=show,
-        )
+        inputs_of[student] = inputs = open_task(_settings(given, student), out / "work", more_checks=names, notify=show)
         for method in given.methods:
-            shapes, chain = _chain(method, inputs)
-            texts = {stage.text for stages in chain for stage in stages}
-            if "corpus" in texts and not inputs.corpus:
-                raise BadInput(f"--method has {method}, which learns from plain text, and no --corpus was given.")
-            if "source" in texts and not given.source_data:
-                raise BadInput(
-                    f"--method has {method}, which learns another task first, and no --source-data was given: "
-                    "a folder of that task's examples (and --source-task, where it is of another kind)."
-                )
-            if len(shapes) > 1 and texts != {"corpus"}:
-                raise BadInput(
-                    f"--method has {method}: assistants are for methods that learn from plain text alone, such as minilm."
-                )
+            faults.check(partial(_check_method, method, inputs, given))
+    faults.raise_if_any()
     for warning in next(iter(inputs_of.values())).warnings:
         say(f"warning: {warning}")
     return inputs_of
+
+
+def _check_name(method: str) -> None:
+    """BadInput for a method that is not in the catalogue."""
+    name = method.partition("@")[0]
+    if name not in METHODS:
+        again = " Give --method again for each." if "," in name else ""
+        raise BadInput(f"--method {name} is not known; give one of {', '.join(METHODS)}.{again}")
+
+
+def _check_method(method: str, inputs: TaskInputs, given: Comparison) -> None:
+    """BadInput where `method` cannot work with this teacher, this student and what was given."""
+    shapes, chain = _chain(method, inputs)
+    texts = {stage.text for stages in chain for stage in stages}
+    if "corpus" in texts and not inputs.corpus:
+        raise BadInput(f"--method has {method}, which learns from plain text, and no --corpus was given.")
+    if "source" in texts and not given.source_data:
+        raise BadInput(
+            f"--method has {method}, which learns another task first, and no --source-data was given: "
+            "a folder of that task's examples (and --source-task, where it is of another kind)."
+        )
+    if len(shapes) > 1 and texts != {"corpus"}:
+        raise BadInput(
+            f"--method has {method}: assistants are for methods that learn from plain text alone, such as minilm."
+        )
 
 
 def _settings(given: Comparison, student: str) -> TaskSettings:

@@ -53,7 +53,10 @@ def explain(bundle: Bundle) -> None:
     result(labels_line(manifest))
     try:
         choice = choose(bundle)
-        result(f"Here {choice.variant} answers, in {choice.runtime}. A call gets {why(read_cores())}.")
+        result(
+            f"Here {choice.variant} answers, in {choice.runtime}. A call alone gets {why(read_cores())}; "
+            "`serve` and `annotate` give it 1 in each process."
+        )
         for note in choice.notes:
             result(f"Note: {note}")
     except BundleError as fault:

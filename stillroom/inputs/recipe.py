@@ -10,7 +10,7 @@ from typing import Any
 from compress.settings import MACHINE, STUDENT, WHAT, TaskSettings
 from export.settings import GATE, KEPT_RIGHT
 from serve.errors import BadInput
-from serve.options import make, setting, unknown_setting
+from serve.options import make, options_of, setting
 from stillroom.settings.model_card import OfCard
 
 # What a reader looks for first in a recipe.
@@ -54,10 +54,10 @@ class Recipe(OfCard, TaskSettings):
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file.
+    """The settings in a TOML file, by their names in Python. A file may name them as the flags do, too.
 
     Raises:
-        BadInput: no such file, not TOML, a key that is not a setting, or a value of the wrong type.
+        BadInput: no such file, or not TOML.
     """
     if not path.is_file():
         raise BadInput(f"The recipe {path} is not a file. Give a TOML file of settings, or the settings as flags.")
@@ -65,10 +65,8 @@ def read_recipe(path: Path) -> dict[str, Any]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"The recipe {path} is not TOML: {error}.") from None
-    known = Recipe.__dataclass_fields__
-    if unknown := [unknown_setting(key, known) for key in found if key not in known]:
-        raise BadInput(f"The recipe {path}: {'; '.join(unknown)}.")
-    return found
+    names = {option.flag.removeprefix("--"): option.name for option in options_of(Recipe)}
+    return {names.get(key.replace("_", "-"), key): value for key, value in found.items()}
 
 
 def resolve(settings: dict[str, Any], flags: dict[str, Any]) -> Recipe:

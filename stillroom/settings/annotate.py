@@ -45,8 +45,10 @@ class Annotation:
         shown="as many as fit the cores",
         panel=MACHINE,
     )
-    threads: int | None = setting(None, help="Of one model call.", at_least=1, at_most=MOST, shown="1", panel=MACHINE)
-    text_column: str = setting("text", help="The field or column that holds the text.", panel=ROWS)
+    threads: int | None = setting(
+        None, help="Threads of one model call, in each process.", at_least=1, at_most=MOST, shown="1", panel=MACHINE
+    )
+    text_column: str = setting("text", help="The field or column that holds the text.", metavar="NAME", panel=ROWS)
 
     def __post_init__(self) -> None:
         check(self)

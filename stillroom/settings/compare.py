@@ -36,7 +36,9 @@ class Comparison(DataSet):
     task: str = setting(help="What the models answer.", choices=TASKS, panel=WHAT)
     data: str = setting(help=SPLITS, panel=WHAT)
     out: str = setting(
-        help="Folder for compare.json, report.html and table.md; trainings live in OUT/work.", panel=WHAT
+        metavar="FOLDER",
+        help="Folder for compare.json, report.html and table.md; trainings live in OUT/work.",
+        panel=WHAT,
     )
     methods: tuple[str, ...] = setting(
         help="A method (docs/methods.md); minilm@6x576 goes by way of an assistant of that shape.",
@@ -51,7 +53,7 @@ class Comparison(DataSet):
     seeds: int = setting(3, help="Trainings of each method and student.", at_least=1, at_most=1000, panel=WHAT)
     corpus: tuple[str, ...] = setting((), help=CORPUS, metavar="FILE", panel=DATA)
     source_data: str = setting(
-        "", help="Of the task from which a method transfers: a folder or name as --data.", panel=DATA
+        "", help="Data of the task from which a method transfers: a folder or name as --data.", panel=DATA
     )
     source_task: str = setting("", help="The task of --source-data.", choices=TASKS, shown="that of --task", panel=DATA)
     max_length: int = setting(
@@ -59,14 +61,17 @@ class Comparison(DataSet):
     )
     tokens: int = setting(128, help="Longest piece of the corpus, in tokens.", at_least=8, panel=DATA)
     distill_tokens: int = setting(
-        1_000_000, help="Of plain text, for methods that learn from it.", at_least=1,
+        1_000_000, help="Tokens of plain text, for methods that learn from it.", at_least=1,
         panel=STUDENT,
     )  # fmt: skip
     task_tokens: int = setting(
-        1_000_000, help="Of the task's text; methods without plain text get both here.", at_least=1, panel=STUDENT
+        1_000_000,
+        help="Tokens of the task's text; methods without plain text get both here.",
+        at_least=1,
+        panel=STUDENT,
     )
     teacher_epochs: int = setting(
-        5, help="Of fine-tuning the teacher, at most.", at_least=1, at_most=1_000_000, panel=TEACHER
+        5, help="Epochs of fine-tuning the teacher, at most.", at_least=1, at_most=1_000_000, panel=TEACHER
     )
     teacher_learning_rate: float = setting(
         1e-4, help="Peak learning rate of fine-tuning the teacher.", above=0, panel=TEACHER

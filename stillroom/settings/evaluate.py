@@ -12,11 +12,11 @@ class Evaluation(RowColumns):
     """On what a model is scored, and as which file of it."""
 
     data: str = setting(help="A file of labelled examples, or a folder of splits.")
-    split: Literal["train", "validation", "test"] = setting("test", help="Of a folder of splits.")
+    split: Literal["train", "validation", "test"] = setting("test", help="Which split of a folder is scored.")
     variant: str | None = setting(
-        None, help="Exported file of a bundle.", choices=("fp32", "fp16", "int8"), shown="the bundle's"
+        None, help="Exported file of a bundle that is scored.", choices=("fp32", "fp16", "int8"), shown="the bundle's"
     )
-    task: str | None = setting(None, help="Of a checkpoint.", choices=TASKS, shown="what its head tells")
+    task: str | None = setting(None, help="Task of a checkpoint.", choices=TASKS, shown="what its head tells")
     revision: str = setting("", help=REVISION, shown="its main branch")
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ class Exporting(OfCard, DataSet):
     latency_seconds: float = setting(
         20.0, help="Seconds for timing every variant and runtime; 0 leaves it out.", at_least=0, panel=MACHINE
     )
-    threads: int = setting(0, help="Of one model call.", at_least=0, shown=ALL_CORES, panel=MACHINE)
+    threads: int = setting(0, help="Threads of one model call.", at_least=0, shown=ALL_CORES, panel=MACHINE)
     graphs: VariantSettings = group(VariantSettings)
 
     def __post_init__(self) -> None:

@@ -20,25 +20,32 @@ class Profiling(RowColumns):
         "",
         help="Texts to time on, labelled ones for a metric; or a folder of splits, of which test is taken.",
         shown="a built-in sample",
+        metavar="FILE",
         panel=WHAT,
     )
     out: str = setting(
-        "", help="Folder for report.html, report.json and table.md; graphs stay in OUT.work.", panel=WHAT
+        "",
+        metavar="FOLDER",
+        help="Folder for report.html, report.json and table.md; graphs stay in OUT.work.",
+        panel=WHAT,
     )
     device: tuple[Device, ...] = setting(
         (), help="Where models run.", shown="cpu, and cuda where a runtime needs it", panel=WHAT
     )
     runtimes: tuple[Runtime, ...] = setting(
-        (), help="In what they run.", shown="what each model pins; torch and onnxruntime for checkpoints", panel=WHAT
+        (),
+        help="Runtimes that run the models.",
+        shown="what each model pins; torch and onnxruntime for checkpoints",
+        panel=WHAT,
     )
-    precisions: tuple[TorchPrecision, ...] = setting(("fp32",), help="Arithmetic of torch.", panel=WHAT)
-    threads: int = setting(0, help="Of one model call.", at_least=0, shown=ALL_CORES, panel=WHAT)
+    precisions: tuple[TorchPrecision, ...] = setting(("fp32",), help="Arithmetic of models in torch.", panel=WHAT)
+    threads: int = setting(0, help="Threads of one model call.", at_least=0, shown=ALL_CORES, panel=WHAT)
     seed: int = setting(0, help="Fixes which texts are timed, and every order.", at_least=0, panel=WHAT)
     batches: tuple[int, ...] = setting((1, 8), help="Texts a call.", at_least=1, panel=GRID)
     lengths: tuple[int, ...] = setting((16, 128), help="Tokens a text.", at_least=1, panel=GRID)
     seconds: float = setting(
         120.0,
-        help="Of timing; exports, loading, scoring and six turns of every model at least come on top.",
+        help="Seconds of timing; exports, loading, scoring and six turns of every model at least come on top.",
         above=0,
         panel=GRID,
     )
@@ -51,7 +58,9 @@ class Profiling(RowColumns):
         above=0,
         panel=QUESTIONS,
     )
-    percentile: Literal[50, 90, 95, 99] = setting(99, help="At which the budget holds.", panel=QUESTIONS)
+    percentile: Literal[50, 90, 95, 99] = setting(
+        99, help="Percentile of the latency that --budget-ms bounds.", metavar="N", panel=QUESTIONS
+    )
     bound_ms: float | None = setting(
         None, help="Finds the highest rate of arrivals whose p99 stays within these milliseconds.", above=0,
         panel=QUESTIONS,

@@ -240,6 +240,18 @@ def test_without_data_fp32_is_exported_and_nothing_is_said_to_be_scored(classifi
     assert face.Pipeline(tmp_path / "out")("please refund the lamp")["labels"][0]["label"] == "refund"
 
 
+def test_without_data_fp16_is_made_on_request_and_held_to_the_tolerance_that_is_given(
+    classifier: Path, tmp_path: Path
+) -> None:
+    face.export(classifier, tmp_path / "out", variants=("fp32", "fp16"), atol=1e-3, **FAST)
+    manifest = open_bundle(tmp_path / "out").manifest
+    assert list(manifest.variants) == ["fp32", "fp16"]
+    assert manifest.parity["fp16"]["passed"]  # type: ignore[index]
+    assert "0.001" in (tmp_path / "out" / "README.md").read_text()
+    with pytest.raises(GateMissed, match="--atol"):
+        face.export(classifier, tmp_path / "strict", atol=1e-12, **FAST)
+
+
 def test_without_data_int8_is_calibrated_on_unlabelled_texts_and_held_to_the_labels_of_float32(
     classifier: Path, task_data: Path, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from datetime import datetime
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_labelling_that_was_killed_goes_on_to_the_same_soft_labels(
     made: tuple[Path, dict[str, object], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, _, _ = made
-    inputs = prepare(resolve(read_recipe(out / "recipe.toml"), {}))
+    inputs = prepare(resolve(read_recipe(out / "recipe.toml"), {"out": str(out)}))
     teacher = inputs.workdir.root / "teacher"
     monkeypatch.setattr(task_stages, "SHARD_TEXTS", 50)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -118,6 +119,8 @@ def test_one_command_ends_with_a_bundle_that_answers(made: tuple[Path, dict[str,
         "speedup",
         "minutes",
     } <= document.keys()
+    assert set(document["variants"]) == {"fp32", "int8"}
+    assert document["scores"]["test"]["int8"]["value"] == document["int8"]
     assert document["metric"] == "entity_f1"
     assert document["teacher"] > 0.9
     assert document["int8"] > 0.9
@@ -133,6 +136,7 @@ def test_the_bundle_holds_what_it_says_and_its_card_nothing_of_this_machine(
     for name in ("README.md", "manifest.json", "config.json"):
         assert str(out.parent) not in (out / name).read_text(encoding="utf-8"), name
     manifest = open_bundle(out).manifest
+    assert tomllib.loads((out / "recipe.toml").read_text(encoding="utf-8"))["out"] == out.name
     assert {
         "README.md",
         "report.html",
@@ -233,6 +237,10 @@ def test_a_missed_gate_writes_the_report_and_no_bundle(
     )
     assert missed.returncode == 3, missed.stderr
     assert "int8 over teacher, validation is" in missed.stderr
+    told = json.loads(missed.stdout)
+    assert told["report"] == str(tmp_path / "tiny.work" / "report.html")
+    assert {gate["name"]: gate["passed"] for gate in told["gates"]}["int8 over teacher, validation"] is False
+    assert told["bundle"] is None
     assert not (tmp_path / "tiny").exists()
     assert "needed" in (tmp_path / "tiny.work" / "report.html").read_text(encoding="utf-8")
 
@@ -315,9 +323,9 @@ def test_its_recipe_killed_and_resumed_ends_with_the_same_weights(
     first.send_signal(signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL, "it had ended before it could be killed"
     assert checkpoint.is_file(), "nothing was left to resume from"
-    again = stillroom(*command, "--resume")
+    again = stillroom(*command)
     assert again.returncode == 0, again.stderr
-    assert "against torch teacher" in again.stderr
+    assert "against torch teacher" in again.stdout
     for name in ("model.safetensors", "onnx/model.onnx", "onnx/model_quantized.onnx"):
         assert sha256_file(tmp_path / "tiny" / name) == sha256_file(out / name), name
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")], "something half-written was left"

@@ -36,6 +36,8 @@ def test_profile_from_python_writes_its_report_and_runs_against_an_earlier_one(
     assert {row["name"] for row in document["regression"]} == {"fast ORT fp32"}
     with pytest.raises(BadInput, match="--sweep: --paper times random weights"):
         stillroom.profile([], paper=True, sweep=True)
+    with pytest.raises(BadInput, match="--paper makes its own models; leave MODEL and --against out"):
+        stillroom.profile(["a.bundle"], paper=True)
 
 
 def test_load_from_python_writes_its_report(tmp_path: Path) -> None:

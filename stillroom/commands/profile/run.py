@@ -45,6 +45,7 @@ from stillroom.commands.profile.speed_regression import (
     named_before,
     refuse_strangers,
     regressions,
+    speed_gates,
 )
 from stillroom.commands.profile.texts import CALIBRATION_TEXTS, TIMED_TEXTS, Given, given_texts
 from stillroom.console import bar, say
@@ -85,6 +86,21 @@ def grid_plan(settings: Profiling) -> Plan:
 NOT_OF_THE_PAPER = (
     "data", "batches", "budget_ms", "percentile", "bound_ms", "price_per_core_hour", "sweep", *(field.name for field in fields(RowColumns)),
 )  # fmt: skip
+
+
+def profile(
+    models: Sequence[Path], settings: Profiling, *, out: Path | None = None, command: str = ""
+) -> ProfileDocument:
+    """What `stillroom profile` does: `profile_paper` where the settings ask for the papers' table, otherwise `profile_models`.
+
+    Raises:
+        BadInput: as those two; models or an earlier report stand beside `paper`, which makes its own models.
+    """
+    if not settings.paper:
+        return profile_models(models, settings, out=out, against=settings.against, command=command)
+    if models or settings.against:
+        raise BadInput("--paper makes its own models; leave MODEL and --against out.")
+    return profile_paper(settings, out=out, command=command)
 
 
 def profile_models(
@@ -131,7 +147,7 @@ def profile_models(
             f"timing takes about {settings.seconds:g} s, and six turns of each of {len(candidates)} candidates at least; loading, "
             "scoring and the machine's peak come on top"
         )
-        known = _known(machine, left_out, command) | {"given": given_models(models)}
+        known = _known(machine, left_out, command, out) | {"given": given_models(models)}
         origins = dict(zip([each.name for each in candidates], [*now.models, *before.models], strict=True))
         return _profiled(candidates, origins, given, settings, cast(ProfileDocument, known), _keeper(out))
 
@@ -159,7 +175,7 @@ def profile_paper(settings: Profiling, *, out: Path | None = None, command: str 
             say(f"left out: {line}")
         candidates = [replace(candidate, reads=None) for candidate in found.candidates]
         _check_lengths(candidates, settings.lengths)
-        known = _known(machine, found.left_out, command)
+        known = _known(machine, found.left_out, command, out)
 
         def tell(so_far: ProfileDocument, *, ended: bool = False) -> ProfileDocument:
             document = cast(ProfileDocument, {**so_far, **known, "paper": paper_rows(so_far)})
@@ -244,13 +260,15 @@ def _work_folder(out: Path | None, stack: ExitStack) -> Path:
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
 
 
-def _known(machine: MachineFacts, left_out: list[str], command: str) -> dict[str, Any]:
+def _known(machine: MachineFacts, left_out: list[str], command: str, out: Path | None) -> dict[str, Any]:
     """What a document says whatever was measured."""
     known: dict[str, Any] = {"machine": machine}
     if left_out:
         known["left_out"] = left_out
     if command:
         known["command"] = command
+    if out:
+        known["report"] = str(out / "report.html")
     return known
 
 
@@ -347,6 +365,7 @@ def _document(
     _choose(document, settings)
     if any(name.endswith(BEFORE) for name in timed.models):
         document["regression"] = regressions(document)
+        document["gates"] = speed_gates(document["regression"])
     return document
 
 

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from latency.candidates.candidate import Candidate
-from latency.measure.result_document import CandidateRow, GivenModel, ModelRow, ProfileDocument, RegressionRow
+from latency.measure.result_document import (
+    CandidateRow,
+    GivenModel,
+    ModelRow,
+    ProfileDocument,
+    RegressionRow,
+    SpeedGate,
+)
 from latency.measure.statistics import process_ratio
 from serve.bundle.manifest import MANIFEST, sha256_file
 from serve.errors import BadInput
@@ -136,6 +143,19 @@ def _row(old: ModelRow, new: ModelRow, where: str, now: Sequence[Any], was: Sequ
         high=round(high, 4),
         slower=low > SLOWER,
     )
+
+
+def speed_gates(rows: Sequence[RegressionRow]) -> list[SpeedGate]:
+    """A bar for each comparison: the most that the speed of now may be of that of before, by the interval."""
+    return [
+        SpeedGate(
+            name=f"{row['name']}, {row['where']}: speed over that of before, upper end",
+            value=round(1 / row["low"], 4),
+            needed=round(1 / SLOWER, 4),
+            passed=not row["slower"],
+        )
+        for row in rows
+    ]
 
 
 def regression_lines(rows: Sequence[RegressionRow]) -> list[str]:

@@ -387,7 +387,8 @@ def write_bundle(
     full = report_of(inputs, folders, scores, model_report, latency["machine"], latency)
     write_report(inputs.workdir.root / REPORT, full)
     report = shareable(full, f"{inputs.workdir.root.name}/{REPORT}")
-    recipe = {"recipe.toml": write_recipe(inputs.recipe).encode()}
+    # Without the folders above the bundle: where it is written makes no other bundle of it.
+    recipe = {"recipe.toml": write_recipe(replace(inputs.recipe, out=out.name)).encode()}
     model_report.pack(out, folders["student"], report_files(report, minutes=minutes) | recipe)
 
 

@@ -16,7 +16,7 @@ from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
 from compress.engine.understood import understood, understood_lines
-from export.packing.builder import ModelReport
+from export.packing.builder import DOCUMENTED, ModelReport
 from export.packing.writer import clear_leftovers
 from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import ProfileDocument
@@ -299,7 +299,5 @@ def _result(out: Path) -> dict[str, Any]:
         "understood": report["understood"],
         "report": str(out / export_and_scores.REPORT),
         "report_with_texts": str(with_texts) if with_texts.is_file() else None,
-        "gates": report["gates"],
-        "claims": report["claims"],
-        "warnings": report["warnings"],
+        **{key: report[key] for key in DOCUMENTED},
     }

@@ -1,5 +1,6 @@
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -121,7 +122,7 @@ def test_the_product_that_breaks_int8_is_found_and_put_back(
     assert search.reached.share >= 0.9
     assert evaluator.judge(tmp_path / "int8.onnx").verdict == search.reached
     assert any(culprit in line for line in said)
-    assert json.loads(json.dumps(search.as_dict()))["repaired"][0]["product"] == culprit
+    assert json.loads(json.dumps(asdict(search)))["repaired"][0]["product"] == culprit
 
 
 def test_a_gate_that_nothing_keeps_is_not_held(bert: Exported, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,7 @@ def test_int8_whose_answers_depend_on_company_is_rejected(bert: Exported, texts:
 
 def test_the_result_is_plain_json(bert: Exported, bert_int8: Path, texts: list[str]) -> None:
     parity = variant_parity("int8", bert.checkpoint, bert.onnx_file, bert_int8, texts[:4], 8, threads=1)
-    assert json.loads(json.dumps(parity.as_dict()))["largest_at"].keys() == {"batch", "padded_tokens", "tokens", "row"}
+    assert json.loads(json.dumps(asdict(parity)))["largest_at"].keys() == {"batch", "padded_tokens", "tokens", "row"}
 
 
 def test_lengths_go_from_one_token_to_the_maximum(bert: Exported) -> None:

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from lookup_bundles import city_table, write_bundle
+from patience import PATIENCE_S
 from repository import ROOT
 from small_task import write_rows
 
@@ -33,6 +35,20 @@ def helped(*verb: str, columns: int = 80) -> str:
     return done.stdout
 
 
+def rows_of(text: str) -> dict[str, str]:
+    """What stands beside each flag of a help text, without its line breaks."""
+    found: dict[str, str] = {}
+    flag = ""
+    for line in text.split("Examples:", maxsplit=1)[0].splitlines():
+        if begun := re.match(r"  (--\S+)", line):
+            flag = begun[1].replace("--[no-]", "--")
+        elif not line.startswith("   "):
+            flag = ""
+        if flag:
+            found[flag] = f"{found.get(flag, '')} {line.strip()}".strip()
+    return found
+
+
 def completed(*words: str) -> list[str]:
     """What a shell is told to complete the last of `words` with."""
     env = os.environ | {
@@ -47,14 +63,21 @@ def completed(*words: str) -> list[str]:
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_every_choice_and_default_whole_in_80_columns(verb: str) -> None:
     text = helped(verb)
-    shown = text.split("Examples:", maxsplit=1)[0]
-    assert max(map(len, shown.splitlines())) <= 80
-    words = re.split(r"[\s,.\[\]]+", shown)
+    assert max(map(len, text.splitlines())) <= 80
+    rows = rows_of(text)
     for option in options_of(VERBS[verb].kind) if VERBS[verb].kind else ():
-        assert option.flag in shown or f"--[no-]{option.flag[2:]}" in shown
-        missing = [choice for choice in option.choices if str(choice) not in words]
+        row = rows[option.flag]
+        missing = [choice for choice in option.choices if str(choice) not in re.split(r"[\s,.\[\]]+", row)]
         assert not missing, f"{option.flag}: {missing}"
-        assert option.kind is bool or " ".join(option.default_shown.split()) in " ".join(shown.split())
+        assert option.kind is bool or not option.default_shown or row.endswith(f"[{option.default_shown}]")
+
+
+def test_a_flag_takes_one_kind_of_value_in_every_verb() -> None:
+    kinds: dict[str, set[object]] = {}
+    for verb in VERBS.values():
+        for option in options_of(verb.kind) if verb.kind else ():
+            kinds.setdefault(option.flag, set()).add(str if option.kind is Path else option.kind)
+    assert {flag: found for flag, found in kinds.items() if len(found) > 1} == {}
 
 
 def test_the_first_help_lists_every_verb_under_its_group() -> None:
@@ -70,6 +93,7 @@ def test_shells_complete_verbs_flags_and_choices() -> None:
     assert completed("stillroom", "export", "x", "--variants", "fp32,f") == ["fp32,fp32", "fp32,fp16"]
     assert completed("stillroom", "distill", "--method", "minilmv") == ["minilmv2"]
     assert "6x384" in completed("stillroom", "run", "--student", "6")
+    assert completed("stillroom", "serve", "x", "--variant", "") == ["fp32", "fp16", "int8"]
 
 
 def test_a_shell_gets_its_completion_script() -> None:
@@ -92,6 +116,11 @@ def test_the_methods_of_help_are_those_that_there_are() -> None:
     from compress.models.initialise import STARTS as COPIED
 
     assert {*COPIED, "random"} == set(STARTS)
+
+
+def test_every_verb_but_serve_prints_one_json_document() -> None:
+    with_json = {name for name, verb in VERBS.items() if any("--json" in param.opts for param in verb.params)}
+    assert set(VERBS) - with_json == {"serve"}
 
 
 def test_a_missed_gate_is_one_document_and_exit_code_3(capfd: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +150,39 @@ def test_quiet_leaves_errors_and_results(tmp_path: Path) -> None:
     failed = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (failed.returncode, failed.stdout) == (2, "")
     assert "none is not a file" in failed.stderr
+
+
+def test_quiet_leaves_errors_alone_in_the_log_of_a_server(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "cities", city_table())
+    command = [sys.executable, "-m", "stillroom", "serve", str(bundle), "--port", "0", "--linger-s", "0"]
+
+    def logged(*flags: str) -> str:
+        """What a server logs that starts, answers and ends."""
+        with subprocess.Popen(
+            [*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        ) as process:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            try:
+                assert httpx.post(f"{url}/v1/entities", json={"text": "to rome"}, timeout=PATIENCE_S).status_code == 200
+            finally:
+                process.terminate()
+            return process.communicate(timeout=PATIENCE_S)[1]
+
+    assert "ready" in logged()
+    assert logged("-q") == ""
+
+
+def test_verbose_lets_libraries_speak() -> None:
+    code = "import sys\nfrom stillroom.console import libraries_speak\nif sys.argv[1:]: libraries_speak()\n"
+    code += "from transformers.utils import logging\nlogging.get_logger('transformers').info('read the weights')"
+    command = [sys.executable, "-c", code]
+    quiet = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "read the weights" not in quiet.stderr
+    assert (
+        "read the weights"
+        in subprocess.run([*command, "-v"], capture_output=True, text=True, check=True, cwd=ROOT).stderr
+    )
 
 
 def test_verbose_shows_the_traceback_of_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

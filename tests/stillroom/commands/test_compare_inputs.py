@@ -33,6 +33,20 @@ def test_a_folder_that_cannot_be_made_is_one_message_before_any_training(given: 
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
+def test_every_method_that_cannot_work_is_told_at_once(given: Given) -> None:
+    with pytest.raises(BadInput) as told:
+        compare(given(methods=("minilm,minilmv2", "nosuch"), teacher="no-such-folder/x"))
+    said = told.value.message
+    assert "--method minilm,minilmv2 is not known" in said
+    assert "Give --method again for each" in said
+    assert "--method nosuch is not known" in said
+    assert "no-such-folder/x" in said
+    with pytest.raises(BadInput) as told:
+        compare(given(methods=("minilm", "xtremedistil-transfer")))
+    assert "no --corpus was given" in told.value.message
+    assert "no --source-data was given" in told.value.message
+
+
 def test_what_a_kill_left_of_a_page_under_way_is_no_other_thing(given: Given, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".report.html.4711.partial").write_text("<p>", encoding="utf-8")

@@ -301,7 +301,7 @@ def test_slow_bodies_of_many_clients_do_not_grow_the_server(entities_bundle: Pat
 
 def test_answers_that_many_clients_leave_unread_do_not_grow_the_server(entities_bundle: Path) -> None:
     # All of it is accepted, however slow the machine.
-    accepting = ("--texts", 2000, "--queued-texts", 100_000, "--queue-s", 600)
+    accepting = ("--request-texts", 2000, "--queued-texts", 100_000, "--queue-s", 600)
     with serving(entities_bundle, "--unsent-bytes", 4 << 20, "--write-s", 600, *accepting) as server:
         body = json.dumps({"text": ["rome " * 30] * 1024}).encode()
         clients = []

@@ -41,7 +41,7 @@ def test_a_page_a_report_and_a_table_are_written_and_graphs_are_kept_beside(toge
     for name in TOGETHER:
         assert name in page
         assert name in table
-    assert f"Report {together.out / 'report.html'}" in together.said
+    assert together.document["report"] == str(together.out / "report.html")
     assert together.out.with_name("timings.work").is_dir()
 
 
@@ -131,7 +131,7 @@ def test_the_same_bundle_in_another_place_runs_beside_the_one_of_before(together
     ]
     for row, line in zip(found, regression_lines(found), strict=True):
         assert row["low"] <= row["ratio"] <= row["high"]
-        assert line in together.said
+        assert line.startswith(f"{row['name']}, {row['where']}: {row['ratio']:.3f} times as long as before")
     # Equal models come out equal but for what a busy machine does to one of them.
     assert together.code == (3 if any(row["slower"] for row in found) else 0)
 
@@ -142,6 +142,12 @@ def test_a_slower_model_ends_with_3_when_its_report_is_written(slower: Profiled)
     assert [(row["name"], row["before"]) for row in found] == [("slow ORT fp32", "fast ORT fp32 (before)")] * 2
     assert all(row["slower"] and row["low"] > 1.02 for row in found)
     assert "2 of 2 comparisons are slower than before" in slower.said
+    gates = slower.document["gates"]
+    assert [(gate["passed"], gate["needed"], gate["value"] < gate["needed"]) for gate in gates] == [
+        (False, 0.9804, True)
+    ] * 2
+    assert all(line in " ".join(slower.printed.split()) for line in regression_lines(found))
+    assert slower.printed.endswith(f"Report  {slower.out / 'report.html'}\n")
     assert {path.name for path in slower.out.iterdir()} == {"report.html", "report.json", "table.md"}
 
 
