@@ -19,8 +19,17 @@ def save_with_lineage(model: Any, opened: Opened, folder: Path, details: dict[st
         model.to("cpu").save_pretrained(folder)
     save_tokenizer(opened, folder)
     versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
-    lineage = {"teacher": opened.public_name, "teacher_revision": opened.revision, "versions": versions} | details
+    lineage = {"teacher": opened.public_name, "teacher_revision": opened.revision, "base_model": base_model_of(opened)}
+    lineage |= {"versions": versions} | details
     (folder / LINEAGE).write_bytes(canonical_json(lineage))
+
+
+def base_model_of(opened: Opened) -> str | None:
+    """The model of the Hub that `opened` is or was made from, as far as its lineage says; None where it does not."""
+    try:
+        return opened.hub_name or read_lineage(opened.folder).get("base_model")
+    except BadInput:  # a damaged file costs the name and not what was trained
+        return None
 
 
 def read_lineage(folder: Path) -> dict[str, Any]:

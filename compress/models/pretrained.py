@@ -43,6 +43,11 @@ class Opened:
         return self.folder.resolve().name if Path(self.name).exists() else self.name
 
     @property
+    def hub_name(self) -> str | None:
+        """Its name on the Hub; None for a folder."""
+        return None if Path(self.name).exists() else self.name
+
+    @property
     def revision(self) -> str | None:
         """The commit of the Hub's model; None for a folder."""
         in_cache = self.folder.parent.name == "snapshots" and not Path(self.name).exists()

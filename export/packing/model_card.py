@@ -191,7 +191,6 @@ def _lineage(facts: CardFacts) -> list[str]:
 
 
 def _limits(facts: CardFacts) -> list[str]:
-    licensed = "teacher" if facts.distilled else "model"
     return [
         *facts.limits,
         *(
@@ -200,7 +199,7 @@ def _limits(facts: CardFacts) -> list[str]:
             else []
         ),
         *(["It learned from its teacher, mistakes and biases included."] if facts.distilled else []),
-        f"Licence of the {licensed}: {facts.license or 'not stated'}; of the data: {facts.data_license or 'not stated'}.",
+        f"Licence of the model: {facts.license or 'not stated'}; of the data: {facts.data_license or 'not stated'}.",
     ]
 
 

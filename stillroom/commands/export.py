@@ -15,7 +15,7 @@ from compress.data.splits import read_splits
 from compress.data.subset import subset
 from compress.data.texts import read_texts
 from compress.engine.data_checks import labels_for, warnings_of
-from compress.engine.lineage import LINEAGE, read_lineage
+from compress.engine.lineage import LINEAGE, base_model_of, read_lineage
 from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import usable_length
 from compress.evaluation.metrics import metric_name
@@ -270,7 +270,6 @@ def _facts(given: _Given, ready: _Ready) -> CardFacts:
     # What the checkpoint says of where it comes from; its curves stay with it.
     lineage = read_lineage(given.opened.folder) or {"checkpoint": given.opened.public_name}
     lineage = {key: value for key, value in lineage.items() if key not in ("loss", "validation")}
-    base = str(lineage.get("teacher", given.opened.public_name))  # a folder's name where it was one
     return CardFacts(
         given.name,
         given.task,
@@ -279,7 +278,7 @@ def _facts(given: _Given, ready: _Ready) -> CardFacts:
         license=settings.license or None,
         data_license=settings.data_license or None,
         language=settings.language or None,
-        base_model=base if "/" in base else None,
+        base_model=base_model_of(given.opened),
         dataset=settings.data if settings.data and not Path(settings.data).exists() else None,
         lineage=lineage | ({"vocabulary": ready.trimmed.as_dict()} if ready.trimmed else {}),
         multi_label=given.multi_label,

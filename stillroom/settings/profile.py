@@ -38,7 +38,9 @@ class Profiling(RowColumns):
         shown="what each model pins; torch and onnxruntime for checkpoints",
         panel=WHAT,
     )
-    precisions: tuple[TorchPrecision, ...] = setting(("fp32",), help="Arithmetic of models in torch.", panel=WHAT)
+    precisions: tuple[TorchPrecision, ...] = setting(
+        (), help="Arithmetic of models in torch.", shown="fp32; with --paper fp16 too on cuda", panel=WHAT
+    )
     threads: int = setting(0, help="Threads of one model call.", at_least=0, shown=ALL_CORES, panel=WHAT)
     seed: int = setting(0, help="Fixes which texts are timed, and every order.", at_least=0, panel=WHAT)
     batches: tuple[int, ...] = setting((1, 8), help="Texts a call.", at_least=1, panel=GRID)

@@ -239,7 +239,7 @@ def _line_of(place: Place, result: Result | None, job: _Job) -> bytes | None:
     code, message = "bad_row", row.fault or ""
     if isinstance(result, StillroomError):
         code, message = result.code, result.message
-        if result.fault == "ours":
+        if result.fault != "caller":
             tally.ours = tally.ours or f"{where}: {message}"
             tally.stopped = True
             return place.line

@@ -42,9 +42,15 @@ class Ways:
     devices: tuple[Device, ...] = ("cpu",)
     runtimes: tuple[Runtime, ...] = ()
     """None given: torch and onnxruntime for checkpoints, for bundles what they pin; on a GPU every way that torch has."""
-    precisions: tuple[TorchPrecision, ...] = ("fp32",)
-    """Of torch; graphs have those of their files."""
+    precisions: tuple[TorchPrecision, ...] = ()
+    """Of torch; graphs have those of their files. None given: fp32."""
     threads: int = 1
+    half_on_cuda: bool = False
+    """Where no precision is given: whether torch runs in fp16 too on a GPU."""
+
+    def precisions_on(self, device: Device) -> tuple[TorchPrecision, ...]:
+        """The arithmetic of torch there."""
+        return self.precisions or (("fp32", "fp16") if self.half_on_cuda and device == "cuda" else ("fp32",))
 
     def in_torch(self) -> list[Way]:
         """Where and how torch is to run a checkpoint."""
@@ -182,7 +188,7 @@ def _in_torch(folder: Path, reads: Reads | None, length: int | None, ways: Ways,
             _name(folder, runtime, precision, device), runtime, precision, folder, ways.threads, device, length, reads
         )
         for device, runtime in _here(ways.in_torch(), left_out)
-        for precision in ways.precisions
+        for precision in ways.precisions_on(device)
     ]
 
 

@@ -56,6 +56,8 @@ def make_models(folder: Path) -> list[Path]:
     from tokenizers.processors import TemplateProcessing
     from transformers import BertConfig, BertForSequenceClassification
 
+    from compress.models.pretrained import quiet
+
     words = [*SPECIAL, *(f"w{i}" for i in range(VOCABULARY - len(SPECIAL)))]
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106
     tokenizer.pre_tokenizer = WhitespaceSplit()
@@ -72,7 +74,8 @@ def make_models(folder: Path) -> list[Path]:
             num_labels=2,
         )
         place = folder / name
-        BertForSequenceClassification(config).save_pretrained(place)
+        with quiet():
+            BertForSequenceClassification(config).save_pretrained(place)
         tokenizer.save(str(place / "tokenizer.json"))
         (place / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
         made.append(place)

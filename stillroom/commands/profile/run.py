@@ -74,7 +74,7 @@ def ways_of(settings: Profiling) -> Ways:
         raise BadInput(f"--runtimes {', '.join(on_cuda)} runs on cuda alone, and --device is cpu; add cuda.")
     devices: tuple[Device, ...] = ("cpu", "cuda") if on_cuda else ("cpu",)
     threads = settings.threads or available_cores()
-    return Ways(settings.device or devices, settings.runtimes, settings.precisions, threads)
+    return Ways(settings.device or devices, settings.runtimes, settings.precisions, threads, settings.paper)
 
 
 def grid_plan(settings: Profiling) -> Plan:
@@ -210,12 +210,7 @@ def for_the_paper(settings: Profiling) -> Profiling:
             "or profile a model of your own."
         )
     devices = ways_of(settings).devices
-    precisions = settings.precisions
-    if precisions == usual.precisions and "cuda" in devices:
-        precisions = ("fp32", "fp16")
-    return replace(
-        settings, device=devices, batches=(1,), runtimes=settings.runtimes or runtimes(devices), precisions=precisions
-    )
+    return replace(settings, device=devices, batches=(1,), runtimes=settings.runtimes or runtimes(devices))
 
 
 class Found(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from compress.data.encoded import Encoded
 from compress.data.examples import Example, check_task
 from compress.engine.hardware import device_here
-from compress.engine.lineage import read_lineage
+from compress.engine.lineage import base_model_of, read_lineage
 from compress.engine.task_stages import load_stage
 from compress.engine.understood import understood
 from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, score
@@ -135,7 +135,7 @@ def model_report_of(
             data_license=recipe.data_license or None,
             language=recipe.language or None,
             dataset=None if Path(recipe.data).exists() else recipe.data,
-            base_model=None if Path(recipe.teacher).exists() else recipe.teacher,
+            base_model=base_model_of(inputs.opened),
             lineage=lineage_of(inputs, folders) | ({"run": run_fingerprint} if run_fingerprint else {}),
         ),
         inputs.metric,

@@ -115,6 +115,11 @@ def test_a_device_that_is_named_decides_nothing_where_it_is_the_one_taken_anyway
     assert count() == 1
 
 
+def test_a_seed_below_zero_is_refused(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--seed is -1; give a whole number from 0"):
+        compress.distill(str(tiny_teacher), [corpus], tmp_path / "out", student=SHAPE, seed=-1)
+
+
 def test_distill_trains_on_as_many_threads_as_it_is_told(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
     before = torch.get_num_threads()
     made = compress.distill(str(tiny_teacher), [corpus], tmp_path / "small", student=SHAPE, threads=1, epochs=0.1)

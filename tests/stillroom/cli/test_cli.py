@@ -229,6 +229,12 @@ def test_a_recipe_that_cannot_be_read(run: Run, tmp_path: Path, toml: str, messa
     assert message in said
 
 
+def test_a_flag_that_there_is_not_is_refused(run: Run, given: dict[str, str | Path]) -> None:
+    code, said = run("run", *(part for pair in given.items() for part in pair), "--resume")
+    assert (code, "No such option '--resume'" in said) == (2, True), said
+    assert not Path(given["--out"]).exists()
+
+
 def test_a_teacher_that_learned_nothing_stops_the_run(run: Run, given: dict[str, str | Path]) -> None:
     arguments = given | {"--teacher-epochs": "1", "--teacher-learning-rate": "1e-9"}
     code, said = run("run", *(part for pair in arguments.items() for part in pair))

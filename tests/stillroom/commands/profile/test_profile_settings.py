@@ -57,8 +57,11 @@ def test_the_papers_table_refuses_every_setting_that_it_would_ignore() -> None:
 
 def test_the_papers_table_honours_the_other_settings() -> None:
     usual = for_the_paper(Profiling())
-    assert (usual.batches, usual.precisions, usual.runtimes) == ((1,), ("fp32",), runtimes(["cpu"]))
-    assert for_the_paper(Profiling(device=("cpu", "cuda"))).precisions == ("fp32", "fp16")
+    assert (usual.batches, usual.runtimes) == ((1,), runtimes(["cpu"]))
+    on_both = ways_of(Profiling(paper=True, device=("cpu", "cuda")))
+    assert (on_both.precisions_on("cpu"), on_both.precisions_on("cuda")) == (("fp32",), ("fp32", "fp16"))
+    in_full = ways_of(Profiling(paper=True, device=("cuda",), precisions=("fp32",)))
+    assert in_full.precisions_on("cuda") == ("fp32",)
     asked = Profiling(precisions=("bf16",), batches=(1,), runtimes=("torch",), lengths=(64,), threads=1, seed=5)
     assert for_the_paper(asked) == Profiling(
         device=("cpu",), precisions=("bf16",), batches=(1,), runtimes=("torch",), lengths=(64,), threads=1, seed=5

@@ -172,7 +172,7 @@ def test_a_bundle_holds_no_text_of_the_data_and_says_where_the_texts_are_shown(
         spelled = [word for text in texts for word in (text, html.escape(text), json.dumps(text)[1:-1])]
         assert not [word for word in spelled if word in content], name
     assert '\nlicense: "mit"\nlanguage: "en"\n' in held["README.md"]
-    assert "Licence of the teacher: mit; of the data: CC0." in held["README.md"]
+    assert "Licence of the model: mit; of the data: CC0." in held["README.md"]
     said = f"Teacher and int8 student differ on {TEXTS} of {TEXTS} texts of test."
     elsewhere = "A bundle holds no texts of the data: out.work/report.html, where it was made, shows the first 40."
     assert f"{said} {elsewhere}" in held["report.html"]
