@@ -94,16 +94,21 @@ def compare(settings: Comparison) -> Document:
     layers. A stopped comparison goes on where it was; one with more methods adds theirs.
     """
     from stillroom.commands.compare import compare as compare_methods
+    from stillroom.report.pages import page_or
 
-    return compare_methods(settings) | {"report": str(Path(settings.out) / "report.html")}
+    document = compare_methods(settings)
+    return document | {"report": str(page_or(Path(settings.out) / "report.html", "table.md"))}
 
 
 def show_comparison(document: Document) -> None:
     """A row a method and student."""
-    from stillroom.report.comparison_page import HEADER, cells
+    from stillroom.report.comparison_page import compared
+    from stillroom.report.formats import written
 
     reached = document["teacher"]["value"]
-    table(f"{document['metric']} on test; the teacher reaches {reached:.4f}", list(HEADER), cells(document))
+    made = compared(document)
+    cells = [[written(cell) for cell in row] for row in made.rows]
+    table(f"{document['metric']} on test, with 95 % intervals; the teacher reaches {reached:.4f}", made.header, cells)
     result(f"Report  {document['report']}")
 
 
