@@ -7,7 +7,7 @@ from pathlib import Path
 
 from repository import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_what_reads_and_scores_needs_no_torch() -> None:
@@ -38,6 +38,8 @@ def test_every_command_in_the_docs_is_one() -> None:
     for page, block in fenced("sh"):
         for line in block.replace("\\\n", " ").splitlines():
             words = line.split("#")[0].split()
+            while words and re.match(r"[A-Z_]+=", words[0]):  # of the environment
+                words.pop(0)
             if words[:1] != ["stillroom"] or len(words) < 2:
                 continue
             seen += 1
@@ -49,6 +51,16 @@ def test_every_command_in_the_docs_is_one() -> None:
             unknown = {word.split("=")[0] for word in words if word.startswith("--")} - options
             assert not unknown, f"{page}: {line.strip()} has {unknown}"
     assert seen >= 4
+
+
+def test_every_script_in_the_docs_is_there() -> None:
+    named = {
+        (page, script)
+        for page, block in fenced("sh")
+        for script in re.findall(r"\bpython ((?:benchmarks|tests)/\S+\.py)", block)
+    }
+    assert named
+    assert not [(page, script) for page, script in named if not (ROOT / script).is_file()]
 
 
 def test_every_make_target_in_the_docs_is_one() -> None:
