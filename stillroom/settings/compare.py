@@ -39,7 +39,7 @@ class Comparison(DataSet):
         help="Folder for compare.json, report.html and table.md; trainings live in OUT/work.", panel=WHAT
     )
     methods: tuple[str, ...] = setting(
-        help="A method (docs/methods.md); minilm@6x576 goes by way of an assistant of that shape.",
+        help="A method (docs/reference/methods.md); minilm@6x576 goes by way of an assistant of that shape.",
         suggested=(*TEXT_METHODS, *TASK_METHODS),
         flag="--method",
         metavar="NAME",
