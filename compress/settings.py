@@ -11,7 +11,7 @@ from serve.bundle.manifest import Task
 from serve.options import check, setting
 
 TASKS: tuple[str, ...] = get_args(Task)
-# What a student learns from plain text alone, in the order of docs/methods.md; the last four are ablations.
+# What a student learns from plain text alone, in the order of docs/reference/methods.md; the last four are ablations.
 TextMethod = Literal[
     "minilmv2", "minilm", "directminilm", "hidden-states", "output-distribution", "tinybert-general", "distilbert", "mlm-kd", "mlm",
     "minilm-no-value-relation", "minilm-value-mse", "minilm-hidden-relation", "minilm-layer-to-layer",
@@ -179,7 +179,7 @@ class FineTuning(DataSet):
     unlabelled: tuple[str, ...] = setting((), help=UNLABELLED, metavar="FILE")
     schedule: str = setting(
         "",
-        help="Of a paper (docs/methods.md); flags override it.",
+        help="Of a paper (docs/reference/methods.md); flags override it.",
         choices=tuple(name for name, preset in PRESETS.items() if preset.use == "fine-tuning"),
     )
     epochs: float | None = setting(None, help="Over the labelled text, at most.", above=0, at_most=1_000_000, shown="5")
@@ -216,10 +216,10 @@ class Distillation(TextColumn):
     student: str = setting(
         "", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", shown="3x384, or that of the checkpoint in --start"
     )
-    method: TextMethod = setting("minilmv2", help="What is learned (docs/methods.md).")
+    method: TextMethod = setting("minilmv2", help="What is learned (docs/reference/methods.md).")
     schedule: str = setting(
         "",
-        help="Of a paper (docs/methods.md); flags override it.",
+        help="Of a paper (docs/reference/methods.md); flags override it.",
         choices=tuple(name for name, preset in PRESETS.items() if preset.use == "distillation"),
     )
     epochs: float | None = setting(

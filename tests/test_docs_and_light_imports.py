@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from repository import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -84,7 +85,7 @@ def test_the_data_in_the_docs_reads(tmp_path: Path) -> None:
     from compress.data.labelled_files import read_examples
     from compress.data.row_faults import BadRows
 
-    blocks = [(page, block) for page, block in fenced("json") if page == "data-formats.md"]
+    blocks = [(page, block) for page, block in fenced("json") if page == "your-data.md"]
     assert blocks
     for _, block in blocks:
         (tmp_path / "rows.jsonl").write_text(block, encoding="utf-8")
@@ -95,3 +96,11 @@ def test_the_data_in_the_docs_reads(tmp_path: Path) -> None:
             except BadRows:
                 continue
         assert read, block
+
+
+def test_the_data_that_the_docs_generate_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = (block for page, block in fenced("python") if page == "your-data.md")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "your-data.md", "exec"), {})  # noqa: S102  # the page's own code
+    made = sorted(file.name for file in (tmp_path / "support-messages").iterdir())
+    assert made == ["test.jsonl", "train.jsonl", "unlabelled.txt", "validation.jsonl"]

@@ -52,7 +52,7 @@ def show_run(document: Document) -> None:
 def distill(settings: Distillation) -> Document:
     """A student from a teacher and plain text.
 
-    No labels are needed. Every method of the papers is there (docs/methods.md)."""
+    No labels are needed. Every method of the papers is there (docs/reference/methods.md)."""
     from compress.engine.distill import distill_result, distill_student
     from stillroom.console import show
 
