@@ -1,5 +1,6 @@
 """What the docs say is true of the code, and what is imported stays light. Which folder may import which, `make check` holds."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -104,3 +105,42 @@ def test_the_data_that_the_docs_generate_is_there(tmp_path: Path, monkeypatch: p
     exec(compile(example, "your-data.md", "exec"), {})  # noqa: S102  # the page's own code
     made = sorted(file.name for file in (tmp_path / "support-messages").iterdir())
     assert made == ["test.jsonl", "train.jsonl", "unlabelled.txt", "validation.jsonl"]
+
+
+def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
+    import inspect
+
+    from compress.settings import Distillation, FineTuning
+    from serve.options import make
+    from stillroom import api
+    from stillroom.commands.evaluate import evaluate
+    from stillroom.inputs.recipe import Recipe
+    from stillroom.settings.evaluate import Evaluation
+    from stillroom.settings.export import Exporting
+    from stillroom.settings.load import Loading
+    from stillroom.settings.profile import Profiling
+
+    verbs = {
+        "run": (api.run, Recipe),
+        "distill": (api.distill, Distillation),
+        "finetune": (api.finetune, FineTuning),
+        "export": (api.export, Exporting),
+        "evaluate": (evaluate, Evaluation),
+        "profile": (api.profile, Profiling),
+        "load": (api.load, Loading),
+    }
+    seen = set()
+    for page, block in fenced("python"):
+        if "from stillroom import" not in block:
+            continue
+        for call in ast.walk(ast.parse(block)):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in verbs):
+                continue
+            function, kind = verbs[call.func.id]
+            seen.add(call.func.id)
+            given = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+            bound = inspect.signature(function).bind(*map(ast.literal_eval, call.args), **given).arguments
+            values = bound.pop("settings", {}) | bound
+            arguments = {"checkpoint", "model", "models", "url"} - kind.__dataclass_fields__.keys()  # no settings
+            assert make(kind, {name: values[name] for name in values.keys() - arguments}), page
+    assert seen >= {"run", "finetune", "export", "evaluate", "profile"}
