@@ -65,6 +65,31 @@ def test_every_script_in_the_docs_is_there() -> None:
     assert not [(page, script) for page, script in named if not (ROOT / script).is_file()]
 
 
+def test_every_link_to_a_file_of_the_project_leads_there() -> None:
+    pages = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    links = [
+        (page, target)
+        for page in pages
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(links) > 50
+    assert not [(page.name, target) for page, target in links if not (page.parent / target).exists()]
+
+
+def test_every_anchor_in_the_docs_is_a_heading() -> None:
+    wrong, seen = [], 0
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            other = page.parent / target if target else page
+            headings = re.findall(r"^#+ (.+)$", other.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            seen += 1
+            if anchor not in slugs:
+                wrong.append((page.name, target, anchor))
+    assert seen > 20
+    assert not wrong
+
+
 def test_every_make_target_in_the_docs_is_one() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = {m for _, block in fenced("sh") for m in re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)}

@@ -128,7 +128,7 @@ class InputFile:
             return
         called = "one called" if len(needed) == 1 else "those called"
         raise BadInput(
-            f"{self.name} has the columns {', '.join(names) or 'none'}; it needs {called} {' and '.join(needed)} "
+            f"{self.name} has {'the columns ' + ', '.join(names) if names else 'no columns'}; it needs {called} {' and '.join(needed)} "
             f"(--text-column names another than {wanted}), each name once, and none called {answer} (--field gives the answers "
             "another name)"
         )
