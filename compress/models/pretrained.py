@@ -70,10 +70,7 @@ class Opened:
 
     def head_for(self, task: Task) -> tuple[str, ...] | None:
         """The labels of the head it has for `task`, by index; None when it has no such head."""
-        architectures = self.config.architectures or []
-        if not any(str(name).endswith(HEADS[task]) for name in architectures):
-            return None
-        return tuple(self.config.id2label[index] for index in range(self.config.num_labels))
+        return _head_for(self.config, task)
 
 
 def open_model(
@@ -95,7 +92,7 @@ def open_model(
     folder = Path(name) if here else _download(name, role, wanted, revision)
     if not (folder / CONFIG).is_file():
         raise BadInput(f"{role} {name} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")
-    config = _config_in(folder, f"{role} {name}")
+    config = _config_in(folder, f"{role} {name}", any_family=False)
     family = family_of(config.model_type, f"{role} {name}")
     if getattr(config, "is_decoder", False):
         raise BadInput(f"{role} {name} is set up as a decoder (is_decoder is true); an encoder is needed.")
@@ -104,19 +101,35 @@ def open_model(
             f"{role} {name} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). "
             "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         )
-    opened = Opened(name, folder, config, family, role)
-    _check_weights(opened)
-    return opened
+    _check_weights(folder, config, f"{role} {name}")
+    return Opened(name, folder, config, family, role)
 
 
-def _config_in(folder: Path, named: str) -> Any:
+def check_checkpoint(folder: Path, named: str) -> None:
+    """Nothing, when the model in `folder`, of any family and with or without a tokenizer, can be loaded.
+
+    Raises:
+        BadInput: its configuration or its weights are damaged, or do not fit each other; the message calls it `named`.
+    """
+    _check_weights(folder, _config_in(folder, named, any_family=True), named)
+
+
+def _head_for(config: Any, task: Task) -> tuple[str, ...] | None:
+    """The labels of the head for `task` that `config` speaks of, by index; None when it speaks of none."""
+    if not any(str(name).endswith(HEADS[task]) for name in config.architectures or []):
+        return None
+    return tuple(config.id2label[index] for index in range(config.num_labels))
+
+
+def _config_in(folder: Path, named: str, *, any_family: bool) -> Any:
     """The configuration of the model in `folder`, which messages call `named`."""
     from transformers import AutoConfig
 
     try:
         said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         kind = said.get("model_type", "unknown")
-        family_of(str(kind), named)
+        if not any_family:
+            family_of(str(kind), named)
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         names = [config.id2label[index] for index in range(config.num_labels)]
         if not all(isinstance(label, str) for label in names):
@@ -129,12 +142,11 @@ def _config_in(folder: Path, named: str) -> Any:
     return config
 
 
-def _check_weights(opened: Opened) -> None:
+def _check_weights(folder: Path, config: Any, named: str) -> None:
     """Nothing, when the folder's weights are whole and are those that its configuration speaks of; none of them is read."""
     from safetensors import SafetensorError, safe_open
 
-    named = f"{opened.role} {opened.name}"
-    for file in _weight_files(opened.folder, named):
+    for file in _weight_files(folder, named):
         try:
             with safe_open(file, "pt"):
                 pass
@@ -142,13 +154,14 @@ def _check_weights(opened: Opened) -> None:
             raise BadInput(f"{named}: its {file.name} is damaged ({in_one_line(error)}). {MEND}") from None
     try:
         with quiet():
-            _, found = _class_of(opened).from_pretrained(
-                opened.folder, local_files_only=True, use_safetensors=True, device_map="meta", dtype=torch.float32,
+            _, found = _class_of(config).from_pretrained(
+                folder, local_files_only=True, use_safetensors=True, device_map="meta", dtype=torch.float32,
                 output_loading_info=True, ignore_mismatched_sizes=True,
             )  # fmt: skip
     except Exception as error:
         raise BadInput(f"{named}: no model can be made as its {CONFIG} says ({in_one_line(error)}). {MEND}") from None
-    missing = sorted(key for key in found["missing_keys"] if opened.has_head or not key.startswith("pooler."))
+    has_head = any(_head_for(config, task) for task in get_args(Task))
+    missing = sorted(key for key in found["missing_keys"] if has_head or not key.startswith("pooler."))
     if missing:
         raise BadInput(f"{named}: its weights lack {_first_of(missing)}, of which its {CONFIG} speaks. {MEND}")
     other = sorted(
@@ -176,13 +189,13 @@ def _weight_files(folder: Path, named: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _class_of(opened: Opened) -> Any:
+def _class_of(config: Any) -> Any:
     """The class of the model as it was saved: with its head, where it has one for a task."""
     from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-    if opened.head_for("token-classification"):
+    if _head_for(config, "token-classification"):
         return AutoModelForTokenClassification
-    return AutoModelForSequenceClassification if opened.head_for("text-classification") else AutoModel
+    return AutoModelForSequenceClassification if _head_for(config, "text-classification") else AutoModel
 
 
 def _first_of(things: Sequence[str]) -> str:

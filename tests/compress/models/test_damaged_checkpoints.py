@@ -16,6 +16,7 @@ from compress.models.pretrained import open_model, open_tokenizer
 from latency.candidates.candidate import Candidate
 from latency.candidates.torch_candidate import load_torch
 from serve.errors import BadInput
+from stillroom.commands.profile.models import task_of
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
@@ -165,6 +166,7 @@ def test_every_verb_that_opens_a_checkpoint_names_the_damaged_file_and_writes_no
         "finetune": lambda: stillroom.finetune(named, "text-classification", data, out),
         "distill": lambda: stillroom.distill(named, [corpus], out),
         "export": lambda: stillroom.export(named, out, data),
+        "profile": lambda: stillroom.profile([named], out=out, seconds=1),
         "run": lambda: stillroom.run(teacher=named, task="text-classification", data=data, out=out),
     }
     for verb, call in calls.items():
@@ -173,6 +175,46 @@ def test_every_verb_that_opens_a_checkpoint_names_the_damaged_file_and_writes_no
         assert sorted(tmp_path.rglob("*")) == before, verb
     with pytest.raises(BadInput, match=r"candidate 'mine': .*classifier cannot be opened \(SafetensorError"):
         load_torch(Candidate("mine", "torch", "fp32", checkpoint, 1))
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 437\n"
+PROFILED: dict[str, tuple[Callable[[Path], object], str]] = {
+    **{name: harm for name, harm in DAMAGE.items() if name not in ("no tokenizer", "a family that is no name")},
+    "empty weights": (lambda f: cut(f / "model.safetensors", 0), r"its model\.safetensors is damaged"),
+    "missing weights": (lambda f: (f / "model.safetensors").unlink(), r"has no \.safetensors weights"),
+    "a pointer of Git LFS": (
+        lambda f: (f / "model.safetensors").write_text(POINTER, encoding="utf-8"),
+        r"its model\.safetensors is damaged",
+    ),
+    "an architecture that is a number": (lambda f: config(f, architectures=3), r"its config\.json cannot be read"),
+    "a list without the name of an architecture": (
+        lambda f: config(f, architectures=[3]),
+        r"its config\.json cannot be read",
+    ),
+    "too few labels": (lambda f: config(f, id2label={"0": "praise", "1": "refund"}), r"its weights hold classifier"),
+}
+
+
+@pytest.mark.parametrize("damage", PROFILED)
+def test_a_damaged_checkpoint_is_not_profiled(damage: str, checkpoint: Path, tmp_path: Path) -> None:
+    harm, message = PROFILED[damage]
+    harm(checkpoint)
+    with pytest.raises(BadInput, match=message) as refused:
+        stillroom.profile([checkpoint], out=tmp_path / "out", seconds=1)
+    assert str(refused.value).startswith(str(checkpoint))
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["classifier"]
+
+
+@pytest.mark.parametrize(
+    "damage", ["a configuration that is a list", "labels as a list", "an architecture that is a number"]
+)
+def test_a_damaged_configuration_beside_a_graph_is_named(damage: str, checkpoint: Path) -> None:
+    harm, message = PROFILED[damage]
+    harm(checkpoint)
+    (checkpoint / "model.onnx").touch()
+    with pytest.raises(BadInput, match=message):
+        task_of(checkpoint / "model.onnx")
 
 
 def test_a_checkpoint_is_evaluated_by_the_tokenizer_that_training_reads(
