@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from compress.data.examples import Task
 from compress.data.hub import download_model, may_be_on_hub
 from compress.models.families import Family, encoder_of, family_of
-from serve.errors import BadInput
+from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import MULTI_LABEL
 from serve.text.tokenizer import load_tokenizer
@@ -23,6 +23,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.b
 HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MEND = "Copy the folder again, or save the model anew with save_pretrained."
+MEND_TOKENIZER = "Copy the folder again, or save the tokenizer anew with save_pretrained."
 LONGEST_TEXT = 512  # tokens; more than the papers' teachers were trained on helps nobody
 
 
@@ -109,9 +110,31 @@ def check_checkpoint(folder: Path, named: str) -> None:
     """Nothing, when the model in `folder`, of any family and with or without a tokenizer, can be loaded.
 
     Raises:
-        BadInput: its configuration or its weights are damaged, or do not fit each other; the message calls it `named`.
+        BadInput: its configuration, its weights or its tokenizer.json are damaged, or do not fit each other; the message
+            calls it `named`.
     """
-    _check_weights(folder, _config_in(folder, named, any_family=True), named)
+    config = _config_in(folder, named, any_family=True)
+    _check_weights(folder, config, named)
+    if (folder / "tokenizer.json").is_file():
+        try:
+            tokenizer = load_tokenizer(folder, LONGEST_TEXT)
+        except BundleError as error:
+            raise BadInput(
+                f"{named}: its tokenizer cannot be opened from tokenizer.json ({in_one_line(error)}). {MEND_TOKENIZER}"
+            ) from None
+        _check_ids(tokenizer.get_vocab(), config, named)
+
+
+def _check_ids(vocabulary: Mapping[str, int], config: Any, named: str) -> None:
+    """Nothing, when the embedding that `config` speaks of has a row for every id of the tokenizer."""
+    rows, largest = config.vocab_size, max(vocabulary.values(), default=0)
+    if largest >= rows:
+        token = next(token for token, id in vocabulary.items() if id == largest)
+        raise BadInput(
+            f"{named}: its tokenizer has ids up to {largest} ({token!r}), and its embedding has {rows} rows. "
+            "Call model.resize_token_embeddings(len(tokenizer)) and train the new rows, or save the tokenizer that the model was "
+            "trained with."
+        )
 
 
 def _head_for(config: Any, task: Task) -> tuple[str, ...] | None:
@@ -225,7 +248,7 @@ def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
     """Write the fast tokenizer of `opened` into `folder` and return it as serving will use it.
 
     Raises:
-        BadInput: the tokenizer cannot be opened, or has no fast form.
+        BadInput: the tokenizer cannot be opened, has no fast form, or has ids that the embedding has no rows for.
     """
     tokenizer = _tokenizer_of(opened)
     # What was set for one use (padding to a fixed length, say) is no property of the vocabulary.
@@ -241,7 +264,7 @@ def with_markers(opened: Opened) -> Opened:
     """`opened` as it reads relations: the markers of head and tail that its vocabulary lacks are added when it is loaded.
 
     Raises:
-        BadInput: its tokenizer cannot be opened, or has no fast form.
+        BadInput: its tokenizer cannot be opened, has no fast form, or has ids that the embedding has no rows for.
     """
     known = _tokenizer_of(opened).get_vocab()
     return replace(opened, added=tuple(marker for marker in MARKERS if marker not in known))
@@ -258,13 +281,14 @@ def _tokenizer_of(opened: Opened) -> Any:
         there = ", ".join(name for name in TOKENIZER_FILES if (opened.folder / name).is_file())
         raise BadInput(
             f"{opened.role} {opened.name}: its tokenizer cannot be opened from {there} ({in_one_line(error)}). "
-            "Copy the folder again, or save the tokenizer anew with save_pretrained."
+            f"{MEND_TOKENIZER}"
         ) from None
     if not tokenizer.is_fast:
         raise BadInput(
             f"{opened.role} {opened.name} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
             "Save a fast one (a tokenizer.json) beside it."
         )
+    _check_ids(tokenizer.get_vocab(), opened.config, f"{opened.role} {opened.name}")
     # The blank before a marker is part of it, so that byte pairs before and after are those of the text without it.
     tokens = [AddedToken(token, lstrip=True, normalized=False, special=True) for token in opened.added]
     tokenizer.add_tokens(tokens, special_tokens=True)
@@ -275,7 +299,7 @@ def open_tokenizer(opened: Opened) -> Tokenizer:
     """The tokenizer of `opened` as a checkpoint of it will carry it.
 
     Raises:
-        BadInput: it cannot be opened, or has no fast form.
+        BadInput: it cannot be opened, has no fast form, or has ids that the embedding has no rows for.
     """
     with tempfile.TemporaryDirectory() as folder:
         return save_tokenizer(opened, Path(folder))
