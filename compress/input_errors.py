@@ -28,8 +28,9 @@ class Faults:
         Raises:
             BadInput: one message with all of the faults.
         """
-        if len(self.messages) == 1:
-            raise BadInput(self.messages[0])
-        if self.messages:
-            listed = "\n".join(f"{i}. {message}" for i, message in enumerate(self.messages, 1))
-            raise BadInput(f"{len(self.messages)} things stand in the way; nothing was done.\n{listed}")
+        messages = list(dict.fromkeys(self.messages))  # two checks may stumble over the same thing
+        if len(messages) == 1:
+            raise BadInput(messages[0])
+        if messages:
+            listed = "\n".join(f"{i}. {message}" for i, message in enumerate(messages, 1))
+            raise BadInput(f"{len(messages)} things stand in the way; nothing was done.\n{listed}")

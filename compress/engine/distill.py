@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from compress import distributed
 from compress.data.columns import columns_of
 from compress.data.corpus import tokenised
@@ -55,6 +57,7 @@ class _Given:
     """What was opened and checked."""
 
     opened: Opened
+    tokenizer: Tokenizer
     shapes: tuple[Shape, ...]  # of the assistants and the student
     stages: tuple[tuple[Stage, ...], ...]  # of each
     texts: TextFiles
@@ -94,7 +97,7 @@ def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     # Who is told of a training changes nothing about it, nor where the cache lies; the teacher's files say its revision.
     decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache), "revision": "", "text_column": ""}
     run_fingerprint = fingerprint("distill", *common, start, _chosen(settings) | decide)
-    workdir = Workdir(target.with_name(target.name + ".distil-work"))
+    workdir = Workdir(target.with_name(target.name + ".distill-work"))
     with workdir.locked():
         workdir.publish(_run(workdir, run_fingerprint, given, notify), target)
     return target
@@ -116,6 +119,7 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     if here:
         faults.check(lambda: check_precision(here.precision, device_here(here.device)))
     found = faults.check(lambda: open_model(teacher, revision=s.revision))
+    tokenizer = found and faults.check(partial(open_tokenizer, found))
     if s.student:
         faults.check(lambda: shape_of(s.student))
     if is_checkpoint(s.start):
@@ -124,6 +128,7 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
         faults.check(partial(stream_texts, path, columns_of(s)))
     faults.raise_if_any()
     assert found
+    assert tokenizer
     opened = found
     shape = _shape(s, opened)
     shapes = (*assistants_of(s.assistants, shape, opened.config), shape)
@@ -148,7 +153,7 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     if s.teacher_cache:
         _check_cache(s, opened, stages[0], out)
     texts = TextFiles(tuple(corpus), columns_of(s))
-    return _Given(opened, shapes, stages, texts, texts_fingerprint(texts), s, messages)
+    return _Given(opened, tokenizer, shapes, stages, texts, texts_fingerprint(texts), s, messages)
 
 
 def _check_settings(s: Distillation) -> None:
@@ -226,8 +231,7 @@ def _in_lineage(settings: Distillation) -> dict[str, Any]:
 
 def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) -> Path:
     """The folder of the finished student."""
-    s, opened = given.settings, given.opened
-    tokenizer = open_tokenizer(opened)
+    s, opened, tokenizer = given.settings, given.opened, given.tokenizer
     preset = preset_of(s.schedule, "distillation") if s.schedule else None
     batch = s.batch or (preset.batch if preset else BATCH)
     readers = [opened, *([open_model(s.start)] if is_checkpoint(s.start) else [])]

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from compress.data.examples import Task
 from compress.data.hub import download_model, may_be_on_hub
 from compress.models.families import Family, encoder_of, family_of
-from serve.errors import BadInput
+from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import MULTI_LABEL
 from serve.text.tokenizer import load_tokenizer
@@ -23,6 +23,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.b
 HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MEND = "Copy the folder again, or save the model anew with save_pretrained."
+MEND_TOKENIZER = "Copy the folder again, or save the tokenizer anew with save_pretrained."
 LONGEST_TEXT = 512  # tokens; more than the papers' teachers were trained on helps nobody
 
 
@@ -70,10 +71,7 @@ class Opened:
 
     def head_for(self, task: Task) -> tuple[str, ...] | None:
         """The labels of the head it has for `task`, by index; None when it has no such head."""
-        architectures = self.config.architectures or []
-        if not any(str(name).endswith(HEADS[task]) for name in architectures):
-            return None
-        return tuple(self.config.id2label[index] for index in range(self.config.num_labels))
+        return _head_for(self.config, task)
 
 
 def open_model(
@@ -95,7 +93,7 @@ def open_model(
     folder = Path(name) if here else _download(name, role, wanted, revision)
     if not (folder / CONFIG).is_file():
         raise BadInput(f"{role} {name} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")
-    config = _config_in(folder, f"{role} {name}")
+    config = _config_in(folder, f"{role} {name}", any_family=False)
     family = family_of(config.model_type, f"{role} {name}")
     if getattr(config, "is_decoder", False):
         raise BadInput(f"{role} {name} is set up as a decoder (is_decoder is true); an encoder is needed.")
@@ -104,19 +102,57 @@ def open_model(
             f"{role} {name} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). "
             "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         )
-    opened = Opened(name, folder, config, family, role)
-    _check_weights(opened)
-    return opened
+    _check_weights(folder, config, f"{role} {name}")
+    return Opened(name, folder, config, family, role)
 
 
-def _config_in(folder: Path, named: str) -> Any:
+def check_checkpoint(folder: Path, named: str) -> None:
+    """Nothing, when the model in `folder`, of any family and with or without a tokenizer, can be loaded.
+
+    Raises:
+        BadInput: its configuration, its weights or its tokenizer.json are damaged, or do not fit each other; the message
+            calls it `named`.
+    """
+    config = _config_in(folder, named, any_family=True)
+    _check_weights(folder, config, named)
+    if (folder / "tokenizer.json").is_file():
+        try:
+            tokenizer = load_tokenizer(folder, LONGEST_TEXT)
+        except BundleError as error:
+            raise BadInput(
+                f"{named}: its tokenizer cannot be opened from tokenizer.json ({in_one_line(error)}). {MEND_TOKENIZER}"
+            ) from None
+        _check_ids(tokenizer.get_vocab(), config, named)
+
+
+def _check_ids(vocabulary: Mapping[str, int], config: Any, named: str) -> None:
+    """Nothing, when the embedding that `config` speaks of has a row for every id of the tokenizer."""
+    rows, largest = config.vocab_size, max(vocabulary.values(), default=0)
+    if largest >= rows:
+        token = next(token for token, id in vocabulary.items() if id == largest)
+        raise BadInput(
+            f"{named}: its tokenizer has ids up to {largest} ({token!r}), and its embedding has {rows} rows. "
+            "Call model.resize_token_embeddings(len(tokenizer)) and train the new rows, or save the tokenizer that the model was "
+            "trained with."
+        )
+
+
+def _head_for(config: Any, task: Task) -> tuple[str, ...] | None:
+    """The labels of the head for `task` that `config` speaks of, by index; None when it speaks of none."""
+    if not any(str(name).endswith(HEADS[task]) for name in config.architectures or []):
+        return None
+    return tuple(config.id2label[index] for index in range(config.num_labels))
+
+
+def _config_in(folder: Path, named: str, *, any_family: bool) -> Any:
     """The configuration of the model in `folder`, which messages call `named`."""
     from transformers import AutoConfig
 
     try:
         said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         kind = said.get("model_type", "unknown")
-        family_of(str(kind), named)
+        if not any_family:
+            family_of(str(kind), named)
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         names = [config.id2label[index] for index in range(config.num_labels)]
         if not all(isinstance(label, str) for label in names):
@@ -129,12 +165,11 @@ def _config_in(folder: Path, named: str) -> Any:
     return config
 
 
-def _check_weights(opened: Opened) -> None:
+def _check_weights(folder: Path, config: Any, named: str) -> None:
     """Nothing, when the folder's weights are whole and are those that its configuration speaks of; none of them is read."""
     from safetensors import SafetensorError, safe_open
 
-    named = f"{opened.role} {opened.name}"
-    for file in _weight_files(opened.folder, named):
+    for file in _weight_files(folder, named):
         try:
             with safe_open(file, "pt"):
                 pass
@@ -142,13 +177,14 @@ def _check_weights(opened: Opened) -> None:
             raise BadInput(f"{named}: its {file.name} is damaged ({in_one_line(error)}). {MEND}") from None
     try:
         with quiet():
-            _, found = _class_of(opened).from_pretrained(
-                opened.folder, local_files_only=True, use_safetensors=True, device_map="meta", dtype=torch.float32,
+            _, found = _class_of(config).from_pretrained(
+                folder, local_files_only=True, use_safetensors=True, device_map="meta", dtype=torch.float32,
                 output_loading_info=True, ignore_mismatched_sizes=True,
             )  # fmt: skip
     except Exception as error:
         raise BadInput(f"{named}: no model can be made as its {CONFIG} says ({in_one_line(error)}). {MEND}") from None
-    missing = sorted(key for key in found["missing_keys"] if opened.has_head or not key.startswith("pooler."))
+    has_head = any(_head_for(config, task) for task in get_args(Task))
+    missing = sorted(key for key in found["missing_keys"] if has_head or not key.startswith("pooler."))
     if missing:
         raise BadInput(f"{named}: its weights lack {_first_of(missing)}, of which its {CONFIG} speaks. {MEND}")
     other = sorted(
@@ -176,13 +212,13 @@ def _weight_files(folder: Path, named: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _class_of(opened: Opened) -> Any:
+def _class_of(config: Any) -> Any:
     """The class of the model as it was saved: with its head, where it has one for a task."""
     from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-    if opened.head_for("token-classification"):
+    if _head_for(config, "token-classification"):
         return AutoModelForTokenClassification
-    return AutoModelForSequenceClassification if opened.head_for("text-classification") else AutoModel
+    return AutoModelForSequenceClassification if _head_for(config, "text-classification") else AutoModel
 
 
 def _first_of(things: Sequence[str]) -> str:
@@ -212,7 +248,7 @@ def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
     """Write the fast tokenizer of `opened` into `folder` and return it as serving will use it.
 
     Raises:
-        BadInput: the tokenizer cannot be opened, or has no fast form.
+        BadInput: the tokenizer cannot be opened, has no fast form, or has ids that the embedding has no rows for.
     """
     tokenizer = _tokenizer_of(opened)
     # What was set for one use (padding to a fixed length, say) is no property of the vocabulary.
@@ -228,7 +264,7 @@ def with_markers(opened: Opened) -> Opened:
     """`opened` as it reads relations: the markers of head and tail that its vocabulary lacks are added when it is loaded.
 
     Raises:
-        BadInput: its tokenizer cannot be opened, or has no fast form.
+        BadInput: its tokenizer cannot be opened, has no fast form, or has ids that the embedding has no rows for.
     """
     known = _tokenizer_of(opened).get_vocab()
     return replace(opened, added=tuple(marker for marker in MARKERS if marker not in known))
@@ -245,13 +281,14 @@ def _tokenizer_of(opened: Opened) -> Any:
         there = ", ".join(name for name in TOKENIZER_FILES if (opened.folder / name).is_file())
         raise BadInput(
             f"{opened.role} {opened.name}: its tokenizer cannot be opened from {there} ({in_one_line(error)}). "
-            "Copy the folder again, or save the tokenizer anew with save_pretrained."
+            f"{MEND_TOKENIZER}"
         ) from None
     if not tokenizer.is_fast:
         raise BadInput(
             f"{opened.role} {opened.name} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
             "Save a fast one (a tokenizer.json) beside it."
         )
+    _check_ids(tokenizer.get_vocab(), opened.config, f"{opened.role} {opened.name}")
     # The blank before a marker is part of it, so that byte pairs before and after are those of the text without it.
     tokens = [AddedToken(token, lstrip=True, normalized=False, special=True) for token in opened.added]
     tokenizer.add_tokens(tokens, special_tokens=True)
@@ -262,7 +299,7 @@ def open_tokenizer(opened: Opened) -> Tokenizer:
     """The tokenizer of `opened` as a checkpoint of it will carry it.
 
     Raises:
-        BadInput: it cannot be opened, or has no fast form.
+        BadInput: it cannot be opened, has no fast form, or has ids that the embedding has no rows for.
     """
     with tempfile.TemporaryDirectory() as folder:
         return save_tokenizer(opened, Path(folder))

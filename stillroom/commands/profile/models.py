@@ -101,11 +101,15 @@ def check_model(model: Path) -> None:
     """Nothing, when `model` is one that can be profiled.
 
     Raises:
-        BadInput: it is not there, or something else.
+        BadInput: it is not there, or something else, or a checkpoint that is damaged.
     """
-    if (model.suffix == ".onnx" and model.is_file()) or any(
-        (model / name).is_file() for name in (MANIFEST, "config.json")
-    ):
+    if (model.suffix == ".onnx" and model.is_file()) or (model / MANIFEST).is_file():
+        return
+    if (model / "config.json").is_file():
+        from compress.models.pretrained import check_checkpoint
+
+        _reads(model)
+        check_checkpoint(model, str(model))
         return
     what = "is neither a bundle, nor a checkpoint's folder, nor an .onnx file" if model.exists() else "does not exist"
     raise BadInput(
@@ -216,15 +220,18 @@ def _reads(folder: Path) -> tuple[Reads | None, int]:
     """How the model in `folder` reads text and what its labels are, None without a head; and its longest text in tokens."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{folder}: its config.json cannot be read ({error}). Save the model again.") from None
-    limit = position_limit(SimpleNamespace(**{"model_type": "", "pad_token_id": 0, **config}))
-    length = min(LONGEST, limit or LONGEST)
-    heads = " ".join(config.get("architectures") or [])
-    labels = config.get("id2label") or UNNAMED  # transformers leaves these out when it saves
+        limit = position_limit(SimpleNamespace(**{"model_type": "", "pad_token_id": 0, **config}))
+        length = min(LONGEST, limit or LONGEST)
+        heads = " ".join(config.get("architectures") or [])
+        labels = config.get("id2label") or UNNAMED  # transformers leaves these out when it saves
+        names = tuple(labels[key] for key in sorted(labels, key=int))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInput(
+            f"{folder}: its config.json cannot be read ({type(error).__name__}: {error}). "
+            "Copy the folder again, or save the model anew with save_pretrained."
+        ) from None
     if not (folder / "tokenizer.json").is_file():
         return None, length
-    names = tuple(labels[key] for key in sorted(labels, key=int))
     multi_label = config.get("problem_type") == MULTI_LABEL
     if "ForTokenClassification" in heads:
         return Reads(folder, "token-classification", names), length

@@ -98,7 +98,7 @@ def test_a_device_that_is_named_decides_nothing_where_it_is_the_one_taken_anyway
             compress.distill(
                 str(tiny_teacher), [corpus], tmp_path / "small", student=SHAPE, device=device, progress=stop
             )
-        begun["distill"].append(stages(tmp_path / "small.distil-work"))
+        begun["distill"].append(stages(tmp_path / "small.distill-work"))
         with pytest.raises(KeyboardInterrupt):
             compress.finetune(
                 str(tiny_teacher),

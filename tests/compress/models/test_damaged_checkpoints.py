@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 import stillroom
 from compress.engine.lineage import read_lineage
@@ -16,6 +17,7 @@ from compress.models.pretrained import open_model, open_tokenizer
 from latency.candidates.candidate import Candidate
 from latency.candidates.torch_candidate import load_torch
 from serve.errors import BadInput
+from stillroom.commands.profile.models import task_of
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
@@ -159,20 +161,102 @@ def test_every_verb_that_opens_a_checkpoint_names_the_damaged_file_and_writes_no
     corpus.write_text("please refund the lamp\n", encoding="utf-8")
     cut(checkpoint / "model.safetensors", 20_000)
     before = sorted(tmp_path.rglob("*"))
-    named, out, data = str(checkpoint), tmp_path / "out", str(task_data)
-    calls: dict[str, Callable[[], object]] = {
-        "evaluate": lambda: stillroom.evaluate(named, task_data / "test.jsonl"),
-        "finetune": lambda: stillroom.finetune(named, "text-classification", data, out),
-        "distill": lambda: stillroom.distill(named, [corpus], out),
-        "export": lambda: stillroom.export(named, out, data),
-        "run": lambda: stillroom.run(teacher=named, task="text-classification", data=data, out=out),
-    }
-    for verb, call in calls.items():
+    for verb, call in verbs(str(checkpoint), task_data, corpus, tmp_path / "out").items():
         with pytest.raises(BadInput, match=r"its model\.safetensors is damaged"):
             call()
         assert sorted(tmp_path.rglob("*")) == before, verb
     with pytest.raises(BadInput, match=r"candidate 'mine': .*classifier cannot be opened \(SafetensorError"):
         load_torch(Candidate("mine", "torch", "fp32", checkpoint, 1))
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 437\n"
+PROFILED: dict[str, tuple[Callable[[Path], object], str]] = {
+    **{name: harm for name, harm in DAMAGE.items() if name not in ("no tokenizer", "a family that is no name")},
+    "empty weights": (lambda f: cut(f / "model.safetensors", 0), r"its model\.safetensors is damaged"),
+    "missing weights": (lambda f: (f / "model.safetensors").unlink(), r"has no \.safetensors weights"),
+    "a pointer of Git LFS": (
+        lambda f: (f / "model.safetensors").write_text(POINTER, encoding="utf-8"),
+        r"its model\.safetensors is damaged",
+    ),
+    "an architecture that is a number": (lambda f: config(f, architectures=3), r"its config\.json cannot be read"),
+    "a list without the name of an architecture": (
+        lambda f: config(f, architectures=[3]),
+        r"its config\.json cannot be read",
+    ),
+    "too few labels": (lambda f: config(f, id2label={"0": "praise", "1": "refund"}), r"its weights hold classifier"),
+}
+
+
+@pytest.mark.parametrize("damage", PROFILED)
+def test_a_damaged_checkpoint_is_not_profiled(damage: str, checkpoint: Path, tmp_path: Path) -> None:
+    harm, message = PROFILED[damage]
+    harm(checkpoint)
+    with pytest.raises(BadInput, match=message) as refused:
+        stillroom.profile([checkpoint], out=tmp_path / "out", seconds=1)
+    assert str(refused.value).startswith(str(checkpoint))
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["classifier"]
+
+
+@pytest.mark.parametrize(
+    "damage", ["a configuration that is a list", "labels as a list", "an architecture that is a number"]
+)
+def test_a_damaged_configuration_beside_a_graph_is_named(damage: str, checkpoint: Path) -> None:
+    harm, message = PROFILED[damage]
+    harm(checkpoint)
+    (checkpoint / "model.onnx").touch()
+    with pytest.raises(BadInput, match=message):
+        task_of(checkpoint / "model.onnx")
+
+
+def verbs(named: str, data: Path, corpus: Path, out: Path) -> dict[str, Callable[[], object]]:
+    """A call of every verb that opens the checkpoint `named`."""
+    splits = str(data)
+    return {
+        "evaluate": lambda: stillroom.evaluate(named, data / "test.jsonl"),
+        "finetune": lambda: stillroom.finetune(named, "text-classification", splits, out),
+        "distill": lambda: stillroom.distill(named, [corpus], out),
+        "export": lambda: stillroom.export(named, out, splits),
+        "profile": lambda: stillroom.profile([named], out=out, seconds=1),
+        "run": lambda: stillroom.run(teacher=named, task="text-classification", data=splits, out=out),
+    }
+
+
+def add_tokens(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens(["lampshade", "lampstand"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a tokenizer with more ids than rows": (
+        add_tokens,
+        r"its tokenizer has ids up to \d+ \('lampstand'\), and its embedding has \d+ rows",
+    ),
+    "a tokenizer cut": (lambda f: cut(f / "tokenizer.json", 50), r"its tokenizer cannot be opened"),
+    "a configuration of a tokenizer cut": (
+        lambda f: cut(f / "tokenizer_config.json", 20),
+        r"its tokenizer cannot be opened",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", REFUSED)
+@pytest.mark.parametrize("verb", ["evaluate", "finetune", "distill", "export", "profile", "run"])
+def test_what_cannot_be_read_by_a_checkpoint_is_refused_before_anything_is_written(
+    verb: str, damage: str, checkpoint: Path, task_data: Path, tmp_path: Path
+) -> None:
+    harm, message = REFUSED[damage]
+    if verb == "profile" and "configuration" in damage:
+        pytest.skip("profile reads tokenizer.json alone")
+    harm(checkpoint)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("please refund the lamp\n", encoding="utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(BadInput, match=message) as refused:
+        verbs(str(checkpoint), task_data, corpus, tmp_path / "out")[verb]()
+    assert "\n" not in str(refused.value)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_checkpoint_is_evaluated_by_the_tokenizer_that_training_reads(

@@ -226,8 +226,8 @@ def test_a_checkpoint_of_another_vocabulary_is_refused_with_the_first_tokens_tha
         words["kettle"], words["lamp"] = words["lamp"], words["kettle"]
         words["wagon"] = len(words)
 
-    folder = reworded(checkpoint(tmp_path / "small", tiny_teacher), swap)
     known = json.loads((tiny_teacher / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    folder = reworded(checkpoint(tmp_path / "small", tiny_teacher, vocab_size=len(known) + 1), swap)
     with pytest.raises(BadInput) as raised:
         student_from(str(folder), open_model(str(tiny_teacher)), seed=0)
     said = str(raised.value)
