@@ -117,7 +117,8 @@ class TaskSettings(DataSet):
         False, help="Fine-tune a new head though the teacher has one for other labels.", panel=TEACHER
     )
     teacher_epochs: int = setting(
-        5, help="Epochs of fine-tuning the teacher, at most; it stops when validation stops improving.", at_least=1, at_most=1_000_000,
+        5, help="Epochs of fine-tuning the teacher, at most; it stops when validation stops improving.",
+        at_least=1, at_most=1_000_000,
         panel=TEACHER,
     )  # fmt: skip
     teacher_patience: int = setting(
@@ -127,7 +128,8 @@ class TaskSettings(DataSet):
         1e-4, help="Peak learning rate of fine-tuning the teacher.", above=0, panel=TEACHER
     )
     student_epochs: int = setting(
-        10, help="Epochs over the labelled text, in steps: unlabelled and generated text adds variety, not time.", at_least=1, at_most=1_000_000,
+        10, help="Epochs over the labelled text, in steps: unlabelled and generated text adds variety, not time.",
+        at_least=1, at_most=1_000_000,
         panel=STUDENT,
     )  # fmt: skip
     student_learning_rate: float = setting(
