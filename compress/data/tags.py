@@ -101,6 +101,8 @@ def _wrong_together(tags: frozenset[str], name: str) -> str | None:
     found = sorted(tags - {OUTSIDE})
     for tag in found:
         label_of(tag, name)
+        if PREFIXED.match(tag) and tag[2:].lstrip() != tag[2:]:
+            return f"`{name}` holds {tag!r}, whose label begins with space; remove the space"
     if outside := {"o", "0"} & tags:
         return f"has the tag {min(outside)!r}; outside of entities it is O, the capital letter"
     prefixed = [tag for tag in found if PREFIXED.match(tag)]

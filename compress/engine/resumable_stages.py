@@ -62,12 +62,28 @@ class Workdir:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.seconds: dict[str, float] = {}
+        self._whole: set[str] = set()  # finished stages whose files were looked at
         # What the main process said of the stage that comes next: whether it is finished. It says none when it goes on alone.
         self.next_is_finished: bool | None = None
 
     def finished(self, name: str, fingerprint: str) -> bool:
-        """Whether stage `name` stands there, made from the inputs that `fingerprint` names."""
-        return _read_state(self.root / name).get("fingerprint") == fingerprint
+        """Whether stage `name` stands there, made from the inputs that `fingerprint` names.
+
+        Raises:
+            BadInput: it does, and its files are damaged.
+        """
+        done = self.root / name
+        if _read_state(done).get("fingerprint") != fingerprint:
+            return False
+        if distributed.main() and name not in self._whole:
+            if fault := _damage_in(done):
+                self.alone()  # the others wait for what comes next, and end
+                raise BadInput(
+                    f"What an earlier call left in {done} is damaged: {fault}. Remove the folder {done} and give the command again: "
+                    "this stage is made anew."
+                )
+            self._whole.add(name)
+        return True
 
     def stage(self, name: str, fingerprint: str, make: Callable[[Path], None]) -> Path:
         """The folder of stage `name`, made by `make(folder)` unless it is there already.
@@ -75,7 +91,7 @@ class Workdir:
         What a stage of other inputs left is removed; what an unfinished one of the same inputs left is handed to `make`.
 
         Raises:
-            BadInput: there is no room for what it writes.
+            BadInput: there is no room for what it writes, or what is there is damaged.
         """
         from compress.training.checkpoint import full_disk_reported
 
@@ -220,6 +236,32 @@ class Workdir:
                 raise BadInput(f"Another run is at work in {self.root}. Wait for it, or give another --out.")
             (self.root / OURS).touch()
             yield
+
+
+def _damage_in(folder: Path) -> str:
+    """What is wrong with the files of a finished stage; empty when nothing is."""
+    import numpy as np
+    from safetensors import SafetensorError, safe_open
+
+    from compress.models.pretrained import CONFIG, check_checkpoint
+
+    for file in sorted(folder.iterdir()):
+        try:
+            if file.suffix == ".json":
+                json.loads(file.read_bytes())
+            elif file.suffix == ".npy":
+                np.load(file, mmap_mode="r", allow_pickle=False)
+            elif file.suffix == ".safetensors":
+                with safe_open(file, "np"):
+                    pass
+        except (OSError, ValueError, EOFError, SafetensorError) as error:
+            return f"{file.name} cannot be read ({' '.join(str(error).split())})"
+    if (folder / CONFIG).is_file():
+        try:
+            check_checkpoint(folder, "its checkpoint")
+        except BadInput as error:
+            return error.message.partition(". ")[0]  # what to do about it is said once
+    return ""
 
 
 def _read_state(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,16 @@ from types import MappingProxyType
 
 from tokenizers import Tokenizer
 
-from serve.bundle.manifest import MANIFEST, ONNX_NAMES, SCHEMA_VERSION, Task, canonical_json, digest, sha256_file
+from serve.bundle.manifest import (
+    FINDER_FILE,
+    MANIFEST,
+    ONNX_NAMES,
+    SCHEMA_VERSION,
+    Task,
+    canonical_json,
+    digest,
+    sha256_file,
+)
 from serve.errors import BadInput
 
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -127,7 +136,8 @@ def refuse_foreign(out: Path) -> None:
     """BadInput when something stands at `out` that is not a bundle, so that nobody's files are replaced.
 
     An empty folder is nobody's. A bundle is a folder
-    whose manifest carries its own digest and that holds no file but the manifest's. One whose
+    whose manifest carries its own digest and that holds no file but the manifest's, and those that the Finder of
+    macOS leaves in a folder that it showed. One whose
     files were damaged still counts: replacing it is the remedy.
     """
     if not os.path.lexists(out):
@@ -144,7 +154,8 @@ def refuse_foreign(out: Path) -> None:
         files, own = set(), False
     if not own:
         raise BadInput(f"{out} exists and is not a bundle; only a bundle is replaced: {remedy}")
-    if strange := sorted(set(_files_in(out)) - files - {MANIFEST}):
+    there = {path for path in _files_in(out) if PurePosixPath(path).name != FINDER_FILE}
+    if strange := sorted(there - files - {MANIFEST}):
         raise BadInput(
             f"the bundle {out} also holds {', '.join(strange[:5])}, not its own; move them away, or {remedy}"
         )

@@ -37,8 +37,9 @@ PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x0
 
 # What downloads from the Hub leave beside the files that were asked for; nothing reads it.
 HUB_FILES = (".gitattributes", ".cache/huggingface/")
-# What other programs leave in a folder: git in its first one, the Finder of macOS in each. Nothing reads it either.
-GIT_FOLDER = ".git/"
+# What other programs leave in a folder: git in its first one (a file in a submodule or a worktree), the Finder of macOS in
+# each. Nothing reads it either.
+GIT = ".git"
 FINDER_FILE = ".DS_Store"
 CARD = "README.md"
 
@@ -276,7 +277,8 @@ def _file_faults(folder: Path, listed: dict[str, BundleFile]) -> Iterator[str]:
         if fault:
             yield f"{name} {fault}"
     for name in sorted(set(_names_in(folder)) - set(listed) - {MANIFEST}):
-        if not name.startswith((*HUB_FILES, GIT_FOLDER)) and PurePosixPath(name).name != FINDER_FILE:
+        pure = PurePosixPath(name)
+        if not name.startswith(HUB_FILES) and pure.parts[0] != GIT and pure.name != FINDER_FILE:
             yield f"{name} is not in the manifest"
 
 

@@ -12,7 +12,8 @@ from serve.errors import BundleError
 from serve.text.labels import entity_labels, kind_of
 from stillroom.console import result, table
 
-SHOWN_LABELS = 20  # of more, the number alone
+IN_ONE_LINE = 20  # labels; more are listed below their number
+COLUMNS = 100  # of the lines that list them
 
 
 def inspected(bundle: Path) -> dict[str, Any]:
@@ -27,11 +28,20 @@ def inspected(bundle: Path) -> dict[str, Any]:
 
 
 def labels_line(manifest: Manifest) -> str:
-    """The labels, each by its name where there are few; of tags the entities that they speak of."""
+    """The labels by their names, in lines of their own where they are many; of tags the entities that they speak of."""
     tags = manifest.task == "token-classification"
     labels = entity_labels(manifest.labels) if tags else manifest.labels
     count = f"{len(labels)} label{'s' * (len(labels) != 1)}"
-    return f"{count}: {', '.join(labels)}" if len(labels) <= SHOWN_LABELS else count
+    if len(labels) <= IN_ONE_LINE:
+        return f"{count}: {', '.join(labels)}"
+    lines = [""]
+    for i, label in enumerate(labels, 1):
+        shown = label if i == len(labels) else f"{label},"
+        if len(lines[-1]) + len(shown) + 1 > COLUMNS or not lines[-1]:
+            lines.append(f"  {shown}")  # a line never breaks inside a label
+        else:
+            lines[-1] += f" {shown}"
+    return f"{count}:" + "\n".join(lines)
 
 
 def _kind(manifest: Manifest) -> str:

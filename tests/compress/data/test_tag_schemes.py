@@ -44,6 +44,15 @@ def test_a_tag_without_a_prefix_is_a_fault_wherever_other_rows_have_one(tmp_path
     assert reason in said
 
 
+@pytest.mark.parametrize("tag", ["B- city", "I-\tcity", "U-\u00a0city"])
+def test_space_between_a_prefix_and_its_label_is_a_fault(tmp_path: Path, tag: str) -> None:
+    row = {"tokens": ["in", "Lisbon"], "tags": ["O", tag]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    assert faults(tmp_path / "train.jsonl") == [
+        (1, f"`tags` holds {tag!r}, whose label begins with space; remove the space")
+    ]
+
+
 def test_a_tag_without_a_prefix_is_found_in_whichever_split_it_stands(tmp_path: Path) -> None:
     for name, tag in (("train", "B-city"), ("validation", "B_city"), ("test", "B-city")):
         rows(tmp_path / f"{name}.jsonl", f"{tag} O", "O B-city")

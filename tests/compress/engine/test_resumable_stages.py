@@ -1,10 +1,15 @@
 import fcntl
 import json
+import shutil
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from compress.engine.fingerprints import fingerprint
 from compress.engine.resumable_stages import Workdir
@@ -125,6 +130,45 @@ def test_a_folder_of_another_kind_is_never_cleared(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is there already and is not ours"), Workdir(tmp_path).scratch():
         pass
     assert (tmp_path / "scratch" / "diary").exists()
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+STAGE_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "model.safetensors": cut,
+    "config.json": cut,
+    "logits.npy": cut,
+    "lineage.json": cut,
+    "maps.safetensors": cut,
+    "model.safetensors, which is gone": lambda file: file.with_name("model.safetensors").unlink(),
+}
+
+
+@pytest.mark.parametrize("damaged", STAGE_DAMAGE)
+def test_a_finished_stage_that_is_damaged_is_refused_with_the_folder_to_remove(
+    damaged: str, tiny_teacher: Path, tmp_path: Path
+) -> None:
+    def make(folder: Path) -> None:
+        shutil.copytree(tiny_teacher, folder, dirs_exist_ok=True)
+        np.save(folder / "logits.npy", np.zeros((40, 3), np.float32))
+        (folder / "lineage.json").write_text('{"role": "student"}')
+        save_file({"map": torch.zeros(8, 8)}, folder / "maps.safetensors")
+
+    done = Workdir(tmp_path).stage("student", "mark", make)
+    assert Workdir(tmp_path).stage("student", "mark", make) == done
+    STAGE_DAMAGE[damaged](done / damaged)
+    for ask in (lambda w: w.finished("student", "mark"), lambda w: w.stage("student", "mark", make)):
+        with pytest.raises(BadInput, match="is damaged: ") as refused:
+            ask(Workdir(tmp_path))
+        said = str(refused.value)
+        assert said.endswith(f"Remove the folder {done} and give the command again: this stage is made anew.")
+        assert "\n" not in said
+        assert "save_pretrained" not in said
+    assert not Workdir(tmp_path).finished("student", "another mark")
+    shutil.rmtree(done)
+    assert Workdir(tmp_path).stage("student", "mark", make) == done
 
 
 def test_a_recipe_comes_back_as_it_was_written(tmp_path: Path) -> None:

@@ -228,7 +228,13 @@ def add_tokens(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+def spoil(value: float) -> Callable[[Path], object]:
+    return lambda folder: weights(folder, lambda held: held[QUERY].view(-1)[7:9].fill_(value))
+
+
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a weight that is no number": (spoil(float("nan")), rf"its weight {QUERY} has 2 values that are not finite"),
+    "an infinite weight": (spoil(float("-inf")), rf"its weight {QUERY} has 2 values that are not finite"),
     "a tokenizer with more ids than rows": (
         add_tokens,
         r"its tokenizer has ids up to \d+ \('lampstand'\), and its embedding has \d+ rows",

@@ -213,6 +213,20 @@ def test_a_bundle_that_holds_somebodys_notes_is_not_replaced(packed: Packer, tmp
     assert (out / "notes.txt").exists()
 
 
+def test_what_a_mac_leaves_in_a_bundles_folders_does_not_keep_it_from_being_replaced(
+    packed: Packer, tmp_path: Path
+) -> None:
+    out = packed(tmp_path / "places")
+    for folder in (out, out / "onnx"):
+        (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    packed(out)
+    assert not (out / ".DS_Store").exists()
+    (out / ".git").mkdir()
+    (out / ".git" / "HEAD").touch()
+    with pytest.raises(BadInput, match=r"also holds \.git/HEAD"):
+        packed(out)
+
+
 def test_what_cannot_be_packed_is_named(packed: Packer, bert: Exported, tmp_path: Path) -> None:
     with pytest.raises(
         BadInput, match=r"lacks config\.json, tokenizer\.json, tokenizer_config\.json, model\.safetensors"

@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -355,6 +356,9 @@ def test_what_git_and_a_mac_leave_in_a_bundles_folder_is_let_be(entities_bundle:
     (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
     (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
     (folder / "onnx" / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    assert open_bundle(folder).manifest.name == "cities"
+    shutil.rmtree(folder / ".git")
+    (folder / ".git").write_text("gitdir: ../.git/modules/cities\n")  # of a submodule or a worktree
     assert open_bundle(folder).manifest.name == "cities"
     (folder / ".gitignore").write_text("*.log\n")
     (folder / "onnx" / ".git").mkdir()

@@ -83,15 +83,21 @@ def test_the_kind_of_labels_and_the_labels_are_told(tmp_path: Path, capsys: pyte
         assert ("1 label: city" if kind.startswith("entities") else "3 labels: ") in shown
 
 
-def test_of_many_labels_the_number_is_told(tmp_path: Path) -> None:
+def test_many_labels_are_listed_in_lines_that_break_between_them(tmp_path: Path) -> None:
     import numpy as np
 
-    for count in (20, 21):
-        labels = [f"label-{i}" for i in range(count)]
+    for count in (20, 21, 151):
+        labels = [f"label - {i}" for i in range(count)]
         table = np.zeros((intent_table().shape[0], count))
         folder = write_bundle(tmp_path / str(count), table, task="text-classification", labels=labels)
-        line = labels_line(open_bundle(folder).manifest)
-        assert line == (f"20 labels: {', '.join(labels)}" if count == 20 else "21 labels")
+        first, *lines = labels_line(open_bundle(folder).manifest).split("\n")
+        if count == 20:
+            assert (first, lines) == (f"20 labels: {', '.join(labels)}", [])
+            continue
+        assert first == f"{count} labels:"
+        assert " ".join(line.strip() for line in lines) == ", ".join(labels)
+        assert all(line.startswith("  label - ") and len(line) <= 100 for line in lines)
+        assert all(len(line) > 80 for line in lines[:-1])
 
 
 def test_a_bundle_that_was_changed_is_not_inspected(bundle: Path) -> None:
