@@ -165,6 +165,52 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(cities: Path, tm
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize(
+    "content", ["id;text\n1;a, b\n", "id\ttext\n1\ta, b\n", 'id, text\n1,"a, b"\n', "\n id ; text \n1;a, b\n"]
+)
+@pytest.mark.parametrize("name", ["in.csv", "in.tsv"])
+def test_a_table_is_read_by_the_separator_that_finds_its_columns(tmp_path: Path, content: str, name: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert read(tmp_path / name) == [({"id": "1", "text": "a, b"}, None)]
+
+
+def test_a_separator_that_finds_no_text_is_told_with_the_most_columns(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("id;content;x\n1;a;b\n")
+    with pytest.raises(BadInput, match="has the columns id, content, x; it needs one called text"):
+        read(tmp_path / "in.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "in.jsonl",
+            '{"body": "a"}\n' * 30,
+            "lines 1, 2, 3, 4, 5 and 25 more: has no field \"text\"; its fields are 'body'",
+        ),
+        ("in.json", '{"data": [{"text": "a"}]}', "line 1: has no field \"text\"; its fields are 'data'; give an array"),
+        ("in.json", json.dumps({"data": [{"text": "a"}] * 30}, indent=1), "one object a line\n"),
+    ],
+)
+def test_what_is_wrong_with_every_row_is_told_once_and_leaves_nothing_behind(
+    cities: Path, tmp_path: Path, name: str, content: str, said: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BadInput) as refused:
+        annotate(Annotation(cities, tmp_path / name, tmp_path / "out.jsonl"))
+    assert said in refused.value.message
+    assert len(refused.value.message.splitlines()) <= 4
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_an_empty_output_that_was_there_stays(cities: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    (tmp_path / "out.jsonl").touch()
+    with pytest.raises(BadInput, match="has no field"):
+        annotate(Annotation(cities, tmp_path / "in.jsonl", tmp_path / "out.jsonl"))
+    assert (tmp_path / "out.jsonl").exists()
+
+
 def test_a_row_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MOST_ROW_BYTES", 2000)
     text = "a" * 2001
