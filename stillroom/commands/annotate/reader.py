@@ -136,10 +136,11 @@ class InputFile:
         needed = self.columns.needed()
         if set(needed) <= set(names) and len(set(names)) == len(names) and answer not in names:
             return
+        pair = f", --text-pair-column than {self.columns.pair}" if self.columns.pair in needed else ""
         called = "one called" if len(needed) == 1 else "those called"
         raise BadInput(
             f"{self.name} has the columns {', '.join(names) or 'none'}; it needs {called} {' and '.join(needed)} "
-            f"(--text-column names another than {wanted}), each name once, and none called {answer} (--field gives the answers "
+            f"(--text-column names another than {wanted}{pair}), each name once, and none called {answer} (--field gives the answers "
             "another name)"
         )
 
@@ -257,6 +258,10 @@ def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[s
         )
     if found == "txt" and columns.text != "text":
         yield f"--text-column {columns.text}: txt has no columns; leave it out"
+    if found == "txt" and columns.pair != rows.PAIR:
+        yield f"--text-pair-column {columns.pair}: txt has no columns; leave it out"
+    if not columns.pair:
+        yield "--text-pair-column '' is no name; give that of a column of texts, or leave it out"
     if columns.text in ("", *columns.taken()):
         yield f"--text-column {columns.text!r} is not where a text stands; give the name of a column of texts"
     if columns.answer in ("", columns.text, *columns.taken()):

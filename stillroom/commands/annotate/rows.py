@@ -39,6 +39,8 @@ class Columns:
     """What stands where in a row."""
 
     text: str = "text"
+    pair: str = PAIR
+    """The second of two texts: under this usual name a row may have it, under another it must."""
     answer: str = "answer"
     """Where the answer is to stand: a row that has it is at fault."""
     relations: bool = False
@@ -48,11 +50,11 @@ class Columns:
 
     def needed(self) -> list[str]:
         """The names that a table must have."""
-        return [self.text, *([HEAD, TAIL] if self.relations else [])]
+        return [self.text, *([self.pair] if self.pair != PAIR else []), *([HEAD, TAIL] if self.relations else [])]
 
     def taken(self) -> list[str]:
         """The names that neither the text nor the answer may have."""
-        return [PAIR, *([HEAD, TAIL] if self.relations else [])]
+        return [self.pair, *([HEAD, TAIL] if self.relations else [])]
 
 
 def too_long() -> str:
@@ -77,10 +79,12 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
     """
     # Only these fields are decoded; the others travel as they were written.
     parts = [(HEAD, Part | None, None), (TAIL, Part | None, None)] if columns.relations else []
+    pair: Any = (PAIR, str | None, None) if columns.pair == PAIR else (PAIR, str | None)
     kind: Any = msgspec.defstruct(
         "Row",
-        [("text", str), (PAIR, str | None, None), ("taken", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET), *parts],
-        rename={"text": columns.text, "taken": columns.answer},
+        [("text", str), pair, ("taken", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET), *parts],
+        rename={"text": columns.text, PAIR: columns.pair, "taken": columns.answer},
+        kw_only=True,
     )
     decode: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
 
@@ -121,7 +125,7 @@ def table_row(line: int, header: list[str], cells: list[str], columns: Columns, 
         return faulty(line, "is not UTF-8", read)
     if len(encoded) > MOST_ROW_BYTES:
         return faulty(line, too_long(), read)
-    return InputRow(line, encoded[:-1], fields[columns.text], fields.get(PAIR) or None, None)
+    return InputRow(line, encoded[:-1], fields[columns.text], fields.get(columns.pair) or None, None)
 
 
 def text_row(line: int, read: bytes) -> InputRow:
@@ -146,9 +150,10 @@ def _json_fault(written: bytes, error: Exception, columns: Columns, hint: str) -
         return f"is not UTF-8 ({error.reason} at byte {error.start})"
     if isinstance(error, msgspec.ValidationError):
         said = str(error)
-        if f"required field `{columns.text}`" in said and " - at " not in said:
+        lacks = next((name for name in columns.needed() if f"required field `{name}`" in said), "")
+        if lacks and " - at " not in said:
             names = list(islice(msgspec.json.decode(written, type=dict[str, msgspec.Raw]), SHOWN_FIELDS))
-            return f'has no field "{columns.text}"; its fields are {", ".join(map(repr, names)) or "none"}{hint}'
+            return f'has no field "{lacks}"; its fields are {", ".join(map(repr, names)) or "none"}{hint}'
         return f'{said[0].lower()}{said[1:]}; give an object such as {{"{columns.text}": "..."}}'
     if HALF_A_PAIR.search(written):
         try:

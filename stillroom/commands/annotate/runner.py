@@ -21,7 +21,7 @@ from serve.workers.offline_pool import OfflinePool, Result
 from stillroom.commands.annotate.checks import checked
 from stillroom.commands.annotate.places import Place, answer_opening, error_line, places
 from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import NOT_JSON
+from stillroom.commands.annotate.rows import NOT_JSON, PAIR
 from stillroom.commands.annotate.writer import AnswerFile
 from stillroom.console import Bar, bar, say
 from stillroom.settings.annotate import Annotation
@@ -161,6 +161,8 @@ def _lineage(settings: Annotation, pool: OfflinePool) -> dict[str, Any]:
         "variant": pool.variant,
         "threads": pool.threads,
         "text_column": settings.text_column,
+        # Not where it has its usual name: outputs that were begun before it could have another go on.
+        **({} if settings.text_pair_column == PAIR else {"text_pair_column": settings.text_pair_column}),
         "field": settings.answer_field,
         **dataclasses.asdict(settings.options),
     }

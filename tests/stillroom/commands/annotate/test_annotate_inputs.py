@@ -131,6 +131,53 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch:
         read(file)
 
 
+@pytest.mark.parametrize("name", ["in.jsonl", "in.json", "in.csv", "in.parquet"])
+def test_the_second_text_may_stand_under_another_name(intents: Path, tmp_path: Path, name: str) -> None:
+    row = {"text": "where is it", "reply": "refund"}
+    if name == "in.parquet":
+        write_parquet(tmp_path / name, {key: [value] for key, value in row.items()})
+    elif name == "in.csv":
+        (tmp_path / name).write_text("text,reply\nwhere is it,refund\n")
+    else:
+        (tmp_path / name).write_text(json.dumps([row] if name == "in.json" else row))
+    job = Annotation(intents, tmp_path / name, tmp_path / "out.jsonl", text_pair_column="reply")
+    annotate(job)
+    usual = tmp_path / "usual.jsonl"
+    usual.write_text(json.dumps({"text": "where is it", "text_pair": "refund"}))
+    annotate(Annotation(intents, usual, tmp_path / "usual.out.jsonl"))
+    ((ours,), (theirs,)) = (lines(tmp_path / "out.jsonl"), lines(tmp_path / "usual.out.jsonl"))
+    assert ours == {**row, "answer": theirs["answer"]}
+    alone = replace(job, output=tmp_path / "alone.jsonl", text_pair_column="text_pair")
+    annotate(alone)
+    assert lines(alone.output)[0]["answer"] != ours["answer"]
+    with pytest.raises(BadInput, match='was begun with text_pair_column "reply", and now null'):
+        annotate(replace(job, text_pair_column="text_pair"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("in.jsonl", '{"text": "a"}', "has no field \"reply\"; its fields are 'text'"),
+        ("in.csv", "text\na\n", "has the columns text; it needs those called text and reply"),
+        ("in.txt", "a\n", "--text-pair-column reply: txt has no columns; leave it out"),
+    ],
+)
+def test_a_second_text_that_was_asked_for_must_be_there(
+    intents: Path, tmp_path: Path, name: str, content: str, said: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BadInput) as refused:
+        annotate(Annotation(intents, tmp_path / name, tmp_path / "out.jsonl", text_pair_column="reply"))
+    assert said in refused.value.message
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_one_column_is_not_both_texts(intents: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}')
+    with pytest.raises(BadInput, match="--text-column 'text' is not where a text stands"):
+        annotate(Annotation(intents, tmp_path / "in.jsonl", tmp_path / "out.jsonl", text_pair_column="text"))
+
+
 def test_what_is_called_parquet_and_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "in.parquet").write_text("text\na\n")
     with pytest.raises(BadInput, match="is not a parquet file"):
