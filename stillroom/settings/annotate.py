@@ -49,6 +49,9 @@ class Annotation:
         None, help="Threads of one model call, in each process.", at_least=1, at_most=MOST, shown="1", panel=MACHINE
     )
     text_column: str = setting("text", help="The field or column that holds the text.", metavar="NAME", panel=ROWS)
+    text_pair_column: str = setting(
+        "text_pair", help="The field or column that holds the second of two texts.", metavar="NAME", panel=ROWS
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -40,6 +40,7 @@ def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[Offline
         faults.messages += _option_faults(settings.options, pool)
     columns = Columns(
         settings.text_column,
+        settings.text_pair_column,
         settings.answer_field,
         relations=pool is not None and pool.manifest.relations,
         offsets=settings.options.offsets,

@@ -5,6 +5,7 @@ import csv
 import gzip
 import hashlib
 import io
+import itertools
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from compress.data.fields import MOST_CHARACTERS
+from compress.data.file_formats import SEPARATORS
 from serve.errors import BadInput
 from stillroom.commands.annotate import rows
 from stillroom.commands.annotate.rows import Columns, InputRow, faulty, json_row_reader, table_row, text_row, too_long
@@ -26,6 +28,7 @@ STDIN = Path("-")
 MOST_ARRAY_BYTES = 256 * 2**20
 PARQUET_ROWS = 1000  # that are made into Python objects at once
 BUFFER_BYTES = 1 << 20
+NO_ARRAY = "; give an array of objects, or one object a line"  # of a .json file that begins with something else
 BOM = b"\xef\xbb\xbf"
 INSTALL_PYARROW = "in a clone of stillroom, pip install '.[build]'"
 
@@ -83,6 +86,13 @@ class InputFile:
         """What to call the row at `line`."""
         return f"{self.name}, {self.unit} {line}"
 
+    def places(self, lines: Sequence[int], count: int) -> str:
+        """What to call `count` rows, of which those at `lines` come first."""
+        if count == 1:
+            return self.place(lines[0])
+        rest = f" and {count - len(lines):,} more" if count > len(lines) else ""
+        return f"{self.name}, {self.unit}s {', '.join(map(str, lines))}{rest}"
+
     def prepare(self) -> None:
         """Reads the header, or whatever stands before the first row; once."""
         if self._rows is None:
@@ -108,7 +118,7 @@ class InputFile:
             return _plain_rows(_lines(stream))
         if self.format == "json" and stream.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
             return self._array_rows(stream)
-        return _json_rows(_lines(stream), self.columns)
+        return _json_rows(_lines(stream), self.columns, NO_ARRAY if self.format == "json" else "")
 
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:
@@ -123,32 +133,48 @@ class InputFile:
     def _check_header(self, names: Sequence[str]) -> None:
         """BadInput, with the columns that are there, when they are not those that are needed."""
         wanted, answer = self.columns.text, self.columns.answer
-        needed = [wanted, *([rows.HEAD, rows.TAIL] if self.columns.relations else [])]
+        needed = self.columns.needed()
         if set(needed) <= set(names) and len(set(names)) == len(names) and answer not in names:
             return
+        pair = f", --text-pair-column than {self.columns.pair}" if self.columns.pair in needed else ""
         called = "one called" if len(needed) == 1 else "those called"
         raise BadInput(
             f"{self.name} has {'the columns ' + ', '.join(names) if names else 'no columns'}; it needs {called} {' and '.join(needed)} "
-            f"(--text-column names another than {wanted}), each name once, and none called {answer} (--field gives the answers "
+            f"(--text-column names another than {wanted}{pair}), each name once, and none called {answer} (--field gives the answers "
             "another name)"
         )
 
     def _table_rows(self, lines: Iterator[_Line]) -> Iterator[InputRow]:
         csv.field_size_limit(MOST_CHARACTERS)
         read: list[bytes] = []  # the lines of the row that is being read
-        table = csv.reader(_decoded(lines, self.name, read), delimiter="\t" if self.format == "tsv" else ",")
+        decoded = _decoded(lines, self.name, read)
         try:
-            header = next(table, [])
+            first = next((line for line in decoded if line.strip()), "")
+            table = csv.reader(itertools.chain([first] if first else [], decoded), delimiter=self._separator(first))
+            header = [name.strip() for name in next(table, [])]
         except csv.Error as error:
             raise BadInput(
                 f"the header of {self.name} is not {self.format.upper()} ({error}); is a quote left open?"
             ) from error
         self._check_header([name.encode("utf-8", "replace").decode() for name in header])
-        return self._rows_under(header, table, read)
+        # Blank lines before the header are no lines of the table.
+        return self._rows_under(header, table, read, len(read) - table.line_num)
 
-    def _rows_under(self, header: list[str], table: Any, read: list[bytes]) -> Iterator[InputRow]:
+    def _separator(self, first: str) -> str:
+        """Of the usual separators the first that finds all needed columns in the line `first`; if none does, that of the most."""
+        names = {
+            each: [name.strip() for name in next(csv.reader([first], delimiter=each), [])]
+            for each in SEPARATORS[f".{self.format}"]
+        }
+        needed = set(self.columns.needed())
+        return next(
+            (each for each, found in names.items() if needed <= set(found)),
+            max(names, key=lambda each: len(names[each])),
+        )
+
+    def _rows_under(self, header: list[str], table: Any, read: list[bytes], before: int) -> Iterator[InputRow]:
         while True:
-            line = table.line_num + 1
+            line = before + table.line_num + 1
             read.clear()
             try:
                 cells = next(table)
@@ -232,6 +258,10 @@ def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[s
         )
     if found == "txt" and columns.text != "text":
         yield f"--text-column {columns.text}: txt has no columns; leave it out"
+    if found == "txt" and columns.pair != rows.PAIR:
+        yield f"--text-pair-column {columns.pair}: txt has no columns; leave it out"
+    if not columns.pair:
+        yield "--text-pair-column '' is no name; give that of a column of texts, or leave it out"
     if columns.text in ("", *columns.taken()):
         yield f"--text-column {columns.text!r} is not where a text stands; give the name of a column of texts"
     if columns.answer in ("", columns.text, *columns.taken()):
@@ -269,8 +299,8 @@ def _plain_rows(lines: Iterator[_Line]) -> Iterator[InputRow]:
         yield text_row(line.number, line.read) if line.whole else faulty(line.number, too_long(), line.read)
 
 
-def _json_rows(lines: Iterator[_Line], columns: Columns) -> Iterator[InputRow]:
-    read = json_row_reader(columns)
+def _json_rows(lines: Iterator[_Line], columns: Columns, hint: str) -> Iterator[InputRow]:
+    read = json_row_reader(columns, hint)
     for line in lines:
         if not line.whole:
             yield faulty(line.number, too_long(), line.read)

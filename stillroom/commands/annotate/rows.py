@@ -17,6 +17,7 @@ from serve.text.relation_items import UNMARKED, Part, marked_text
 MOST_ROW_BYTES = 8 * MOST_CHARACTERS  # a file without line ends must not fill the memory
 SHOWN_FIELDS = 20
 HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+NOT_JSON = "is not JSON ("  # and why, which differs from row to row
 PAIR, HEAD, TAIL = "text_pair", "head", "tail"
 
 
@@ -38,6 +39,8 @@ class Columns:
     """What stands where in a row."""
 
     text: str = "text"
+    pair: str = PAIR
+    """The second of two texts: under this usual name a row may have it, under another it must."""
     answer: str = "answer"
     """Where the answer is to stand: a row that has it is at fault."""
     relations: bool = False
@@ -45,9 +48,13 @@ class Columns:
     offsets: OffsetUnit = "codepoints"
     """What `head` and `tail` count."""
 
+    def needed(self) -> list[str]:
+        """The names that a table must have."""
+        return [self.text, *([self.pair] if self.pair != PAIR else []), *([HEAD, TAIL] if self.relations else [])]
+
     def taken(self) -> list[str]:
         """The names that neither the text nor the answer may have."""
-        return [PAIR, *([HEAD, TAIL] if self.relations else [])]
+        return [self.pair, *([HEAD, TAIL] if self.relations else [])]
 
 
 def too_long() -> str:
@@ -65,14 +72,19 @@ def faulty(line: int, fault: str, read: bytes) -> InputRow:
     return InputRow(line, read, "", None, fault)
 
 
-def json_row_reader(columns: Columns) -> Callable[[int, bytes], InputRow]:
-    """The function from a line and its JSON, with no blanks round it, to its row."""
+def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], InputRow]:
+    """The function from a line and its JSON, with no blanks round it, to its row.
+
+    `hint` is said of rows that are no JSON or have no text.
+    """
     # Only these fields are decoded; the others travel as they were written.
     parts = [(HEAD, Part | None, None), (TAIL, Part | None, None)] if columns.relations else []
+    pair: Any = (PAIR, str | None, None) if columns.pair == PAIR else (PAIR, str | None)
     kind: Any = msgspec.defstruct(
         "Row",
-        [("text", str), (PAIR, str | None, None), ("taken", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET), *parts],
-        rename={"text": columns.text, "taken": columns.answer},
+        [("text", str), pair, ("taken", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET), *parts],
+        rename={"text": columns.text, PAIR: columns.pair, "taken": columns.answer},
+        kw_only=True,
     )
     decode: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
 
@@ -88,7 +100,7 @@ def json_row_reader(columns: Columns) -> Callable[[int, bytes], InputRow]:
         except BadInput as error:
             return faulty(line, error.message, written)
         except (ValueError, RecursionError) as error:
-            return faulty(line, _json_fault(written, error, columns), written)
+            return faulty(line, _json_fault(written, error, columns, hint), written)
         if row.taken is not msgspec.UNSET:
             fault = f"has a field {columns.answer!r} already; give the answer another name with --field NAME"
             return faulty(line, fault, written)
@@ -113,7 +125,7 @@ def table_row(line: int, header: list[str], cells: list[str], columns: Columns, 
         return faulty(line, "is not UTF-8", read)
     if len(encoded) > MOST_ROW_BYTES:
         return faulty(line, too_long(), read)
-    return InputRow(line, encoded[:-1], fields[columns.text], fields.get(PAIR) or None, None)
+    return InputRow(line, encoded[:-1], fields[columns.text], fields.get(columns.pair) or None, None)
 
 
 def text_row(line: int, read: bytes) -> InputRow:
@@ -133,14 +145,15 @@ def _marked(row: Any, unit: OffsetUnit) -> str:
     return marked_text(row.text, row.head, row.tail, unit=unit)
 
 
-def _json_fault(written: bytes, error: Exception, columns: Columns) -> str:
+def _json_fault(written: bytes, error: Exception, columns: Columns, hint: str) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"is not UTF-8 ({error.reason} at byte {error.start})"
     if isinstance(error, msgspec.ValidationError):
         said = str(error)
-        if f"required field `{columns.text}`" in said and " - at " not in said:
+        lacks = next((name for name in columns.needed() if f"required field `{name}`" in said), "")
+        if lacks and " - at " not in said:
             names = list(islice(msgspec.json.decode(written, type=dict[str, msgspec.Raw]), SHOWN_FIELDS))
-            return f'has no field "{columns.text}"; its fields are {", ".join(map(repr, names)) or "none"}'
+            return f'has no field "{lacks}"; its fields are {", ".join(map(repr, names)) or "none"}{hint}'
         return f'{said[0].lower()}{said[1:]}; give an object such as {{"{columns.text}": "..."}}'
     if HALF_A_PAIR.search(written):
         try:
@@ -149,4 +162,4 @@ def _json_fault(written: bytes, error: Exception, columns: Columns) -> str:
             pass
         else:
             return "has half a surrogate pair, which is no character; write whole characters"
-    return f"is not JSON ({error})"
+    return f"{NOT_JSON}{error}){hint}"

@@ -21,6 +21,7 @@ from serve.workers.offline_pool import OfflinePool, Result
 from stillroom.commands.annotate.checks import checked
 from stillroom.commands.annotate.places import Place, answer_opening, error_line, places
 from stillroom.commands.annotate.reader import InputFile
+from stillroom.commands.annotate.rows import NOT_JSON, PAIR
 from stillroom.commands.annotate.writer import AnswerFile
 from stillroom.console import Bar, bar, say
 from stillroom.settings.annotate import Annotation
@@ -30,8 +31,8 @@ WINDOW_ROWS = 4096
 WINDOW_BYTES = 8 * 2**20
 # Windows that are computed while the next is read and the one before is written.
 WINDOWS_AHEAD = 2
-# Bad rows that are told one by one; the output has all of them.
-SHOWN_FAULTS = 20
+# Faults that are told, and of rows with the same fault those that are named; the output has all of them.
+SHOWN_FAULTS, SHOWN_LINES = 20, 5
 # Rows between two looks at the clock while finished rows are compared.
 COMPARED_ROWS = 10_000
 
@@ -47,6 +48,22 @@ class _Window:
 
 
 @dataclass
+class _Alike:
+    """Rows with the same fault."""
+
+    fault: str
+    lines: list[int] = field(default_factory=list)
+    """Of the first few."""
+    count: int = 0
+
+    def add(self, line: int) -> None:
+        """Counts one more."""
+        self.count += 1
+        if len(self.lines) < SHOWN_LINES:
+            self.lines.append(line)
+
+
+@dataclass
 class _Tally:
     """What is written so far, and which rows were bad."""
 
@@ -56,21 +73,23 @@ class _Tally:
     """Of these, those that had an error."""
     rows: int = 0
     bad_rows: int = 0
-    faults: list[str] = field(default_factory=list)
+    faults: dict[str, _Alike] = field(default_factory=dict)
     ours: str | None = None
     """The first row that could not be answered by a fault of this program."""
     stopped: bool = False
 
-    def bad(self, place: str, fault: str) -> None:
-        """Counts a bad row."""
+    def bad(self, line: int, fault: str) -> None:
+        """Counts the bad row at `line`."""
         self.bad_rows += 1
-        if len(self.faults) < SHOWN_FAULTS:
-            self.faults.append(f"  {place}: {fault}")
+        kind = NOT_JSON if fault.startswith(NOT_JSON) else fault
+        if kind in self.faults or len(self.faults) < SHOWN_FAULTS:
+            self.faults.setdefault(kind, _Alike(fault)).add(line)
 
-    def as_lines(self) -> str:
-        """The bad rows, a line each."""
-        more = self.bad_rows - len(self.faults)
-        return "\n".join([*self.faults, *([f"  ... and {more:,} more"] if more else [])])
+    def as_lines(self, source: InputFile) -> str:
+        """The bad rows of `source`, a line for those with the same fault."""
+        told = [f"  {source.places(each.lines, each.count)}: {each.fault}" for each in self.faults.values()]
+        more = self.bad_rows - sum(each.count for each in self.faults.values())
+        return "\n".join([*told, *([f"  ... and {more:,} more"] if more else [])])
 
 
 @dataclass
@@ -116,7 +135,7 @@ def annotate(settings: Annotation) -> dict[str, Any]:
                     itertools.chain([first], found), kept_bytes, _Job(settings, source, output, pool, tally, shown)
                 )
                 seconds = time.monotonic() - began_s
-    _tell(tally, settings, output.name)
+        _tell(tally, settings, output.name, source)
     asked = tally.rows + tally.asked_again
     return {
         "input": source.name,
@@ -142,6 +161,8 @@ def _lineage(settings: Annotation, pool: OfflinePool) -> dict[str, Any]:
         "variant": pool.variant,
         "threads": pool.threads,
         "text_column": settings.text_column,
+        # Not where it has its usual name: outputs that were begun before it could have another go on.
+        **({} if settings.text_pair_column == PAIR else {"text_pair_column": settings.text_pair_column}),
         "field": settings.answer_field,
         **dataclasses.asdict(settings.options),
     }
@@ -180,7 +201,7 @@ def _windows(found: Iterable[Place], job: _Job) -> Iterator[_Window]:
         held.append(place)
         held_bytes += len(place.row.fields) + len(place.line or b"")
         if stops and place.asked and place.row.fault is not None:  # also those behind the first, to be told with it
-            job.tally.bad(job.source.place(place.row.line), place.row.fault)
+            job.tally.bad(place.row.line, place.row.fault)
         if len(held) >= WINDOW_ROWS or held_bytes >= WINDOW_BYTES:
             yield _window(held, job)
             if job.tally.bad_rows and stops and place.line is None:
@@ -244,18 +265,18 @@ def _line_of(place: Place, result: Result | None, job: _Job) -> bytes | None:
             tally.stopped = True
             return place.line
     if not (stops and row.fault):  # or it is counted already
-        tally.bad(where, message)
+        tally.bad(row.line, message)
     if stops:
         tally.stopped = True
         return place.line
     return error_line(row, code, message)
 
 
-def _tell(tally: _Tally, settings: Annotation, output: str) -> None:
+def _tell(tally: _Tally, settings: Annotation, output: str, source: InputFile) -> None:
     """Says which rows were bad. BadInput when that stopped the work, InternalError when a fault of this program did."""
     if tally.bad_rows and settings.bad_rows == "skip":
         bad = "1 bad row has" if tally.bad_rows == 1 else f"{tally.bad_rows:,} bad rows have"
-        say(f"{bad} an error in place of an answer:\n{tally.as_lines()}")
+        say(f"{bad} an error in place of an answer:\n{tally.as_lines(source)}")
     written = tally.rows_before + tally.rows
     there = f"{written:,} {'row is' if written == 1 else 'rows are'} in {output}"
     if tally.ours:
@@ -263,9 +284,14 @@ def _tell(tally: _Tally, settings: Annotation, output: str) -> None:
             f"{there}; the next could not be answered, by a fault of this program or of the bundle's model and not of the row:\n"
             f"  {tally.ours}\nGive the same command again, which goes on there; what the model's process said stands above."
         )
+    if tally.stopped and not written:
+        raise BadInput(
+            f"Nothing was written; these cannot be used:\n{tally.as_lines(source)}\n"
+            "Correct these rows, or what says where texts stand (--text-column, --format); or give --bad-rows skip."
+        )
     if tally.stopped:
         raise BadInput(
-            f"{there}; these cannot be used:\n{tally.as_lines()}\n"
+            f"{there}; these cannot be used:\n{tally.as_lines(source)}\n"
             "Correct these rows and give the same command again, which goes on there; or give --bad-rows skip."
         )
 

@@ -29,6 +29,8 @@ PIECE_BYTES = 1 << 20
 class AnswerFile:
     """Appends whole lines; a context manager. `lineage` is what the answers come from.
 
+    A file that this run made goes again when an error ends the run before a line is written.
+
     Standard output (`-`) and what is no regular file are written from the start, and nothing is beside them.
 
     Raises:
@@ -44,6 +46,7 @@ class AnswerFile:
             os.path.realpath(path)
         )  # a link stays a link when a mended file takes the place of what it leads to
         self._mended = self._real.with_name(f"{self._real.name}.mended")
+        self._ours = False  # whether this run made the file
         self._left: list[int] = []  # descriptors whose files were replaced; their locks are held until the end
         self._synced_s = time.monotonic()
 
@@ -52,6 +55,7 @@ class AnswerFile:
             if self.path == STDOUT:
                 self._descriptor = os.dup(1)
                 return self
+            self._ours = not os.path.lexists(self.path)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 self.lasting = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
@@ -62,11 +66,14 @@ class AnswerFile:
                 raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         try:
             if self.lasting:
                 with self._full_disk_reported():
                     os.fsync(self._descriptor)
+                    if error and self._ours and os.fstat(self._descriptor).st_size == 0:
+                        self.path.unlink(missing_ok=True)
+                        self.lineage_path.unlink(missing_ok=True)
         finally:
             for descriptor in (self._descriptor, *self._left):
                 os.close(descriptor)
@@ -118,7 +125,9 @@ class AnswerFile:
     def _take_up(self) -> None:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            if not os.path.samestat(os.fstat(self._descriptor), self.path.stat()):  # its maker has removed it meanwhile
+                raise BlockingIOError
+        except (BlockingIOError, FileNotFoundError) as error:
             raise BadInput(
                 f"another `annotate` is writing {self.path}; wait for it, or give another --output"
             ) from error

@@ -131,6 +131,53 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch:
         read(file)
 
 
+@pytest.mark.parametrize("name", ["in.jsonl", "in.json", "in.csv", "in.parquet"])
+def test_the_second_text_may_stand_under_another_name(intents: Path, tmp_path: Path, name: str) -> None:
+    row = {"text": "where is it", "reply": "refund"}
+    if name == "in.parquet":
+        write_parquet(tmp_path / name, {key: [value] for key, value in row.items()})
+    elif name == "in.csv":
+        (tmp_path / name).write_text("text,reply\nwhere is it,refund\n")
+    else:
+        (tmp_path / name).write_text(json.dumps([row] if name == "in.json" else row))
+    job = Annotation(intents, tmp_path / name, tmp_path / "out.jsonl", text_pair_column="reply")
+    annotate(job)
+    usual = tmp_path / "usual.jsonl"
+    usual.write_text(json.dumps({"text": "where is it", "text_pair": "refund"}))
+    annotate(Annotation(intents, usual, tmp_path / "usual.out.jsonl"))
+    ((ours,), (theirs,)) = (lines(tmp_path / "out.jsonl"), lines(tmp_path / "usual.out.jsonl"))
+    assert ours == {**row, "answer": theirs["answer"]}
+    alone = replace(job, output=tmp_path / "alone.jsonl", text_pair_column="text_pair")
+    annotate(alone)
+    assert lines(alone.output)[0]["answer"] != ours["answer"]
+    with pytest.raises(BadInput, match='was begun with text_pair_column "reply", and now null'):
+        annotate(replace(job, text_pair_column="text_pair"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("in.jsonl", '{"text": "a"}', "has no field \"reply\"; its fields are 'text'"),
+        ("in.csv", "text\na\n", "has the columns text; it needs those called text and reply"),
+        ("in.txt", "a\n", "--text-pair-column reply: txt has no columns; leave it out"),
+    ],
+)
+def test_a_second_text_that_was_asked_for_must_be_there(
+    intents: Path, tmp_path: Path, name: str, content: str, said: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BadInput) as refused:
+        annotate(Annotation(intents, tmp_path / name, tmp_path / "out.jsonl", text_pair_column="reply"))
+    assert said in refused.value.message
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_one_column_is_not_both_texts(intents: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}')
+    with pytest.raises(BadInput, match="--text-column 'text' is not where a text stands"):
+        annotate(Annotation(intents, tmp_path / "in.jsonl", tmp_path / "out.jsonl", text_pair_column="text"))
+
+
 def test_what_is_called_parquet_and_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "in.parquet").write_text("text\na\n")
     with pytest.raises(BadInput, match="is not a parquet file"):
@@ -163,6 +210,52 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(cities: Path, tm
         annotate(Annotation(cities, tmp_path / name, tmp_path / "out.jsonl", text_column="body"))
     assert "has the columns id, content; it needs one called body" in refused.value.message
     assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    "content", ["id;text\n1;a, b\n", "id\ttext\n1\ta, b\n", 'id, text\n1,"a, b"\n', "\n id ; text \n1;a, b\n"]
+)
+@pytest.mark.parametrize("name", ["in.csv", "in.tsv"])
+def test_a_table_is_read_by_the_separator_that_finds_its_columns(tmp_path: Path, content: str, name: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert read(tmp_path / name) == [({"id": "1", "text": "a, b"}, None)]
+
+
+def test_a_separator_that_finds_no_text_is_told_with_the_most_columns(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("id;content;x\n1;a;b\n")
+    with pytest.raises(BadInput, match="has the columns id, content, x; it needs one called text"):
+        read(tmp_path / "in.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "in.jsonl",
+            '{"body": "a"}\n' * 30,
+            "lines 1, 2, 3, 4, 5 and 25 more: has no field \"text\"; its fields are 'body'",
+        ),
+        ("in.json", '{"data": [{"text": "a"}]}', "line 1: has no field \"text\"; its fields are 'data'; give an array"),
+        ("in.json", json.dumps({"data": [{"text": "a"}] * 30}, indent=1), "one object a line\n"),
+    ],
+)
+def test_what_is_wrong_with_every_row_is_told_once_and_leaves_nothing_behind(
+    cities: Path, tmp_path: Path, name: str, content: str, said: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BadInput) as refused:
+        annotate(Annotation(cities, tmp_path / name, tmp_path / "out.jsonl"))
+    assert said in refused.value.message
+    assert len(refused.value.message.splitlines()) <= 4
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_an_empty_output_that_was_there_stays(cities: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    (tmp_path / "out.jsonl").touch()
+    with pytest.raises(BadInput, match="has no field"):
+        annotate(Annotation(cities, tmp_path / "in.jsonl", tmp_path / "out.jsonl"))
+    assert (tmp_path / "out.jsonl").exists()
 
 
 def test_a_row_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
