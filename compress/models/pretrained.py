@@ -24,6 +24,8 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.b
 HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MEND = "Copy the folder again, or save the model anew with save_pretrained."
+# Which transformers adds to a vocabulary that has none, and which no text is read as.
+MASKS = ("[MASK]", "<mask>")
 MEND_TOKENIZER = "Copy the folder again, or save the tokenizer anew with save_pretrained."
 LONGEST_TEXT = 512  # tokens; more than the papers' teachers were trained on helps nobody
 
@@ -128,7 +130,8 @@ def check_checkpoint(folder: Path, named: str) -> None:
 
 def _check_ids(vocabulary: Mapping[str, int], config: Any, named: str) -> None:
     """Nothing, when the embedding that `config` speaks of has a row for every id of the tokenizer."""
-    rows, largest = config.vocab_size, max(vocabulary.values(), default=0)
+    rows = config.vocab_size
+    largest = max((id for token, id in vocabulary.items() if token not in MASKS), default=0)
     if largest >= rows:
         token = next(token for token, id in vocabulary.items() if id == largest)
         raise BadInput(
