@@ -11,7 +11,7 @@ from serve.bundle.manifest import Task
 from serve.options import check, setting
 
 TASKS: tuple[str, ...] = get_args(Task)
-# What a student learns from plain text alone, in the order of docs/methods.md; the last four are ablations.
+# What a student learns from plain text alone, in the order of docs/reference/methods.md; the last four are ablations.
 TextMethod = Literal[
     "minilmv2", "minilm", "directminilm", "hidden-states", "output-distribution", "tinybert-general", "distilbert", "mlm-kd", "mlm",
     "minilm-no-value-relation", "minilm-value-mse", "minilm-hidden-relation", "minilm-layer-to-layer",
@@ -56,20 +56,24 @@ SPLITS = "Folder with train, validation and test files, or a `datasets` name."
 class TextColumn:
     """What the column of the text is called."""
 
-    text_column: str = setting("", help="Name of the column of the text.", shown="text", metavar="NAME", panel=COLUMNS)
+    text_column: str = setting("", help="Column of the text.", shown="text", metavar="NAME", panel=COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowColumns(TextColumn):
     """What the columns of labelled rows are called."""
 
-    text_pair_column: str = setting("", help="Of the second text.", shown="text_pair", metavar="NAME", panel=COLUMNS)
-    label_column: str = setting("", help="Of the label.", shown="label", metavar="NAME", panel=COLUMNS)
-    entities_column: str = setting("", help="Of the entities.", shown="entities", metavar="NAME", panel=COLUMNS)
-    tokens_column: str = setting(
-        "", help="Of the words that have a tag each.", shown="tokens", metavar="NAME", panel=COLUMNS
+    text_pair_column: str = setting(
+        "", help="Column of the second text of a pair.", shown="text_pair", metavar="NAME", panel=COLUMNS
     )
-    tags_column: str = setting("", help="Of their tags.", shown="tags or ner_tags", metavar="NAME", panel=COLUMNS)
+    label_column: str = setting("", help="Column of the label.", shown="label", metavar="NAME", panel=COLUMNS)
+    entities_column: str = setting("", help="Column of the entities.", shown="entities", metavar="NAME", panel=COLUMNS)
+    tokens_column: str = setting(
+        "", help="Column of the words that have a tag each.", shown="tokens", metavar="NAME", panel=COLUMNS
+    )
+    tags_column: str = setting(
+        "", help="Column of the tags of these words.", shown="tags or ner_tags", metavar="NAME", panel=COLUMNS
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +117,8 @@ class TaskSettings(DataSet):
         False, help="Fine-tune a new head though the teacher has one for other labels.", panel=TEACHER
     )
     teacher_epochs: int = setting(
-        5, help="Of fine-tuning the teacher, at most; it stops when validation stops improving.", at_least=1, at_most=1_000_000,
+        5, help="Epochs of fine-tuning the teacher, at most; it stops when validation stops improving.",
+        at_least=1, at_most=1_000_000,
         panel=TEACHER,
     )  # fmt: skip
     teacher_patience: int = setting(
@@ -123,19 +128,20 @@ class TaskSettings(DataSet):
         1e-4, help="Peak learning rate of fine-tuning the teacher.", above=0, panel=TEACHER
     )
     student_epochs: int = setting(
-        10, help="Over the labelled text, in steps: unlabelled and generated text adds variety, not time.", at_least=1, at_most=1_000_000,
+        10, help="Epochs over the labelled text, in steps: unlabelled and generated text adds variety, not time.",
+        at_least=1, at_most=1_000_000,
         panel=STUDENT,
     )  # fmt: skip
     student_learning_rate: float = setting(
         4e-4, help="Peak learning rate of training the student.", above=0, panel=STUDENT
     )
-    temperature: float = setting(2.0, help="Of the soft labels.", above=0, panel=STUDENT)
+    temperature: float = setting(2.0, help="Temperature of the soft labels.", above=0, panel=STUDENT)
     soft_weight: float = setting(
         0.9, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1,
         panel=STUDENT,
     )  # fmt: skip
     relation_epochs: float = setting(
-        0.0, help="Over the task's text and the corpus; 0 leaves the stage out.", at_least=0, panel=RELATIONS
+        0.0, help="Epochs over the task's text and the corpus; 0 leaves the stage out.", at_least=0, panel=RELATIONS
     )
     relation_heads: int = setting(
         0, help="What all attention heads are split into anew.", at_least=0, shown="48, or the nearest that fits",
@@ -179,17 +185,19 @@ class FineTuning(DataSet):
     unlabelled: tuple[str, ...] = setting((), help=UNLABELLED, metavar="FILE")
     schedule: str = setting(
         "",
-        help="Of a paper (docs/methods.md); flags override it.",
+        help="Training schedule of a paper (docs/reference/methods.md); flags override it.",
         choices=tuple(name for name, preset in PRESETS.items() if preset.use == "fine-tuning"),
     )
-    epochs: float | None = setting(None, help="Over the labelled text, at most.", above=0, at_most=1_000_000, shown="5")
+    epochs: float | None = setting(
+        None, help="Epochs over the labelled text, at most.", above=0, at_most=1_000_000, shown="5"
+    )
     patience: int = setting(
         2, help="Epochs without a new best on validation before it stops; 0 never does.", at_least=0
     )
     learning_rate: float | None = setting(None, help="Peak learning rate.", above=0, shown="0.0001")
     batch: int | None = setting(None, help="Texts a step.", at_least=1, at_most=1_000_000, shown="32")
     max_length: int = setting(0, help="Longest text in tokens.", at_least=0, shown="what the model takes")
-    temperature: float | None = setting(None, help="Of the soft labels.", above=0, shown="2")
+    temperature: float | None = setting(None, help="Temperature of the soft labels.", above=0, shown="2")
     soft_weight: float | None = setting(
         None, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1, shown="0.9"
     )
@@ -216,15 +224,15 @@ class Distillation(TextColumn):
     student: str = setting(
         "", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", shown="3x384, or that of the checkpoint in --start"
     )
-    method: TextMethod = setting("minilmv2", help="What is learned (docs/methods.md).")
+    method: TextMethod = setting("minilmv2", help="What is learned (docs/reference/methods.md).")
     schedule: str = setting(
         "",
-        help="Of a paper (docs/methods.md); flags override it.",
+        help="Training schedule of a paper (docs/reference/methods.md); flags override it.",
         choices=tuple(name for name, preset in PRESETS.items() if preset.use == "distillation"),
     )
     epochs: float | None = setting(
         None,
-        help="Over the corpus, all stages of the method together; each assistant has as many.",
+        help="Epochs over the corpus, all stages of the method together; each assistant has as many.",
         above=0,
         at_most=1_000_000,
         shown="1",

@@ -1,13 +1,15 @@
 """What the docs say is true of the code, and what is imported stays light. Which folder may import which, `make check` holds."""
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from repository import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_what_reads_and_scores_needs_no_torch() -> None:
@@ -38,6 +40,8 @@ def test_every_command_in_the_docs_is_one() -> None:
     for page, block in fenced("sh"):
         for line in block.replace("\\\n", " ").splitlines():
             words = line.split("#")[0].split()
+            while words and re.match(r"[A-Z_]+=", words[0]):  # of the environment
+                words.pop(0)
             if words[:1] != ["stillroom"] or len(words) < 2:
                 continue
             seen += 1
@@ -49,6 +53,41 @@ def test_every_command_in_the_docs_is_one() -> None:
             unknown = {word.split("=")[0] for word in words if word.startswith("--")} - options
             assert not unknown, f"{page}: {line.strip()} has {unknown}"
     assert seen >= 4
+
+
+def test_every_script_in_the_docs_is_there() -> None:
+    named = {
+        (page, script)
+        for page, block in fenced("sh")
+        for script in re.findall(r"\bpython ((?:benchmarks|tests)/\S+\.py)", block)
+    }
+    assert named
+    assert not [(page, script) for page, script in named if not (ROOT / script).is_file()]
+
+
+def test_every_link_to_a_file_of_the_project_leads_there() -> None:
+    pages = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    links = [
+        (page, target)
+        for page in pages
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(links) > 50
+    assert not [(page.name, target) for page, target in links if not (page.parent / target).exists()]
+
+
+def test_every_anchor_in_the_docs_is_a_heading() -> None:
+    wrong, seen = [], 0
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            other = page.parent / target if target else page
+            headings = re.findall(r"^#+ (.+)$", other.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            seen += 1
+            if anchor not in slugs:
+                wrong.append((page.name, target, anchor))
+    assert seen > 20
+    assert not wrong
 
 
 def test_every_make_target_in_the_docs_is_one() -> None:
@@ -72,7 +111,7 @@ def test_the_data_in_the_docs_reads(tmp_path: Path) -> None:
     from compress.data.labelled_files import read_examples
     from compress.data.row_faults import BadRows
 
-    blocks = [(page, block) for page, block in fenced("json") if page == "data-formats.md"]
+    blocks = [(page, block) for page, block in fenced("json") if page == "your-data.md"]
     assert blocks
     for _, block in blocks:
         (tmp_path / "rows.jsonl").write_text(block, encoding="utf-8")
@@ -83,3 +122,50 @@ def test_the_data_in_the_docs_reads(tmp_path: Path) -> None:
             except BadRows:
                 continue
         assert read, block
+
+
+def test_the_data_that_the_docs_generate_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = (block for page, block in fenced("python") if page == "your-data.md")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "your-data.md", "exec"), {})  # noqa: S102  # the page's own code
+    made = sorted(file.name for file in (tmp_path / "support-messages").iterdir())
+    assert made == ["test.jsonl", "train.jsonl", "unlabelled.txt", "validation.jsonl"]
+
+
+def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
+    import inspect
+
+    from compress.settings import Distillation, FineTuning
+    from serve.options import make
+    from stillroom import api
+    from stillroom.commands.evaluate import evaluate
+    from stillroom.inputs.recipe import Recipe
+    from stillroom.settings.evaluate import Evaluation
+    from stillroom.settings.export import Exporting
+    from stillroom.settings.load import Loading
+    from stillroom.settings.profile import Profiling
+
+    verbs = {
+        "run": (api.run, Recipe),
+        "distill": (api.distill, Distillation),
+        "finetune": (api.finetune, FineTuning),
+        "export": (api.export, Exporting),
+        "evaluate": (evaluate, Evaluation),
+        "profile": (api.profile, Profiling),
+        "load": (api.load, Loading),
+    }
+    seen = set()
+    for page, block in fenced("python"):
+        if "from stillroom import" not in block:
+            continue
+        for call in ast.walk(ast.parse(block)):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in verbs):
+                continue
+            function, kind = verbs[call.func.id]
+            seen.add(call.func.id)
+            given = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+            bound = inspect.signature(function).bind(*map(ast.literal_eval, call.args), **given).arguments
+            values = bound.pop("settings", {}) | bound
+            arguments = {"checkpoint", "model", "models", "url"} - kind.__dataclass_fields__.keys()  # no settings
+            assert make(kind, {name: values[name] for name in values.keys() - arguments}), page
+    assert seen >= {"run", "finetune", "export", "evaluate", "profile"}

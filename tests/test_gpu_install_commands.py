@@ -39,4 +39,4 @@ def test_the_commands_install_the_versions_that_were_tested(command: str, packag
 
 @pytest.mark.parametrize("command", [INSTALL_ONNXRUNTIME_GPU, INSTALL_TORCH_CUDA])
 def test_the_docs_give_the_same_commands(command: str) -> None:
-    assert command in (ROOT / "docs" / "latency.md").read_text(encoding="utf-8")
+    assert command in (ROOT / "docs" / "profiling.md").read_text(encoding="utf-8")

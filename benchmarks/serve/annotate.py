@@ -30,12 +30,13 @@ from serve.model.pipeline import Pipeline, length_batches
 from serve.text.answers import AnswerOptions
 from serve.workers.offline_pool import length_chunks
 from stillroom.commands.annotate.reader import InputFile
+from stillroom.commands.annotate.rows import Columns
 
 BLOCK_TOKENS = 4096
 
 
 def texts_of(file: Path) -> list[tuple[str, str | None]]:
-    with InputFile(file, answer_field="benchmark") as opened:
+    with InputFile(file, columns=Columns(answer="benchmark")) as opened:
         return [(row.text, row.pair) for row in opened.rows()]
 
 

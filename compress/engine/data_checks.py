@@ -38,12 +38,13 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
     if task == "token-classification" and known >= set(names) and not set(ours) <= set(theirs):
         raise BadInput(
             f"{opened.role} {opened.name} has a head that tags in another scheme than BIO (it lacks "
-            f"{some(sorted(set(ours) - set(theirs)))}). --new-head fine-tunes a new one."
+            f"{some(sorted(set(ours) - set(theirs)))}). `run` and `finetune` make a new one with --new-head."
         )
     if missing := [name for name in names if name not in known]:
         raise BadInput(
             f"{opened.role} {opened.name} has a head for {task} whose labels ({some(sorted(known))}) lack {some(missing)} "
-            "of train: label maps are matched by name. Rename the labels in the data; --new-head fine-tunes a new head."
+            "of train: label maps are matched by name. Rename the labels in the data, or make a new head: `run`"
+            " and `finetune` do with --new-head."
         )
     return theirs, True
 
@@ -69,14 +70,19 @@ def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: in
     return found
 
 
+SPLIT_ORDER = ("train", "validation", "test")
+
+
 def _in_two_splits(splits: Splits) -> list[str]:
     where: dict[str, set[str]] = {}
-    for split in ("train", "validation", "test"):
+    for split in SPLIT_ORDER:
         for example in getattr(splits, split):
             where.setdefault(f"{example.text_read}\x00{example.text_pair or ''}", set()).add(split)
-    shared = Counter(" and ".join(sorted(names)) for names in where.values() if len(names) > 1)
+    shared = Counter(
+        ", ".join(each for each in SPLIT_ORDER if each in names) for names in where.values() if len(names) > 1
+    )
     return [
-        f"{counted(count, 'text stands', 'texts stand')} in both {names}: scores there flatter every model."
+        f"{counted(count, 'text stands', 'texts stand')} in more than one split ({names}): scores there are too high for every model."
         for names, count in sorted(shared.items())
     ]
 

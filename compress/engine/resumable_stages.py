@@ -53,7 +53,7 @@ def check_writable(out: Path) -> None:
     if not there.is_dir():
         raise BadInput(f"--out {out} cannot be made: {there} is not a folder. Give another place.")
     if not os.access(there, os.W_OK):
-        raise BadInput(f"--out {out} cannot be made: {there} is not yours to write in. Give another place.")
+        raise BadInput(f"--out {out} cannot be made: this user may not write in {there}. Give another place.")
 
 
 class Workdir:

@@ -1,6 +1,6 @@
 """The methods of the papers, as data: each is a short list of stages, and a stage says what is trained on what.
 
-`docs/methods.md` explains each; formulas are in `compress/losses/`. Where a paper leaves a choice open, the comment says that the
+`docs/reference/methods.md` explains each; formulas are in `compress/losses/`. Where a paper leaves a choice open, the comment says that the
 choice is ours.
 """
 

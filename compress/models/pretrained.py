@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,8 +24,6 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.b
 HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MEND = "Copy the folder again, or save the model anew with save_pretrained."
-# Which transformers adds to a vocabulary that has none, and which no text is read as.
-MASKS = ("[MASK]", "<mask>")
 MEND_TOKENIZER = "Copy the folder again, or save the tokenizer anew with save_pretrained."
 LONGEST_TEXT = 512  # tokens; more than the papers' teachers were trained on helps nobody
 
@@ -125,13 +123,17 @@ def check_checkpoint(folder: Path, named: str) -> None:
             raise BadInput(
                 f"{named}: its tokenizer cannot be opened from tokenizer.json ({in_one_line(error)}). {MEND_TOKENIZER}"
             ) from None
-        _check_ids(tokenizer.get_vocab(), config, named)
+        _check_ids(tokenizer, config, named)
 
 
-def _check_ids(vocabulary: Mapping[str, int], config: Any, named: str) -> None:
-    """Nothing, when the embedding that `config` speaks of has a row for every id of the tokenizer."""
-    rows = config.vocab_size
-    largest = max((id for token, id in vocabulary.items() if token not in MASKS), default=0)
+def _check_ids(tokenizer: Tokenizer, config: Any, named: str) -> None:
+    """Nothing, when the embedding that `config` speaks of has a row for every id of the tokenizer.
+
+    Special tokens are passed over: transformers adds those that a file lacks, such as [MASK], and plain text has none.
+    """
+    special = {each.content for each in tokenizer.get_added_tokens_decoder().values() if each.special}
+    vocabulary = {token: id for token, id in tokenizer.get_vocab().items() if token not in special}
+    rows, largest = config.vocab_size, max(vocabulary.values(), default=0)
     if largest >= rows:
         token = next(token for token, id in vocabulary.items() if id == largest)
         raise BadInput(
@@ -322,7 +324,7 @@ def _tokenizer_of(opened: Opened) -> Any:
             f"{opened.role} {opened.name} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
             "Save a fast one (a tokenizer.json) beside it."
         )
-    _check_ids(tokenizer.get_vocab(), opened.config, f"{opened.role} {opened.name}")
+    _check_ids(tokenizer.backend_tokenizer, opened.config, f"{opened.role} {opened.name}")
     # The blank before a marker is part of it, so that byte pairs before and after are those of the text without it.
     tokens = [AddedToken(token, lstrip=True, normalized=False, special=True) for token in opened.added]
     tokenizer.add_tokens(tokens, special_tokens=True)

@@ -1,4 +1,4 @@
-"""The shapes that students come in: the papers' own (methods and figures in docs/students.md), or any other by its numbers."""
+"""The shapes that students come in: the papers' own (methods and figures in docs/choosing.md), or any other by its numbers."""
 
 import difflib
 import re

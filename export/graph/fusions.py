@@ -4,7 +4,7 @@ onnxruntime rewrites a graph when it opens it, by exact patterns that any change
 optimised graph is read back and counted, and what was promised and is not there is an error.
 
 By default nothing is joined beyond what the exporter wrote (LayerNormalization, Gelu): on CPUs onnxruntime 1.31's joined
-kernels are slower than the plain ones (docs/export.md has the figures). `joined` is for runtimes where they are not,
+kernels are slower than the plain ones (docs/measurements/export.md has the figures). `joined` is for runtimes where they are not,
 GPUs above all; it has onnxscript write operators of the `com.microsoft` domain, which onnxruntime reads everywhere and
 OpenVINO mostly.
 """

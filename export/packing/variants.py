@@ -319,7 +319,7 @@ def _compare(
 
 
 def faults_of(name: str, parity: Parity, wanted: VariantSettings) -> list[str]:
-    """What forbids to ship a graph, in words; nothing when it answers as its reference does, and alone as in company."""
+    """What forbids to ship a graph, in words; nothing when it answers as its reference does, in any batch."""
     if parity.passed or (parity.precision == "int8" and wanted.int8 == "dynamic"):
         return []
     if parity.precision == "fp32":
@@ -330,4 +330,4 @@ def faults_of(name: str, parity: Parity, wanted: VariantSettings) -> list[str]:
         ]
     if parity.precision == "fp16":
         return [f"the fp16 graph moves {parity.beyond_tolerance} answers by more than its tolerance"]
-    return [f"{parity.company_differences} texts are answered otherwise in company than alone by {name}"]
+    return [f"{name} gives {parity.company_differences} texts other answers in a batch than alone"]

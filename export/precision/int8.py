@@ -7,7 +7,7 @@ padding included. Outliers are moved into the weights first (`export.precision.s
 scale per row, and only the rows looked up are widened. Products of two activations (attention scores), softmax,
 normalisation and the classifying layer stay in float32.
 
-What was measured is in docs/export.md.
+What was measured is in docs/measurements/export.md.
 """
 
 from collections.abc import Collection

@@ -224,8 +224,15 @@ def in_words(confidence: Mapping[Precision, Confidence], test: Mapping[Precision
     for variant, chosen in confidence.items():
         split, found = ("test", test[variant]) if variant in test else ("validation", chosen.validation)
         line = (
-            f"{variant}: temperature {chosen.temperature:g}, expected calibration error on {split} {found.ece:.4f} "
-            f"({found.ece_uncalibrated:.4f} without)."
+            (
+                f"{variant}: dividing the logits by the temperature {chosen.temperature:g} takes the expected calibration error "
+                f"on {split} from {found.ece_uncalibrated:.4f} to {found.ece:.4f}."
+            )
+            if chosen.fitted
+            else (
+                f"{variant}: the scores could not be calibrated, since no temperature from 0.05 to 20 is the best on validation (as "
+                f"when it has no wrong answer); the expected calibration error on {split} is {found.ece:.4f}."
+            )
         )
         shares = [
             f"{share:.1%} of {whose}"

@@ -28,6 +28,8 @@ RESAMPLES = 400
 PROCESS_LUCK = 0.003
 # Cores' worth of work by others (or taken by the hypervisor) from which a timing is no longer the candidate's own.
 OTHER_LOAD_CORES = 0.10
+# How reasons to doubt a timing begin that a reader can act on: by these a report puts them together.
+FEW_SAMPLES, TIME_UP, OTHER_LOAD = "p99 rests on", "the time was up", "other load seen"
 
 
 @dataclass(frozen=True)
@@ -101,15 +103,15 @@ class Measurement:
         count = len(self.samples_ms)
         if count < SAMPLES_FOR_P99:
             found.append(
-                f"p99 rests on {count} samples: below {SAMPLES_FOR_P99} it says little more than the slowest call"
+                f"{FEW_SAMPLES} {count} samples: below {SAMPLES_FOR_P99} it says little more than the slowest call"
             )
         if self.tokens is not None:  # otherwise calls and turns differ as their texts do
             found += self._unsteadiness()
         if self.conditions.get("stopped") == "time":
-            found.append("the time was up before its interval was as narrow as asked")
+            found.append(f"{TIME_UP} before its interval was as narrow as asked")
         other_cores = self.conditions.get("other_load_cores", 0.0)
         if isinstance(other_cores, int | float) and other_cores > OTHER_LOAD_CORES:
-            found.append(f"other load seen: something else used {other_cores:.2g} cores while this was timed")
+            found.append(f"{OTHER_LOAD}: something else used {other_cores:.2g} cores while this was timed")
         return found
 
     def _unsteadiness(self) -> list[str]:

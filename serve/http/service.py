@@ -196,7 +196,8 @@ class Service:
         if self.log_texts:
             context.logged_texts = [work.text for work in works if isinstance(work, TextWork)]
         # The client's own time began when its request did.
-        left_s = client_timeout_s(request.headers.get(TIMEOUT_HEADER)) - (time.perf_counter() - context.begun_s)
+        allowed_s = client_timeout_s(request.headers.get(TIMEOUT_HEADER))
+        left_s = allowed_s - (time.perf_counter() - context.begun_s)
         loop = asyncio.get_running_loop()
         # A server whose connections say when the client is gone saves a task that waits for it.
         gone: asyncio.Future[None] = request.scope.get(GONE) or asyncio.ensure_future(_hung_up(request))
@@ -220,9 +221,10 @@ class Service:
         except TimeoutError as error:
             if gone.done():
                 raise ClientDisconnect from error
-            spent_s = time.perf_counter() - context.begun_s
+            limit_s = min(allowed_s, self.limits.answer_s)
+            whose = f"{TIMEOUT_HEADER.title()} allows" if allowed_s <= self.limits.answer_s else "this server allows"
             raise DeadlineExceeded(
-                f"no answer within {spent_s:.3g} s; send fewer texts at once, or try again later"
+                f"no answer within the {1000 * limit_s:,.4g} ms that {whose}; send fewer texts at once, or try again later"
             ) from error
         finally:
             if isinstance(gone, asyncio.Task):

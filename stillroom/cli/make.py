@@ -52,7 +52,7 @@ def show_run(document: Document) -> None:
 def distill(settings: Distillation) -> Document:
     """A student from a teacher and plain text.
 
-    No labels are needed. Every method of the papers is there (docs/methods.md)."""
+    No labels are needed. Every method of the papers is there (docs/reference/methods.md)."""
     from compress.engine.distill import distill_result, distill_student
     from stillroom.console import show
 
@@ -94,16 +94,21 @@ def compare(settings: Comparison) -> Document:
     layers. A stopped comparison goes on where it was; one with more methods adds theirs.
     """
     from stillroom.commands.compare import compare as compare_methods
+    from stillroom.report.pages import page_or
 
-    return compare_methods(settings) | {"report": str(Path(settings.out) / "report.html")}
+    document = compare_methods(settings)
+    return document | {"report": str(page_or(Path(settings.out) / "report.html", "table.md"))}
 
 
 def show_comparison(document: Document) -> None:
     """A row a method and student."""
-    from stillroom.report.comparison_page import HEADER, cells
+    from stillroom.report.comparison_page import compared
+    from stillroom.report.formats import written
 
     reached = document["teacher"]["value"]
-    table(f"{document['metric']} on test; the teacher reaches {reached:.4f}", list(HEADER), cells(document))
+    made = compared(document)
+    cells = [[written(cell) for cell in row] for row in made.rows]
+    table(f"{document['metric']} on test, with 95 % intervals; the teacher reaches {reached:.4f}", made.header, cells)
     result(f"Report  {document['report']}")
 
 

@@ -1,4 +1,4 @@
-"""The reference page of all flags, made from the settings: `python -m stillroom.cli.reference > docs/flags.md`."""
+"""The reference page of all flags, made from the settings: `python -m stillroom.cli.reference > docs/reference/flags.md`."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ EVERY_VERB = ("as_json", "quiet", "verbose")
 HEAD = """# Flags
 
 Every flag of every verb, with its default and its range. A recipe of `run` and Python take the same names with `_` for `-`, or the
-name that stands beside the flag. This page is made from the settings: `python -m stillroom.cli.reference > docs/flags.md`.
+name that stands beside the flag. This page is made from the settings: `python -m stillroom.cli.reference > docs/reference/flags.md`.
 
 Every verb takes `-q` (errors alone on stderr) and `-v` (what libraries log too), and every verb but `serve` takes `--json`: one
 document on stdout, nothing else there.

@@ -39,7 +39,7 @@ from serve.errors import BadInput
 from stillroom.console import bar, console, say, show
 from stillroom.inputs.out_folder import check_out_folder
 from stillroom.report.comparison_page import markdown, page
-from stillroom.report.run_page import write_page
+from stillroom.report.pages import write_page, write_text
 from stillroom.settings.compare import Comparison
 
 # What every method is compared with: the same student without a teacher's help, its layers new or the teacher's.
@@ -98,9 +98,9 @@ def compare(given: Comparison) -> dict[str, Any]:
     for row in document["rows"]:
         for doubt in row["doubts"]:
             say(f"warning: {doubt}")
-    write_page(out / "compare.json", canonical_json(document).decode())
-    write_page(out / "report.html", page(document))
-    write_page(out / "table.md", markdown(document))
+    write_text(out / "compare.json", canonical_json(document).decode())
+    write_page(out / "report.html", partial(page, document))
+    write_text(out / "table.md", markdown(document))
     return document
 
 

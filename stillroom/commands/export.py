@@ -38,6 +38,7 @@ from serve.text.entity_markers import knows_markers
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import bar, say
 from stillroom.inputs.sample_texts.messages import support_messages
+from stillroom.report.pages import page_or
 from stillroom.report.run_page import Report, report_files
 from stillroom.settings.export import Exporting
 
@@ -229,7 +230,7 @@ def _export(folder: Path, out: Path, given: _Given, machine: MachineFacts) -> di
     latency = _time(variants, ready, given, machine)
     model_report = replace(model_report, claims=claims_of(latency))
     model_report.pack(out, ready.checkpoint, report_files(_report_of(model_report, ready, machine, latency)))
-    return model_report.document(out, out / "report.html")
+    return model_report.document(out, page_or(out / "report.html", "report.json"))
 
 
 def _ready(folder: Path, given: _Given) -> _Ready:
@@ -353,4 +354,4 @@ def _write_beside(folder: Path, out: Path, report: Report) -> Path:
     for name, content in report_files(report).items():
         (folder / name).write_bytes(content)
         os.replace(folder / name, out.with_name(f"{out.name}.{name}"))
-    return out.with_name(f"{out.name}.report.html")
+    return page_or(out.with_name(f"{out.name}.report.html"), f"{out.name}.report.json")

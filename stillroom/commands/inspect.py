@@ -85,7 +85,13 @@ def explain(bundle: Bundle) -> None:
     if scores := _scores(manifest.metrics):
         table(f"{manifest.metrics.get('metric')}, test", ["model", "value", "95 % interval"], scores)
     if compared := _parity(manifest.parity):
-        header = ["variant", "labels changed per 10k", "largest difference", "99.9th percentile", "other in company"]
+        header = [
+            "variant",
+            "labels changed per 10k",
+            "largest difference",
+            "99.9th percentile",
+            "answers that change with the batch",
+        ]
         table("against its reference, at shapes that the export never saw", header, compared)
     files = [[path, f"{file.bytes / 1e6:.2f}", file.sha256[:16]] for path, file in sorted(manifest.files.items())]
     table("files", ["file", "MB", "sha256"], files)

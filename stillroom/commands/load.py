@@ -16,8 +16,8 @@ from latency.load.trial import LoadTrial
 from latency.measure.machine import machine_facts
 from stillroom.console import bar
 from stillroom.inputs.out_folder import check_out_folder
-from stillroom.report.markup import markdown
-from stillroom.report.run_page import write_page
+from stillroom.report.formats import markdown
+from stillroom.report.pages import write_text
 from stillroom.settings.load import Loading
 
 FILES = ("load.json", "table.md")  # what `write` writes, and may replace
@@ -142,7 +142,7 @@ def sentence(document: dict[str, Any]) -> str:
 def write(out: Path, document: dict[str, Any]) -> None:
     """`document` with all raw samples as load.json in the folder `out`, and its table as table.md, each in one step."""
     out.mkdir(parents=True, exist_ok=True)
-    write_page(out / "load.json", json.dumps(document, indent=1))
+    write_text(out / "load.json", json.dumps(document, indent=1))
     table = markdown(COLUMNS, rows(document["trials"]))
     doubts = "".join(f"- {doubt}\n" for doubt in document["doubts"])
-    write_page(out / "table.md", f"{sentence(document)}\n\n{table}\n{doubts}")
+    write_text(out / "table.md", f"{sentence(document)}\n\n{table}\n{doubts}")

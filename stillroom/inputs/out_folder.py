@@ -23,7 +23,7 @@ def check_out_folder(out: Path, files: Iterable[str]) -> None:
         )
     check_writable(out)
     if out.is_dir() and not os.access(out, os.W_OK):
-        raise BadInput(f"--out {out} is not yours to write in. Give another folder.")
+        raise BadInput(f"--out {out}: this user may not write there. Give another folder.")
 
 
 def _names_in(folder: Path) -> set[str]:

@@ -1,13 +1,15 @@
-"""Plots with two axes as inline SVG: x in percent of the width, so that text keeps its size, and y in pixels.
+"""Plots with two axes as shapes of SVG: x in percent of the width, so that text keeps its size, and y in pixels.
 
 A model is known by its number, its colour and its dashes (`kind`), the same in every plot, and the legend says its name.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
-from stillroom.report.markup import Markup, element, escaped, number
+from stillroom.report.drawings import Chart, Key, Shape, circle, straight, stretched, words
+from stillroom.report.formats import number
 
 TOP_PX = 30  # the name of the y axis stands above the plot
 BOTTOM_PX = 300
@@ -68,21 +70,20 @@ def linear_axis(name: str, values: Iterable[float]) -> Axis:
     return Axis(name, low - room, high + room, log=False)
 
 
-def plot(plane: Plane, parts: Sequence[str], title: str) -> Markup:
+def plot(plane: Plane, parts: Iterable[Sequence[Shape]], title: str, legend: Sequence[Key]) -> Chart:
     """The whole drawing: axes with their ticks, then `parts`. `title` is for those who cannot see it."""
     drawn = []
     for value, text in ticks(plane.x):
         x = 100 * plane.x.at(value)
-        drawn.append(f'<line class="axis" x1="{x:.2f}%" x2="{x:.2f}%" y1="{TOP_PX}" y2="{BOTTOM_PX}"/>')
-        drawn.append(f'<text x="{x:.2f}%" y="{BOTTOM_PX + 17}" text-anchor="middle">{text}</text>')
+        drawn.append(straight("axis", x, x, TOP_PX, BOTTOM_PX))
+        drawn.append(words(text, x, BOTTOM_PX + 17, anchor="middle"))
     for value, text in ticks(plane.y):
         _, y = plane.at((plane.x.low, value))
-        drawn.append(f'<line class="axis" x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>')
-        drawn.append(f'<text x="-8" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
-    drawn.append(f'<text class="label" x="100%" y="{HEIGHT_PX - 8}" text-anchor="end">{escaped(plane.x.name)}</text>')
-    drawn.append(f'<text class="label" x="-46" y="14">{escaped(plane.y.name)}</text>')
-    opening = f'<svg class="chart plot" role="img" aria-label="{escaped(title)}" height="{HEIGHT_PX}">'
-    return Markup(opening + "".join([*drawn, *parts]) + "</svg>")
+        drawn.append(straight("axis", 0, 100, y))
+        drawn.append(words(text, 0, y + 4, dx=-8, anchor="end"))
+    drawn.append(words(plane.x.name, 100, HEIGHT_PX - 8, kind="label", anchor="end"))
+    drawn.append(words(plane.y.name, 0, 14, kind="label", dx=-46))
+    return Chart(title, HEIGHT_PX, [*drawn, *chain.from_iterable(parts)], legend)
 
 
 def ticks(axis: Axis) -> list[tuple[float, str]]:
@@ -104,67 +105,61 @@ def ticks(axis: Axis) -> list[tuple[float, str]]:
     return [(i * step, f"{i * step:,.{decimals}f}") for i in range(first, last + 1)]
 
 
-def line(plane: Plane, points: Iterable[Point], kind: str) -> str:
+def line(plane: Plane, points: Iterable[Point], kind: str) -> list[Shape]:
     """A line through `points`."""
-    listed = " ".join(f"{x:.2f},{y:.1f}" for x, y in plane.drawable(points))
-    return _stretched(f'<polyline class="series {kind}" points="{listed}"/>') if listed else ""
+    drawn = plane.drawable(points)
+    return [stretched("polyline", f"series {kind}", drawn)] if drawn else []
 
 
-def band(plane: Plane, lower: Sequence[Point], upper: Sequence[Point], kind: str) -> str:
+def band(plane: Plane, lower: Sequence[Point], upper: Sequence[Point], kind: str) -> list[Shape]:
     """The area between two lines."""
-    listed = " ".join(f"{x:.2f},{y:.1f}" for x, y in plane.drawable([*lower, *reversed(upper)]))
-    return _stretched(f'<polygon class="band {kind}" points="{listed}"/>') if listed else ""
+    drawn = plane.drawable([*lower, *reversed(upper)])
+    return [stretched("polygon", f"band {kind}", drawn)] if drawn else []
 
 
-def whisker(plane: Plane, from_: Point, to: Point, kind: str) -> str:
+def whisker(plane: Plane, from_: Point, to: Point, kind: str) -> list[Shape]:
     """A thin straight line, such as an interval."""
     ends = plane.drawable([from_, to])
     if len(ends) < 2:
-        return ""
+        return []
     (x1, y1), (x2, y2) = ends
-    return f'<line class="reach {kind}" x1="{x1:.2f}%" x2="{x2:.2f}%" y1="{y1:.1f}" y2="{y2:.1f}"/>'
+    return [straight(f"reach {kind}", x1, x2, y1, y2)]
 
 
-def dot(plane: Plane, point: Point, kind: str, *, hollow: bool = False, radius_px: float = 5) -> str:
+def dot(plane: Plane, point: Point, kind: str, *, hollow: bool = False, radius_px: float = 5) -> list[Shape]:
     """A mark at `point`."""
-    form = "hollow" if hollow else "fill"
-    return "".join(
-        f'<circle class="{form} {kind}" cx="{x:.2f}%" cy="{y:.1f}" r="{radius_px:g}"/>'
-        for x, y in plane.drawable([point])
-    )
+    look = "hollow" if hollow else "fill"
+    return [circle(f"{look} {kind}", x, y, radius_px) for x, y in plane.drawable([point])]
 
 
-def level(plane: Plane, y: float, text: str, *, below: bool = False) -> str:
+def level(plane: Plane, y: float, text: str, *, below: bool = False) -> list[Shape]:
     """A line across the whole width at height `y`, with its text at the left, above it or `below`."""
-    return "".join(
-        f'<line class="guide" x1="0" x2="100%" y1="{at:.1f}" y2="{at:.1f}"/>'
-        f'<text class="halo" x="4" y="{at + (13 if below else -4):.1f}">{escaped(text)}</text>'
+    return [
+        shape
         for _, at in plane.drawable([(plane.x.low, y)])
-    )
+        for shape in (
+            straight("guide", 0, 100, at),
+            words(text, 0, at + (13 if below else -4), kind="halo", dx=4),
+        )
+    ]
 
 
-def upright(plane: Plane, x: float, text: str) -> str:
+def upright(plane: Plane, x: float, text: str) -> list[Shape]:
     """A line over the whole height at `x`, with its text beside its upper end."""
-    drawn = ""
+    drawn = []
     for at, _ in plane.drawable([(x, plane.y.high)]):
         anchor, shift = ("start", 5) if at < 50 else ("end", -5)
-        drawn += f'<line class="guide" x1="{at:.2f}%" x2="{at:.2f}%" y1="{TOP_PX}" y2="{BOTTOM_PX}"/>'
-        drawn += (
-            f'<text class="halo" x="{at:.2f}%" dx="{shift}" y="{TOP_PX + 11}" text-anchor="{anchor}">'
-            f"{escaped(text)}</text>"
-        )
+        drawn.append(straight("guide", at, at, TOP_PX, BOTTOM_PX))
+        drawn.append(words(text, at, TOP_PX + 11, kind="halo", dx=shift, anchor=anchor))
     return drawn
 
 
-def beside(plane: Plane, point: Point, text: str, *, anchor: str = "middle", up_px: float = -4) -> str:
+def beside(plane: Plane, point: Point, text: str, *, up_px: float = -4) -> list[Shape]:
     """`text` at `point`, `up_px` above it."""
-    return "".join(
-        f'<text class="halo label" x="{x:.2f}%" y="{y - up_px:.1f}" text-anchor="{anchor}">{escaped(text)}</text>'
-        for x, y in plane.drawable([point])
-    )
+    return [words(text, x, y - up_px, kind="halo label", anchor="middle") for x, y in plane.drawable([point])]
 
 
-def labels(plane: Plane, marks: Sequence[tuple[Point, str]]) -> str:
+def labels(plane: Plane, marks: Sequence[tuple[Point, str]]) -> list[Shape]:
     """A short text beside each mark, clear of the marks and of one another as far as there is room."""
     places = [(x / 100 * PHONE_PX, y, text) for point, text in marks for x, y in plane.drawable([point])]
     taken = [(x, y, 6.0, 6.0) for x, y, _ in places]  # centre, half width, half height
@@ -179,11 +174,9 @@ def labels(plane: Plane, marks: Sequence[tuple[Point, str]]) -> str:
         free = (spot for spot in spots if not _meets((x + spot[0], y + spot[1], half, 7.0), taken))
         across, down = next(free, spots[0])
         taken.append((x + across, y + down, half, 7.0))
-        drawn.append(
-            f'<text class="halo label" x="{100 * x / PHONE_PX:.2f}%" dx="{across:g}" y="{y + down + 4:.1f}" '
-            f'text-anchor="middle">{escaped(text)}</text>'
-        )
-    return "".join(drawn)
+        at = 100 * x / PHONE_PX
+        drawn.append(words(text, at, y + down + 4, kind="halo label", dx=across, anchor="middle"))
+    return drawn
 
 
 def spread_px(heights_px: Sequence[float], apart_px: float = 14) -> list[float]:
@@ -200,32 +193,8 @@ def kind_of(index: int) -> str:
     return f"c{index % 8} d{index % 5}"
 
 
-def legend(rows: Iterable[tuple[int, str, str]], *, lines: bool, hollow: Sequence[int] = ()) -> Markup:
-    """What each number stands for: `(index, name, note)`, with the line's look where `lines` are drawn, else the mark's."""
-    items = []
-    for index, name, note in rows:
-        swatch = (
-            f'<svg class="swatch" width="34" height="10" aria-hidden="true"><line class="series {kind_of(index)}" '
-            'x1="0" x2="34" y1="5" y2="5"/></svg>'
-            if lines
-            else f'<svg class="swatch" width="12" height="12" aria-hidden="true">'
-            f'<circle class="{"hollow" if index in hollow else "fill"} {kind_of(index)}" cx="6" cy="6" r="5"/></svg>'
-        )
-        said = element("span", note, class_="quiet") if note else ""
-        items.append(f"<li>{swatch} <b>{index + 1}</b> <span>{escaped(name)} {said}</span></li>")
-    return Markup(f'<ul class="legend">{"".join(items)}</ul>')
-
-
 def _meets(box: tuple[float, float, float, float], taken: Sequence[tuple[float, float, float, float]]) -> bool:
     x, y, half_width, half_height = box
     if x - half_width < 0 or x + half_width > PHONE_PX + 20 or not TOP_PX <= y <= BOTTOM_PX:
         return True
     return any(abs(x - x2) < half_width + w2 and abs(y - y2) < half_height + h2 for x2, y2, w2, h2 in taken)
-
-
-def _stretched(shape: str) -> str:
-    """`shape`, drawn on a width of 100, over the whole width; its line keeps its thickness."""
-    return (
-        f'<svg x="0" y="0" width="100%" height="{HEIGHT_PX}" viewBox="0 0 100 {HEIGHT_PX}" preserveAspectRatio="none">'
-        f"{shape}</svg>"
-    )

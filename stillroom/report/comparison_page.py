@@ -2,72 +2,65 @@
 
 from typing import Any
 
-from stillroom.report import markup
+from stillroom.report import formats
 from stillroom.report.drawings import Interval, intervals
-from stillroom.report.markup import Markup, details, element, facts, interval, joined, score, size, table
-from stillroom.report.run_page import html_page
-
-HEADER = ("method", "student", "mean", "95 % interval", "sd over seeds", "less none", "minutes", "peak memory")
+from stillroom.report.formats import Estimate, Table, score, scored, size, table
+from stillroom.report.pages import rendered
 
 
-def cells(document: dict[str, Any]) -> list[list[str]]:
-    """The rows of the table, best first."""
-    shown = []
-    for row in document["rows"]:
-        less = row["less_none"]
-        spread = row["standard_deviation"]
-        shown.append(
-            [
-                row["method"],
-                row["student"],
-                f"{row['mean']:.4f}",
-                interval(row["low"], row["high"]) or "",
-                "–" if spread is None else f"{spread:.4f}",
-                "–" if less is None else f"{less['value']:+.4f} [{less['low']:+.4f}, {less['high']:+.4f}]",
-                f"{row['seconds'] / 60:.1f}",
-                size(row["peak_memory_bytes"]) or "",
-            ]
-        )
-    return shown
+def compared(document: dict[str, Any]) -> Table:
+    """A row a method and student, best first."""
+    rows = document["rows"]
+    return table(
+        ("method", [row["method"] for row in rows]),
+        ("student", [row["student"] for row in rows]),
+        ("mean", [scored(row["mean"], row["low"], row["high"]) for row in rows]),
+        ("sd over seeds", [score(row["standard_deviation"]) for row in rows]),
+        ("against none", [_difference(row["less_none"]) for row in rows]),
+        ("minutes", [f"{row['seconds'] / 60:.1f}" for row in rows]),
+        ("peak memory", [size(row["peak_memory_bytes"]) for row in rows]),
+    )
+
+
+def _difference(less: dict[str, float] | None) -> Estimate | None:
+    return None if less is None else Estimate(*(f"{less[key]:+.4f}" for key in ("value", "low", "high")))
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The table in Markdown."""
-    return markup.markdown(HEADER, cells(document))
+    """The table in Markdown; in brackets 95 % intervals."""
+    made = compared(document)
+    return formats.markdown(made.header, made.rows)
 
 
 def page(document: dict[str, Any]) -> str:
     """One self-contained HTML document."""
-    teacher, metric = document["teacher"], document["metric"].replace("_", " ")
-    dots = [
-        Interval(f"{row['method']}, {row['student']}", row["mean"], row["low"], row["high"], score(row["mean"]) or "")
-        for row in document["rows"]
-    ]
-    named = f"{metric} on test, mean over {document['settings']['seeds']} seeds"
-    losses = joined(
-        [
-            details(
-                f"{row['method']}, {row['student']}",
-                facts({stage: _losses_in_words(of) for stage, of in row["losses"].items()}),
-            )
-            for row in document["rows"]
-        ]
+    teacher = document["teacher"]
+    named = f"{document['metric'].replace('_', ' ')} on test, mean over {document['settings']['seeds']} seeds"
+    return rendered(
+        "comparison.html",
+        {
+            "title": "Methods compared",
+            "document": document,
+            "named": named,
+            "teacher": scored(teacher["value"], teacher["low"], teacher["high"]),
+            "table": compared(document),
+            "means": intervals(
+                [
+                    Interval(name_of(row), row["mean"], row["low"], row["high"], score(row["mean"]) or "")
+                    for row in document["rows"]
+                ]
+            ),
+            "losses": [
+                (name_of(row), {stage: _losses_in_words(of) for stage, of in row["losses"].items()})
+                for row in document["rows"]
+            ],
+        },
     )
-    body = [
-        element("h1", "Methods compared"),
-        element(
-            "p",
-            f"{named}. The teacher reaches {score(teacher['value'])} ({interval(teacher['low'], teacher['high'])}). Ranks hold at "
-            "this budget only; intervals are of other texts, and the spread is of other seeds.",
-            class_="quiet",
-        ),
-        element("ul", joined([element("li", doubt) for row in document["rows"] for doubt in row["doubts"]])),
-        element("section", joined([element("h2", "Table"), table(HEADER, cells(document))])),
-        element("section", joined([element("h2", "Means with their intervals"), intervals(dots, named)])),
-        element("section", joined([element("h2", "Where the loss of each stage began and ended"), losses])),
-        element("section", joined([element("h2", "Settings"), facts(document["settings"])])),
-    ]
-    return html_page("Methods compared", [Markup(part) for part in body])
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """A method on a student."""
+    return f"{row['method']}, {row['student']}"
 
 
 def _losses_in_words(stage: dict[str, Any]) -> dict[str, object]:

@@ -1,15 +1,51 @@
-"""Small charts as inline SVG, in percent of their width, so that they fit any screen and text keeps its size."""
+"""Small charts as shapes of SVG, in percent of their width, so that they fit any screen and text keeps its size.
+
+Drawn by hand, because matplotlib's SVG scales as a whole: in a figure made for 1280 px, text is 6 to 9 px high at 390 px.
+"""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stillroom.report.markup import Markup, element, escaped, joined, number
+from stillroom.report.formats import number
 
-ROW_PX = 44  # a label above a dot
 BAR_PX = 14
 CURVE_PX = 200
 POINTS_DRAWN = 400  # of a curve; more than a screen has columns for adds bytes and no shape
+
+
+class Shape(NamedTuple):
+    """One element of SVG. `polyline` and `polygon` have x from 0 to 100, and are stretched over the whole width."""
+
+    tag: str
+    attributes: dict[str, str]
+    text: str = ""
+
+
+class Key(NamedTuple):
+    """One line of a chart's legend: a model's place, its name, a note, and whether it is a `line`, `fill` or `hollow`."""
+
+    place: int
+    name: str
+    note: str
+    look: str
+
+
+class Chart(NamedTuple):
+    """A drawing of fixed height over the whole width; `title` is for those who cannot see it."""
+
+    title: str
+    height_px: int
+    shapes: list[Shape]
+    legend: Sequence[Key] = ()
+
+
+class Row(NamedTuple):
+    """One row of a chart: its name and figures, which are HTML, so that a long name wraps, over its drawing."""
+
+    label: str
+    note: str
+    shapes: list[Shape]
 
 
 class Bar(NamedTuple):
@@ -19,7 +55,7 @@ class Bar(NamedTuple):
     value: float
     whisker: float  # where the thin line ends, at or above `value`
     note: str  # the numbers in words, at the right of the label
-    reference: bool  # drawn muted: the one that the others are compared with
+    reference: bool = False  # drawn muted: the one that the others are compared with
 
 
 class Stack(NamedTuple):
@@ -40,104 +76,100 @@ class Interval(NamedTuple):
     note: str
 
 
-def bars(rows: Sequence[Bar], title: str) -> Markup:
-    """Horizontal bars from zero, each with a whisker, one below the other. `title` is for those who cannot see it."""
+def bars(rows: Sequence[Bar]) -> list[Row]:
+    """Horizontal bars from zero, each with a whisker."""
     full = max([row.whisker for row in rows if math.isfinite(row.whisker)], default=0.0) or 1.0
     drawn = []
     for row in rows:
         value, whisker = (min(100.0, 100 * x / full) if math.isfinite(x) else 0.0 for x in (row.value, row.whisker))
-        kind = "reference" if row.reference else "bar"
-        parts = [f'<rect class="{kind}" x="0" y="0" width="{value:.2f}%" height="{BAR_PX}" rx="2"/>']
+        shapes = [_rect("reference" if row.reference else "bar", 0.0, value)]
         if whisker > value:
-            parts.append(f'<line class="whisker" x1="{value:.2f}%" x2="{whisker:.2f}%" y1="7" y2="7"/>')
-        drawn.append(_labelled(row.label, row.note, parts, title))
-    return joined(drawn)
+            shapes.append(straight("whisker", value, whisker, BAR_PX / 2))
+        drawn.append(Row(row.label, row.note, shapes))
+    return drawn
 
 
-def stacks(rows: Sequence[Stack], title: str) -> Markup:
+def stacks(rows: Sequence[Stack]) -> list[Row]:
     """A bar of full width per row, cut into the shares of its parts."""
     drawn = []
     for row in rows:
         whole = sum(part for part in row.parts if math.isfinite(part)) or 1.0
-        start, cuts = 0.0, []
+        start, shapes = 0.0, []
         for i, part in enumerate(row.parts):
             width = 100 * part / whole if math.isfinite(part) else 0.0
-            cuts.append(f'<rect class="fill c{7 - i}" x="{start:.2f}%" y="0" width="{width:.2f}%" height="{BAR_PX}"/>')
+            shapes.append(_rect(f"fill c{7 - i}", start, width))
             start += width
-        drawn.append(_labelled(row.label, row.note, cuts, title))
-    return joined(drawn)
+        drawn.append(Row(row.label, row.note, shapes))
+    return drawn
 
 
-def intervals(rows: Sequence[Interval], title: str) -> Markup:
+def intervals(rows: Sequence[Interval]) -> list[Row]:
     """A dot with its interval per row, on one scale that spans the intervals and nothing more."""
     known = [x for row in rows for x in (row.value, row.low, row.high) if x is not None and math.isfinite(x)]
     low, high = min(known, default=0.0), max(known, default=1.0)
     margin = 0.04 * (high - low) or 0.5
     low, high = low - margin, high + margin
-    parts = []
-    for i, row in enumerate(rows):
-        top = i * ROW_PX
-        at = 100 * (row.value - low) / (high - low)
-        parts.append(_row_text(row.label, row.note, top))
-        parts.append(f'<line class="axis" x1="0" x2="100%" y1="{top + 30}" y2="{top + 30}"/>')
-        if row.low is not None and row.high is not None:
-            from_, to = (100 * (x - low) / (high - low) for x in (row.low, row.high))
-            parts.append(f'<line class="whisker" x1="{from_:.2f}%" x2="{to:.2f}%" y1="{top + 30}" y2="{top + 30}"/>')
-        parts.append(f'<circle class="bar" cx="{at:.2f}%" cy="{top + 30}" r="5"/>')
-    return _svg(parts, len(rows) * ROW_PX, title)
+    drawn = []
+    for row in rows:
+        at, *ends = (100 * (x - low) / (high - low) for x in (row.value, row.low, row.high) if x is not None)
+        shapes = [straight("axis", 0, 100, BAR_PX / 2)]
+        if len(ends) == 2:
+            shapes.append(straight("whisker", ends[0], ends[1], BAR_PX / 2))
+        drawn.append(Row(row.label, row.note, [*shapes, circle("bar", at, BAR_PX / 2, 5)]))
+    return drawn
 
 
-def curve(points: Sequence[Sequence[float]], title: str) -> Markup:
+def curve(points: Sequence[Sequence[float]], title: str) -> Chart | None:
     """A line through `[x, y]` points, x from 0, y over the range that it takes; what is not finite is left out."""
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if not finite:
-        return Markup("")
+        return None
     drawn = finite[:: math.ceil(len(finite) / POINTS_DRAWN)]
     if drawn[-1] != finite[-1]:
         drawn.append(finite[-1])
     last_x = max(x for x, _ in finite) or 1.0
-    low, high = min(y for _, y in finite), max(y for _, y in finite)
-    if low == high:
-        low, high = low - 0.5, high + 0.5
+    lowest, highest = min(y for _, y in finite), max(y for _, y in finite)
+    low, high = (lowest, highest) if lowest < highest else (lowest - 0.5, highest + 0.5)
     bottom, top = CURVE_PX - 22, 20
-
-    def x_at(x: float) -> float:
-        return 100 * x / last_x
-
-    def y_at(y: float) -> float:
-        return bottom - (bottom - top) * (y - low) / (high - low)
-
-    # The inner drawing stretches to the width given; its line keeps its thickness, and it holds no text to stretch.
-    line = " ".join(f"{x_at(x):.2f},{y_at(y):.1f}" for x, y in drawn)
-    parts = [
-        *(f'<line class="axis" x1="0" x2="100%" y1="{y}" y2="{y}"/>' for y in (top, (top + bottom) / 2, bottom)),
-        f'<svg x="0" y="0" width="100%" height="{CURVE_PX}" viewBox="0 0 100 {CURVE_PX}" preserveAspectRatio="none">',
-        f'<polyline class="curve" points="{line}" vector-effect="non-scaling-stroke"/></svg>',
-        # Few points are seen as points; a single one would otherwise not be seen at all.
-        *(
-            f'<circle class="bar" cx="{x_at(x):.2f}%" cy="{y_at(y):.1f}" r="3"/>'
-            for x, y in (drawn if len(drawn) <= 30 else [])
-        ),
-        f'<text x="0" y="{top - 6}">{number(high)}</text>',
-        f'<text x="0" y="{bottom - 6}">{number(low)}</text>',
-        f'<text x="0" y="{CURVE_PX - 5}">0</text>',
-        f'<text x="100%" y="{CURVE_PX - 5}" text-anchor="end">step {number(last_x)}</text>',
-        f'<text x="100%" y="{top - 6}" text-anchor="end">last {number(finite[-1][1])}</text>',
-    ]
-    return _svg(parts, CURVE_PX, title)
+    places = [(100 * x / last_x, bottom - (bottom - top) * (y - low) / (high - low)) for x, y in drawn]
+    return Chart(
+        title,
+        CURVE_PX,
+        [
+            *(straight("axis", 0, 100, y) for y in (top, (top + bottom) / 2, bottom)),
+            stretched("polyline", "curve", places),
+            # Few points are seen as points; a single one would otherwise not be seen at all.
+            *(circle("bar", x, y, 3) for x, y in (places if len(places) <= 30 else [])),
+            words(number(high), 0, top - 6),
+            words(number(low), 0, bottom - 6),
+            words("0", 0, CURVE_PX - 5),
+            words(f"step {number(last_x)}", 100, CURVE_PX - 5, anchor="end"),
+            words(f"last {number(finite[-1][1])}", 100, top - 6, anchor="end"),
+        ],
+    )
 
 
-def _labelled(label: str, note: str, parts: Sequence[str], title: str) -> Markup:
-    """A bar under its label and note, which are HTML: a long name wraps on a narrow screen."""
-    words = joined([element("span", label), element("span", note, class_="quiet")])
-    return joined([element("p", words, class_="over"), _svg(parts, BAR_PX, f"{title}: {label}, {note}")])
+def straight(kind: str, x1: float, x2: float, y1: float, y2: float | None = None) -> Shape:
+    """A straight line, level where `y2` is not given; x in percent, y in pixels."""
+    ends = {"y1": f"{y1:.1f}", "y2": f"{y1 if y2 is None else y2:.1f}"}
+    return Shape("line", {"class": kind, "x1": f"{x1:.2f}%", "x2": f"{x2:.2f}%", **ends})
 
 
-def _row_text(label: str, note: str, top: int) -> str:
-    name = f'<text class="label" x="0" y="{top + 15}">{escaped(label)}</text>'
-    return f'{name}<text class="note" x="100%" y="{top + 15}" text-anchor="end">{escaped(note)}</text>'
+def circle(kind: str, x: float, y: float, radius_px: float) -> Shape:
+    """A mark; x in percent, y in pixels."""
+    return Shape("circle", {"class": kind, "cx": f"{x:.2f}%", "cy": f"{y:.1f}", "r": f"{radius_px:g}"})
 
 
-def _svg(parts: Sequence[str], height_px: int, title: str) -> Markup:
-    opening = f'<svg class="chart" role="img" aria-label="{escaped(title)}" width="100%" height="{height_px}">'
-    return Markup(opening + "".join(parts) + "</svg>")
+def stretched(tag: str, kind: str, points: Sequence[tuple[float, float]]) -> Shape:
+    """A line or an area through `points`, stretched over the whole width; its line keeps its thickness."""
+    return Shape(tag, {"class": kind, "points": " ".join(f"{x:.2f},{y:.1f}" for x, y in points)})
+
+
+def words(text: str, x: float, y: float, *, kind: str = "", dx: float = 0, anchor: str = "") -> Shape:
+    """A text; x in percent and `dx` pixels more, y in pixels."""
+    given = {"class": kind, "x": f"{x:.2f}%", "dx": f"{dx:g}" if dx else "", "y": f"{y:.1f}", "text-anchor": anchor}
+    return Shape("text", {name: value for name, value in given.items() if value}, text)
+
+
+def _rect(kind: str, x: float, width: float) -> Shape:
+    return Shape("rect", {"class": kind, "x": f"{x:.2f}%", "y": "0", "width": f"{width:.2f}%", "height": f"{BAR_PX}"})

@@ -1,4 +1,4 @@
-"""The plots of a profile, each from the document; empty where the document has nothing to draw."""
+"""The plots of a profile, each from the document; None where the document has nothing to draw."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,6 @@ from stillroom.report.charts import (
     dot,
     kind_of,
     labels,
-    legend,
     level,
     line,
     linear_axis,
@@ -27,7 +26,8 @@ from stillroom.report.charts import (
     upright,
     whisker,
 )
-from stillroom.report.markup import Markup, joined, number, percent, score
+from stillroom.report.drawings import Chart, Key, Shape, words
+from stillroom.report.formats import number, percent, score
 
 CURVE_POINTS = 160  # of a distribution; more than a phone has columns for
 LENGTH_BINS = 8
@@ -49,7 +49,7 @@ class LengthBin(NamedTuple):
     p90_ms: float
 
 
-def pareto(document: ProfileDocument) -> Markup:
+def pareto(document: ProfileDocument) -> Chart | None:
     """Metric against median latency, the front as a step line, the budget as an upright one."""
     shown = [
         (i, row, row["metric"], row["single_stream"])
@@ -57,7 +57,7 @@ def pareto(document: ProfileDocument) -> Markup:
         if "metric" in row and "single_stream" in row
     ]
     if not shown:
-        return Markup("")
+        return None
     budget, front = document.get("budget"), document.get("front", [])
     times_ms = [x for _, _, _, timed in shown for x in (timed["p50_ms"], *timed["intervals_ms"].get("p50", []))]
     times_ms += [_reached_ms(row, budget) for _, row, _, _ in shown]
@@ -84,26 +84,23 @@ def pareto(document: ProfileDocument) -> Markup:
     for i, _, metric, timed in shown:
         parts.append(dot(plane, (timed["p50_ms"], metric["value"]), kind_of(i), hollow=i in hollow))
     parts.append(labels(plane, [((timed["p50_ms"], m["value"]), str(i + 1)) for i, _, m, timed in shown]))
-    named = legend(
-        (
-            (
-                i,
-                row["name"],
-                f"{score(metric['value'])}, {number(timed['p50_ms'])} ms{', front' if row['name'] in front else ''}",
-            )
-            for i, row, metric, timed in shown
-        ),
-        lines=False,
-        hollow=hollow,
-    )
-    return joined([plot(plane, parts, f"{name} against median latency"), named])
+    legend = [
+        Key(
+            i,
+            row["name"],
+            f"{score(metric['value'])}, {number(timed['p50_ms'])} ms{', front' if row['name'] in front else ''}",
+            "hollow" if i in hollow else "fill",
+        )
+        for i, row, metric, timed in shown
+    ]
+    return plot(plane, parts, f"{name} against median latency", legend)
 
 
-def distribution(document: ProfileDocument) -> Markup:
+def distribution(document: ProfileDocument) -> Chart | None:
     """The share of texts that were answered within a time, a curve for each model."""
     shown = [(i, row, np.sort(_whole_ms(row))) for i, row in _with_samples(document)]
     if not shown:
-        return Markup("")
+        return None
     ends = [float(x) for _, _, whole_ms in shown for x in (whole_ms[0], whole_ms[-1])]
     plane = Plane(log_axis("from text to answer, ms", ends), Axis("share of texts, %", 0.0, 103.0, log=False))
     parts = [level(plane, share, f"p{share}", below=True) for share in (50, 90, 99)]
@@ -113,22 +110,24 @@ def distribution(document: ProfileDocument) -> Markup:
         # Each number has a height of its own on its curve, so that two never meet.
         share = 15 + 70 * (place + 0.5) / len(shown)
         marks.append(beside(plane, (float(np.percentile(whole_ms, share)), share), str(i + 1)))
-    named = legend(
-        (
-            (i, row["name"], f"{number(timed['p50_ms'])} · {number(timed['p90_ms'])} · {number(timed['p99_ms'])} ms")
-            for i, row, _ in shown
-            if (timed := row["single_stream"])
-        ),
-        lines=True,
-    )
-    return joined([plot(plane, [*parts, *marks], "share of texts answered within a time, by model"), named])
+    legend = [
+        Key(
+            i,
+            row["name"],
+            f"{number(timed['p50_ms'])} · {number(timed['p90_ms'])} · {number(timed['p99_ms'])} ms",
+            "line",
+        )
+        for i, row, _ in shown
+        if (timed := row["single_stream"])
+    ]
+    return plot(plane, [*parts, *marks], "share of texts answered within a time, by model", legend)
 
 
-def lengths(document: ProfileDocument) -> Markup:
+def lengths(document: ProfileDocument) -> Chart | None:
     """Run time against length: a line through the medians, and the band that holds the middle eight tenths."""
     shown = [(i, row, bins) for i, row in _with_samples(document) if len(bins := length_bins(row["single_stream"])) > 1]
     if not shown:
-        return Markup("")
+        return None
     times_ms = [x for _, _, bins in shown for one in bins for x in (one.p10_ms, one.p90_ms)]
     plane = Plane(
         log_axis("tokens of the text", [one.tokens for _, _, bins in shown for one in bins]),
@@ -143,9 +142,9 @@ def lengths(document: ProfileDocument) -> Markup:
         parts.append(line(plane, middle, kind_of(i)))
         parts += [dot(plane, point, kind_of(i), radius_px=2.5) for point in middle]
     lasts = [(bins[-1].tokens, bins[-1].p50_ms) for _, _, bins in shown]
-    parts += _at_the_end(plane, lasts, [str(i + 1) for i, _, _ in shown])
-    named = legend(((i, row["name"], "") for i, row, _ in shown), lines=True)
-    return joined([plot(plane, parts, "run time against length in tokens, by model"), named])
+    parts.append(_at_the_end(plane, lasts, [str(i + 1) for i, _, _ in shown]))
+    legend = [Key(i, row["name"], "", "line") for i, row, _ in shown]
+    return plot(plane, parts, "run time against length in tokens, by model", legend)
 
 
 def calls(timed: SingleStream) -> Floats:
@@ -171,7 +170,7 @@ def length_bins(timed: SingleStream) -> list[LengthBin]:
     return found
 
 
-def roofline(document: ProfileDocument) -> Markup:
+def roofline(document: ProfileDocument) -> Chart | None:
     """What the machine could do at each arithmetic intensity, and what each model does."""
     peaks = document.get("peaks", {})
     ceilings = _ceilings(peaks)
@@ -183,7 +182,7 @@ def roofline(document: ProfileDocument) -> Markup:
         and all(math.isfinite(cost[key]) and cost[key] > 0 for key in ROOFLINE)
     ]
     if not shown or not ceilings or not bandwidth:
-        return Markup("")
+        return None
     alone = {i: single_stream_gflop_per_s(row) for i, row, _, _ in shown}
     rates = [rate for _, _, _, rate in shown] + [rate for rate in alone.values() if rate is not None]
     ridges = [height / bandwidth for _, height in ceilings]
@@ -200,17 +199,15 @@ def roofline(document: ProfileDocument) -> Markup:
     tops = spread_px([plane.at((1.0, height))[1] for _, height in ceilings])
     for (precision, height), top in zip(ceilings, tops, strict=True):
         parts.append(line(plane, [(height / bandwidth, height), (plane.x.high, height)], "roof"))
-        parts.append(
-            f'<text class="halo" x="100%" y="{top - 4:.1f}" text-anchor="end">{precision} {number(height)}</text>'
-        )
+        parts.append([words(f"{precision} {number(height)}", 100, top - 4, kind="halo", anchor="end")])
     for i, _, intensity, rate in shown:
         if (one := alone[i]) is not None:
             parts.append(whisker(plane, (intensity, one), (intensity, rate), kind_of(i)))
             parts.append(dot(plane, (intensity, one), kind_of(i), hollow=True, radius_px=4))
         parts.append(dot(plane, (intensity, rate), kind_of(i)))
     parts += [beside(plane, (x, rate), str(i + 1), up_px=9) for i, _, x, rate in shown]
-    named = legend(((i, row["name"], _reached(row)) for i, row, _, _ in shown), lines=False)
-    return joined([plot(plane, parts, "roofline: rate of computing against arithmetic intensity"), named])
+    legend = [Key(i, row["name"], _reached(row), "fill") for i, row, _, _ in shown]
+    return plot(plane, parts, "roofline: rate of computing against arithmetic intensity", legend)
 
 
 def single_stream_gflop_per_s(row: ModelRow) -> float | None:
@@ -222,7 +219,7 @@ def single_stream_gflop_per_s(row: ModelRow) -> float | None:
     return row["cost"]["flops_per_text"] / mean_ms / 1e6 if mean_ms > 0 else None
 
 
-def server(document: ProfileDocument) -> Markup:
+def server(document: ProfileDocument) -> Chart | None:
     """p99 against the rate of arrivals, a line for each model; filled marks held the bound."""
     shown = [
         (i, row, sorted(row["server"]["trials"], key=lambda trial: trial["rate_per_s"]))
@@ -230,7 +227,7 @@ def server(document: ProfileDocument) -> Markup:
         if "server" in row and row["server"]["trials"]
     ]
     if not shown:
-        return Markup("")
+        return None
     bounds_ms = sorted({row["server"]["bound_ms"] for _, row, _ in shown})
     trials = [trial for _, _, listed in shown for trial in listed]
     plane = Plane(
@@ -247,8 +244,8 @@ def server(document: ProfileDocument) -> Markup:
     parts += [level(plane, bound_ms, f"bound {number(bound_ms)} ms") for bound_ms in bounds_ms]
     lasts = [((listed[-1]["rate_per_s"], listed[-1]["p99_ms"]), str(i + 1)) for i, _, listed in shown]
     parts.append(labels(plane, lasts))
-    named = legend(((i, row["name"], _held(row["server"]["rate_per_s"])) for i, row, _ in shown), lines=True)
-    return joined([plot(plane, parts, "p99 against the rate of arrivals, by model"), named])
+    legend = [Key(i, row["name"], _held(row["server"]["rate_per_s"]), "line") for i, row, _ in shown]
+    return plot(plane, parts, "p99 against the rate of arrivals, by model", legend)
 
 
 def _with_samples(document: ProfileDocument) -> list[tuple[int, ModelRow]]:
@@ -291,14 +288,11 @@ def _steps(corners: Sequence[Point], plane: Plane) -> list[Point]:
     return [*path, (plane.x.high, corners[-1][1])]
 
 
-def _at_the_end(plane: Plane, points: Sequence[Point], texts: Sequence[str]) -> list[str]:
+def _at_the_end(plane: Plane, points: Sequence[Point], texts: Sequence[str]) -> list[Shape]:
     """`texts` at the right of where lines end, moved apart where lines end together."""
     heights_px = spread_px([plane.at(point)[1] for point in points])
     ends = [plane.at(point)[0] for point in points]
-    return [
-        f'<text class="halo label" x="{x:.2f}%" dx="8" y="{y + 4:.1f}">{text}</text>'
-        for x, y, text in zip(ends, heights_px, texts, strict=True)
-    ]
+    return [words(text, x, y + 4, kind="halo label", dx=8) for x, y, text in zip(ends, heights_px, texts, strict=True)]
 
 
 def _ceilings(peaks: Peaks) -> list[tuple[str, float]]:

@@ -1,76 +1,66 @@
 """The page of a profile: which model to take, what it costs, and how that was found out, for somebody who was not there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from latency.measure.machine import machine_line
 from latency.measure.result_document import Budget, ModelRow, ProfileDocument, RatioRow, SingleStream
-from stillroom.report.latency_table import PAIRED, doubts, grid_table, speed_up
-from stillroom.report.markup import (
-    Cell,
-    Markup,
-    columns_table,
-    element,
-    filled,
-    joined,
-    markdown,
-    number,
-    number_or_none,
-    score,
-    size,
-)
+from stillroom.report.doubts import doubts
+from stillroom.report.formats import Cell, Estimate, Table, markdown, number, score, scored, size, table
+from stillroom.report.latency_table import PAIRED, all_figures, shapes, speed_up
+from stillroom.report.pages import rendered
+from stillroom.report.profile_charts import distribution, lengths, pareto, roofline, server
 from stillroom.report.profile_sections import (
-    Estimate,
-    conditions_section,
-    costs_section,
-    distribution_section,
-    doubts_section,
-    grid_section,
-    length_section,
-    numbered,
-    over_interval,
-    pinned,
-    roofline_section,
-    server_section,
-    threads_section,
-    time_section,
-    trade_section,
+    PARTS,
+    conditions_of,
+    cost_tables,
+    length_table,
+    models_of,
+    nearest_to_the_peak,
+    operators_of,
+    parts_of_calls,
+    texts_in_words,
+    threads_of,
+    timing_conditions,
 )
-from stillroom.report.run_page import html_page
 
 Percentile = Literal["p50", "p99"]
-Shown = Callable[[Estimate], Cell]
 
 
 def profile_page(document: ProfileDocument, title: str = "Profile") -> str:
     """One self-contained HTML document, in the order that a reader asks. What was not measured is not spoken of."""
-    sections: list[tuple[str, str, Callable[[ProfileDocument], Markup]]] = [
-        ("answer", "The answer", _answer),
-        ("models", "Models", _models),
-        ("trade", "Quality against latency", trade_section),
-        ("distribution", "Distribution", distribution_section),
-        ("length", "Length", length_section),
-        ("time", "Where the time goes", time_section),
-        ("roofline", "What the machine could do", roofline_section),
-        ("server", "Server", server_section),
-        ("grid", "Batches and lengths", grid_section),
-        ("threads", "Threads", threads_section),
-        ("costs", "Costs", costs_section),
-        ("doubts", "Doubts", doubts_section),
-        ("conditions", "Conditions", conditions_section),
-    ]
-    shown = [(name, heading, content) for name, heading, section in sections if (content := section(document))]
-    body = [
-        element("h1", title),
-        element("p", _about(document), class_="quiet"),
-        element(
-            "nav",
-            joined([element("a", heading, href=f"#{name}") for name, heading, _ in shown]),
-            aria_label="Contents",
-        ),
-        *(element("section", joined([element("h2", heading), content]), id=name) for name, heading, content in shown),
-    ]
-    return html_page(title, body)
+    models = document.get("models", [])
+    values: dict[str, object] = {
+        "title": title,
+        "about": _about(document),
+        "document": {**dict.fromkeys(ProfileDocument.__annotations__), **document},
+        "verdict": _verdict(document["budget"]) if "budget" in document else "",
+        "lines": [*_front_lines(document), *_speed_lines(document)],
+        "doubts": doubts(document),
+        "models": _models(document),
+        "speed_ups": _speed_ups(document),
+        "has": {part for row in models for part in row},
+        "left_out": [*document.get("left_out", []), *_left_out(models)],
+        "pareto": pareto(document),
+        "distribution": distribution(document),
+        "lengths": lengths(document),
+        "length_table": length_table(document),
+        "parts": PARTS,
+        "parts_of_calls": parts_of_calls(document),
+        "operators": operators_of(document),
+        "roofline": roofline(document),
+        "nearest": nearest_to_the_peak(document),
+        "server": server(document),
+        "shapes": shapes(document),
+        "figures": all_figures(document),
+        "PAIRED": PAIRED,
+        "threads": threads_of(document),
+        "costs": cost_tables(document),
+        "texts": texts_in_words(document),
+        "conditions": conditions_of(document),
+        "timing_conditions": timing_conditions(document),
+    }
+    return rendered("profile.html", values)
 
 
 def profile_markdown(document: ProfileDocument) -> str:
@@ -81,16 +71,20 @@ def profile_markdown(document: ProfileDocument) -> str:
     above, below = f"`stillroom profile`: {_about(document)}", _legend(document)
     if "budget" in document:
         above = f"{above}. {_verdict(document['budget'])}"
-    grid = markdown(*grid_table(document, document["candidates"], with_shape=True))
+    grid = _markdown(all_figures(document))
     if not document.get("models"):
         return f"{above}\n\n{grid}\n{below}\n"
     front = document.get("front", [])
-    columns: list[tuple[str, Sequence[Cell]]] = [
+    main = table(
         ("model", [row["name"] for row in document["models"]]),
         ("front", ["yes" if row["name"] in front else None for row in document["models"]]),
-        *_model_columns(document, lambda one: f"{one.value} [{one.low}, {one.high}]"),
-    ]
-    return f"{above}\n\n{markdown(*filled(columns))}\n{grid}\n{below}\n"
+        *_model_columns(document),
+    )
+    return f"{above}\n\n{_markdown(main)}\n{grid}\n{below}\n"
+
+
+def _markdown(written: Table) -> str:
+    return markdown(written.header, written.rows)
 
 
 def _legend(document: ProfileDocument) -> str:
@@ -102,8 +96,7 @@ def _legend(document: ProfileDocument) -> str:
     if document["ratios"]:
         said.append(PAIRED)
     said.append(
-        "doubts: how many reservations a measurement has of itself (few samples, wide spread, drift, other load); the "
-        "report spells them out."
+        "doubts: how many reasons speak against a row (few samples, wide spread, drift, other load); report.json names them."
     )
     said += [f"Left out: {line}." for line in document.get("left_out", [])]
     return " ".join(said)
@@ -116,8 +109,8 @@ def answer_lines(document: ProfileDocument) -> list[str]:
         lines.append(f"{_verdict(document['budget'])} {document['budget']['sentence']}")
     lines += [*_front_lines(document), *_speed_lines(document)]
     lines += [f"Warning: {warning}" for warning in document.get("warnings", [])]
-    short, _ = doubts(document)
-    return [*lines, short] if short else lines
+    found = doubts(document)
+    return [*lines, found.sentence] if found else lines
 
 
 def _verdict(budget: Budget) -> str:
@@ -175,10 +168,12 @@ def _speed_lines(document: ProfileDocument) -> list[str]:
 def _compared(document: ProfileDocument, name: str) -> str:
     """How much faster than the first `name` is, as a sentence after another; empty for the first itself."""
     speed_ups = _speed_ups(document)
-    if name not in speed_ups.ratios:
+    found = speed_up(speed_ups.ratios.get(name))
+    if found is None:
         return ""
-    value, low, high = speed_up(speed_ups.ratios[name])
-    return f" That is {value} times [{low}, {high}] the speed of {speed_ups.over} ({speed_ups.where})."
+    return (
+        f" That is {found.value} times [{found.low}, {found.high}] the speed of {speed_ups.over} ({speed_ups.where})."
+    )
 
 
 class SpeedUps(NamedTuple):
@@ -220,36 +215,10 @@ def _about(document: ProfileDocument) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _answer(document: ProfileDocument) -> Markup:
-    parts = []
-    if "budget" in document:
-        classes = {"met": "passed", "perhaps": "perhaps", "missed": "missed"}
-        verdict = element("strong", _verdict(document["budget"]), class_=classes[document["budget"]["verdict"]])
-        sentence = element("span", document["budget"]["sentence"])
-        parts.append(element("p", joined([verdict, sentence]), class_="answer"))
-    parts += [element("p", line) for line in [*_front_lines(document), *_speed_lines(document)]]
-    if warnings := document.get("warnings"):
-        listed = element("ul", joined([element("li", warning) for warning in warnings]))
-        parts.append(element("aside", joined([element("strong", "Warnings"), listed]), class_="warnings"))
-    short, _ = doubts(document)
-    if short:
-        said = joined([element("strong", short), element("a", "All doubts", href="#doubts")])
-        parts.append(element("aside", said, class_="warnings"))
-    return joined(parts)
-
-
-def _models(document: ProfileDocument) -> Markup:
-    models = document.get("models", [])
-    if not models:
-        return Markup("")
+def _models(document: ProfileDocument) -> Table:
     front = document.get("front", [])
-    named = [
-        numbered(i, row["name"], tag="on the front" if row["name"] in front else "") for i, row in enumerate(models)
-    ]
-    columns = [("model", named), *_model_columns(document, over_interval)]
-    left_out = [element("li", line) for line in [*document.get("left_out", []), *_left_out(models)]]
-    listed = [element("h3", "What was left out"), element("ul", joined(left_out), class_="plain")] if left_out else []
-    return joined([element("p", _how_to_read(document), class_="quiet"), pinned(columns_table(columns)), *listed])
+    named = [model._replace(about="on the front" if model.name in front else "") for model in models_of(document)]
+    return table(("model", named), *_model_columns(document)) if named else table()
 
 
 def _left_out(models: Sequence[ModelRow]) -> list[str]:
@@ -262,54 +231,30 @@ def _left_out(models: Sequence[ModelRow]) -> list[str]:
     ]
 
 
-def _how_to_read(document: ProfileDocument) -> str:
-    models = document["models"]
-    said = [
-        "Latency is that of one real text at a time, from text to answer; the small print is 95 % intervals.",
-    ]
-    if (speed_ups := _speed_ups(document)).ratios:
-        said.append(f"Speed-ups are over {speed_ups.over}: {speed_ups.where}. {PAIRED}")
-    if any("offline" in row for row in models):
-        said.append("Offline is all texts at hand, in batches by length.")
-    if any("server" in row for row in models):
-        said.append(
-            "Server is the highest rate of texts arriving at random whose p99 stayed under the bound in brackets."
-        )
-    return " ".join(said)
-
-
-def _model_columns(document: ProfileDocument, shown: Shown) -> list[tuple[str, Sequence[Cell]]]:
-    """The main table without names, a cell for each model; `shown` writes a figure with its interval."""
+def _model_columns(document: ProfileDocument) -> list[tuple[str, Sequence[Cell]]]:
+    """The main table without names, a cell for each model."""
     models = document["models"]
     ratios = _speed_ups(document).ratios
     metric = next((row["metric"]["name"] for row in models if "metric" in row), "metric")
     bounds_ms = {row["server"]["bound_ms"] for row in models if "server" in row}
     bound = f" ({number(bounds_ms.pop())} ms)" if len(bounds_ms) == 1 else ""
-
-    def written(estimate: Estimate | None) -> Cell:
-        if estimate is None:
-            return None
-        return shown(estimate) if estimate.low else estimate.value
-
     return [
-        (metric, [written(_metric(row)) for row in models]),
-        ("p50 ms", [written(_single_stream(row, "p50")) for row in models]),
-        ("p99 ms", [written(_single_stream(row, "p99")) for row in models]),
-        ("speed-up", [written(_ratio(ratios.get(row["name"]))) for row in models]),
-        ("offline, texts/s", [written(_offline(row)) for row in models]),
+        (metric, [_metric(row) for row in models]),
+        ("p50 ms", [_single_stream(row, "p50") for row in models]),
+        ("p99 ms", [_single_stream(row, "p99") for row in models]),
+        ("speed-up", [speed_up(ratios.get(row["name"])) for row in models]),
+        ("offline, texts/s", [_offline(row) for row in models]),
         (f"server, texts/s{bound}", [_server_rate(row) for row in models]),
-        ("cold start, ms", [number_or_none(row["cost"].get("cold_start_ms")) for row in models]),
+        ("cold start, ms", [row["cost"].get("cold_start_ms") for row in models]),
         ("peak memory", [size(row["cost"].get("memory_peak_bytes")) for row in models]),
         ("size", [size(row["cost"].get("size_bytes")) for row in models]),
-        ("price per million", [number_or_none(row["cost"].get("price_per_million")) for row in models]),
+        ("price per million", [row["cost"].get("price_per_million") for row in models]),
     ]
 
 
 def _metric(row: ModelRow) -> Estimate | None:
     metric = row.get("metric")
-    if metric is None:
-        return None
-    return Estimate(f"{metric['value']:.4f}", f"{metric['low']:.4f}", f"{metric['high']:.4f}")
+    return None if metric is None else scored(metric["value"], metric["low"], metric["high"])
 
 
 def _single_stream(row: ModelRow, percentile: Percentile) -> Estimate | None:
@@ -319,20 +264,12 @@ def _single_stream(row: ModelRow, percentile: Percentile) -> Estimate | None:
 def _timed(timed: SingleStream, percentile: Percentile) -> Estimate:
     """A percentile of one text at a time; the interval is empty where it is not known."""
     value_ms = timed["p50_ms"] if percentile == "p50" else timed["p99_ms"]
-    low_ms, high_ms = timed["intervals_ms"].get(percentile, (None, None))
-    return Estimate(number(value_ms), number_or_none(low_ms) or "", number_or_none(high_ms) or "")
+    return Estimate(*map(number, (value_ms, *timed["intervals_ms"].get(percentile, ()))))
 
 
 def _offline(row: ModelRow) -> Estimate | None:
     offline = row.get("offline")
-    if offline is None:
-        return None
-    low, high = offline["interval"]
-    return Estimate(number(offline["texts_per_s"]), number(low), number(high))
-
-
-def _ratio(ratio: RatioRow | None) -> Estimate | None:
-    return None if ratio is None else Estimate(*speed_up(ratio))
+    return None if offline is None else Estimate(*map(number, (offline["texts_per_s"], *offline["interval"])))
 
 
 def _server_rate(row: ModelRow) -> Cell:

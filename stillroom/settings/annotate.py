@@ -23,7 +23,7 @@ class Annotation:
     output: Path = setting(help="JSON lines, one for each row, in order; - is stdout.", panel=ROWS)
     options: AnswerOptions = group(AnswerOptions, panel=ANSWERS)
     format: Literal["jsonl", "json", "csv", "tsv", "txt", "parquet"] | None = setting(
-        None, help="Of the input.", shown="what its name ends with", panel=ROWS
+        None, help="Format of the input.", shown="what its name ends with", panel=ROWS
     )
     answer_field: str = setting(
         "answer", help="The field that holds the answer in each row of the output.", flag="--field", panel=ROWS

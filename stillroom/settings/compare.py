@@ -41,7 +41,7 @@ class Comparison(DataSet):
         panel=WHAT,
     )
     methods: tuple[str, ...] = setting(
-        help="A method (docs/methods.md); minilm@6x576 goes by way of an assistant of that shape.",
+        help="A method (docs/reference/methods.md); minilm@6x576 goes by way of an assistant of that shape.",
         suggested=(*TEXT_METHODS, *TASK_METHODS),
         flag="--method",
         metavar="NAME",

@@ -29,8 +29,8 @@ class Loading(TextColumn):
     bound_ms: float | None = setting(
         None, help="Milliseconds that p99 is to stay under in the search.", above=0, shown="50", panel=SEARCH
     )
-    queries: int | None = setting(None, help="Of each trial, in place of --seconds.", at_least=1, panel=SEARCH)
-    seconds: float | None = setting(None, help="Of arrivals, each trial.", above=0, shown="10", panel=SEARCH)
+    queries: int | None = setting(None, help="Queries of each trial, in place of --seconds.", at_least=1, panel=SEARCH)
+    seconds: float | None = setting(None, help="Seconds of arrivals in each trial.", above=0, shown="10", panel=SEARCH)
     connections: int = setting(
         256, help="Open at once at most; queries beyond wait, which counts.", at_least=1, at_most=60_000, panel=CLIENT
     )

@@ -11,6 +11,8 @@ CARD = "Model card"
 class OfCard:
     """Licences and language, as the Hub's metadata names them."""
 
-    license: str = setting("", help="Of the model: a short name that the Hub knows, such as apache-2.0.", panel=CARD)
-    data_license: str = setting("", help="Of the data that it learned from.", panel=CARD)
-    language: str = setting("", help="Of the texts: a code that the Hub knows, such as en.", panel=CARD)
+    license: str = setting(
+        "", help="Licence of the model: a short name that the Hub knows, such as apache-2.0.", panel=CARD
+    )
+    data_license: str = setting("", help="Licence of the data that it learned from.", panel=CARD)
+    language: str = setting("", help="Language of the texts: a code that the Hub knows, such as en.", panel=CARD)

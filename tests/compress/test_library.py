@@ -25,8 +25,8 @@ def test_the_example_in_the_docs_distils_and_fine_tunes_alone(
     shutil.copytree(tiny_teacher, tmp_path / "teacher")
     shutil.copytree(task_data, tmp_path / "data")
     (tmp_path / "corpus.txt").write_text("the kettle is lovely\nwhere is my lamp\n" * 20, encoding="utf-8")
-    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(from compress .*?)```", page, re.DOTALL)
     done = run(example, tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("student", "classifier"):

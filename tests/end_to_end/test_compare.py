@@ -116,7 +116,7 @@ def test_assistants_and_another_task_come_before_the_task(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"methods": ("magic",)}, "'magic' is not known; it is one of minilmv2"),
+        ({"methods": ("magic",)}, "--method magic is not known; give one of minilmv2"),
         ({"methods": ()}, "--method is needed"),
         ({"corpus": ()}, "--method has minilm, which learns from plain text, and no --corpus was given"),
         ({"students": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),

@@ -303,7 +303,7 @@ def test_what_is_doubtful_about_the_data_is_told_as_a_run_tells_it(trimmed: tupl
     out, said = trimmed
     expected = [
         "There is no validation file: 24 texts of train were held out for it.",
-        "1 text stands in both test and train: scores there flatter every model.",
+        "1 text stands in more than one split (train, test): scores there are too high for every model.",
     ]
     assert report_of(out)["warnings"][:2] == expected  # type: ignore[index]
     assert [line for line in said.splitlines() if line.startswith("warning")] == [

@@ -153,9 +153,10 @@ def test_the_bundle_holds_what_it_says_and_its_card_nothing_of_this_machine(
     for name, variant in manifest.variants.items():
         found = manifest.metrics["confidence"][name]
         assert found["test"]["rows"] > found["validation"]["rows"] > 0
-        line = f"{name}: temperature {variant.temperature:g}, expected calibration error on test {found['test']['ece']:.4f}"
-        assert line in (out / "README.md").read_text(encoding="utf-8")
-        assert [claim for claim in document["claims"] if claim.startswith(line)]
+        (claim,) = (each for each in document["claims"] if each.startswith(f"{name}: "))
+        assert f"the expected calibration error on test {'is' if variant.temperature == 1 else 'from'}" in claim
+        assert f"{found['test']['ece']:.4f}" in claim
+        assert claim in (out / "README.md").read_text(encoding="utf-8")
         assert variant.abstain_below is None
     assert [(gate["name"], gate["passed"]) for gate in document["gates"]] == [
         ("int8 over fp32, validation", True),

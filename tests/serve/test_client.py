@@ -1,6 +1,7 @@
 """The client against the real server in a process, and against one whose every answer the test decides."""
 
 import asyncio
+import inspect
 import json
 import re
 import subprocess
@@ -297,11 +298,29 @@ def test_a_retry_after_that_says_nothing_is_not_heeded(said: str) -> None:
     assert retry_after_s(past) == 0
 
 
-def test_the_code_in_its_page_runs(url: str) -> None:
-    page = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+def test_the_code_in_its_page_runs(url: str, entities_bundle: Path) -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Client(" in block]
+    (in_process,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Pipeline(" in block]
     assert len(blocks) >= 2
     known: dict[str, Any] = {}
-    for block in blocks:
-        exec(block.replace("http://127.0.0.1:8000", url), known)  # noqa: S102 - the page is ours
-    assert known["answer"]["entities"][0]["text"] == "Rome"
+    for block in [in_process, *blocks]:
+        known.pop("answer", None)
+        code = block.replace("http://127.0.0.1:8000", url).replace("ner.bundle", str(entities_bundle))
+        exec(code, known)  # noqa: S102 - the page is ours
+        if "answer = " in block:
+            assert known["answer"]["entities"][0]["text"] == "Rome"
+
+
+def test_its_page_names_every_option() -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    of_pipeline = {name for name in inspect.signature(Pipeline.__call__).parameters if name not in ("self", "text")}
+    assert of_pipeline == set(re.findall(r"^\| `(\w+)` \| [^|]+ \| (?:entities|models|labels|all)", page, re.MULTILINE))
+    kinds = {
+        "entities": client_module.EntitiesOptions,
+        "classify": client_module.ClassifyOptions,
+        "relations": client_module.RelationsOptions,
+    }
+    for method, kind in kinds.items():
+        (listed,) = re.findall(rf"^\| `{method}\([^|]* \| ([^|]+) \|", page, re.MULTILINE)
+        assert re.findall(r"`(\w+)`", listed) == list(kind.__annotations__)

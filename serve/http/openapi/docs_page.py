@@ -8,16 +8,27 @@ from typing import Any
 # A server's address as its client wrote it, if it may stand in a command: a name or an IP address, and a port.
 ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
 
+# The colours are those of the pages that reports are.
 STYLE = """
-:root { color-scheme: light dark; }
-body { max-width: 52rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif; }
-h2 { font: 600 1rem ui-monospace, monospace; margin: 2.5rem 0 .25rem; }
-h2 b { display: inline-block; min-width: 3.2rem; opacity: .65; }
+:root { color-scheme: light dark; --ink: #1c2024; --quiet: #5b6470; --paper: #ffffff; --panel: #f5f6f8; --line: #d9dde3;
+  --accent: #0b6e8f; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e7eaee; --quiet: #a3adb9; --paper: #14171b; --panel: #1d2228; --line: #343b44; --accent: #4cb8d9; } }
+* { box-sizing: border-box; }
+body { max-width: 58rem; margin: 0 auto; padding: 1.5rem clamp(1rem, 4vw, 2.5rem) 4rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: clamp(1.5rem, 4vw, 2.1rem); line-height: 1.2; margin: 0 0 .25rem; }
+h2 { font: 600 1rem ui-monospace, Menlo, Consolas, monospace; margin: 2.5rem 0 .25rem;
+  padding-top: .9rem; border-top: 1px solid var(--line); }
+h2 b { display: inline-block; min-width: 3.2rem; color: var(--quiet); }
 p { margin: .25rem 0; }
-pre { padding: .75rem 1rem; overflow-x: auto; border: 1px solid #8886; border-radius: .4rem; font-size: .85rem; }
-table { border-collapse: collapse; font-size: .85rem; margin: .5rem 0; }
-td { padding: .1rem 1rem .1rem 0; vertical-align: top; }
-td:first-child { font-family: ui-monospace, monospace; white-space: nowrap; }
+a, summary { color: var(--accent); text-underline-offset: .2em; }
+summary { cursor: pointer; padding: .2rem 0; }
+pre { background: var(--panel); padding: .9rem 1rem; white-space: pre-wrap; font: .86rem/1.5 ui-monospace, Menlo, Consolas, monospace; }
+table { border-collapse: collapse; font-size: .9rem; margin: .5rem 0; }
+th { text-align: left; color: var(--quiet); font-weight: 500; font-size: .85rem; }
+th, td { padding: .1rem 1rem .1rem 0; vertical-align: top; }
+td:first-child { font-family: ui-monospace, Menlo, Consolas, monospace; overflow-wrap: normal; }
 """
 
 
@@ -50,7 +61,8 @@ def _section(document: dict[str, Any], base: str, path: str, method: str, operat
     return (
         f"<h2><b>{method.upper()}</b> {escape(path)}</h2>\n<p>{escape(operation['summary'])}.</p>\n"
         f"<pre>{escape(_call(base + path, content.get('example')))}</pre>\n"
-        f"{_table(fields)}{_table(parameters)}{_table(answers)}"
+        f"{_table('field', fields)}{_table('parameter', parameters)}"
+        f"<details><summary>Status codes</summary>\n{_table('status', answers)}</details>\n"
     )
 
 
@@ -75,8 +87,8 @@ def _fields(document: dict[str, Any], schema: dict[str, Any]) -> list[tuple[str,
     return list(found.items())
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
+def _table(first: str, rows: list[tuple[str, str]]) -> str:
     if not rows:
         return ""
     cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(meaning)}</td></tr>\n" for name, meaning in rows)
-    return f"<table>\n{cells}</table>\n"
+    return f'<table>\n<tr><th scope="col">{first}</th><th scope="col">meaning</th></tr>\n{cells}</table>\n'

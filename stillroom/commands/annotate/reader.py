@@ -139,7 +139,7 @@ class InputFile:
         pair = f", --text-pair-column than {self.columns.pair}" if self.columns.pair in needed else ""
         called = "one called" if len(needed) == 1 else "those called"
         raise BadInput(
-            f"{self.name} has the columns {', '.join(names) or 'none'}; it needs {called} {' and '.join(needed)} "
+            f"{self.name} has {'the columns ' + ', '.join(names) if names else 'no columns'}; it needs {called} {' and '.join(needed)} "
             f"(--text-column names another than {wanted}{pair}), each name once, and none called {answer} (--field gives the answers "
             "another name)"
         )

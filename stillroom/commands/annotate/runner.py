@@ -300,6 +300,8 @@ def summary(document: dict[str, Any]) -> Sequence[str]:
     """What a person is told at the end."""
     if document["texts_per_s"] is None:
         rows = document["rows"]
+        if not rows:
+            return [f"{document['input']} has no rows; nothing was done."]
         answers = "the answer to its 1 row" if rows == 1 else f"the answers to all {rows:,} rows"
         return [f"{document['output']} holds {answers} already; nothing was done."]
     done = document["rows"] - document["rows_before"]

@@ -50,8 +50,8 @@ from stillroom.commands.profile.speed_regression import (
 from stillroom.commands.profile.texts import CALIBRATION_TEXTS, TIMED_TEXTS, Given, given_texts
 from stillroom.console import bar, say
 from stillroom.inputs.out_folder import check_out_folder
+from stillroom.report.pages import can_write_pages, write_page, write_text
 from stillroom.report.profile_page import profile_markdown, profile_page
-from stillroom.report.run_page import write_page
 from stillroom.settings.profile import Profiling
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def _known(machine: MachineFacts, left_out: list[str], command: str, out: Path |
     if command:
         known["command"] = command
     if out:
-        known["report"] = str(out / "report.html")
+        known["report"] = str(out / ("report.html" if can_write_pages() else "table.md"))
     return known
 
 
@@ -473,8 +473,11 @@ def _point(document: ProfileDocument, model: ModelRow, percentile: int) -> Point
 
 
 def write_profile(out: Path, document: ProfileDocument) -> None:
-    """Writes report.html, report.json with every raw sample, and table.md into the folder `out`, each in one step."""
+    """Writes report.html, report.json with every raw sample, and table.md into the folder `out`, each in one step.
+
+    Without Jinja2 the page is left out, and a message says so.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    write_page(out / "report.html", profile_page(document))
-    write_page(out / "report.json", json.dumps(document, indent=1))
-    write_page(out / "table.md", profile_markdown(document))
+    write_page(out / "report.html", partial(profile_page, document))
+    write_text(out / "report.json", json.dumps(document, indent=1))
+    write_text(out / "table.md", profile_markdown(document))

@@ -27,6 +27,7 @@ from stillroom.commands.run.time_budget import Plan, full_plan, timed_plan
 from stillroom.console import say
 from stillroom.inputs.preflight import RunInputs, prepare, work_of
 from stillroom.inputs.recipe import Recipe
+from stillroom.report.pages import page_or
 from stillroom.report.run_page import write_report
 
 
@@ -225,8 +226,10 @@ def _evaluate(
     scores = export_and_scores.read_json(folders["scores"] / "scores.json")
     model_report = export_and_scores.model_report_of(inputs, folders, scores, stage_fingerprints["bundle"])
     if model_report.missed:
-        report = inputs.workdir.root / export_and_scores.REPORT
-        write_report(report, export_and_scores.report_of(inputs, folders, scores, model_report, machine))
+        report = write_report(
+            inputs.workdir.root / export_and_scores.REPORT,
+            export_and_scores.report_of(inputs, folders, scores, model_report, machine),
+        )
         raise model_report.refusal(
             report,
             " More --student-epochs, --unlabelled text or a larger --student usually help; lower the gate only if you can live with it.",
@@ -287,7 +290,7 @@ def _result(out: Path) -> dict[str, Any]:
     metrics = open_bundle(out).manifest.metrics
     speed = export_and_scores.speedup(report["latency"])
     values = {row["name"]: row["metric"] for row in report["summary"]}
-    with_texts = work_of(out) / export_and_scores.REPORT
+    with_texts = page_or(work_of(out) / export_and_scores.REPORT, "report.json")
     return {
         "bundle": str(out),
         "metric": metrics["metric"],
@@ -297,7 +300,7 @@ def _result(out: Path) -> dict[str, Any]:
         "speedup_tokens": speed["tokens"],
         "minutes": report["minutes"],
         "understood": report["understood"],
-        "report": str(out / export_and_scores.REPORT),
+        "report": str(page_or(out / export_and_scores.REPORT, "report.json")),
         "report_with_texts": str(with_texts) if with_texts.is_file() else None,
         **{key: report[key] for key in DOCUMENTED},
     }

@@ -5,7 +5,8 @@ from typing import Any
 
 from stillroom.commands.run import export_and_scores
 from stillroom.console import result, table
-from stillroom.report.latency_table import PAIRED, doubts
+from stillroom.report.doubts import doubts
+from stillroom.report.latency_table import PAIRED
 
 
 def show_result(out: Path) -> None:
@@ -37,9 +38,8 @@ def show_result(out: Path) -> None:
         lines,
     )
     result(PAIRED)
-    short, _ = doubts(latency)
-    if short:
-        result(short)
+    if found := doubts(latency):
+        result(found.sentence)
     for claim in report["claims"]:
         result(claim)
 

@@ -239,7 +239,7 @@ def test_a_graph_that_answers_otherwise_may_not_ship(made: Variants) -> None:
     assert "--atol" in fp32
     assert others == [
         ["the fp16 graph moves 3 answers by more than its tolerance"],
-        ["7 texts are answered otherwise in company than alone by int8"],
+        ["int8 gives 7 texts other answers in a batch than alone"],
     ]
     assert faults_of("fp32", made.parity["fp32"], made.wanted) == []
     # Dynamic int8 depends on company by nature, and its card says so.

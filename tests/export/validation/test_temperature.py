@@ -223,7 +223,10 @@ def test_a_line_says_what_was_chosen_and_what_it_does_on_test_or_before_that_on_
     strange = list(np.zeros((8, 1, len(CLASSES))))
     chosen = choose_confidence(encoded, said, strange)
     (line,) = in_words({"int8": chosen}, {})
-    assert f"int8: temperature {chosen.temperature:g}, expected calibration error on validation 0.0" in line
+    assert (
+        f"int8: dividing the logits by the temperature {chosen.temperature:g} takes the expected calibration error on "
+        in line
+    )
     assert f"Below a probability of {chosen.abstain_below:g} it abstains: " in line
     assert line.endswith("100.0% of 8 texts out of scope.")
     test = reliability(encoded, said, chosen.temperature, chosen.abstain_below)

@@ -286,7 +286,7 @@ def test_a_template_takes_any_text_in_place_of_its_string() -> None:
 
 
 def test_the_templates_in_the_docs_take_a_text() -> None:
-    page = (ROOT / "docs" / "load.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "load-testing.md").read_text(encoding="utf-8")
     templates = re.findall(r"[`'](\{.*\})[`']", page)
     assert len(templates) >= 5
     assert all(b"a lamp" in request_bodies(template, ["a lamp"])[0] for template in templates)

@@ -81,7 +81,7 @@ def test_processes_and_waiting_are_shown_for_each_model(client: httpx.Client) ->
 
 
 def test_names_of_metrics_keep_the_conventions_and_are_all_in_the_docs(client: httpx.Client) -> None:
-    documented = (ROOT / "docs" / "observability.md").read_text("utf-8")
+    documented = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
     families = list(text_string_to_metric_families(client.get("/metrics").text))
     ours = [family for family in families if family.name.startswith("stillroom_")]
     assert len(ours) >= 12

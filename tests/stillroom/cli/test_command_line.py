@@ -104,7 +104,7 @@ def test_a_shell_gets_its_completion_script() -> None:
 
 
 def test_the_reference_page_is_what_the_settings_say() -> None:
-    assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == reference.page()
+    assert (ROOT / "docs" / "reference" / "flags.md").read_text(encoding="utf-8") == reference.page()
 
 
 def test_the_methods_of_help_are_those_that_there_are() -> None:

@@ -50,14 +50,17 @@ def shown(document: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypa
     return capsys.readouterr().out
 
 
-def test_a_run_says_how_many_of_its_timings_doubt_themselves(
+def test_a_run_says_what_narrows_the_intervals_of_its_timings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doubt = "1 of 2 measurements doubt themselves; read these before quoting a number."
+    doubt = (
+        "Times varied by more than 10\N{NO-BREAK SPACE}% within 1 of 2 timings: close other programs and run `stillroom profile` again "
+        "for narrower intervals."
+    )
     doubted = write_report(tmp_path / "doubted", doubts=["drifted", "wide spread"])
     assert doubt in shown(doubted, capsys, monkeypatch)
     sure = write_report(tmp_path / "sure", doubts=[])
-    assert "doubt" not in shown(sure, capsys, monkeypatch).replace(str(tmp_path), "")
+    assert "narrower" not in shown(sure, capsys, monkeypatch).replace(str(tmp_path), "")
 
 
 def test_the_speed_ups_of_a_run_are_said_to_be_no_quotients(

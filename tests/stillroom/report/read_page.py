@@ -2,7 +2,14 @@
 
 from html.parser import HTMLParser
 
+from stillroom.report.pages import environment
+
 HOSTILE = """<script>alert("x")</script>"><img src=x onerror=alert('x')>&amp;"""
+
+
+def part(name: str, *values: object) -> str:
+    """What one of the macros that all pages are made of writes."""
+    return str(getattr(environment().get_template("parts.html").module, name)(*values)).strip()
 
 
 class Page(HTMLParser):
@@ -41,7 +48,7 @@ class Page(HTMLParser):
 
     def words(self) -> str:
         """All texts, one space between."""
-        return " ".join(filter(None, self.texts))
+        return " ".join(" ".join(self.texts).split())
 
     def sections(self) -> list[str | None]:
         return [attributes["id"] for tag, attributes in self.tags if tag == "section"]

@@ -257,7 +257,7 @@ def test_every_text_stands_out_from_its_background(browser: Tab, url: str, dark:
     contrast, where, texts = browser.evaluate(LEAST_CONTRAST)
     assert contrast >= 4.5, where
     assert texts > 60
-    assert (background == "rgb(19, 22, 23)") == dark
+    assert (background == "rgb(20, 23, 27)") == dark
 
 
 @pytest.mark.parametrize("width", [360, 390, 1280])
@@ -268,6 +268,24 @@ def test_no_width_needs_scrolling_sideways(browser: Tab, url: str, width: int) -
     paste_and_run(browser, "to rome " + "Donaudampfschifffahrtsgesellschaftskapitän" * 3)
     browser.wait_for("document.querySelector('#answer mark')")
     assert browser.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("width", [360, 390, 1280])
+def test_the_page_of_endpoints_is_no_wider_than_its_window(browser: Tab, url: str, width: int) -> None:
+    browser.open(f"{url}/docs", width=width)
+    browser.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    assert browser.evaluate(
+        "[...document.querySelectorAll('pre')].every((each) => each.scrollWidth <= each.clientWidth)"
+    )
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_of_endpoints_can_be_read_in_light_and_in_dark(browser: Tab, url: str, dark: bool) -> None:
+    browser.open(f"{url}/docs", dark=dark)
+    contrast, where, texts = browser.evaluate(LEAST_CONTRAST)
+    assert contrast >= 4.5, where
+    assert texts > 60
 
 
 def test_two_parts_of_a_text_are_taken_from_its_selection_and_asked_about(tab: Tab) -> None:

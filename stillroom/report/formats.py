@@ -1,0 +1,123 @@
+"""Values as a person reads them, and tables as data: the templates lay them out, and `markdown` writes them."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Estimate(NamedTuple):
+    """A figure with the ends of its 95 % interval, as they are written; both ends are empty where nobody knows them."""
+
+    value: str
+    low: str = ""
+    high: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.value} [{self.low}, {self.high}]" if self.low else self.value
+
+
+class Model(NamedTuple):
+    """A model as a table names it: its number, in its colour, its name, and a word about it below."""
+
+    place: int
+    name: str
+    about: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Outcome(NamedTuple):
+    """Whether a gate was passed."""
+
+    passed: bool
+
+    def __str__(self) -> str:
+        return "passed" if self.passed else "missed"
+
+
+Cell = Estimate | Model | Outcome | str | int | float | bool | None
+
+
+class Table(NamedTuple):
+    """A header, its rows, and for each column whether it holds numbers, which are set flush right; the first holds names."""
+
+    header: list[str]
+    rows: list[list[Cell]]
+    numeric: list[bool]
+
+
+def table(*columns: tuple[str, Sequence[Cell]]) -> Table:
+    """The table of `(header, cells)` columns, without those that hold nothing. The first cell of a row names the row."""
+    kept = [(name, list(cells)) for name, cells in columns if any(cell is not None for cell in cells)]
+    rows = [list(row) for row in zip(*(cells for _, cells in kept), strict=True)]
+    return Table(
+        [name for name, _ in kept], rows, [i > 0 and all(map(_is_numeric, cells)) for i, (_, cells) in enumerate(kept)]
+    )
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """A table in Markdown, the first column set left and the others right."""
+    lines: list[Sequence[Cell]] = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return "".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def written(value: object) -> str:
+    """Any value in words: None as a dash, truth as yes and no, floats in three digits."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def number(value: float) -> str:
+    """Three significant digits, more where the whole part has more: 1234, 12.3, 0.00123.
+
+    >>> [number(x) for x in (1234.4, 12.345, 0.92, 0.00123, 2e-6, 0.0)]
+    ['1,234', '12.3', '0.92', '0.00123', '2e-06', '0']
+    """
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def percent(share: float | None) -> str | None:
+    """A share of one in percent, or None: no decimals from ten on, one below; a line never breaks before the sign."""
+    return None if share is None else f"{100 * share:.{0 if abs(share) >= 0.0995 else 1}f}\N{NO-BREAK SPACE}%"
+
+
+def score(value: float | None) -> str | None:
+    """A task metric, or None: four decimals, so that a column lines up."""
+    return None if value is None else f"{value:.4f}"
+
+
+def scored(value: float, low: float | None, high: float | None) -> Estimate:
+    """A task metric over its interval, where that is known."""
+    ends = () if low is None or high is None else (low, high)
+    return Estimate(*(f"{x:.4f}" for x in (value, *ends)))
+
+
+def size(size_bytes: int | None) -> str | None:
+    """Bytes for a person, in powers of ten.
+
+    >>> size(91_000_000), size(1_200), size(12)
+    ('91 MB', '1.2 kB', '12 B')
+    """
+    if size_bytes is None:
+        return None
+    for unit, bytes_of_unit in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size_bytes >= bytes_of_unit:
+            return f"{number(size_bytes / bytes_of_unit)} {unit}"
+    return f"{size_bytes} B"
+
+
+def _markdown_cell(cell: Cell) -> str:
+    return written(cell).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+def _is_numeric(cell: Cell) -> bool:
+    """Does `cell` belong in a column of numbers? Text that starts with a digit does, such as `12.3 MB`; a dash may."""
+    if isinstance(cell, bool | Model | Outcome):
+        return False
+    return cell is None or isinstance(cell, int | float | Estimate) or str(cell)[:1].isdigit()

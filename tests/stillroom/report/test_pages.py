@@ -1,0 +1,76 @@
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+from read_page import Page, part
+from repository import ROOT
+from synthetic_profile import synthetic_profile
+from test_run_page import full_report
+
+from stillroom.commands.profile.run import write_profile
+from stillroom.report.pages import can_write_pages, environment
+from stillroom.report.run_page import report_files, write_report
+
+
+@pytest.fixture
+def no_jinja(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing can import Jinja2."""
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    can_write_pages.cache_clear()
+    environment.cache_clear()
+    yield
+    can_write_pages.cache_clear()
+
+
+@pytest.mark.usefixtures("no_jinja")
+def test_without_jinja_a_profile_is_json_and_a_table_and_one_message_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "report.html").write_text("of an earlier profile")
+    for _ in range(2):  # a profile writes what it knows again and again
+        write_profile(tmp_path, synthetic_profile(models=1))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["report.json", "table.md"]
+    assert json.loads((tmp_path / "report.json").read_text())["models"][0]["name"] == "teacher torch fp32"
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("HTML pages are left out, because Jinja2 is not installed") == 1
+    assert "pip install '.[report]'" in said
+
+
+@pytest.mark.usefixtures("no_jinja")
+def test_without_jinja_a_bundle_has_its_report_as_json(tmp_path: Path) -> None:
+    assert list(report_files(full_report())) == ["report.json"]
+    assert write_report(tmp_path / "report.html", full_report()) == tmp_path / "report.json"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_the_profile_is_imported_and_told_without_jinja() -> None:
+    code = (
+        "import sys; sys.modules['jinja2'] = None\n"
+        "from stillroom.report import comparison_page, profile_page, run_page\n"
+        "from synthetic_profile import synthetic_profile\n"
+        "print(profile_page.profile_markdown(synthetic_profile(models=1)))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/latency'}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "| teacher torch fp32 |" in told.stdout
+
+
+def test_a_name_that_is_not_given_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="'nothing' is undefined"):
+        environment().from_string("{{ nothing }}").render()
+
+
+def test_commands_in_a_sentence_are_set_as_code_and_escaped() -> None:
+    page = Page(part("said", "run `stillroom <b> profile` again"))
+    assert page.texts == ["run", "stillroom <b> profile", "again"]
+    assert [tag for tag, _ in page.tags] == ["code"]
