@@ -19,6 +19,7 @@ from serve.errors import BadInput
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t;,"}  # the usual one first
 MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # six of them spell one character of JSON: \u00e9
+MOST_ARRAY_BYTES = 2**30  # a JSON array has no lines at which it could be read in pieces: it is held whole
 TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, which are the most; split it"
 BLANK = re.compile(r"[ \t\r\n]*")
 
@@ -45,13 +46,13 @@ def rows_in(
 
 def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tuple[int, object]]:
     """One value a line; or with `arrays`, where the file begins with a bracket, the values of that array."""
+    if arrays and _begins_with(path) == b"[":
+        yield from _array_rows(path, faults)
+        return
     first = True
     for number, line in enumerate(lines_in(path), 1):
         if not line.strip():
             continue
-        if arrays and first and line.lstrip()[0] == "[":
-            yield from _array_rows(path, faults)
-            return
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -67,7 +68,14 @@ def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tup
 
 def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]:
     """The values of the array that the file is, each with the line that it begins on. The file's text is held whole."""
-    text = "\n".join(lines_in(path))
+    if path.stat().st_size > MOST_ARRAY_BYTES:
+        reason = (
+            f"is an array of over {MOST_ARRAY_BYTES:,} bytes, which is the most; give JSON lines, which may be of any size: "
+            f"jq -c '.[]' {path.name} > {path.with_suffix('.jsonl').name}"
+        )
+        faults.append(Fault(str(path), None, reason))
+        return
+    text = "\n".join(lines_in(path, MOST_ARRAY_BYTES + 1))
     decode = json.JSONDecoder().raw_decode
     end = text.index("[") + 1
     line = 1 + text.count("\n", 0, end)
@@ -87,6 +95,17 @@ def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]
     except (ValueError, RecursionError) as error:
         at = getattr(error, "lineno", line)
         faults.append(Fault(str(path), at, f"is not JSON from here on ({_why(error)})"))
+
+
+def _begins_with(path: Path) -> bytes:
+    """The first byte of the file that is no blank and no byte order mark."""
+    with path.open("rb") as file:
+        if file.peek(3).startswith(codecs.BOM_UTF8):
+            file.seek(3)
+        for piece in iter(partial(file.read, 1 << 16), b""):
+            if there := piece.strip(b" \t\r\n"):
+                return there[:1]
+    return b""
 
 
 def _past_blank(text: str, at: int) -> int:
@@ -226,8 +245,10 @@ def _conll_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[t
             tags.append(cells[-1])
 
 
-def lines_in(path: Path) -> Iterator[str]:
+def lines_in(path: Path, most: int | None = None) -> Iterator[str]:
     """The lines of a UTF-8 file, each without the line feed that ends it; other ends of line stand as they are.
+
+    A line is shorter than `most` bytes, MOST_LINE_BYTES where none is given.
 
     Raises:
         UnreadableFrom: at the first line that is not UTF-8, or that does not end.
@@ -235,7 +256,7 @@ def lines_in(path: Path) -> Iterator[str]:
     with path.open("rb") as file:
         if file.peek(3).startswith(codecs.BOM_UTF8):
             file.seek(3)
-        most = MOST_LINE_BYTES
+        most = most or MOST_LINE_BYTES
         for number, line in enumerate(iter(partial(file.readline, most), b""), 1):
             if len(line) == most:
                 raise UnreadableFrom([Fault(str(path), number, TOO_LONG)])

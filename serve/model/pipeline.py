@@ -51,7 +51,8 @@ class Pipeline:
     """An opened bundle that answers.
 
     `variant` is a precision that the bundle has (None: its default), `threads` those of one call of the model (None:
-    every core that this process may use). BundleError when the bundle is damaged or its graph does not fit its labels.
+    every core that this process may use). What is to be noted of the bundle is logged, unless `log_notes` is false.
+    BundleError when the bundle is damaged or its graph does not fit its labels.
 
     >>> Pipeline("bundle")("fly to Rome")  # doctest: +SKIP
     {'entities': [{'label': 'city', 'text': 'Rome', 'start': 7, 'end': 11, 'score': 0.998}], 'truncated': False}
@@ -63,11 +64,18 @@ class Pipeline:
     {'labels': [{'label': 'located_in', 'score': 0.981}, {'label': 'none', 'score': 0.019}], 'truncated': False}
     """
 
-    def __init__(self, bundle_path: Path | str, variant: str | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle_path: Path | str,
+        variant: str | None = None,
+        threads: int | None = None,
+        *,
+        log_notes: bool = True,
+    ) -> None:
         self.bundle = open_bundle(bundle_path)
         self.manifest = self.bundle.manifest
         self.variant, self.runtime, notes = choose(self.bundle, variant)
-        for note in notes:
+        for note in notes if log_notes else ():
             log.warning("%s", note)
         described = self.bundle.variant(self.variant)[1]
         self._temperature, self._abstain_below = described.temperature, described.abstain_below

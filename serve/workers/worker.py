@@ -44,7 +44,9 @@ def main() -> None:
 
     opening = next(messages(asked, Opening))
     try:
-        pipeline = opened(Pipeline(opening.bundle, opening.variant, opening.threads), opening)
+        # Whoever started the process has logged what is to be noted of the bundle.
+        made = Pipeline(opening.bundle, opening.variant, opening.threads, log_notes=False)
+        pipeline = opened(made, opening)
     except StillroomError as error:
         write(said, Opened(error.message))
         return

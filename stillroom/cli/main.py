@@ -108,7 +108,7 @@ def guarded(call: Callable[[], Any]) -> int:
         code = call()
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         say(STOPPED)
         return 130
     except click.ClickException as usage:

@@ -44,7 +44,9 @@ class Profiling(RowColumns):
     threads: int = setting(0, help="Threads of one model call.", at_least=0, shown=ALL_CORES, panel=WHAT)
     seed: int = setting(0, help="Fixes which texts are timed, and every order.", at_least=0, panel=WHAT)
     batches: tuple[int, ...] = setting((1, 8), help="Texts a call.", at_least=1, panel=GRID)
-    lengths: tuple[int, ...] = setting((16, 128), help="Tokens a text.", at_least=1, panel=GRID)
+    lengths: tuple[int, ...] = setting(
+        (), help="Tokens a text.", at_least=1, shown="16,128, cut to what the models take", panel=GRID
+    )
     seconds: float = setting(
         120.0,
         help="Seconds of timing; exports, loading, scoring and six turns of every model at least come on top.",

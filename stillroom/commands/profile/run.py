@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 FILES = ("report.html", "report.json", "table.md")  # what `write_profile` writes, and may replace
 PEAKS_S = 6.0  # for the peaks of the machine, or a tenth of the time that is given where that is less
 UNENDED = "Measuring had not ended when this was written: what is missing was still to be measured."
+LENGTHS = (16, 128)  # tokens: a short message, a paragraph
 SWEEP_SECONDS = 3.0  # of each way to spend the cores, of each candidate
 
 
@@ -174,7 +175,7 @@ def profile_paper(settings: Profiling, *, out: Path | None = None, command: str 
         for line in found.left_out:
             say(f"left out: {line}")
         candidates = [replace(candidate, reads=None) for candidate in found.candidates]
-        _check_lengths(candidates, settings.lengths)
+        settings = with_lengths(settings, candidates)
         known = _known(machine, found.left_out, command, out)
 
         def tell(so_far: ProfileDocument, *, ended: bool = False) -> ProfileDocument:
@@ -304,7 +305,7 @@ def _profiled(
     keep: Callable[[ProfileDocument], ProfileDocument],
 ) -> ProfileDocument:
     """`known` with all that is measured; whatever is known by then goes to `keep` after every part."""
-    _check_lengths(candidates, settings.lengths)
+    settings = with_lengths(settings, candidates)
     tokenizer, notes = _tokenizer_for_all(candidates)
     plan = grid_plan(settings)
     workloads = grid(given.plain, tokenizer, plan)
@@ -381,13 +382,21 @@ def _task_of(models: Sequence[Path]) -> str | None:
     return tasks.pop() if len(tasks) == 1 else None
 
 
-def _check_lengths(candidates: Sequence[Candidate], lengths: Sequence[int]) -> None:
-    for candidate in candidates:
-        if candidate.max_length is not None and max(lengths) > candidate.max_length:
-            raise BadInput(
-                f"--lengths asks for {max(lengths)} tokens, and {candidate.name} takes {candidate.max_length} at most. "
-                "Give lengths up to that."
-            )
+def with_lengths(settings: Profiling, candidates: Sequence[Candidate]) -> Profiling:
+    """`settings` with the lengths of the grid: those that were asked for, or the usual ones cut to what all candidates take.
+
+    Raises:
+        BadInput: one that was asked for is longer than a candidate takes.
+    """
+    limits = [(each.max_length, each.name) for each in candidates if each.max_length is not None]
+    most, name = min(limits, default=(max(LENGTHS), ""))
+    if not settings.lengths:
+        return replace(settings, lengths=tuple(dict.fromkeys(min(length, most) for length in LENGTHS)))
+    if limits and max(settings.lengths) > most:
+        raise BadInput(
+            f"--lengths asks for {max(settings.lengths)} tokens, and {name} takes {most} at most. Give lengths up to that."
+        )
+    return settings
 
 
 def _tokenizer_for_all(candidates: Sequence[Candidate]) -> "tuple[Tokenizer, list[str]]":

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from compress.data import file_formats
 from compress.data.examples import Entity, Example
 from compress.data.fields import MOST_CHARACTERS
 from compress.data.labelled_files import read_examples
@@ -166,6 +167,25 @@ def test_a_file_without_line_ends_is_read_no_further_than_a_line_may_be(tmp_path
     finally:
         tracemalloc.stop()
     assert peak < 400_000_000
+
+
+def test_an_array_on_one_line_is_read_up_to_a_limit_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_formats, "MOST_LINE_BYTES", 100)
+    rows = [{"text": f"text {i}", "label": "x"} for i in range(50)]
+    array, laid_out = json.dumps(rows), json.dumps(rows, indent=1)
+    for content in (array, "\ufeff \n\t" + array, " " * 70_000 + array):
+        assert len(read_examples(written(tmp_path / "train.json", content), TEXT)) == 50
+    monkeypatch.setattr(file_formats, "MOST_ARRAY_BYTES", 1000)
+    for content in (array, laid_out):
+        with pytest.raises(BadRows) as caught:
+            read_examples(written(tmp_path / "train.json", content), TEXT)
+        (fault,) = caught.value.faults
+        assert fault.reason == (
+            "is an array of over 1,000 bytes, which is the most; give JSON lines, which may be of any size: "
+            "jq -c '.[]' train.json > train.jsonl"
+        )
+    with pytest.raises(BadRows, match=r"line 1: is longer than"):
+        read_examples(written(tmp_path / "train.json", json.dumps(rows[0] | {"more": "x" * 2000})), TEXT)
 
 
 def test_an_open_quote_is_named_by_the_line_on_which_it_opens(tmp_path: Path) -> None:

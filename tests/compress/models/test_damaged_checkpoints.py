@@ -13,12 +13,13 @@ from tokenizers import Tokenizer
 
 import stillroom
 from compress.engine.lineage import read_lineage
-from compress.models.pretrained import open_model, open_tokenizer
+from compress.models.pretrained import check_checkpoint, open_model, open_tokenizer
 from latency.candidates.candidate import Candidate
 from latency.candidates.torch_candidate import load_torch
 from serve.errors import BadInput
 from stillroom.commands.profile.models import task_of
 
+ROWS = "bert.embeddings.word_embeddings.weight"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
 
@@ -226,6 +227,22 @@ def add_tokens(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens(["lampshade", "lampstand"])
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_a_vocabulary_without_a_mask_needs_no_row_for_it(checkpoint: Path, task_data: Path) -> None:
+    said = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
+    words = said["model"]["vocab"]
+    gone, last = words.pop("[MASK]"), max(words, key=lambda word: words[word])
+    words[last] = gone
+    said["added_tokens"] = [token for token in said["added_tokens"] if token["content"] != "[MASK]"]
+    (checkpoint / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
+    (checkpoint / "vocab.txt").unlink()
+    weights(checkpoint, lambda held: held.update({ROWS: held[ROWS][: len(words)].clone()}))
+    config(checkpoint, vocab_size=len(words))
+    tokenizer = open_tokenizer(open_model(str(checkpoint)))
+    assert max(tokenizer.get_vocab().values()) == tokenizer.token_to_id("[MASK]") == len(words)
+    stillroom.evaluate(str(checkpoint), task_data / "test.jsonl")
+    check_checkpoint(checkpoint, "it")
 
 
 def spoil(value: float) -> Callable[[Path], object]:

@@ -1,6 +1,7 @@
 """Bad input: one message, exit code 2, nothing half-written. Each is tried through the command line's own door."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -436,3 +437,25 @@ def test_what_only_another_process_meets_is_told_too(
     monkeypatch.setattr(console, "quiet", True)
     assert guarded(fails) == 2
     assert not console.quiet
+
+
+@pytest.mark.parametrize("module", ["click", "serve.http.app"])
+def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(module: str, tmp_path: Path) -> None:
+    # Stands where the module is looked for first, and presses Ctrl-C as it is imported.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Pressed())\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "stillroom", "serve", "nowhere"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) <= 1, done.stderr

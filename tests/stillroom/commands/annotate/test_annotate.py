@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from lookup_bundles import city_table, write_bundle, write_manifest
 from patience import PATIENCE_S
 from repository import ROOT
 
@@ -106,6 +107,19 @@ def test_from_standard_input_to_standard_output(cities: Path) -> None:
     code, said, error = told(cities, *arguments, "--json", stdin=b"rome\n")
     assert (code, said) == (2, b"")
     assert "both want stdout" in error
+
+
+def test_what_is_to_be_noted_of_a_bundle_is_told_once_and_not_by_each_process(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "cities", city_table())
+    (folder / "README.md").write_text("as it was made")
+    write_manifest(folder)
+    (folder / "README.md").write_text("as somebody edited it")
+    (tmp_path / "in.txt").write_text("rome\n")
+    code, _, error = told(
+        folder, "--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl", "--processes", "2"
+    )
+    assert code == 0
+    assert error.count("was edited since the bundle was made") == 1
 
 
 def killed(bundle: Path, given: Path, out: Path, beyond_bytes: int) -> bool:

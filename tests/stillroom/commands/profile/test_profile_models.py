@@ -106,6 +106,14 @@ def test_the_metric_is_what_evaluate_says_of_the_same_model(together: Profiled, 
     assert all(row["metric"] == rows[row["name"]]["metric"]["value"] for row in together.document["candidates"])
 
 
+def test_a_model_of_few_tokens_is_timed_without_being_told_lengths(models: Models, tmp_path: Path) -> None:
+    quick = ("--seconds", "1", "--batches", "1", "--threads", "1")
+    done = stillroom("profile", models.fast, "--out", tmp_path / "out", *quick)
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert [row["tokens"] for row in document["candidates"]] == [16, 32]
+
+
 def test_pairs_of_texts_are_scored_as_pairs(slower: Profiled, models: Models, pairs: Path) -> None:
     told = face.evaluate(str(models.slow), pairs)
     metric = by_name(slower.document)["slow ORT fp32"]["metric"]

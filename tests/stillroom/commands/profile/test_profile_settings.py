@@ -1,20 +1,22 @@
 """The settings of `profile`: closed choices and ranges, all checked at once."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from latency.candidates.candidate import Candidate
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from stillroom.commands.profile.papers_table import runtimes
-from stillroom.commands.profile.run import for_the_paper, profile_paper, ways_of
+from stillroom.commands.profile.run import for_the_paper, profile_paper, ways_of, with_lengths
 from stillroom.settings.profile import Profiling
 
 
 def test_every_setting_that_cannot_be_is_named_in_one_message() -> None:
     wrong: dict[str, Any] = {
-        "device": ("tpu",), "runtimes": ("torch", "tensorflow"), "precisions": ("int4",), "batches": (1, 0), "lengths": (),
+        "device": ("tpu",), "runtimes": ("torch", "tensorflow"), "precisions": ("int4",), "batches": (1, 0), "lengths": (0,),
         "seconds": math.nan, "tight": 0.0, "threads": -1, "budget_ms": -3.0, "percentile": 42, "bound_ms": math.inf,
         "price_per_core_hour": -0.1,
     }  # fmt: skip
@@ -31,6 +33,23 @@ def test_every_setting_that_cannot_be_is_named_in_one_message() -> None:
 def test_the_grid_is_of_whole_numbers(name: str, value: Any) -> None:
     with pytest.raises(BadInput, match=f"--{name} "):
         Profiling(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("takes", "measured"),
+    [((None,), (16, 128)), ((512, None), (16, 128)), ((512, 32), (16, 32)), ((16,), (16,)), ((8,), (8,))],
+)
+def test_lengths_that_nobody_asked_for_are_cut_to_what_the_models_take(
+    takes: tuple[int | None, ...], measured: tuple[int, ...]
+) -> None:
+    models = [Candidate(f"model {i}", "torch", "fp32", Path(), 1, max_length=most) for i, most in enumerate(takes)]
+    assert with_lengths(Profiling(), models).lengths == measured
+    asked = Profiling(lengths=(16, 128))
+    if min(most or 512 for most in takes) >= 128:
+        assert with_lengths(asked, models) == asked
+    else:
+        with pytest.raises(BadInput, match=r"--lengths asks for 128 tokens, and model \d takes"):
+            with_lengths(asked, models)
 
 
 def test_a_call_has_as_many_threads_as_this_process_has_cores_unless_told_otherwise() -> None:
