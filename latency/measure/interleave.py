@@ -33,6 +33,7 @@ from serve.text.answers import Answer
 
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being timed
 
+TERMINATION_S = 5.0  # before a worker that did not end is killed
 REPLY_TIMEOUT_S = 600.0  # a turn takes seconds; after this long the worker hangs
 # Pools that spin for a moment after a call (libgomp about a millisecond) are asleep after this.
 PAUSE_S = 0.005
@@ -238,9 +239,13 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # It holds nothing that could be lost, so it is not asked to leave: a call under way may take long.
-        self.process.kill()
-        self.process.wait()
+        # It holds nothing that could be lost, so it does not get to finish a call under way, which may take long.
+        self.process.terminate()
+        try:
+            self.process.wait(TERMINATION_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
                 with suppress(BrokenPipeError):  # bytes that a dead worker never read
