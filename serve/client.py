@@ -224,7 +224,9 @@ class Client:
     def _answered(self, method: str, path: str, body: bytes | None) -> _Answer:
         """The answer with status 200, after as many attempts as it takes and as the client has."""
         deadline_s = time.monotonic() + self.timeout_s
-        for pause_s in [*pauses_s(self.retries), None]:
+        pauses = pauses_s(self.retries)
+        while True:
+            pause_s = next(pauses, None)
             try:
                 answer = self._exchange(method, path, body, deadline_s)
                 if answer.status == 200:
@@ -240,7 +242,6 @@ class Client:
             if pause_s is None or not again or time.monotonic() + wait_s >= deadline_s:
                 raise error
             time.sleep(wait_s)
-        raise AssertionError("the last attempt returns or raises")
 
     def _failed(self, failure: Exception) -> StillroomError:
         """A connection's failure as an error."""

@@ -1,7 +1,6 @@
 """One model as the server has it: a queue in front, processes behind, each replaced when it dies."""
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -197,7 +196,9 @@ class ServedModel:
     async def _another(self) -> ModelProcess:
         """A process in the place of one that died, however many attempts it takes."""
         pause_s = FIRST_PAUSE_S
-        for attempt in itertools.count(1):
+        attempt = 0
+        while True:
+            attempt += 1
             self._metrics.restarts.labels(self.manifest.name).inc()
             try:
                 return await ModelProcess.started(self._opening, self._observe)
@@ -209,7 +210,6 @@ class ServedModel:
                     )
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-        raise AssertionError("counting does not end")
 
     def _estimated_tokens(self, work: Work) -> int:
         cut = self.manifest.relations or (
