@@ -47,11 +47,11 @@ class Loopback:
 
     async def run(self) -> None:
         self.loop, self.stopping = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self.serve, "127.0.0.1", 0, ssl=self.tls)
-        self.port = server.sockets[0].getsockname()[1]
+        self.listener = await asyncio.start_server(self.serve, "127.0.0.1", 0, ssl=self.tls)
+        self.port = self.listener.sockets[0].getsockname()[1]
         self.listening.set()
         await self.stopping.wait()
-        server.close()
+        self.listener.close()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -1,11 +1,14 @@
 """Whole requests in an open and in a closed loop, with their answers, on real servers over loopback."""
 
 import asyncio
+import socket
+import sys
 
 import numpy as np
 import pytest
-from loopback import Asked, Handler, answer, serving
+from loopback import PAUSE, Asked, Handler, answer, serving
 
+from latency.load import http_client
 from latency.load.driver import TIMEOUT, Driven, drive
 from latency.load.http_client import target_of
 from serve.errors import BadInput
@@ -83,3 +86,58 @@ def test_a_server_that_is_not_there_is_bad_input_in_a_closed_loop_too() -> None:
         target = target_of(server.url)
     with pytest.raises(BadInput, match="no connection to localhost"):
         drive(target, [target.request(b"1")], connections=2)
+
+
+def test_a_server_that_takes_no_other_connection_fails_what_waits_for_one() -> None:
+    async def once(asked: Asked) -> bytes:
+        server.listener.close()
+        return answer(200, b"{}", "Connection: close")
+
+    with serving(once) as server:
+        target = target_of(server.url)
+        found = drive(target, [target.request(b"1")] * 3, connections=1)
+    assert found.became[0] == 200
+    assert all(str(became).startswith("no connection: ") for became in found.became[1:])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue of connections is no silence")
+def test_connections_that_are_not_accepted_in_time_are_timeouts() -> None:
+    # The system takes one, and leaves the others waiting.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        target = target_of(f"http://127.0.0.1:{full.getsockname()[1]}/")
+        found = drive(target, [target.request(b"1")] * 3, connections=3, timeout_s=0.3)
+    assert found.became == [TIMEOUT] * 3
+
+
+def test_what_timed_out_while_it_waited_for_a_connection_is_not_sent_any_more() -> None:
+    async def never_the_first(asked: Asked) -> bytes:
+        if asked.body == b"0":
+            await asyncio.sleep(60)
+        return answer()
+
+    with serving(never_the_first) as server:
+        target = target_of(server.url)
+        requests = [target.request(b"%d" % number) for number in range(3)]
+        found = drive(target, requests, connections=1, timeout_s=1.0, due_s=np.array([0.0, 0.0, 1.2]))
+        assert [asked.body for asked in server.asked] == [b"0", b"2"]
+    assert found.became == [TIMEOUT, TIMEOUT, 200]
+
+
+def test_an_answer_that_nobody_asked_for_costs_its_connection_and_no_query() -> None:
+    async def twice(asked: Asked) -> bytes:
+        return answer() + PAUSE + answer(500)
+
+    with serving(twice) as server:
+        target = target_of(server.url)
+        found = drive(target, [target.request(b"1")] * 2, connections=1, due_s=np.array([0.0, 1.0]))
+        assert [asked.on_connection for asked in server.asked] == [0, 0]
+    assert found.became == [200, 200]
+
+
+def test_load_is_sent_where_there_is_no_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(echo) as server, monkeypatch.context() as elsewhere:
+        target = target_of(server.url)
+        elsewhere.setattr(http_client.sys, "platform", "darwin")
+        elsewhere.delattr(http_client.selectors, "EpollSelector", raising=False)
+        found = drive(target, [target.request(b"1")], connections=1, keep_bodies=True)
+    assert found.bodies == [b"you sent 1"]

@@ -16,6 +16,7 @@ import pytest
 from loopback import PAUSE, Asked, Handler, answer, serving
 from repository import ROOT
 
+from latency.load import driver, generator
 from latency.load.arrivals import poisson_s
 from latency.load.generator import load, ramp, request_bodies
 from latency.load.http_client import probe, target_of
@@ -276,6 +277,26 @@ def test_the_ramp_says_when_no_rate_holds() -> None:
     assert not any(trial["held"] for trial in found["trials"])
 
 
+def test_the_ramp_says_when_every_rate_held() -> None:
+    async def handler(asked: Asked) -> bytes:
+        await asyncio.sleep(0.02)
+        return answer()
+
+    told: list[tuple[int, int, str]] = []
+    with serving(handler) as server, pytest.MonkeyPatch.context() as low:
+        low.setattr(generator, "MOST_DOUBLED", 4)
+        low.setattr(driver, "TELL_S", 0.01)
+        found = ramp(
+            server.url, [b"{}"], bound_ms=60_000.0, queries=5, progress=lambda *each: told.append(each), tolerance=0.5
+        )
+    assert all(trial["held"] for trial in found["trials"])
+    assert found["rate_per_s"] == max(trial["rate_per_s"] for trial in found["trials"])
+    assert any("every rate that was tried held" in doubt for doubt in found["doubts"])
+    assert {note.partition(",")[0] for _, _, note in told} == {f"trial {i + 1}" for i in range(len(found["trials"]))}
+    assert all(0 <= done <= count for done, count, _ in told)
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+
+
 def test_a_template_takes_any_text_in_place_of_its_string() -> None:
     texts = ['say "hi" \\ \n', "😀 ü \u2028", "TEXT"]
     template = '{"model": "m", "n": 1.5, "TEXT": ["TEXT", "a TEXT", {"deep": "TEXT"}], "none": null}'
@@ -337,6 +358,12 @@ def test_addresses_are_written_as_a_request_needs_them() -> None:
 def test_numbers_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="needed above 0"):
         load("http://127.0.0.1:9/", [b"{}"], **(QUICK | given))
+
+
+@pytest.mark.parametrize("given", [{"bound_ms": 0.0}, {"seconds": 0.0}, {"queries": 0}])
+def test_a_ramp_to_numbers_that_mean_nothing_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="above 0"):
+        ramp("http://127.0.0.1:9/", [b"{}"], **({"bound_ms": 10.0} | given))
 
 
 def test_a_server_that_is_not_there_is_said_to_be_so() -> None:
