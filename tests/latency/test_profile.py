@@ -4,12 +4,17 @@ import platform
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from lookup_bundles import INTENTS, intent_table, write_bundle
 from tokenizers import Tokenizer
 
-from latency.candidates.candidate import Candidate, size_bytes
+from latency.candidates.candidate import Candidate, Reads, size_bytes
+from latency.measure import machine
+from latency.measure.interleave import at_work
 from latency.measure.machine import FLAGS_OF_INTEREST, busy_core_seconds, machine_facts
-from latency.profile import Plan, time_grid
+from latency.measure.workloads import Workload
+from latency.profile import Plan, time_all, time_grid
 from serve.bundle.cpu import HIDDEN_VARIABLE
 from serve.errors import BadInput
 
@@ -71,6 +76,43 @@ def test_machine_facts_tell_what_is_hidden_from_decisions(monkeypatch: pytest.Mo
     told = machine_facts()["flags"]
     monkeypatch.setenv(HIDDEN_VARIABLE, ",".join(FLAGS_OF_INTEREST))
     assert machine_facts()["flags"] == told
+
+
+def test_machine_facts_leave_out_what_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_read", lambda path: "")  # there is no /proc
+    monkeypatch.setattr(machine.os, "sysconf_names", {})
+    monkeypatch.setattr(machine, "LIBRARIES", ("numpy", "a-library-that-nobody-has"))
+    facts = machine_facts()
+    assert facts["cpu"]
+    assert facts["memory_gib"] == 0
+    assert list(facts["versions"]) == ["numpy"]
+    assert busy_core_seconds() is None
+
+
+def test_the_scenario_by_chance_is_timed_when_a_bound_is_given(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "intents", intent_table(), task="text-classification", labels=INTENTS)
+    model = bundle / "onnx" / "model.onnx"
+    readers = [
+        Candidate(
+            name, "onnxruntime", "fp32", model, 1, "cpu", 32, reads=Reads(bundle, "text-classification", tuple(INTENTS))
+        )
+        for name in ("first", "second")
+    ]
+    kept: list[int] = []
+    workload = Workload("batch 1 x 2 tokens", 1, 2, np.array([[2, 3]]))
+    plan = Plan(seconds=0.1, bound_ms=60_000.0, server_seconds=0.1)
+    with at_work(readers, [workload], ["refund please", "i love it"]) as workers:
+        timed = time_all(
+            workers,
+            [workload],
+            2,
+            plan,
+            keep=lambda known: kept.append(sum("server" in row for row in known.models.values())),
+        )
+    for row in timed.models.values():
+        assert row["server"]["bound_ms"] == 60_000.0
+        assert row["server"]["rate_per_s"] > 0
+    assert kept[-2:] == [1, 2]  # a candidate that is done is kept before the next
 
 
 @pytest.mark.skipif(busy_core_seconds() is None, reason="this system does not tell how busy its cores are")

@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
 
 from compress.models.families import FAMILIES
+from latency.analysis import roofline
 from latency.analysis.roofline import KINDS, flops_per_text, measured_peaks, parameters, weights_read_bytes
 from serve.errors import BadInput, InternalError
 
@@ -123,6 +125,13 @@ def test_what_holds_no_weights_gives_no_number_and_what_is_not_there_is_refused(
         parameters(tmp_path / "gone")
 
 
+def test_a_graph_gives_no_number_where_onnx_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert parameters(tmp_path / "model.onnx") is None
+    assert weights_read_bytes(tmp_path / "model.onnx", 8) is None
+
+
 def test_the_peaks_of_this_machine_without_torch_and_with_a_library_that_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +157,32 @@ def test_a_process_that_fails_is_reported_with_its_last_words(tmp_path: Path, mo
         measured_peaks(1, seconds=0.05)
     with pytest.raises(BadInput, match="0 threads and 1 seconds were given"):
         measured_peaks(0, seconds=1)
+
+
+@pytest.mark.parametrize("absent", ["onnx", "openvino"])
+def test_peaks_are_measured_by_what_is_installed(absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in {absent, "torch"}:
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    peaks = measured_peaks(1, seconds=0.05)
+    assert "fp32_gflop_per_s" in peaks
+    assert ("int8_gflop_per_s" in peaks) is (absent != "onnx")  # onnxruntime computes it without OpenVINO
+
+
+def test_peaks_that_take_too_long_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(roofline, "START_TIMEOUT_S", 0.0)
+    with pytest.raises(InternalError, match="peaks"):
+        measured_peaks(1, seconds=0.05)
+
+
+def test_there_is_no_bandwidth_without_the_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("float32", "bfloat16", "int8"):
+        monkeypatch.setattr(roofline, f"_{kind}_products", lambda side, threads: [])
+    assert set(roofline._peaks(1, 0.01)) == {"threads", "bandwidth_gb_per_s"}
+    monkeypatch.setattr(roofline, "free_memory_bytes", lambda: 2**20)
+    assert set(roofline._peaks(1, 0.01)) == {"threads"}
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -7,7 +8,9 @@ import numpy as np
 import psutil
 import pytest
 
-from latency.candidates.candidate import Candidate, size_bytes
+from latency.candidates import onnx_candidate as onnx_candidates
+from latency.candidates.availability import missing
+from latency.candidates.candidate import Candidate, Runtime, size_bytes
 from latency.candidates.open_candidate import load
 from serve.errors import BadInput
 
@@ -48,6 +51,45 @@ def test_torch_int8_unknown_runtimes_and_no_threads_are_refused(
         load(replace(onnx_candidate, runtime="tvm"))  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="was given 0 threads"):
         load(replace(onnx_candidate, threads=0))
+
+
+CUDA_IS_HERE = not missing("onnxruntime", "cuda") or not missing("torch", "cuda")
+NO_CUDA = pytest.mark.skipif(CUDA_IS_HERE, reason="CUDA is here")
+
+
+@NO_CUDA
+@pytest.mark.parametrize("runtime", ["onnxruntime", "onnxruntime-tensorrt"])
+def test_onnxruntime_on_a_gpu_that_is_not_here_is_refused(runtime: Runtime, onnx_candidate: Candidate) -> None:
+    with pytest.raises(BadInput, match=r"'student' cannot run: .*pip install"):
+        load(replace(onnx_candidate, runtime=runtime, device="cuda"))
+
+
+@NO_CUDA
+@pytest.mark.parametrize("runtime", ["torch", "torch-cuda-graphs"])
+def test_torch_on_a_gpu_that_is_not_here_is_refused(runtime: Runtime, torch_candidate: Candidate) -> None:
+    with pytest.raises(BadInput, match="'teacher' cannot run: torch"):
+        load(replace(torch_candidate, runtime=runtime, device="cuda"))
+
+
+@NO_CUDA
+def test_a_graph_that_would_run_on_the_cpu_for_want_of_the_gpus_libraries_is_refused(
+    onnx_candidate: Candidate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_candidates, "missing", lambda runtime, device: "")  # a package and a driver, but no cuDNN
+    with (
+        pytest.warns(UserWarning, match="CUDAExecutionProvider"),
+        pytest.raises(BadInput, match=r"'student': .*CUDAExecutionProvider"),
+    ):
+        load(replace(onnx_candidate, device="cuda"))
+
+
+@pytest.mark.parametrize("config", ["{", "[1]", '{"architectures": [7]}'])
+def test_a_config_that_is_none_is_refused_with_its_folder(
+    config: str, tmp_path: Path, torch_candidate: Candidate
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(BadInput, match=re.escape(str(tmp_path))):
+        load(replace(torch_candidate, path=tmp_path))
 
 
 def test_size_counts_the_weights_and_an_onnx_files_external_data(

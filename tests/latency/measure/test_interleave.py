@@ -12,10 +12,11 @@ from patience import PATIENCE_S
 from product_chains import product_chain
 
 from latency.candidates.candidate import Candidate
+from latency.measure import interleave
 from latency.measure.interleave import Patience, Worker, at_work, measure
 from latency.measure.worker import timed_calls
 from latency.measure.workloads import Workload
-from serve.bundle.cpu_quota import one_cpu_a_core, read_cores
+from serve.bundle.cpu_quota import Cores, one_cpu_a_core, read_cores
 from serve.errors import BadInput, InternalError
 
 QUICK = Patience(seconds=0.0, turn_seconds=0.0)
@@ -133,6 +134,25 @@ def test_measuring_goes_on_until_the_ratio_is_known_and_says_when_time_ran_out(
         strict = measure(workers, workload, patience=Patience(seconds=0.3, tight=-1.0, turn_seconds=0.001))
         assert {m.conditions["stopped"] for m in strict} == {"time"}
         assert any("the time was up" in doubt for doubt in strict[0].doubts())
+
+
+def test_there_is_an_end_to_turns_however_short_they_are(
+    onnx_candidate: Candidate, workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleave, "MOST_TURNS", 8)
+    with at_work([onnx_candidate], [workload]) as workers:
+        (found,) = measure(workers, workload, patience=Patience(seconds=600.0, tight=-1.0, turn_seconds=0.0))
+    assert found.conditions["turns"] == len(found.turn_sizes) == 8
+
+
+def test_under_a_quota_of_time_candidates_are_not_bound_to_cores(
+    onnx_candidate: Candidate, workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleave, "read_cores", lambda: Cores(64, 64, 2.0))
+    monkeypatch.setattr(interleave, "one_cpu_a_core", lambda: list(range(64)))
+    with at_work([onnx_candidate], [workload]) as workers:
+        (found,) = measure(workers, workload, patience=QUICK)
+    assert found.conditions["cores"] == "all"
 
 
 def test_taking_turns_gives_what_running_alone_gives(tmp_path: Path) -> None:

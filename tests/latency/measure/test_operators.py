@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,23 @@ def test_layers_stand_in_their_order_and_attention_counts_as_a_product() -> None
         {"layer": "layer 10", "kind": "MatMul", "ms": 3.0, "share": 0.3, "calls": 2},
         {"layer": "other", "kind": "Gelu", "ms": 3.0, "share": 0.3, "calls": 1},
     ]
+
+
+def test_nodes_that_take_no_time_are_no_operators_worth_telling() -> None:
+    found = summary([Node("first", "MatMul", 0.0)], {"first": "layer 0"}, tokens=7)
+    assert found == {"tokens": 7, "top": [], "by_kind": {}, "by_layer": {}, "matrix_share": 0.0}
+
+
+def test_without_onnx_the_products_of_a_bert_are_found_all_the_same(
+    exported_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = np.array([[1, 2, 3]])
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "onnx", None)
+        found = operators(exported_bert, feeds, 1)
+    assert found["by_kind"]["MatMul"] > 0
+    assert {"layer 0", "layer 1"} <= found["by_layer"].keys()
 
 
 def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:

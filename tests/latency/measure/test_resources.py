@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from latency.measure import resources
 from latency.measure.resources import (
     EnergyCounter,
     energy_counters,
@@ -43,6 +44,14 @@ def test_memory_is_read_in_bytes_and_is_none_where_the_system_is_silent(tmp_path
     assert resident_bytes(root / "status") == (2000 * 1024, 3000 * 1024)
     if os.uname().sysname == "Linux":
         assert resident_bytes(root / "gone") is None
+
+
+def test_macos_tells_the_peak_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources.sys, "platform", "darwin")
+    found = resident_bytes(tmp_path / "gone")
+    assert found
+    assert found.steady_bytes is None
+    assert found.peak_bytes > 0
 
 
 def test_free_memory_is_no_more_than_the_container_may_take(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Real text in the three scenarios, by workers that run tiny models: what was compared with what, not how fast it was."""
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from latency.candidates.candidate import Candidate, Reads
 from latency.load.arrivals import late_allowed
 from latency.measure import interleave
 from latency.measure.interleave import Patience, Worker, at_work
+from latency.measure.resources import EnergyCounter
 from latency.measure.result_document import SingleStream
 from latency.scenarios.server import (
     BATCH_TOKENS,
@@ -136,6 +137,18 @@ def test_offline_all_candidates_answer_the_same_texts_in_batches_that_suit_each(
 def test_offline_a_fast_candidate_answers_all_texts_at_hand(workers: dict[str, Worker]) -> None:
     row = offline({"shallow": workers["shallow"]}, 70, 1e6, patience=Patience(seconds=0.05))["shallow"]
     assert row["texts"] == 70
+
+
+def test_offline_energy_is_told_for_each_text_where_the_machine_tells_it(
+    workers: dict[str, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent_uj = count(0, 3_000_000)  # 3 J in each pass
+    monkeypatch.setattr(interleave, "energy_counters", lambda: {"package": EnergyCounter(next(spent_uj), 10**12)})
+    row = offline({"shallow": workers["shallow"]}, 60, 1.0, patience=Patience(seconds=0.05))["shallow"]
+    assert row["joules_per_text"] == pytest.approx(3 / row["texts"])
+    monkeypatch.setattr(interleave, "energy_counters", lambda: None)
+    row = offline({"shallow": workers["shallow"]}, 60, 1.0, patience=Patience(seconds=0.05))["shallow"]
+    assert "joules_per_text" not in row
 
 
 def test_server_rates_rise_only_while_they_are_held(workers: dict[str, Worker]) -> None:
