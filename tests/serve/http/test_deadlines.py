@@ -1,6 +1,7 @@
 """How long a client waits: its own deadline, and what becomes of work that nobody waits for."""
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,8 +13,8 @@ import httpx
 import psutil
 import pytest
 from patience import PATIENCE_S
-from server_process import Server, request, serving, until
-from starlette.requests import Request
+from server_process import Server, read_answer, request, serving, until
+from starlette.requests import ClientDisconnect, Request
 
 from serve.http.connections.limits import GONE
 from serve.http.service import Service
@@ -123,6 +124,39 @@ def test_a_deadline_that_is_no_number_of_milliseconds_is_refused(server: Server,
     assert refused.status_code == 422
     assert refused.json()["error"]["field"] == "X-Timeout-Ms"
     assert "whole number of milliseconds" in refused.json()["error"]["message"]
+
+
+def test_a_request_whose_time_was_up_before_all_of_it_came_is_not_begun(server: Server) -> None:
+    before = server.metric(COMPUTED)
+    head, _, body = request(b'{"text": "oslo"}', "X-Timeout-Ms: 1").partition(b"\r\n\r\n")
+    with server.connect() as client:
+        client.sendall(head + b"\r\n\r\n")
+        time.sleep(0.1)
+        client.sendall(body)
+        status, _, said = read_answer(client)
+    assert (status, json.loads(said)["error"]["code"]) == (504, "deadline_exceeded")
+    assert server.metric(COMPUTED) == before
+
+
+def test_a_client_that_has_gone_already_costs_no_work() -> None:
+    async def scenario() -> None:
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        gone.set_result(None)
+
+        class Model:
+            @contextmanager
+            def held(self) -> Iterator[None]:
+                yield
+
+            async def answers(self, works: object, context: object) -> list[bytes]:
+                raise AssertionError("it is asked")
+
+        service = Service([], Limits(), Metrics(), {})
+        asked = Request({"type": "http", "headers": [], GONE: gone})
+        with pytest.raises(ClientDisconnect):
+            await service.answers(asked, cast(ServedModel, Model()), [])
+
+    asyncio.run(scenario())
 
 
 def test_an_answer_that_comes_as_its_client_goes_is_no_error() -> None:

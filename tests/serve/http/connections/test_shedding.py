@@ -1,19 +1,22 @@
 """What a server does with more than it can: it refuses as requests arrive, and goes on answering what it has."""
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import httpx
 import psutil
 import pytest
 from patience import PATIENCE_S
-from server_process import Server, serving, until
+from server_process import Server, closed, read_answer, serving, until
 
-from serve.http.connections.limits import BEHIND_S, Watch
+from serve.http.connections import limits
+from serve.http.connections.limits import BEHIND_S, Connection, Watch
 from serve.observe.metrics import Metrics
 from serve.settings import ConnectionLimits
 
@@ -90,6 +93,16 @@ def test_a_client_that_asks_first_is_told_without_its_body(full: tuple[Server, p
     assert answer.startswith(b"HTTP/1.1 429 ")
 
 
+def test_a_refused_body_that_turns_out_to_be_none_is_refused_all_the_same(full: tuple[Server, psutil.Process]) -> None:
+    server, _ = full
+    with server.connect() as client:
+        client.sendall(b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.sendall(b"no size\r\n")
+        status, _, body = read_answer(client)
+        assert (status, json.loads(body)["error"]["code"]) == (429, "overloaded")
+        assert closed(client)
+
+
 def test_a_page_that_may_ask_is_told_that_it_is_refused(full: tuple[Server, psutil.Process]) -> None:
     server, _ = full
     with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
@@ -136,3 +149,29 @@ def test_a_server_that_is_behind_refuses_work_unread_and_still_says_how_it_is(en
         assert server.metric('stillroom_shed_requests_total{reason="behind"}') == 2
         assert server.metric('stillroom_shed_requests_total{reason="full"}') == 0
         assert client.get("/readyz").status_code == client.get("/v1/models").status_code == 200
+
+
+def test_the_watch_goes_on_after_a_connection_that_it_fails_at(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[float] = []
+
+    class Failing:
+        unsent_bytes = 0
+
+        def look(self, now_s: float) -> None:
+            looks.append(now_s)
+            raise ValueError("unforeseen")
+
+    async def scenario() -> None:
+        watch = Watch(ConnectionLimits(), Metrics())
+        watch.connections.add(cast(Connection, Failing()))
+        watching = asyncio.create_task(watch.keep())
+        async with asyncio.timeout(PATIENCE_S):
+            while len(looks) < 3:
+                await asyncio.sleep(0.001)
+        watching.cancel()
+
+    monkeypatch.setattr(limits, "LOOK_S", 0.001)
+    asyncio.run(scenario())
+    assert "unforeseen" in caplog.text

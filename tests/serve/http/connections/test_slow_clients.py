@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -234,17 +235,33 @@ def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(server: Server) -
         assert read_answer(connection)[0] == 200
 
 
+def test_the_time_of_a_head_begins_when_the_answer_before_it_is_given(impatient: Server) -> None:
+    (worker,) = psutil.Process(impatient.process.pid).children()
+    with impatient.connect() as connection:
+        worker.suspend()
+        try:
+            connection.sendall(request(ROME) + b"GET /healthz HTTP/1.1\r\n")
+            time.sleep(2.5)  # longer than a head may take
+        finally:
+            worker.resume()
+        assert read_answer(connection)[0] == 200
+        connection.sendall(b"Host: here\r\n\r\n")
+        assert read_answer(connection)[0] == 200
+
+
 def test_a_full_server_turns_new_clients_away_but_rather_closes_idle_ones(entities_bundle: Path) -> None:
     with serving(entities_bundle, "--connections", 4) as server:
         begun = [server.connect() for _ in range(4)]
         try:
             for connection in begun:
                 connection.sendall(b"GET /healthz HTTP/1.1\r\n")
-            with server.connect() as refused:
-                status, headers, body = read_answer(refused)
-                assert (status, headers["retry-after"]) == (503, "1")
-                assert json.loads(body)["error"]["code"] == "unavailable"
-                assert closed(refused)
+            at_once = [server.connect() for _ in range(3)]
+            for refused in at_once:
+                with refused:
+                    status, headers, body = read_answer(refused)
+                    assert (status, headers["retry-after"]) == (503, "1")
+                    assert json.loads(body)["error"]["code"] == "unavailable"
+                    assert closed(refused)
             for connection in begun:
                 connection.sendall(b"Host: here\r\n\r\n")
                 assert read_answer(connection)[0] == 200
@@ -260,6 +277,24 @@ def test_a_full_server_turns_new_clients_away_but_rather_closes_idle_ones(entiti
         assert server.metric(CUT.format("full")) >= 1
         assert server.metric(CUT.format("idle_for_room")) >= 1
         until(lambda: server.metric("stillroom_connections") == 1)
+
+
+@pytest.mark.skipif(
+    not hasattr(resource, "prlimit"), reason="this system does not change the limits of another process"
+)
+def test_a_server_without_files_for_a_connection_says_so_and_lets_it_in_when_it_can(entities_bundle: Path) -> None:
+    with serving(entities_bundle, "--log-format", "json") as server:
+        pid = server.process.pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        # As many as it has open, so that each new one is beyond its limit.
+        fewest = min(set(range(4096)) - {int(file.name) for file in Path(f"/proc/{pid}/fd").iterdir()})
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (fewest, before[1]))
+        with server.connect() as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+            until(lambda: any("no connection can be accepted" in line for line in server.log()))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+            assert read_answer(connection)[0] == 200
+        assert still_answers(server)
 
 
 def test_slow_bodies_of_many_clients_do_not_grow_the_server(entities_bundle: Path) -> None:
