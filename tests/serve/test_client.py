@@ -4,6 +4,8 @@ import asyncio
 import inspect
 import json
 import re
+import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ import pytest
 from loopback import PAUSE, Asked, Loopback, answer, serving
 from repository import ROOT
 
+import serve
 from serve import client as client_module
 from serve.client import Client, RelationItem, pauses_s, retry_after_s
 from serve.errors import (
@@ -279,6 +282,53 @@ def test_an_address_of_no_server_is_refused(url: str) -> None:
         Client(url)
 
 
+@pytest.mark.parametrize("given", [{"timeout_s": 0}, {"timeout_s": float("nan")}, {"retries": -1}])
+def test_a_time_or_attempts_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=next(iter(given))):
+        Client("http://localhost", **given)
+
+
+def test_what_json_cannot_carry_is_refused_before_it_is_sent() -> None:
+    with serving(Script(told([EMPTY]))) as server, at(server) as client:
+        with pytest.raises(BadInput, match="object"):
+            client.entities(object())  # type: ignore[call-overload]
+        assert server.asked == []
+
+
+def test_without_time_left_nothing_is_sent() -> None:
+    with serving(Script(told([EMPTY]))) as server, at(server, timeout_s=1e-9) as client:
+        with pytest.raises(DeadlineExceeded):
+            client.entities("a")
+        assert server.asked == []
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="makes its certificate with the openssl command")
+def test_it_asks_over_tls_and_believes_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2"
+    subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    with serving(Script(told([EMPTY])), tls) as server:
+        with Client(f"https://localhost:{server.port}", retries=0) as client, pytest.raises(Unavailable):
+            client.entities("a")
+        assert server.asked == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        with Client(f"https://localhost:{server.port}") as client:
+            assert client.entities("a") == EMPTY
+
+
+def test_what_the_package_offers_is_there() -> None:
+    assert serve.Client is Client
+    assert serve.Pipeline is Pipeline
+    with pytest.raises(AttributeError, match="Clinet"):
+        serve.Clinet  # noqa: B018
+
+
 def test_a_path_before_the_endpoints_is_kept() -> None:
     with (
         serving(Script(told([EMPTY]))) as server,
@@ -296,6 +346,15 @@ def test_a_retry_after_that_says_nothing_is_not_heeded(said: str) -> None:
     past = client_module.http.client.HTTPMessage()
     past["Retry-After"] = "Wed, 21 Oct 2015 07:28:00 GMT"
     assert retry_after_s(past) == 0
+
+
+@pytest.mark.parametrize("zone", ["GMT", "-0000"])  # the second: no zone is told, and UTC is meant
+def test_a_date_to_come_again_is_waited_for(zone: str) -> None:
+    headers = client_module.http.client.HTTPMessage()
+    headers["Retry-After"] = f"Wed, 21 Oct 2093 07:28:00 {zone}"
+    found_s = retry_after_s(headers)
+    assert found_s is not None
+    assert found_s > 365 * 86_400
 
 
 def test_the_code_in_its_page_runs(url: str, entities_bundle: Path) -> None:

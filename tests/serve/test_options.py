@@ -79,6 +79,11 @@ def test_a_list_of_nothing_is_told() -> None:
         make(Tea, {"out": "cup", "extras": ","})
 
 
+def test_a_list_that_is_something_else_is_told() -> None:
+    with pytest.raises(BadInput, match="--size"):
+        make(Tea, {"out": "cup", "sizes": {"small": 1}})
+
+
 def test_settings_made_in_python_are_checked_as_well() -> None:
     with pytest.raises(BadInput, match=r"--cups is 0; give a whole number from 1\."):
         Tea(Path("cup"), cups=0)

@@ -133,5 +133,14 @@ def test_one_cpu_is_taken_of_each_core(tmp_path: Path) -> None:
     assert one_cpu_a_core(tmp_path) == [0, 2]
 
 
+def test_where_no_affinity_is_told_every_cpu_counts_and_none_is_bound_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert read_cores(tmp_path, tmp_path / "groups", tmp_path) == Cores(6, 6, None)
+    assert one_cpu_a_core(tmp_path) == []
+
+
 def test_this_machine_has_at_least_one_core() -> None:
     assert 1 <= available_cores() <= (os.cpu_count() or 1)

@@ -131,6 +131,21 @@ def test_openvino_answers_and_tells_nobody(entities_bundle: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_a_file_that_openvino_cannot_open_is_refused_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    (tmp_path / "model.onnx").write_bytes(b"not a graph")
+    with pytest.raises(BundleError, match=r"model\.onnx .*OpenVINO"):
+        Session(tmp_path / "model.onnx", 1, "openvino")
+
+
+def test_without_openvino_what_is_to_run_in_it_says_how_to_install_it(
+    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(BundleError, match=r"model\.onnx .*pip install '\.\[openvino\]'"):
+        Session(entities_bundle / "onnx" / "model.onnx", 1, "openvino")
+
+
 INTERRUPTED = """
 import os, signal, sys, time
 from pathlib import Path

@@ -54,6 +54,34 @@ def test_a_reader_that_stalls_costs_lines_which_are_counted_and_no_more_memory(p
         data += os.read(reader, 1 << 20)
 
 
+def test_a_record_that_cannot_be_written_is_told_and_the_next_one_is_written(
+    pipe: tuple[int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, descriptor = pipe
+    writer = PatientWriter(descriptor)
+    writer.setFormatter(JsonLines())
+    writer.handle(logging.LogRecord("serve", logging.INFO, "", 0, "%d texts", ("many",), None))
+    assert "'many'" in capsys.readouterr().err
+    writer.handle(record("the next"))
+    writer.close()
+    assert [json.loads(line)["message"] for line in os.read(reader, 1 << 20).splitlines()] == ["the next"]
+
+
+def test_a_log_whose_reader_has_gone_holds_nobody_up_and_keeps_nothing() -> None:
+    reader, descriptor = os.pipe()
+    os.close(reader)
+    writer = PatientWriter(descriptor)
+    writer.setFormatter(TextLines())
+    try:
+        for _ in range(3):
+            writer.handle(record("to nobody"))
+            until(lambda: writer._waiting == 0)
+        assert writer._thread.is_alive()
+        writer.close()
+    finally:
+        os.close(descriptor)
+
+
 def test_lines_for_people_keep_what_is_foreign_in_its_place() -> None:
     try:
         raise ValueError("of a client\n2026-01-01T00:00:00.000Z info forged \x1b[2J")

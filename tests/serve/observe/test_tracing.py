@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from patience import PATIENCE_S
 from server_process import ROOT, running, wait_until_ready
 
@@ -53,18 +53,23 @@ def attributes(span: Span) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def collected(entities_bundle: Path) -> tuple[bytes, dict[str, str], list[Span]]:
-    """All bytes, the resource and the spans of a server that was asked three things and told to stop."""
+def collected(entities_bundle: Path, broken_bundle: Path) -> tuple[bytes, dict[str, str], list[Span]]:
+    """All bytes, the resource and the spans of a server that was asked four things and told to stop."""
     with collecting() as (collector, bodies), pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector)
         patch.setenv("OTEL_SERVICE_NAME", "cities-api")
-        with running(entities_bundle) as (url, _), httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        with (
+            running(entities_bundle, broken_bundle) as (url, _),
+            httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        ):
             wait_until_ready(client)
             headers = {"traceparent": f"00-{TRACE_ID}-{CALLER}-01", "X-Request-Id": "the-first"}
             client.post("/v1/entities", json={"text": ["fly to rome", "oslo"]}, headers=headers).raise_for_status()
             unsampled = {"traceparent": f"00-{TRACE_ID}-{CALLER}-00", "X-Request-Id": "the-unsampled"}
             client.post("/v1/entities", json={"text": "paris"}, headers=unsampled).raise_for_status()
             client.post("/v1/entities", json={"text": 1}, headers={"X-Request-Id": "the-refused"})
+            failing = {"text": "refund", "model": "broken"}
+            client.post("/v1/entities", json=failing, headers={"X-Request-Id": "the-failed"})
     requests = [ExportTraceServiceRequest.FromString(body) for body in bodies]
     resources = [resource for request in requests for resource in request.resource_spans]
     spans = [span for resource in resources for scope in resource.scope_spans for span in scope.spans]
@@ -103,10 +108,14 @@ def test_a_refusal_is_a_span_with_its_code_and_what_its_caller_does_not_sample_i
 ) -> None:
     _, _, spans = collected
     requests = {attributes(span)["stillroom.request_id"]: span for span in spans if span.kind == Span.SPAN_KIND_SERVER}
-    assert set(requests) == {"the-first", "the-refused"}  # and no probe of readiness
+    assert set(requests) == {"the-first", "the-refused", "the-failed"}  # and no probe of readiness
     refused = attributes(requests["the-refused"])
     assert (refused["http.response.status_code"], refused["error.type"]) == (422, "invalid_input")
     assert len(requests["the-refused"].trace_id) == 16
+    # What the client did wrong is no failure of the server; only that is marked.
+    failed = {request_id for request_id, span in requests.items() if span.status.code == Status.STATUS_CODE_ERROR}
+    assert failed == {"the-failed"}
+    assert attributes(requests["the-failed"])["http.response.status_code"] == 500
 
 
 def test_no_span_holds_a_text(collected: tuple[bytes, dict[str, str], list[Span]]) -> None:

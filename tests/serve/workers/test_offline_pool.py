@@ -1,5 +1,6 @@
 """Model processes at work together for one caller."""
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from patience import PATIENCE_S
 from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.model.pipeline import Pipeline
 from serve.model.work_items import TextWork
-from serve.workers.offline_pool import OfflinePool, length_chunks
+from serve.workers import offline_pool
+from serve.workers.offline_pool import OfflinePool, _Chunk, _Window, length_chunks
 
 
 @given(tokens=st.lists(st.integers(1, 50)), chunk_tokens=st.integers(1, 100))
@@ -81,3 +83,29 @@ def test_processes_that_die_again_and_again_end_in_an_error_and_not_in_silence(e
         with pytest.raises(StillroomError, match="died"):
             pool.submit([TextWork("rome")]).result(timeout=PATIENCE_S)
     assert set(psutil.Process().children()) <= before
+
+
+def test_texts_that_kill_one_process_after_another_are_given_up(
+    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(psutil.Process().children())
+    monkeypatch.setattr(offline_pool, "MOST_DEATHS", 1)
+    with OfflinePool(entities_bundle, processes=1) as pool:
+        (process,) = set(psutil.Process().children()) - before
+        process.suspend()
+        future = pool.submit([TextWork("rome")])
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), pool._loop).result()  # it has been given them
+        process.kill()
+        with pytest.raises(InternalError, match=r"'cities' died .* 1 texts"):
+            future.result(timeout=PATIENCE_S)
+    assert set(psutil.Process().children()) <= before
+
+
+def test_an_unforeseen_failure_of_a_text_is_an_error_of_ours() -> None:
+    window = _Window([None, None], 1)
+    chunk = _Chunk(window, [1, 0], [TextWork("rome"), TextWork("oslo")])
+    chunk.done(0, ValueError("unforeseen"))
+    chunk.done(1, BadInput("no text"))
+    assert isinstance(window.results[1], InternalError)
+    assert "unforeseen" in str(window.results[1])
+    assert isinstance(window.results[0], BadInput)

@@ -1,6 +1,7 @@
 """A model's process as the server holds it, when something goes wrong in the middle of an answer."""
 
 import asyncio
+import io
 import os
 import signal
 import time
@@ -13,11 +14,12 @@ import uvloop
 from patience import PATIENCE_S
 
 from serve.bundle.manifest import open_bundle
-from serve.errors import Unavailable
-from serve.model.work_items import Opening, Parts, TextWork, Work
+from serve.errors import InternalError, Unavailable
+from serve.model.work_items import Opening, Parts, TextWork, Work, packed
 from serve.observe.request_context import RequestContext
 from serve.workers import process as process_module
 from serve.workers.process import Answered, Asked, ModelProcess
+from serve.workers.worker import messages
 
 
 async def two_batches(process: ModelProcess) -> tuple[list[BaseException | None], list[object]]:
@@ -167,6 +169,37 @@ def test_a_process_that_hangs_is_given_up(entities_bundle: Path, monkeypatch: py
         assert answers == []
 
     asyncio.run(scenario())
+
+
+def test_a_process_that_is_not_ready_in_time_is_given_up_and_gone(
+    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(psutil.Process().children())
+
+    async def scenario() -> None:
+        monkeypatch.setattr(process_module, "HUNG_S", 0.001)
+        with pytest.raises(Unavailable, match="not ready"):
+            await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+
+    asyncio.run(scenario())
+    assert set(psutil.Process().children()) <= before
+
+
+def test_a_message_larger_than_any_answer_is_not_read(entities_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        monkeypatch.setattr(process_module, "MOST_BYTES", 10)
+        (first, second), answers = await two_batches(process)
+        assert isinstance(first, InternalError)
+        assert isinstance(second, Unavailable | InternalError)
+        assert answers == []
+
+    asyncio.run(scenario())
+
+
+def test_a_message_that_breaks_off_is_no_message() -> None:
+    whole = packed(TextWork("fly to rome"))
+    assert [work.text for work in messages(io.BytesIO(whole * 2 + whole[:-1]), TextWork)] == ["fly to rome"] * 2
 
 
 def test_keys_are_not_handed_to_the_process_that_reads_texts(
