@@ -258,6 +258,14 @@ def test_a_model_that_gives_nan_is_a_server_fault_and_never_an_answer(client: ht
     assert client.post("/v1/entities", json={"text": "rome", "model": "broken"}).status_code == 200
 
 
+def test_a_fault_of_the_server_is_500_by_its_other_protocol_too(client: httpx.Client) -> None:
+    asked = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["refund"]}]}
+    failed = client.post("/v2/models/broken/infer", json=asked)
+    assert failed.status_code == 500
+    assert "finite" not in failed.text  # why is in the log alone
+    assert failed.headers["x-request-id"] in failed.text
+
+
 def test_request_ids_are_echoed_or_made(client: httpx.Client) -> None:
     assert client.get("/healthz", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
     made = {client.get("/healthz").headers["x-request-id"] for _ in range(3)}
@@ -393,6 +401,24 @@ def test_two_bundles_of_one_name_are_refused(entities_bundle: Path, tmp_path: Pa
     finished = run_to_the_end(entities_bundle, other, "--port", "0")
     assert finished.returncode == 2
     assert "several bundles are called 'cities'" in finished.stderr
+
+
+@pytest.mark.parametrize("alias", ["prod", "=cities", "prod="])
+def test_an_alias_that_is_none_is_refused(entities_bundle: Path, alias: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "serve", entities_bundle, "--alias", alias],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert repr(alias) in done.stderr
+    assert "OTHER=NAME" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_alias_on_the_command_line_is_a_name_to_ask_by(entities_bundle: Path) -> None:
+    with running(entities_bundle, "--alias", "prod=cities") as (url, _), httpx.Client(base_url=url) as client:
+        (described,) = client.get("/v1/models").json()["models"]
+        assert (described["name"], described["aliases"]) == ("cities", ["prod"])
 
 
 def test_a_port_in_use_is_told_in_one_line(entities_bundle: Path) -> None:

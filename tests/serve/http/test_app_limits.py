@@ -271,6 +271,52 @@ def test_a_bundle_that_changed_on_disk_is_not_served(
     asking(app, scenario)
 
 
+def test_a_model_that_cannot_be_started_is_not_ready_and_refuses_while_others_answer(
+    entities_bundle: Path,
+    intents_bundle: Path,
+    copied: Callable[[Path], Path],
+    manifest_writer: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = copied(entities_bundle)
+    app = create_app([folder, intents_bundle], processes=1)
+    manifest_writer(folder, max_length=31)  # it is not what was opened any more
+
+    async def scenario() -> None:
+        async with client_of(app, ready=False) as client, asyncio.timeout(PATIENCE_S):
+            while (await client.get("/v2/models/intents/ready")).status_code != 200:
+                await asyncio.sleep(0.01)
+            assert (await client.post("/v1/classify", json={"text": "refund"})).status_code == 200
+            refused = await client.post("/v1/entities", json={"text": "rome"})
+            assert (refused.status_code, "'cities'" in refused.json()["error"]["message"]) == (503, True)
+            for path in ("/readyz", "/v2/health/ready", "/v2/models/cities/ready"):
+                assert (await client.get(path)).status_code == 503, path
+
+    asyncio.run(scenario())
+    assert "'cities' cannot be served" in caplog.text
+    assert "was changed" in caplog.text
+
+
+def test_a_reload_does_not_take_another_model_for_the_one_that_was(
+    entities_bundle: Path,
+    copied: Callable[[Path], Path],
+    manifest_writer: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = copied(entities_bundle)
+    app = create_app([folder], processes=1)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        manifest_writer(folder, name="towns")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(client, 'stillroom_reloads_total{model="cities",result="failed"} 1.0')
+        answered = await client.post("/v1/entities", json={"text": "rome"})
+        assert (answered.status_code, answered.json()["model"]) == (200, "cities")
+
+    asking(app, scenario)
+    assert "'towns'" in caplog.text
+
+
 def test_a_reload_serves_what_lies_there_now_and_drops_no_request(
     entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
 ) -> None:
@@ -327,6 +373,23 @@ def test_a_model_answers_to_its_aliases_and_names_them(entities_bundle: Path) ->
     asking(app, scenario)
     with pytest.raises(BadInput, match="alias 'prod' for 'towns': there is 'cities'"):
         create_app([entities_bundle], aliases={"prod": "towns"})
+
+
+def test_an_input_that_the_model_does_not_have_is_refused(
+    entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
+) -> None:
+    folder = copied(entities_bundle)
+    manifest_writer(folder, inputs=["input_ids", "attention_mask"])
+    about = {"datatype": "INT64", "shape": [1, 2], "data": [[2, 3]]}
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for inputs, status in (("input_ids",), 200), (("input_ids", "token_type_ids"), 422):
+            asked = {"inputs": [{"name": name, **about} for name in inputs]}
+            answered = await client.post("/v2/models/cities/infer", json=asked)
+            assert answered.status_code == status, answered.text
+        assert "token_type_ids" in answered.text
+
+    asking(create_app([folder], processes=1), scenario)
 
 
 def test_a_server_needs_at_least_one_bundle() -> None:

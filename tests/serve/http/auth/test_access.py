@@ -102,6 +102,10 @@ def test_a_page_of_an_allowed_origin_may_call_and_no_other(client: httpx.Client)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
     assert "access-control-allow-origin" not in refused.headers
 
+    no_page = client.options("/v1/entities", headers={**asks, **bearer(ALICE)})
+    assert no_page.status_code == 405  # a request like any other
+    assert "access-control-allow-methods" not in no_page.headers
+
     answered = client.post("/v1/entities", json=ROME, headers={"Origin": PAGES, **bearer(ALICE)})
     assert answered.headers["access-control-allow-origin"] == PAGES
     assert "x-request-id" in answered.headers["access-control-expose-headers"]

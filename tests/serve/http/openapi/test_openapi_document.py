@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from html import unescape
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,7 @@ from patience import PATIENCE_S
 
 from benchmarks.serve.schemathesis_run import hold_against_its_document
 from benchmarks.serve.small_server import serving
+from serve.http.openapi import v1
 
 # Small limits, so that cases at them and beyond are small.
 LIMITS = {"texts": 8, "text_characters": 60, "body_bytes": 20_000}
@@ -90,3 +92,11 @@ def test_a_request_id_comes_back_from_every_endpoint(url: str) -> None:
             httpx.get(f"{url}{path}", headers={"X-Request-Id": "mine"}, timeout=PATIENCE_S).headers["x-request-id"]
             == "mine"
         )
+
+
+def test_a_checkout_that_is_not_installed_has_a_version_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(v1, "version", absent)
+    assert v1.program_version() == "0"
