@@ -350,7 +350,7 @@ class Batcher(Generic[Item, Result]):
         self._s_per_token = before + weight * (now - before)
 
     def _take(self) -> tuple[list[_Waiting[Item, Result]], bool]:
-        """The next batch, taken out of the queue, and whether others had to stay behind. Empty when nothing waits.
+        """The next batch, taken out of the queue, and whether others had to stay behind. Something waits.
 
         Where other slots are idle, it leaves them their share.
         """
@@ -368,8 +368,6 @@ class Batcher(Generic[Item, Result]):
             waited_long.append(not self._max_wait_s or now_s - each.caller.passed_over_s[each.place] > self._max_wait_s)
             patient = patient or not waited_long[-1]
             tokens += each.tokens
-        if not choice:
-            return [], False
         # What this batch is worth counts from the next one on: whoever comes while it is computed comes at its start.
         self._virtual_now += min(self._not_in_virtual_now, self._batch_tokens) / max(1, self._callers)
         self._virtual_now = max(self._virtual_now, choice[0].start)
