@@ -37,6 +37,26 @@ class Tea:
         check(self)
 
 
+@dataclass(frozen=True)
+class Heat:
+    """A group whose settings must fit each other."""
+
+    first: int = setting(90, help="Of Celsius.")
+    last: int = setting(100, help="Of Celsius.")
+
+    def __post_init__(self) -> None:
+        if self.first > self.last:
+            raise BadInput(f"--first is {self.first}, above --last.")
+
+
+@dataclass(frozen=True)
+class Bread:
+    """Settings beside such a group."""
+
+    loaves: int = setting(1, help="To bake.", at_least=1)
+    heat: Heat = group(Heat)
+
+
 def test_what_is_given_becomes_what_the_setting_holds() -> None:
     made = make(
         Tea, {"out": "cup", "minutes": 5, "cups": 2, "guests": ["a,b", "c"], "extras": "milk, sugar", "sizes": "3,4"}
@@ -72,6 +92,16 @@ def test_all_that_is_wrong_comes_in_one_message() -> None:
         "11. --degrees is 101; give a whole number from 60 to 100.",
         "`stillroom brew --help` says what each setting is for.",
     ]
+
+
+def test_settings_of_a_group_that_do_not_fit_each_other_are_told_among_the_others() -> None:
+    with pytest.raises(BadInput) as raised:
+        make(Bread, {"loaves": 0, "first": 200})
+    assert [line.partition(" is ")[0] for line in raised.value.message.splitlines()[1:]] == [
+        "1. --loaves",
+        "2. --first",
+    ]
+    assert ".." not in raised.value.message
 
 
 def test_a_list_of_nothing_is_told() -> None:
