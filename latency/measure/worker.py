@@ -9,7 +9,7 @@
     {"command": "serve", "at_s", "chosen", "most", "bound_s", "late_allowed"}  texts arrive at given moments -> `ServerTurn`
     {"command": "operators", "input_ids"}                               -> `latency.measure.result_document.Operators`
     {"command": "memory"}                                               -> {"steady_bytes", "peak_bytes"}, or nulls
-    {"command": "quit"}, or the end of the input, which means that the parent has died
+    the end of the input, which means that the parent has died
         -> exit 0
     whatever fails
         -> {"error": message, "named": is it one of our own errors}, a traceback on stderr, exit 1
@@ -307,12 +307,10 @@ COMMANDS: dict[str, Callable[[Ready, Mapping[str, Any]], object]] = {
 
 
 def _answer_all(requests: IO[str], replies: IO[str]) -> None:
-    """Answers each line of `requests` with one line, until `quit` or the end."""
+    """Answers each line of `requests` with one line, until the end."""
     ready: Ready | None = None
     for line in requests:
         request = json.loads(line)
-        if request["command"] == "quit":
-            return
         reply: object
         if request["command"] == "load":
             ready, reply = _load(request)
