@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -233,6 +234,19 @@ def test_a_worker_that_is_killed_is_reported_and_no_process_is_left(
             worker.run(workload, seconds=0.0, least=1, most=1)
     assert worker.process.poll() is not None
     assert other.process.poll() is not None
+
+
+def test_a_worker_that_does_not_end_when_asked_is_killed(
+    onnx_candidate: Candidate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleave, "TERMINATION_S", 0.5)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which it inherits
+    try:
+        with Worker(onnx_candidate) as worker:
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert worker.process.returncode == -signal.SIGKILL
 
 
 def test_ctrl_c_in_the_middle_leaves_no_worker_behind(onnx_candidate: Candidate, workload: Workload) -> None:

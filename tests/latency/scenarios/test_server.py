@@ -23,6 +23,7 @@ from latency.scenarios.server import (
     single_stream,
     trial_queries,
 )
+from serve.model.pipeline import Pipeline
 
 # 1 to 24 words, so that its tokens tell which text was timed; then more of them, for throughput.
 LENGTHS = [*range(1, 25), *[20] * 56]
@@ -103,6 +104,14 @@ def test_a_row_tells_of_its_samples(streams: dict[str, SingleStream]) -> None:
         assert row["p50_ms"] <= row["p90_ms"] <= row["p95_ms"] <= row["p99_ms"]
         assert set(row["intervals_ms"]) == {"p50", "p90", "p95", "p99"}
         assert row["conditions"]["turns"] == len(row["turn_sizes"])
+
+
+def test_a_worker_gives_the_answers_of_its_bundle_and_tells_where_its_time_goes(workers: dict[str, Worker]) -> None:
+    pipeline = Pipeline(workers["deep"].candidate.path.parents[1])
+    assert [worker.answers() for worker in workers.values()] == [pipeline(TEXTS)] * 2
+    found = workers["deep"].operators([[2, 3, 3]])
+    assert found["tokens"] == 3
+    assert found["by_kind"]["MatMul"] > 0
 
 
 def test_who_does_more_work_is_the_slower_one_whoever_comes_first(
