@@ -110,7 +110,7 @@ def test_a_list_of_nothing_is_told() -> None:
 
 
 def test_a_list_that_is_something_else_is_told() -> None:
-    with pytest.raises(BadInput, match="--size"):
+    with pytest.raises(BadInput, match=r"--sizes is \{'small': 1\}"):
         make(Tea, {"out": "cup", "sizes": {"small": 1}})
 
 
