@@ -192,7 +192,7 @@ def test_a_folder_with_other_things_is_left_alone(run: Run, texts: Path, tmp_pat
         code, _, said = run(server.url, "--data", texts, "--rate", 50, "--out", tmp_path)
         assert server.asked == []
     assert code == 2
-    assert "is there already and holds other things" in said
+    assert "already exists and holds other files" in said
 
 
 def test_load_needs_no_torch(texts: Path) -> None:

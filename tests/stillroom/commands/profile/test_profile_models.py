@@ -281,8 +281,8 @@ def test_a_folder_that_holds_other_things_is_left_alone(refused: Refused, models
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear", encoding="utf-8")
     said = refused(models.fast, "--out", tmp_path / "mine", *QUICK)
-    assert "is there already and holds other things; nothing was written" in said
-    assert "is there already and holds other things" in refused(models.fast, "--out", tmp_path / "mine" / "letter.txt")
+    assert "already exists and holds other files; nothing was written" in said
+    assert "already exists and is not a folder" in refused(models.fast, "--out", tmp_path / "mine" / "letter.txt")
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_any_timing(
@@ -302,7 +302,7 @@ def test_what_a_kill_left_of_a_page_under_way_is_no_other_thing(
     (tmp_path / "out" / ".report.json.4711.partial").write_text("{", encoding="utf-8")
     said = refused(models.fast, "gone.bundle", "--out", tmp_path / "out", *QUICK)
     assert "gone.bundle" in said
-    assert "holds other things" not in said
+    assert "already exists" not in said
 
 
 def test_a_folder_of_splits_without_test_is_bad_input(refused: Refused, models: Models, tmp_path: Path) -> None:
