@@ -37,7 +37,10 @@ class VariantSettings:
         panel=CHECKS,
     )  # fmt: skip
     atol: float = setting(
-        ATOL, help="Largest allowed difference of a logit of fp32 from torch's, beside 1e-5 of the logit.", at_least=0, panel=CHECKS
+        ATOL,
+        help="Largest allowed difference of a logit of fp32 from torch's, beside 1e-5 of the logit.",
+        at_least=0,
+        panel=CHECKS,
     )
     int8: Scheme = setting(
         "static",

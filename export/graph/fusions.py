@@ -91,7 +91,7 @@ def joined(model: "ModelProto", shapes: "Iterable[ValueInfoProto]") -> tuple["Mo
     kernels = fused(operators_of(made))
     counts = {name: kernels[name] for name in JOINED if kernels[name]}
     if not counts:
-        raise BadInput(f"--fuse: this model's graph has no {', '.join(JOINED[:-1])} or {JOINED[-1]} to join; leave --fuse out.")
+        raise BadInput(f"--fuse: the graph has no {', '.join(JOINED[:-1])} or {JOINED[-1]} to join; leave --fuse out.")
     return made, counts
 
 

@@ -197,7 +197,9 @@ def make_variants(
     evaluator = Evaluator(
         validation.examples,
         validation.encoded,
-        plain if wanted.fuse else found.file("fp32"),  # by this name the evaluator recognises fp32 and does not run it twice
+        plain
+        if wanted.fuse
+        else found.file("fp32"),  # by this name the evaluator recognises fp32 and does not run it twice
         max_length,
         threads,
         labelled=validation.labelled,
@@ -314,7 +316,7 @@ def _compare(
                     evaluator.encoded, logits, strange, found.wanted.keep_right
                 )
                 if not found.confidence[variant].fitted:
-                    found.notes.append(f"{name} keeps temperature 1: no temperature from 0.05 to 20 is the best on validation")
+                    found.notes.append(f"{name} keeps temperature 1: no other from 0.05 to 20 is best on validation")
 
 
 def faults_of(name: str, parity: Parity, wanted: VariantSettings) -> list[str]:
@@ -329,6 +331,6 @@ def faults_of(name: str, parity: Parity, wanted: VariantSettings) -> list[str]:
         ]
     if parity.precision == "fp16":
         beyond = parity.beyond_tolerance
-        return [f"the fp16 graph changes {beyond:,} {'answer' if beyond == 1 else 'answers'} by more than its tolerance"]
+        return [f"{name} changes {beyond:,} {'answer' if beyond == 1 else 'answers'} by more than its tolerance"]
     moved = parity.company_differences
     return [f"{name} answers {moved:,} {'text' if moved == 1 else 'texts'} otherwise in a batch than alone"]

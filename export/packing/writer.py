@@ -165,9 +165,7 @@ def _check(
     if default_variant not in onnx_files:
         raise BadInput(f"default variant {default_variant!r} is not in the bundle; give one of {', '.join(onnx_files)}")
     if unsaid := sorted(set(onnx_files) - set(schemes)):
-        raise BadInput(
-            f"no scheme is given for {', '.join(unsaid)}; give one for each variant, such as 'static'"
-        )
+        raise BadInput(f"no scheme is given for {', '.join(unsaid)}; give one for each variant, such as 'static'")
     taken = {MANIFEST, *CHECKPOINT_FILES, "special_tokens_map.json", "model.safetensors", *ONNX_NAMES.values()}
     for path in extra_files:
         pure = PurePosixPath(path)

@@ -153,7 +153,7 @@ def shapes_of(texts: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> l
     """`texts` encoded, and `SHAPES` cuts and joins of them of 1 to `max_length` tokens. BadInput without a token."""
     speaking = [text for text in texts if len(_encode(text, tokenizer))]
     if not speaking:
-        raise BadInput(f"the {len(texts)} texts given for parity have no tokens; give texts like those that will be served")
+        raise BadInput(f"the {len(texts)} texts for parity have no tokens; give texts like those that will be served")
     encodings = tokenizer.encode_batch(speaking)
     lengths = (1, max_length, 2, max_length - 1, 3, max_length // 2, max_length // 4)
     assert len(lengths) == SHAPES

@@ -46,7 +46,7 @@ def request_bodies(template: str, texts: Sequence[str]) -> list[bytes]:
     try:
         return [json.dumps(_filled(parsed, text), ensure_ascii=False).encode("utf-8") for text in texts]
     except UnicodeEncodeError as error:
-        raise BadInput(f"the template or a text holds half a surrogate pair ({error}), which is not a character; remove it") from error
+        raise BadInput(f"the template or a text has half a surrogate pair ({error}); remove it") from error
 
 
 def _filled(part: Any, text: str) -> Any:
@@ -197,7 +197,7 @@ def _doubts(loads: Sequence[Load], found: float, bound_ms: float) -> list[str]:
     own = [tried for tried in loads if tried.rate_per_s == found and tried.held(bound_ms)]
     above = sorted((tried for tried in loads if tried.rate_per_s > found), key=lambda tried: tried.rate_per_s)
     if not above:
-        return [*own[-1].doubts(), f"every rate tried held, up to {found:.4g}/s; the server may sustain more"]
+        return [*own[-1].doubts(), f"every rate that was tried held, up to {found:.4g}/s; the server may sustain more"]
     said = [f"at {above[0].rate_per_s:.4g}/s, which did not hold: {doubt}" for doubt in above[0].client_doubts()]
     return [doubt for tried in own[-1:] for doubt in tried.doubts()] + said
 

@@ -62,7 +62,7 @@ def target_of(url: str, headers: Mapping[str, str] | None = None) -> Target:
     if parts.scheme not in ("http", "https") or not host:
         raise BadInput(f"{url!r} is not an http or https URL; give one such as http://127.0.0.1:8000/v1/entities")
     if "@" in parts.netloc:
-        raise BadInput("the URL holds a name or a password, which reports would show; give an Authorization header instead")
+        raise BadInput("the URL holds a name or a password, which reports would show; send an Authorization header")
     check_headers(headers or {})
     for name, value in (headers or {}).items():
         sent = {other: kept for other, kept in sent.items() if other.lower() != name.lower()} | {name: value}

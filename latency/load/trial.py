@@ -86,14 +86,10 @@ class Load:
         """Reasons not to rely on the p99, one sentence each; empty without any."""
         found = []
         if 0 < len(self.latencies_ms) < SAMPLES_FOR_P99:
-            found.append(
-                f"p99 rests on {len(self.latencies_ms)} {'answer' if len(self.latencies_ms) == 1 else 'answers'}; below {SAMPLES_FOR_P99} it is "
-                "hardly more than the slowest answer"
-            )
+            found.append(f"p99 rests on {len(self.latencies_ms)} of the {SAMPLES_FOR_P99} answers that it needs")
         if self.resent:
             found.append(
-                f"{self.resent} {'query was' if self.resent == 1 else 'queries were'} sent again, since the server closed the idle connection "
-                "before it answered"
+                f"{self.resent} of {self.queries} queries had to be sent again: the server closed their idle connections unanswered"
             )
         return found + self.client_doubts()
 
@@ -108,8 +104,8 @@ class Load:
             )
         if self.waited:
             found.append(
-                f"{self.waited} {'query' if self.waited == 1 else 'queries'} waited for a connection, since all were in use; the wait counts "
-                "as latency. Allow more connections if real clients open more"
+                f"{self.waited} of {self.queries} queries had to wait for a connection, since all were in use; the wait counts. "
+                "Allow more connections if real clients open more"
             )
         return found
 

@@ -186,7 +186,10 @@ def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
     assert "avx512_vnni" in needs
     assert choose(open_bundle(out), features=["avx2"]).variant == "fp32"
     assert choose(open_bundle(out), features=needs[:1]).variant == "int8"
-    assert "8-bit weights need a processor with avx512_vnni, avx_vnni, amx_int8 or arm64" in (out / "README.md").read_text()
+    assert (
+        "8-bit weights need a processor with avx512_vnni, avx_vnni, amx_int8 or arm64"
+        in (out / "README.md").read_text()
+    )
 
 
 def test_on_a_processor_without_vnni_eight_bits_are_not_tried_and_what_costs_goes_back_to_float32(

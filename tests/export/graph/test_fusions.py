@@ -88,7 +88,7 @@ def test_a_graph_with_nothing_to_join_is_refused(bert: Exported) -> None:
     del model.graph.node[:]
     model.graph.node.extend(kept)
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    message = "--fuse: this model's graph has no attention, skip-layer-norm or bias-gelu to join"
+    message = "--fuse: the graph has no attention, skip-layer-norm or bias-gelu to join"
     with pytest.raises(BadInput, match=message):
         joined(model, ())
 

@@ -253,9 +253,7 @@ def test_texts_that_would_be_split_in_another_way_are_counted_and_the_first_is_s
     document["model"]["vocab"] = [likely.get(piece, (piece, score)) for piece, score in document["model"]["vocab"]]
     (odd / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
     before = {path.name: path.read_bytes() for path in odd.iterdir()}
-    with pytest.raises(
-        BadInput, match=r"would give other tokens for 1 of the 3 texts .* 'a ψbc'. Leave"
-    ):
+    with pytest.raises(BadInput, match=r"would give other tokens for 1 of the 3 texts .* 'a ψbc'. Leave"):
         trim_vocabulary(odd, ["book a table", "a ψbc", "bc"], [])
     assert {path.name: path.read_bytes() for path in odd.iterdir()} == before
 

@@ -91,7 +91,7 @@ def test_templates_and_headers_reach_another_server(run: Run, texts: Path) -> No
     assert code == 0, said
     assert json.loads(asked.body)["raw"] is True
     assert "Authorization: Bearer a:b\r\nX-Other: c\r\n" in asked.head
-    assert "p99 rests on 3 answers" in printed
+    assert "p99 rests on 3 of the 100 answers" in printed
 
 
 def test_errors_and_refusals_stand_in_the_table(run: Run, texts: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_server_that_does_not_take_the_request_gets_no_load(run: Run, texts: P
         code, _, said = run(server.url, "--data", texts, "--rate", 50)
         assert len(server.asked) == 1
     assert code == 2
-    assert "with 422 Said, and no load was sent" in said
+    assert "with 422 Said; no load was sent" in said
     assert "text: missing" in said
 
 
