@@ -220,7 +220,9 @@ def test_a_padding_whose_id_would_move_is_refused_where_positions_are_numbered_f
     weights["roberta.embeddings.word_embeddings.weight"] = table.repeat(2, axis=0)[: last + 1]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(BadInput, match=f"numbered from the padding's id, .* change it from {last} to "):
+    with pytest.raises(
+        BadInput, match=f"number positions from the padding token's id, .* change that id from {last} to "
+    ):
         trim_vocabulary(folder, CORPUS, [])
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -265,7 +267,7 @@ def test_texts_without_tokens_and_strange_tokenizers_are_refused(checkpoints: di
     document = json.loads((small / "tokenizer.json").read_text(encoding="utf-8"))
     document["model"] = {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}
     (small / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(BadInput, match="is a WordLevel tokenizer; WordPiece, BPE and Unigram vocabularies"):
+    with pytest.raises(BadInput, match="is a WordLevel tokenizer; only WordPiece, BPE and Unigram vocabularies"):
         trim_vocabulary(small, CORPUS, CORPUS)
 
 

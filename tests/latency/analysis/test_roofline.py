@@ -61,7 +61,7 @@ def test_operations_are_those_that_torch_counts(kind: str, head: str) -> None:
 def test_a_family_or_a_size_that_is_not_known_is_refused_by_name() -> None:
     with pytest.raises(BadInput, match="operations of a 'gpt2' model are not known, only those of bert, "):
         flops_per_text({"model_type": "gpt2"}, 8, labels=2)
-    with pytest.raises(BadInput, match=r"config\.json gives dim as None"):
+    with pytest.raises(BadInput, match=r"config\.json has no whole number under dim"):
         flops_per_text({"model_type": "distilbert", "n_layers": 2}, 8, labels=2)
 
 
