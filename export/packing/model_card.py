@@ -52,7 +52,7 @@ class CardFacts:
     lineage: Mapping[str, object] = field(default_factory=dict)
     """Where the model comes from: its `teacher`, its `method` or that method's last `stage`, and more."""
     report: bool = False
-    """Whether `report.html` stands beside the card."""
+    """Whether `report.html` is beside the card."""
     limits: Sequence[str] = ()
     """Sentences: what the model was not made or measured for."""
     confidence: Sequence[str] = ()

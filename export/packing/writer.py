@@ -195,7 +195,7 @@ def _write_checkpoint(
 
 
 def _portable(tokenizer_config: Mapping[str, object]) -> dict[str, object]:
-    """`tokenizer_config.json` without the keys in `LEFTOVERS`, and with a tokenizer class that every reader knows."""
+    """`tokenizer_config.json` without the keys in `LEFTOVERS`, and with a tokenizer class that every reader supports."""
     found = {key: value for key, value in tokenizer_config.items() if key not in LEFTOVERS}
     # transformers 5 writes this name for a fast tokenizer without its own class; transformers 4 and optimum know the older one.
     if found.get("tokenizer_class") == "TokenizersBackend":

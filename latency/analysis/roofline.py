@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 120.0  # to import the runtimes and fill the arrays
 LEAST_CALLS = 3
 
-# Families whose layers are counted here: those that compress.models.families knows, which would import torch.
+# The supported families: those of compress.models.families, a module that would import torch.
 KINDS = ("bert", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta")
 DISTILBERT_NAMES = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "intermediate_size": "hidden_dim"}
 

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 class Entity(TypedDict):
-    """Where an entity stands: code points of the text, end exclusive."""
+    """The position of an entity: code points of the text, end exclusive."""
 
     start: int
     end: int
