@@ -256,7 +256,9 @@ def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> 
         pytest.param(
             ("FAST", "--lengths", "8,33"), "--lengths asks for 33 tokens, and fast ORT fp32 takes 32", id="too-long"
         ),
-        pytest.param(("FAST", "--lengths", "2"), "2 tokens were asked for and 2 of them are special", id="too-short"),
+        pytest.param(
+            ("FAST", "--lengths", "2"), "2 tokens were asked for, but special tokens alone take 2", id="too-short"
+        ),
         pytest.param(("FAST", "--data", "gone.jsonl"), "--data gone.jsonl does not exist", id="no-data"),
         pytest.param(("FAST", "FAST"), "two candidates are named fast ORT fp32", id="the-same-model-twice"),
         pytest.param(("FILE", "--runtimes", "torch"), "cannot be run with --device cpu, --runtimes torch", id="no-way"),
