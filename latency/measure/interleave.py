@@ -33,6 +33,7 @@ from serve.text.answers import Answer
 
 Progress = Callable[[int, int, str], None]  # steps done, all steps, what is being timed
 
+TERMINATION_S = 5.0  # then a worker that has not ended is killed
 REPLY_TIMEOUT_S = 600.0  # a turn takes seconds; a worker that takes longer than this counts as hung
 # Thread pools that spin after a call (libgomp about 1 ms) are idle after this pause.
 PAUSE_S = 0.005
@@ -238,9 +239,13 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Killed, since it has nothing to save and a current call may take long.
-        self.process.kill()
-        self.process.wait()
+        # A worker has nothing to save and its current call may take long, so it is ended without waiting for the call.
+        self.process.terminate()
+        try:
+            self.process.wait(TERMINATION_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
                 with suppress(BrokenPipeError):  # a dead worker left bytes unread
