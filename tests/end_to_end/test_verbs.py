@@ -152,7 +152,7 @@ def test_a_teacher_is_asked_once_for_several_students(
     assert [lineage["teacher_cache"] for lineage in lineages] == [False, kept, kept]
     other = tmp_path / "other.txt"
     other.write_text("another text\n", encoding="utf-8")
-    with pytest.raises(BadInput, match="is not of this text or --tokens; "):
+    with pytest.raises(BadInput, match="was written for another text or --tokens\. "):
         face.distill(str(tiny_teacher), [other], tmp_path / "third", student=student, **settings)
 
 
@@ -235,7 +235,7 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
             {"method": "mlm", "teacher_cache": "kept"},
             "--teacher-cache keeps vectors of text as it is, and --method mlm asks",
         ),
-        ({"teacher_cache": str(tiny_teacher)}, "holds no teacher's cache; nothing was written"),
+        ({"teacher_cache": str(tiny_teacher)}, "is not a teacher cache; nothing was written"),
         ({"teacher_cache": str(tmp_path / "small")}, "is a file, or where --out is to stand"),
         ({"teacher_cache": "kept", "assistants": ("layers=3,hidden=32,heads=4,ffn=32",)}, "an --assistant is another"),
         ({"assistants": ("huge",)}, "'huge' is not known"),

@@ -120,7 +120,7 @@ def test_a_hub_that_does_not_answer_is_asked_once_for_each_name(hub: Hub, tmp_pa
         "some/teacher is no folder here; asking the Hub for a model of that name.",
         "my-data is no folder here; asking the Hub for a data set of that name.",
     ]
-    assert lines[2].startswith("stillroom: 2 things stand in the way")
+    assert lines[2].startswith("stillroom: 2 faults were found")
     assert len(lines) == 5, done.stderr
     assert all("(it does not answer, HfHubHTTPError: Server error '503" in line for line in lines[3:])
 

@@ -282,10 +282,12 @@ def test_the_scale_of_gradients_is_in_the_checkpoint(tmp_path: Path) -> None:
     ("names", "message"),
     [
         pytest.param(
-            ["tensorbord"], "tensorbord: no such tracker. Trackers are tensorboard, wandb, mlflow", id="no-such"
+            ["tensorbord"], "--tracker tensorbord is not known. Give tensorboard, wandb or mlflow", id="no-such"
         ),
         pytest.param(
-            ["wandb", "mlflow"], "wandb and mlflow, which is not installed. Run: pip install wandb", id="missing"
+            ["wandb", "mlflow"],
+            "--tracker wandb and mlflow needs a package that is not installed. Run: pip install wandb",
+            id="missing",
         ),
     ],
 )

@@ -171,7 +171,7 @@ def test_a_student_that_cannot_start_from_its_teacher_is_told(run: Run, given: d
 
 def test_all_faults_come_in_one_message(run: Run, given: dict[str, str | Path]) -> None:
     said = refused(run, given, teacher="/nowhere", student="huge", data="/nothing")
-    assert "3 things stand in the way; nothing was done" in said
+    assert "3 faults were found; nothing was done" in said
 
 
 def test_a_head_that_tags_in_another_scheme(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_a_path_that_is_not_there_asks_no_network(
 def test_evaluate_names_the_model_and_the_file_that_are_not_there(run: Run, tmp_path: Path) -> None:
     code, said = run("evaluate", "nosuch", "--data", tmp_path / "gone.jsonl")
     assert code == 2
-    assert "2 things stand in the way; nothing was done. 1. MODEL nosuch is neither" in said
+    assert "2 faults were found; nothing was done. 1. MODEL nosuch is neither" in said
     assert "Give the path of a bundle or a transformers folder." in said
     assert f"2. {tmp_path / 'gone.jsonl'} is not a file" in said
 
@@ -330,7 +330,7 @@ def test_distill_names_all_that_is_wrong_at_once(run: Run, tmp_path: Path) -> No
         "--student", "3by384", "--out", tmp_path / "out",
     )  # fmt: skip
     assert code == 2
-    assert "4 things stand in the way" in said
+    assert "4 faults were found" in said
     for fault in (
         "--teacher nosuch is neither",
         "3by384",
