@@ -180,13 +180,13 @@ def test_a_head_that_tags_in_another_scheme(run: Run, given: dict[str, str | Pat
     other = shutil.copytree(given["--teacher"], tmp_path / "other")
     tags = dict(enumerate(["O", "I-city", "I-item"]))
     AutoModelForTokenClassification.from_pretrained(other, id2label=tags, label2id={}).save_pretrained(other)
-    assert "tags in another scheme than BIO (it lacks B-city, B-item)" in refused(run, given, teacher=other)
+    assert "whose tags are not in BIO (it lacks B-city, B-item)" in refused(run, given, teacher=other)
 
 
 def test_a_work_folder_that_is_somebody_elses(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
     (tmp_path / "out.work").mkdir()
     (tmp_path / "out.work" / "mine.txt").write_text("keep me")
-    assert "is there already and is not ours" in refused(run, given)
+    assert "already exists and stillroom did not make it" in refused(run, given)
     assert (tmp_path / "out.work" / "mine.txt").read_text() == "keep me"
 
 
