@@ -199,7 +199,7 @@ def test_texts_of_test_are_left_out_of_what_the_student_sees(
     arguments = [*(part for pair in given.items() for part in pair), "--unlabelled", spaced]
     code, said = run("run", *arguments, "--dry-run", "--json")
     assert code == 0, said
-    assert "60 texts of --unlabelled stand in validation or test; they were left out" in said
+    assert "60 texts of --unlabelled are in validation or test and were left out" in said
 
 
 def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
