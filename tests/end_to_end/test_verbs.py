@@ -210,7 +210,7 @@ def test_an_assistant_stands_between_teacher_and_student(
 def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
     for wrong, message in (
         ({"method": "magic"}, "--method is 'magic'; give one of minilmv2, "),
-        ({"teacher_layer": 9}, "layers 1 to 4"),
+        ({"teacher_layer": 9}, "Give a layer from 1 to 4"),
         ({"relation_heads": 5}, "do not divide"),
         ({"batch": 0}, "--batch is 0; give a whole number from 1"),
         ({"schedule": "minilm2"}, "--schedule is 'minilm2'.*; give one of minilm, "),
@@ -226,7 +226,7 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
             "--layer-map has no effect on --method minilm, only on hidden-states",
         ),
         ({"method": "minilm", "teacher_layer": 2}, "--teacher-layer has no effect on --method minilm"),
-        ({"start": "./scratch"}, "--start ./scratch is not there. Give the path of a transformers folder"),
+        ({"start": "./scratch"}, "--start ./scratch does not exist. Give the path of a transformers folder"),
         ({"start": "first"}, "--start first copies the teacher's layers, and .* has another width"),
         ({"start": "layer-map"}, "--start layer-map needs --layer-map. Give single, last"),
         ({"start": str(tiny_teacher)}, "is layers=4,hidden=32,heads=4,ffn=64, and --student is layers=2"),
@@ -241,7 +241,7 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
         ({"assistants": ("huge",)}, "'huge' is not known"),
         ({"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
         ({"temperature": 2.0}, "temperature is no setting"),
-        ({"method": "distilbert"}, "as wide as its teacher: 16 is not 32"),
+        ({"method": "distilbert"}, "as wide as its teacher, but the widths are 16 and 32"),
     ):
         with pytest.raises(BadInput, match=message):
             face.distill(

@@ -84,7 +84,9 @@ def test_pickled_weights_are_not_opened(run: Run, given: dict[str, str | Path], 
 
 
 def test_a_teacher_that_is_nowhere(run: Run, given: dict[str, str | Path]) -> None:
-    assert "neither a folder here nor a model that the Hub gives" in refused(run, given, teacher="nobody/nothing")
+    assert "neither a local folder nor a model that can be read from the Hub" in refused(
+        run, given, teacher="nobody/nothing"
+    )
 
 
 def test_a_head_whose_labels_are_not_those_of_the_data(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
