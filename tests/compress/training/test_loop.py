@@ -257,7 +257,9 @@ def test_a_disk_that_fills_leaves_the_checkpoint_before_it_and_training_goes_on_
 
 
 def test_float16_is_refused_on_a_cpu_and_the_message_says_what_to_take(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"fp16 trains on CUDA GPUs, and this would run on cpu, .* Take bf16"):
+    with pytest.raises(
+        BadInput, match=r"--precision is fp16, which needs a CUDA GPU, and the device is cpu, .* Give bf16"
+    ):
         check_precision("fp16", torch.device("cpu"))
     for precision in ("fp32", "bf16"):
         check_precision(precision, torch.device("cpu"))

@@ -73,7 +73,7 @@ def test_a_decoder_as_teacher(run: Run, given: dict[str, str | Path], tmp_path: 
         tmp_path / "gpt2"
     )
     said = refused(run, given, teacher=tmp_path / "gpt2")
-    assert "'gpt2' model, which is not an encoder" in said
+    assert "'gpt2' model, which is not supported" in said
     assert "bert, distilbert, electra, modernbert, mpnet, roberta, xlm-roberta" in said
 
 
@@ -139,7 +139,7 @@ def test_a_csv_without_a_label_column(run: Run, given: dict[str, str | Path], tm
         pytest.param("3x383", "'3x383' is not known. Did you mean 3x384?", id="an-unknown-student"),
         pytest.param(
             "layers=2,hidden=30,heads=4,ffn=8",
-            "width of 30 does not divide into 4 heads",
+            "width of 30 cannot be divided by 4 heads",
             id="heads-that-do-not-divide",
         ),
     ],
@@ -314,8 +314,8 @@ def test_a_path_that_is_not_there_asks_no_network(
     monkeypatch.setattr("huggingface_hub.HfApi.repo_info", asked)
     monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
     monkeypatch.setattr("datasets.load_dataset", asked)
-    assert f"--teacher {name} is not there" in refused(run, given, teacher=name)
-    assert f"--data {name} is not there" in refused(run, given, data=name)
+    assert f"--teacher {name} does not exist" in refused(run, given, teacher=name)
+    assert f"--data {name} does not exist" in refused(run, given, data=name)
 
 
 def test_evaluate_names_the_model_and_the_file_that_are_not_there(run: Run, tmp_path: Path) -> None:
