@@ -48,7 +48,7 @@ def test_a_model_of_the_hub_is_opened_at_the_revision_that_is_given(hub: Hub, tm
     )  # fmt: skip
     commit, refused = done.stdout.splitlines()
     assert commit == COMMIT
-    assert "a model that can be read from the Hub (it has no revision v3 of that name)" in refused
+    assert "a model that can be read from the Hub (the Hub has no revision v3 of that name)" in refused
     assert "/api/models/some/teacher/revision/v2" in hub.asked
     assert hub.tokens == {"Bearer hf_mine"}
 

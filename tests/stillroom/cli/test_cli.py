@@ -128,7 +128,7 @@ def test_a_csv_without_a_label_column(run: Run, given: dict[str, str | Path], tm
         (tmp_path / "data" / f"{name}.csv").write_text("text,intent\nhello,greet\n")
     said = refused(run, given, data=tmp_path / "data", task="text-classification")
     assert (
-        "train.csv: has the columns text, intent; needed are text and label. Rename them, or give --label-column intent"
+        "train.csv: has the columns text, intent; text and label are needed. Rename columns, or give --label-column intent"
         in said
     )
 
