@@ -26,7 +26,6 @@ STARTS = ("uniform", "alternate", "first", "last", "layer-map", "random")  # or 
 TrainingDevice = Literal["auto", "cpu", "cuda"]
 TrainingPrecision = Literal["auto", "fp32", "bf16", "fp16"]
 
-# Headings of help.
 WHAT, DATA, TEACHER, STUDENT, RELATIONS, MACHINE = (
     "What to make",
     "Data",
@@ -44,9 +43,7 @@ TRACKER = "Tracker that gets the metrics too; metrics.jsonl is always written."
 SEED = "Seed of all random numbers."
 THREADS = "Threads of one model call: the cores to train on."
 ALL_CORES = "all that this process may use"
-PRECISION = (
-    "Precision of training; auto is bf16 if the processor or GPU multiplies it, otherwise fp32; fp16 needs a GPU."
-)
+PRECISION = "Precision of training; auto is bf16 if the device multiplies it, otherwise fp32; fp16 needs a GPU."
 DEVICE = "Device to train on; auto is a GPU if torch finds one, otherwise the CPU."
 REVISION = "Branch, tag or commit of a Hub model."
 UNLABELLED = "File of in-domain text that the teacher labels."
@@ -144,8 +141,8 @@ class TaskSettings(DataSet):
         0.0, help="Epochs over the task's text and the corpus; 0 skips the stage.", at_least=0, panel=RELATIONS
     )
     relation_heads: int = setting(
-        0, help="Heads that queries, keys and values are re-split into.", at_least=0,
-        shown="48, or the largest below it that fits", panel=RELATIONS,
+        0, help="Heads that queries, keys and values are split into.", at_least=0,
+        shown="48, or the next below that fits", panel=RELATIONS,
     )  # fmt: skip
     relation_layer: int = setting(
         0, help="Teacher layer to learn from, counted from 1.", at_least=0, shown="the paper's choice for the sizes",
@@ -241,9 +238,9 @@ class Distillation(TextColumn):
     batch: int | None = setting(None, help="Pieces of text per step.", at_least=1, at_most=1_000_000, shown="32")
     relation_heads: int = setting(
         0,
-        help="Heads that queries, keys and values are re-split into.",
+        help="Heads that queries, keys and values are split into.",
         at_least=0,
-        shown="48, or the largest below it that fits",
+        shown="48, or the next below that fits",
     )
     teacher_layer: int = setting(
         0, help="Teacher layer to learn from, counted from 1.", at_least=0, shown="the paper's choice for the sizes"
@@ -253,9 +250,7 @@ class Distillation(TextColumn):
         shown="the method's own",
     )  # fmt: skip
     tokens: int | None = setting(None, help="Longest piece of text, in tokens.", at_least=8, shown="128")
-    whole_words: bool = setting(
-        False, help="Mask whole words, not single tokens, if the method learns from masked text."
-    )
+    whole_words: bool = setting(False, help="Mask whole words, not tokens, if the method learns from masked text.")
     start: str = setting(
         "uniform",
         help="The student's first weights: teacher layers if they fit (uniform, alternate, first, last or layer-map), new ones "

@@ -124,9 +124,7 @@ def check_kind(examples: Sequence[Example], model: str, *, multi_label: bool, ma
     Raises:
         BadInput: it gives another kind.
     """
-    remedy = (
-        "It was trained for another task. Give data of that kind, or fine-tune a new head: `stillroom run --new-head`."
-    )
+    remedy = "It was trained for another task. Give data of that kind, or a new head: `stillroom run --new-head`."
     if multi_label is not is_multi_label(examples):
         gives, given = ("any number of labels", "one string") if multi_label else ("one label", "a list")
         raise BadInput(

@@ -37,18 +37,14 @@ def label_of(given: object, name: str, needed: str = "a non-empty string is need
     if given != given.strip():
         raise ValueError(f"`{name}` holds {given!r}, which begins or ends with space; remove the space")
     if "\n" in given or "\r" in given:
-        raise ValueError(
-            f"`{name}` holds a line break after {given.splitlines()[0]!r}; check for a quote that is not closed"
-        )
+        raise ValueError(f"`{name}` holds a line break after {given.splitlines()[0]!r}; check for an unclosed quote")
     return checked(given, name)
 
 
 def checked(text: str, name: str) -> str:
     """`text` itself. ValueError if it is too long or holds half of a surrogate pair; `name` is the field."""
     if len(text) > MOST_CHARACTERS:
-        raise ValueError(
-            f"`{name}` has {len(text):,} characters, but at most {MOST_CHARACTERS:,} are allowed; split it"
-        )
+        raise ValueError(f"`{name}` has {len(text):,} characters; at most {MOST_CHARACTERS:,} are allowed; split it")
     try:
         text.encode()
     except UnicodeEncodeError as error:

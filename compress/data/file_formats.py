@@ -144,9 +144,7 @@ def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[
 def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fault]) -> Iterator[tuple[int, object]]:
     """The rows of a table, each with the line on which it begins; a quoted cell may have several lines."""
     if task == "token-classification":
-        reason = (
-            "is a table, whose cells cannot hold lists of tags or entities; save it as JSON lines, parquet or .conll"
-        )
+        reason = "is a table, whose cells cannot hold tags or entities; save it as JSON lines, parquet or .conll"
         faults.append(Fault(str(path), None, reason))
         return
     for _ in lines_in(path):  # raises where the file is not UTF-8
@@ -180,7 +178,7 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
     except csv.Error as error:
         reason = f"cannot be read as a table from here on ({error})"
         if "field limit" in str(error):
-            reason = f"has a cell of more than {MOST_CHARACTERS:,} characters, so reading stops ({error}); check for a quote that is not closed"
+            reason = f"has a cell of more than {MOST_CHARACTERS:,} characters, so reading stops ({error}); check for an unclosed quote"
         faults.append(Fault(str(path), end + 1, reason))
 
 

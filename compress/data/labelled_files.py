@@ -29,11 +29,7 @@ class LabelledFile:
         self.tags = TagRows(self.file)
 
     def add(self, row: object, line: int | None) -> None:
-        """Keep the example in `row`, or its fault.
-
-        Raises:
-            UnreadableFrom: too many rows have faults.
-        """
+        """Keep the example in `row`, or its fault. UnreadableFrom if too many rows have faults."""
         try:
             self.examples.append(example_of(row, self.task, self.columns))
         except ValueError as reason:
@@ -70,11 +66,7 @@ def check_there(path: Path) -> None:
 
 
 def read_file(path: Path, task: Task, columns: Columns) -> LabelledFile:
-    """The examples and faults of one file.
-
-    Raises:
-        BadInput: no such file, or an unknown suffix.
-    """
+    """The examples and faults of one file. BadInput if it does not exist or has an unknown suffix."""
     check_there(path)
     reader = LabelledFile(str(path), task, columns)
     try:

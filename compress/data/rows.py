@@ -29,9 +29,7 @@ def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
     if None in given and not any(isinstance(place, dict) for place in given):
         return Example(text, pair, label=label)
     if pair:
-        raise ValueError(
-            f"has both `{columns.text_pair}` and `head`, but head and tail are parts of one text; remove one of the two"
-        )
+        raise ValueError(f"has both `{columns.text_pair}` and `head`, which is part of one text; remove one of the two")
     head, tail = _head_and_tail(row, text)
     return Example(text, label=label, head=head, tail=tail)
 
@@ -57,9 +55,7 @@ def _has_pair(row: dict[str, Any], columns: Columns) -> bool:
 def _head_and_tail(row: dict[str, Any], text: str) -> tuple[tuple[int, int], tuple[int, int]]:
     """The places of the two parts of a relation, (start, end) each."""
     if found := [marker for marker in MARKERS if marker in text]:
-        raise ValueError(
-            f"`text` holds {found[0]}, which stillroom adds to mark `head` or `tail`; give the text without it"
-        )
+        raise ValueError(f"`text` holds {found[0]}, which stillroom adds itself; give the text without it")
     places: list[tuple[int, int]] = []
     for name in ("head", "tail"):
         place = row.get(name)

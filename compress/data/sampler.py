@@ -34,9 +34,7 @@ class Sampler:
         """The indices of all texts, those of a batch next to each other, and the order of the batches; 8 bytes a text."""
         cached: tuple[int, tuple[np.ndarray, np.ndarray]] | None = self.__dict__.get("cached")
         if cached is None or cached[0] != epoch:
-            object.__setattr__(
-                self, "cached", None
-            )  # frees the old order before the next is made: a corpus has many texts
+            object.__setattr__(self, "cached", None)  # frees the old order before the next is made
             generator = np.random.default_rng([self.seed, epoch])
             order = generator.permutation(len(self.lengths))
             # Sorting within pools of 64 batches keeps padding low and still mixes texts.

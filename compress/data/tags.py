@@ -167,10 +167,10 @@ def scheme_faults(files: Sequence[TagRows]) -> list[Fault]:
             [(file.file, line, row) for line, row in file.rows if row.scheme],
             lambda row: row.scheme == "BIOES",
             lambda row, others: (
-                f"has an entity without an E- or S- tag, but {_rows(others)} of the file {_have(others)} such tags; use one scheme in all"
+                f"has an entity without an E- or S- tag, unlike {_rows(others)} of the file; write BIO or BIOES in all"
             ),
             lambda row, others: (
-                f"has an E-, S-, L- or U- tag, but {_rows(others)} of the file {_have(others)} entities without one; use one scheme in all"
+                f"has an E-, S-, L- or U- tag, unlike entities in {_rows(others)} of the file; write BIO or BIOES in all"
             ),
         )
     return faults or _misspelt_everywhere(files)
@@ -197,10 +197,6 @@ def _rows(count: int) -> str:
     return "1 other row" if count == 1 else f"{count} other rows"
 
 
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"
-
-
 def _without_prefix(row: RowTags, others: int) -> str:
     tag = min(row.tags)
     return f"has the tag {tag!r} without a prefix, but in {_rows(others)} tags have a prefix{_meant(tag)}; {A_TAG}"
@@ -208,7 +204,7 @@ def _without_prefix(row: RowTags, others: int) -> str:
 
 def _with_prefix(row: RowTags, others: int) -> str:
     tag = min(row.tags)
-    return f"has the tag {tag!r}, a prefix and the label {tag[2:]!r}, but in {_rows(others)} tags have no prefix; use prefixes in all or none"
+    return f"has the tag {tag!r}, a prefix and the label {tag[2:]!r}, but in {_rows(others)} tags have none; use prefixes in all or none"
 
 
 def _misspelt_everywhere(files: Sequence[TagRows]) -> list[Fault]:

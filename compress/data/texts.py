@@ -48,18 +48,13 @@ def stream_texts(path: Path, columns: Columns = USUAL, *, pairs: bool = False) -
         )
     if path.suffix != ".txt" and (path.suffix not in SUFFIXES or path.suffix == ".conll"):
         raise BadInput(
-            f"{path} {f'ends in {path.suffix}' if path.suffix else 'has no suffix'}. Give text as .txt or one of {', '.join(SUFFIXES[:-1])}."
+            f"{path} has {f'the suffix {path.suffix}' if path.suffix else 'no suffix'}. Give .txt or one of {', '.join(SUFFIXES[:-1])}."
         )
     return _texts(path, columns, pairs)
 
 
 def _texts(path: Path, columns: Columns, pairs: bool) -> Iterator[str]:
-    """The texts.
-
-    Raises:
-        BadInput: there is none.
-        BadRows: rows have faults.
-    """
+    """The texts. BadInput if there is none, BadRows if rows have faults."""
     faults: list[Fault] = []
     found = False
     try:

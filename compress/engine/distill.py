@@ -135,11 +135,8 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     shapes = (*assistants_of(s.assistants, shape, opened.config), shape)
     messages: tuple[str, ...] = ()
     if tuple(s.assistants) == (BY_RULE,):
-        messages = (
-            f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1]))}."
-            if shapes[1:]
-            else "MiniLM's rule gives no assistant: the student has more than half of the teacher's layers or width.",
-        )
+        none = "none; the student has more than half of the teacher's layers or width"
+        messages = (f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or none}.",)
     if s.schedule:
         preset_of(s.schedule, "distillation")
     _check_start(s, shapes, opened.config)

@@ -185,10 +185,8 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
 
 
 def _steps(inputs: TaskInputs, settings: FineTuning) -> int:
-    """The most steps of the fine-tuning."""
-    return max(
-        1, round(-(-len(inputs.train) // inputs.settings.batch) * (settings.epochs or 0))
-    )  # epochs are known by now
+    # `_resolved` has set the epochs.
+    return max(1, round(-(-len(inputs.train) // inputs.settings.batch) * (settings.epochs or 0)))
 
 
 def _train(

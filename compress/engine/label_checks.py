@@ -63,6 +63,4 @@ def _rare(train: Counter[str]) -> list[str]:
     for label in sorted(label for label in train if train[label] < RARE):
         near = difflib.get_close_matches(label, frequent, 1, ALIKE)
         rare.append(f"{label} ({train[label]}{f'; {near[0]} misspelt?' if near else ''})")
-    return (
-        [f"Train has fewer than {RARE} examples of some labels, too few to learn them: {some(rare)}."] if rare else []
-    )
+    return [f"Train has fewer than {RARE} examples of some labels, too few to learn: {some(rare)}."] if rare else []

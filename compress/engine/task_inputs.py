@@ -206,9 +206,7 @@ def check_relations(settings: TaskSettings, opened: Opened, shape: Shape | None)
     """
     depth = opened.config.num_hidden_layers
     if settings.relation_layer > depth:
-        raise BadInput(
-            f"--relation-layer is {settings.relation_layer}; the teacher has layers 1 to {depth}. Give one of these."
-        )
+        raise BadInput(f"--relation-layer is {settings.relation_layer}; give one of the teacher's layers 1 to {depth}.")
     if shape and settings.relation_heads:
         check_relation_heads(settings.relation_heads, opened.config.hidden_size, shape.hidden)
 

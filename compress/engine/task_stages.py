@@ -177,11 +177,7 @@ def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None
 
 
 def read_soft_labels(folder: Path, inputs: TaskInputs) -> list[np.ndarray]:
-    """The teacher's logits of each text's rows, as `make_soft_labels` saved them.
-
-    Raises:
-        ValueError: the number of rows differs from that of the texts.
-    """
+    """The teacher's logits of each text's rows, as `make_soft_labels` saved them. ValueError if the texts have other rows."""
     texts = inputs.soft_labelled
     logits = np.load(folder / "logits.npy", mmap_mode="r", allow_pickle=False)
     ends = np.cumsum([len(rows) for rows in texts.rows])

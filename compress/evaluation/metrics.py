@@ -54,11 +54,7 @@ def prediction_of(answer: Answer, *, multi_label: bool) -> Prediction:
 
 
 def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.ndarray:
-    """Per text the numbers of correct, predicted and gold items, (texts, 3). A class is one item.
-
-    Raises:
-        ValueError: `gold` and `predicted` differ in length.
-    """
+    """Per text the numbers of correct, predicted and gold items, (texts, 3); a class is one item. ValueError if lengths differ."""
     if len(gold) != len(predicted):
         raise ValueError(f"{len(gold)} gold answers but {len(predicted)} predictions")
     rows = np.zeros((len(gold), 3))
@@ -172,9 +168,7 @@ def _resampled(rows: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
     texts = len(rows[0])
     sums: list[list[np.ndarray]] = [[] for _ in rows]
     for _ in range(RESAMPLES // 100):
-        weights = generator.multinomial(
-            texts, np.full(texts, 1 / texts), size=100
-        )  # (100, texts): how often each was drawn
+        weights = generator.multinomial(texts, np.full(texts, 1 / texts), size=100)  # (100, texts)
         for found, counted in zip(sums, rows, strict=True):
             found.append(weights @ counted)
     return [np.concatenate(found) for found in sums]

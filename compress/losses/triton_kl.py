@@ -49,10 +49,7 @@ def divergence_loss(
     student_keys: Tensor | None,
     mask: Tensor,
 ) -> Tensor:
-    """The KL divergence of `compress.losses.tiled_relations.tiled_loss`, a scalar.
-
-    Vectors are (batch, heads, tokens, width); a relation has no keys. `mask` is (batch, tokens), 1 for a real token.
-    """
+    """The KL divergence of `tiled_loss`, a scalar; all vectors are (batch, heads, tokens, width), and a relation has no keys."""
     value: Tensor = _Divergence.apply(  # type: ignore[no-untyped-call]
         mask, teacher_queries, teacher_keys, student_queries, student_keys
     )

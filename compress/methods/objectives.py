@@ -109,9 +109,7 @@ def check_objective(objective: Objective, teacher: Any, student: Any) -> None:
             (term.student_layer, student, "student"),
         ):
             if not (0 if term.of == "hidden" else 1) <= layer <= config.num_hidden_layers:
-                raise BadInput(
-                    f"Layer {layer} of the {whose} does not exist. Give a layer from 1 to {config.num_hidden_layers}."
-                )
+                raise BadInput(f"The {whose} has no layer {layer}. Give a layer from 1 to {config.num_hidden_layers}.")
         if term.loss == "relation" and term.heads:
             check_relation_heads(term.heads, teacher.hidden_size, student.hidden_size)
         elif (
@@ -162,8 +160,6 @@ def _key(term: LayerTerm) -> str:
 
 
 class _HeadMaps(nn.Module):
-    """One matrix per head."""
-
     def __init__(self, heads: int, narrow: int, wide: int) -> None:
         super().__init__()
         start = torch.eye(narrow) if narrow == wide else torch.randn(narrow, wide) / narrow**0.5

@@ -72,10 +72,7 @@ def student_of(
     At the teacher's width embeddings and head are copied, layers are copied from `uniform_layers` or the `chosen` ones (from 1),
     and a wider feed-forward layer keeps its units of largest norm. A narrower student gets word embeddings by truncated SVD
     (XtremeDistil, section 3.1: the first columns of `U S`); the rest is new. Of a deeper or wider student, parts that do not
-    fit are new. With `new_layers` the layers are always new.
-
-    Raises:
-        BadInput: `chosen` does not name a teacher layer for each layer of the student.
+    fit are new. With `new_layers` the layers are always new. BadInput if `chosen` does not fit the layers of both.
     """
     chosen = tuple(chosen) or uniform_layers(teacher.config.num_hidden_layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= layer <= teacher.config.num_hidden_layers for layer in chosen):
@@ -134,8 +131,7 @@ def student_from(
     if vocabulary and theirs != ours:
         raise BadInput(
             f"{opened.role} {checkpoint} has a vocabulary of {ours} tokens and {teacher.role} {teacher.name} one of {theirs}, but this "
-            "method compares their predictions of tokens. Give a method that reads hidden states or attention (minilmv2 or "
-            "hidden-states), or another --start."
+            "method compares predictions of tokens. Give another --start, or a method on hidden states or attention (minilmv2)."
         )
     student = load_encoder(opened.folder, seed=seed, vocabulary=vocabulary).eval()
     head = "none"

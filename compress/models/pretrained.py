@@ -230,11 +230,7 @@ def _not_finite(file: Path, _size_bytes: int, _mtime_ns: int) -> list[tuple[str,
 
 
 def _weight_files(folder: Path, named: str) -> list[Path]:
-    """The files that hold the weights.
-
-    Raises:
-        BadInput: one is missing, or the index is damaged.
-    """
+    """The files that hold the weights. BadInput if one is missing, or the index is damaged."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     index = folder / f"{WEIGHTS}.index.json"

@@ -87,7 +87,7 @@ def test_a_wrong_header_is_one_line_that_names_what_is_there_and_the_flags(tmp_p
     note = written(tmp_path / "a.csv", "text,label,note,note\na,x,1,2\n")
     assert read_examples(note, TEXT) == [Example("a", label="x")]
     assert "has the column text twice" in fault(written(tmp_path / "a.csv", "text,label,text\na,b,c\n"))
-    assert "a.csv is a table, whose cells cannot hold lists" in fault(
+    assert "a.csv is a table, whose cells cannot hold tags" in fault(
         written(tmp_path / "a.csv", "text,entities\na,[]\n" * 9), task=TOKENS
     )
     with pytest.raises(

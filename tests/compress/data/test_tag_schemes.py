@@ -65,7 +65,7 @@ def test_a_tag_without_a_prefix_is_found_in_whichever_split_it_stands(tmp_path: 
 
 def test_a_prefix_among_labels_without_one_is_the_fault_where_it_is_the_rarer(tmp_path: Path) -> None:
     ((line, said),) = faults(rows(tmp_path / "train.jsonl", "city O", "city person", "E-mail"))
-    assert (line, "'E-mail', a prefix and the label 'mail', but in 2 other rows tags have no prefix" in said) == (
+    assert (line, "'E-mail', a prefix and the label 'mail', but in 2 other rows tags have none" in said) == (
         3,
         True,
     )
@@ -98,7 +98,7 @@ def test_a_row_that_mixes_schemes_is_a_fault(tmp_path: Path, tags: str, reason: 
 
 def test_of_rows_in_two_schemes_the_fewer_are_faults(tmp_path: Path) -> None:
     ((line, reason),) = faults(rows(tmp_path / "a.jsonl", "B-x E-x", "S-x O", "B-x O", "O O"))
-    assert (line, "without an E- or S- tag, but 2 other rows of the file have such tags" in reason) == (3, True)
+    assert (line, "without an E- or S- tag, unlike 2 other rows of the file" in reason) == (3, True)
     ((line, reason),) = faults(rows(tmp_path / "a.jsonl", "B-x I-x", "B-y O", "O S-x"))
     assert (line, "has an E-, S-, L- or U- tag, and 2 other rows" in reason) == (3, True)
 

@@ -28,7 +28,7 @@ def test_a_rare_label_among_frequent_ones_is_told_with_the_one_it_may_be() -> No
     known = ["city", "person", "zebra", "ctiy"]
     (said,) = warnings(["city"] * 50 + ["person"] * 40 + ["zebra"] * 2 + ["ctiy"], known, known)
     assert said == (
-        "Train has fewer than 3 examples of some labels, too few to learn them: ctiy (1; city misspelt?), zebra (2)."
+        "Train has fewer than 3 examples of some labels, too few to learn: ctiy (1; city misspelt?), zebra (2)."
     )
     assert warnings(["city"] * 3 + ["person"] * 2 + ["zebra"], known[:3], known[:3]) == []  # all are rare
     assert warnings(["city"] * 50 + ["person"] * 40 + ["zebra"] * 3, known[:3], known[:3]) == []

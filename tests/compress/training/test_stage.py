@@ -204,7 +204,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(method: str) -> None
             "minilmv2",
             Sizes(4, 2, 24, 24, 0, 5),
             Shape(2, 24, 4, 48),
-            r"Layer 5 of the teacher does not exist\. Give a layer from 1 to 4",
+            r"The teacher has no layer 5\. Give a layer from 1 to 4",
         ),
     ],
 )
