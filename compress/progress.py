@@ -13,7 +13,7 @@ class Event:
     kind: Literal["message", "started", "advanced", "finished"]
     text: str  # the message, or the name of the work
     done: int = 0  # units of the work
-    total: int | None = None  # None where it is not known
+    total: int | None = None  # None if unknown
     note: str = ""  # further text to show, such as the loss
 
     def __str__(self) -> str:

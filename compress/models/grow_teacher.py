@@ -29,7 +29,7 @@ def grown(model: Any, family: Family) -> Any:
         labels as `model`.
 
     Raises:
-        BadInput: a family whose layers are of another kind, or a head that guesses masked words.
+        BadInput: a family whose layers are of another kind, or a masked-language-model head.
     """
     config = copy.deepcopy(model.config)
     guesses = type(model).__name__.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel"))

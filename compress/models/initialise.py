@@ -173,7 +173,7 @@ def _differing_tokens(theirs: Tokenizer, ours: Tokenizer) -> str:
         return ""
     apart.sort(key=lambda token: min(known[token] for known in (teacher, student) if token in known))
     named = [
-        f"{token!r} has the id {teacher.get(token, 'unknown')} in the teacher's and {student.get(token, 'unknown')} in the student's"
+        f"{token!r} is {teacher.get(token, 'missing')} in the teacher's ids and {student.get(token, 'missing')} in the student's"
         for token in apart[:SHOWN_TOKENS]
     ]
     return f"of {len(teacher)} and {len(student)} tokens {len(apart)} differ; {'; '.join(named)}."

@@ -23,8 +23,8 @@ from serve.text.tokenizer import load_tokenizer
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-MEND = "Copy the folder again, or save the model anew with save_pretrained."
-MEND_TOKENIZER = "Copy the folder again, or save the tokenizer anew with save_pretrained."
+MEND = "Copy the folder again, or save the model again with save_pretrained."
+MEND_TOKENIZER = "Copy the folder again, or save the tokenizer again with save_pretrained."
 LONGEST_TEXT = 512  # tokens, as the papers' teachers were trained on
 
 

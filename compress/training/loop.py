@@ -90,7 +90,7 @@ def train(
         seed: fixes dropout, together with the numbers of step and share.
         validation: when to validate; the best weights are then kept, and training may stop early.
         precision: of matrix products: `fp32`, `bf16`, or on GPUs `fp16`. Weights stay in float32.
-        device: `cpu`, `cuda`, or `auto`: a GPU where there is one.
+        device: `cpu`, `cuda`, or `auto`: a GPU if there is one.
         accumulate: parts that a process cuts its part of a batch into, one after the other.
         trackers: names of trackers that get the metrics too.
         checkpoint_every_s: seconds between checkpoints: the most work that a kill loses.

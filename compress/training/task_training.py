@@ -39,7 +39,7 @@ class TaskTraining:
     soft_weight: float = 0.9
     seed: int = 0
     precision: str = "fp32"
-    device: str = "auto"  # cpu, cuda, or auto: a GPU where there is one
+    device: str = "auto"  # cpu, cuda, or auto: a GPU if there is one
     checkpoint_every_s: float = 30.0
     # Parts that each batch is computed in, one after the other, to need less memory.
     accumulate: int = 1

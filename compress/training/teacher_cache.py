@@ -143,7 +143,7 @@ def teacher_cache(
     device: str = "auto",
     report: Callable[[int, int], None] | None = None,
 ) -> TeacherCache:
-    """The cache in `folder`, written first if absent. After a kill writing resumes where it stopped, `ROUND` tokens back at most.
+    """The cache in `folder`, written first if absent. After a kill, writing resumes; it loses `ROUND` tokens at most.
 
     Several processes may ask for the same folder: one of them writes.
 

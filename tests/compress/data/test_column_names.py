@@ -113,7 +113,9 @@ def test_rows_that_all_lack_a_field_are_told_in_one_line_with_the_flag(tmp_path:
 def test_a_table_with_another_separator_is_read_by_its_header(tmp_path: Path, name: str, separator: str) -> None:
     rows = f'text{separator} label\n"to, Rome; now\t!"{separator}book\n'
     assert read_examples(written(tmp_path / name, rows), TEXT) == [Example("to, Rome; now\t!", label="book")]
-    assert "has the columns a, b; needed" in fault(written(tmp_path / name, f"a{separator}b\n1{separator}2\n"))
+    assert "has the columns a, b; text and label are needed" in fault(
+        written(tmp_path / name, f"a{separator}b\n1{separator}2\n")
+    )
 
 
 def test_a_blank_table_is_empty_and_blank_lines_before_its_header_are_none(tmp_path: Path) -> None:

@@ -229,9 +229,9 @@ def test_rows_with_one_label_among_rows_with_lists_are_faults_in_whichever_file_
     with pytest.raises(BadRows, match="one string, but in 5 other rows `label` is a list; give all rows") as caught:
         read_splits(str(tmp_path), TEXT)
     assert [(Path(f.file).name, f.line) for f in caught.value.faults] == [("train.jsonl", 4), ("test.jsonl", 1)]
-    with pytest.raises(BadRows, match="and in 1 other row "):
+    with pytest.raises(BadRows, match="but in 1 other row "):
         read_examples(written(tmp_path, "two.jsonl", listed + single), TEXT)
-    with pytest.raises(BadRows, match=r"line 1: `label` is a list, and in 2 other rows one string"):
+    with pytest.raises(BadRows, match=r"line 1: `label` is a list, but in 2 other rows one string"):
         read_examples(written(tmp_path, "train.jsonl", listed + single * 2), TEXT)
 
 
@@ -401,16 +401,16 @@ def test_head_and_tail_are_marked_in_what_is_read_whichever_stands_first(tmp_pat
     ("changes", "reason"),
     [
         ({"tail": None}, "`tail` is None; an object with `start` and `end` is needed"),
-        ({"head": "Rome"}, "`head` is 'Rome'; an object with `start` and `end` is needed, which CSV"),
+        ({"head": "Rome"}, "`head` is 'Rome'; an object with `start` and `end` is needed \\(CSV"),
         ({"head": {"start": 0}}, r"`head` is \{'start': 0\}; an object"),
         ({"head": {"start": True, "end": 4}}, r"`head` is at True\.\.4: whole numbers are needed"),
         ({"head": {"start": 4, "end": 4}}, r"`head` is at 4\.\.4: .* 0 <= start < end"),
         ({"tail": {"start": 11, "end": 17}}, r"`tail` ends at 17, past the end of the text \(16 code points\)"),
         ({"head": {"start": 4, "end": 5}}, r"`head` at 4\.\.5 covers only whitespace"),
         ({"head": {"start": 8, "end": 12}}, r"`head` 8\.\.12 and `tail` 11\.\.16 overlap"),
-        ({"text": "[E2] is in Italy"}, r"`text` holds \[E2\], which will mark"),
+        ({"text": "[E2] is in Italy"}, r"`text` holds \[E2\], which stillroom adds"),
         ({"text_pair": "It is."}, "has both `text_pair` and `head`"),
-        ({"head": None, "tail": None}, "has no `head` and `tail`, and in 2 other rows has `head` and `tail`"),
+        ({"head": None, "tail": None}, "has no `head` and `tail`, but in 2 other rows has `head` and `tail`"),
     ],
 )
 def test_a_bad_relation_is_named_by_file_line_and_reason(

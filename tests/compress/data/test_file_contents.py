@@ -202,10 +202,10 @@ def test_a_row_after_one_of_several_lines_is_named_by_its_own(tmp_path: Path) ->
     path = written(tmp_path / "a.csv", 'text,label\n"a\nb",x\n\nshort\nlong,x,y\n"c\nd",\n')
     with pytest.raises(BadRows) as caught:
         read_examples(path, TEXT)
-    assert [(fault.line, fault.reason[:30]) for fault in caught.value.faults] == [
+    assert [(fault.line, fault.reason[:38]) for fault in caught.value.faults] == [
         (5, "has 1 field, but the header has 2"),
         (6, "has 3 fields, but the header has 2; qu"),
-        (7, "`label` holds ''; a non-empty "),
+        (7, "`label` holds ''; a non-empty string i"),
     ]
 
 

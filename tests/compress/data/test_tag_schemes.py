@@ -57,7 +57,7 @@ def test_a_tag_without_a_prefix_is_found_in_whichever_split_it_stands(tmp_path: 
     for name, tag in (("train", "B-city"), ("validation", "B_city"), ("test", "B-city")):
         rows(tmp_path / f"{name}.jsonl", f"{tag} O", "O B-city")
     with pytest.raises(
-        BadRows, match=r"validation\.jsonl, line 1: has the tag 'B_city', and in 5 other rows"
+        BadRows, match=r"validation\.jsonl, line 1: has the tag 'B_city' without a prefix, but in 5 other rows"
     ) as caught:
         read_splits(str(tmp_path), TASK)
     assert len(caught.value.faults) == 1
@@ -100,7 +100,7 @@ def test_of_rows_in_two_schemes_the_fewer_are_faults(tmp_path: Path) -> None:
     ((line, reason),) = faults(rows(tmp_path / "a.jsonl", "B-x E-x", "S-x O", "B-x O", "O O"))
     assert (line, "without an E- or S- tag, unlike 2 other rows of the file" in reason) == (3, True)
     ((line, reason),) = faults(rows(tmp_path / "a.jsonl", "B-x I-x", "B-y O", "O S-x"))
-    assert (line, "has an E-, S-, L- or U- tag, and 2 other rows" in reason) == (3, True)
+    assert (line, "has an E-, S-, L- or U- tag, unlike entities in 2 other rows" in reason) == (3, True)
 
 
 def test_what_is_in_a_scheme_or_readable_in_one_way_stays_as_it_was_read(tmp_path: Path) -> None:

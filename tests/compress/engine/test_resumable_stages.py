@@ -190,7 +190,7 @@ def test_a_stage_that_fills_the_disk_says_so_and_is_gone_on_with(tmp_path: Path)
 
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
-        with pytest.raises(BadInput, match=r"student.partial could not be written: .*File too large.* Make room"):
+        with pytest.raises(BadInput, match=r"student.partial could not be written: .*File too large.* Free some space"):
             work.stage("student", "mark", make)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -184,7 +184,7 @@ PROFILED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: config(f, architectures=[3]),
         r"its config\.json cannot be read",
     ),
-    "too few labels": (lambda f: config(f, id2label={"0": "praise", "1": "refund"}), r"its weights hold classifier"),
+    "too few labels": (lambda f: config(f, id2label={"0": "praise", "1": "refund"}), r"they hold classifier"),
 }
 
 
