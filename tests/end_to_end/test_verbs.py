@@ -211,13 +211,13 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
     for wrong, message in (
         ({"method": "magic"}, "--method is 'magic'; give one of minilmv2, "),
         ({"teacher_layer": 9}, "Give a layer from 1 to 4"),
-        ({"relation_heads": 5}, "do not divide"),
+        ({"relation_heads": 5}, "does not divide"),
         ({"batch": 0}, "--batch is 0; give a whole number from 1"),
         ({"schedule": "minilm2"}, "--schedule is 'minilm2'.*; give one of minilm, "),
         ({"trackers": ("tensorbored",)}, "--tracker is 'tensorbored'.*; give some of tensorboard"),
         (
             {"method": "output-distribution", "schedule": "hidden-states"},
-            "--method output-distribution has 2 with rates",
+            "--method output-distribution has 2 stages with",
         ),
         ({"method": "tinybert"}, "--method is 'tinybert'.* give one of minilmv2, "),
         ({"method": "hidden-states", "layer_map": "first"}, "--layer-map is 'first'; give one of single"),
@@ -237,9 +237,15 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
         ),
         ({"teacher_cache": str(tiny_teacher)}, "is not a teacher cache; nothing was written"),
         ({"teacher_cache": str(tmp_path / "small")}, "is a file, or the folder of --out or inside it"),
-        ({"teacher_cache": "kept", "assistants": ("layers=3,hidden=32,heads=4,ffn=32",)}, "an --assistant is another"),
+        (
+            {"teacher_cache": "kept", "assistants": ("layers=3,hidden=32,heads=4,ffn=32",)},
+            "an --assistant is a second one",
+        ),
         ({"assistants": ("huge",)}, "'huge' is not known"),
-        ({"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
+        (
+            {"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)},
+            "the student has 8 and the teacher 4",
+        ),
         ({"temperature": 2.0}, "temperature is no setting"),
         ({"method": "distilbert"}, "as wide as its teacher, but the widths are 16 and 32"),
     ):

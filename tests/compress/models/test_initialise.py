@@ -157,7 +157,7 @@ def test_a_student_computes_what_the_layers_of_its_start_compute(start: str) -> 
 def test_a_start_that_the_teacher_is_too_shallow_for_is_refused() -> None:
     with pytest.raises(BadInput, match="needs a teacher of at least 7 layers; this one has 6"):
         starting_layers("alternate", 6, 4)
-    with pytest.raises(BadInput, match="--start last .* needs a teacher of at least 8 layers"):
+    with pytest.raises(BadInput, match=r"--start last .* needs a teacher of at least 8 layers"):
         starting_layers("last", 6, 8)
     with pytest.raises(BadInput, match=r"--start top is not known\. Give uniform, alternate, first, last or layer-map"):
         starting_layers("top", 6, 3)

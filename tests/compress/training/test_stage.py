@@ -192,7 +192,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(method: str) -> None
 @pytest.mark.parametrize(
     ("method", "sizes", "student", "message"),
     [
-        ("minilm", SIZES, Shape(2, 24, 6, 48), "as many attention heads .* they have 6 and 4"),
+        ("minilm", SIZES, Shape(2, 24, 6, 48), "as many attention heads .* the student has 6 and the teacher 4"),
         ("distilbert", SIZES, Shape(2, 12, 4, 24), "as wide as its teacher, but the widths are 12 and 24"),
         (
             "minilmv2",

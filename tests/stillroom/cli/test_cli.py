@@ -206,7 +206,7 @@ def test_texts_of_test_are_left_out_of_what_the_student_sees(
 
 def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
     assert "--gate is 1.5; give a number from 0 to 1" in refused(run, given, gate="1.5")
-    assert "takes 8 to 64 tokens" in refused(run, given, max_length="1000")
+    assert "give 8 to 64 tokens" in refused(run, given, max_length="1000")
     code, said = run("run", "--task", "token-classification", "--out", tmp_path / "o")
     assert code == 2
     assert "2 settings are wrong. 1. --teacher is needed. 2. --data is needed." in said
