@@ -216,7 +216,7 @@ def test_unlabelled_text_for_a_teacher_of_relations_needs_markers(
 ) -> None:
     bare = tmp_path / "bare.txt"
     bare.write_text("from [E1] Oslo [/E1] to [E2] Basel [/E2]\nfrom Oslo to Basel\n", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"1 of 2 texts of --unlabelled lacks .*;  the first is 'from Oslo to Basel'"):
+    with pytest.raises(BadInput, match=r"1 of 2 texts of --unlabelled lacks .*; the first is 'from Oslo to Basel'"):
         face.run(
             teacher=str(tiny_teacher),
             task=TASK,
