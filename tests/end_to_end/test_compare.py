@@ -119,7 +119,7 @@ def test_assistants_and_another_task_come_before_the_task(
         ({"methods": ("magic",)}, "--method magic is not known; give one of minilmv2"),
         ({"methods": ()}, "--method is needed"),
         ({"corpus": ()}, "--method has minilm, which learns from plain text, and no --corpus was given"),
-        ({"students": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
+        ({"students": ("layers=2,hidden=32,heads=8,ffn=32",)}, "the student has 8 and the teacher 4"),
         ({"students": ("layers=6,hidden=32,heads=4,ffn=32",), "methods": ("tinybert",)}, "no deeper than its teacher"),
         ({"seeds": 0}, "--seeds is 0; give a whole number from 1 to 1,000"),
         ({"methods": ("xtremedistil-transfer",)}, "learns another task first, and no --source-data was given"),

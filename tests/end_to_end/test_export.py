@@ -305,8 +305,8 @@ def test_a_bundle_says_whether_its_texts_come_in_pairs(trimmed: tuple[Path, str]
 def test_what_is_doubtful_about_the_data_is_told_as_a_run_tells_it(trimmed: tuple[Path, str]) -> None:
     out, said = trimmed
     expected = [
-        "There is no validation file: 24 texts of train were held out for it.",
-        "1 text stands in more than one split (train, test): scores there are too high for every model.",
+        "There is no validation file: 24 texts of train were held out instead.",
+        "1 text is in more than one split (train, test): scores on them are too high for every model.",
     ]
     assert report_of(out)["warnings"][:2] == expected  # type: ignore[index]
     assert [line for line in said.splitlines() if line.startswith("warning")] == [
@@ -344,7 +344,9 @@ def test_a_label_out_of_scope_must_be_in_validation_and_not_the_models_own(
 ) -> None:
     with pytest.raises(BadInput, match="--out-of-scope nowhere: no text of validation has that label"):
         face.export(classifier, tmp_path / "out", task_data, out_of_scope="nowhere", **FAST)
-    with pytest.raises(BadInput, match=r"--out-of-scope refund: CKPT .*classifier answers with that label itself"):
+    with pytest.raises(
+        BadInput, match=r"--out-of-scope refund: CKPT .*classifier was trained with that label as a class"
+    ):
         face.export(classifier, tmp_path / "out", task_data, out_of_scope="refund", **FAST)
     assert list(tmp_path.iterdir()) == []
 
@@ -379,7 +381,7 @@ def test_a_second_export_to_the_same_place_is_refused_and_harms_nothing(
         (folder / "half a graph").touch()
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(
-            BadInput, match=r"Another run is at work in .*out\.export-work\. Wait for it, or give another"
+            BadInput, match=r"Another run uses .*out\.export-work\. Wait until it ends, or give another"
         ):
             face.export(classifier, out, task_data, **FAST)
         assert sorted(tmp_path.rglob("*")) == before

@@ -73,7 +73,7 @@ def test_a_decoder_as_teacher(run: Run, given: dict[str, str | Path], tmp_path: 
         tmp_path / "gpt2"
     )
     said = refused(run, given, teacher=tmp_path / "gpt2")
-    assert "'gpt2' model, which is not an encoder" in said
+    assert "'gpt2' model, which is not supported" in said
     assert "bert, distilbert, electra, modernbert, mpnet, roberta, xlm-roberta" in said
 
 
@@ -84,7 +84,9 @@ def test_pickled_weights_are_not_opened(run: Run, given: dict[str, str | Path], 
 
 
 def test_a_teacher_that_is_nowhere(run: Run, given: dict[str, str | Path]) -> None:
-    assert "neither a folder here nor a model that the Hub gives" in refused(run, given, teacher="nobody/nothing")
+    assert "neither a local folder nor a model that can be read from the Hub" in refused(
+        run, given, teacher="nobody/nothing"
+    )
 
 
 def test_a_head_whose_labels_are_not_those_of_the_data(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_a_csv_without_a_label_column(run: Run, given: dict[str, str | Path], tm
         (tmp_path / "data" / f"{name}.csv").write_text("text,intent\nhello,greet\n")
     said = refused(run, given, data=tmp_path / "data", task="text-classification")
     assert (
-        "train.csv: has the columns text, intent; needed are text and label. Rename them, or give --label-column intent"
+        "train.csv: has the columns text, intent; text and label are needed. Rename columns, or give --label-column intent"
         in said
     )
 
@@ -137,7 +139,7 @@ def test_a_csv_without_a_label_column(run: Run, given: dict[str, str | Path], tm
         pytest.param("3x383", "'3x383' is not known. Did you mean 3x384?", id="an-unknown-student"),
         pytest.param(
             "layers=2,hidden=30,heads=4,ffn=8",
-            "width of 30 does not divide into 4 heads",
+            "width of 30 cannot be divided by 4 heads",
             id="heads-that-do-not-divide",
         ),
     ],
@@ -171,7 +173,7 @@ def test_a_student_that_cannot_start_from_its_teacher_is_told(run: Run, given: d
 
 def test_all_faults_come_in_one_message(run: Run, given: dict[str, str | Path]) -> None:
     said = refused(run, given, teacher="/nowhere", student="huge", data="/nothing")
-    assert "3 things stand in the way; nothing was done" in said
+    assert "3 faults were found; nothing was done" in said
 
 
 def test_a_head_that_tags_in_another_scheme(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
@@ -180,13 +182,13 @@ def test_a_head_that_tags_in_another_scheme(run: Run, given: dict[str, str | Pat
     other = shutil.copytree(given["--teacher"], tmp_path / "other")
     tags = dict(enumerate(["O", "I-city", "I-item"]))
     AutoModelForTokenClassification.from_pretrained(other, id2label=tags, label2id={}).save_pretrained(other)
-    assert "tags in another scheme than BIO (it lacks B-city, B-item)" in refused(run, given, teacher=other)
+    assert "whose tags are not in BIO (it lacks B-city, B-item)" in refused(run, given, teacher=other)
 
 
 def test_a_work_folder_that_is_somebody_elses(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
     (tmp_path / "out.work").mkdir()
     (tmp_path / "out.work" / "mine.txt").write_text("keep me")
-    assert "is there already and is not ours" in refused(run, given)
+    assert "already exists and stillroom did not make it" in refused(run, given)
     assert (tmp_path / "out.work" / "mine.txt").read_text() == "keep me"
 
 
@@ -199,12 +201,12 @@ def test_texts_of_test_are_left_out_of_what_the_student_sees(
     arguments = [*(part for pair in given.items() for part in pair), "--unlabelled", spaced]
     code, said = run("run", *arguments, "--dry-run", "--json")
     assert code == 0, said
-    assert "60 texts of --unlabelled stand in validation or test; they were left out" in said
+    assert "60 texts of --unlabelled are in validation or test and were left out" in said
 
 
 def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
     assert "--gate is 1.5; give a number from 0 to 1" in refused(run, given, gate="1.5")
-    assert "takes 8 to 64 tokens" in refused(run, given, max_length="1000")
+    assert "give 8 to 64 tokens" in refused(run, given, max_length="1000")
     code, said = run("run", "--task", "token-classification", "--out", tmp_path / "o")
     assert code == 2
     assert "2 settings are wrong. 1. --teacher is needed. 2. --data is needed." in said
@@ -312,14 +314,14 @@ def test_a_path_that_is_not_there_asks_no_network(
     monkeypatch.setattr("huggingface_hub.HfApi.repo_info", asked)
     monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
     monkeypatch.setattr("datasets.load_dataset", asked)
-    assert f"--teacher {name} is not there" in refused(run, given, teacher=name)
-    assert f"--data {name} is not there" in refused(run, given, data=name)
+    assert f"--teacher {name} does not exist" in refused(run, given, teacher=name)
+    assert f"--data {name} does not exist" in refused(run, given, data=name)
 
 
 def test_evaluate_names_the_model_and_the_file_that_are_not_there(run: Run, tmp_path: Path) -> None:
     code, said = run("evaluate", "nosuch", "--data", tmp_path / "gone.jsonl")
     assert code == 2
-    assert "2 things stand in the way; nothing was done. 1. MODEL nosuch is neither" in said
+    assert "2 faults were found; nothing was done. 1. MODEL nosuch is neither" in said
     assert "Give the path of a bundle or a transformers folder." in said
     assert f"2. {tmp_path / 'gone.jsonl'} is not a file" in said
 
@@ -330,7 +332,7 @@ def test_distill_names_all_that_is_wrong_at_once(run: Run, tmp_path: Path) -> No
         "--student", "3by384", "--out", tmp_path / "out",
     )  # fmt: skip
     assert code == 2
-    assert "4 things stand in the way" in said
+    assert "4 faults were found" in said
     for fault in (
         "--teacher nosuch is neither",
         "3by384",

@@ -244,7 +244,7 @@ def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> 
         pytest.param((), "No model was given to profile", id="no-model"),
         pytest.param(
             ("nowhere", "gone.onnx", "--data", "gone.jsonl"),
-            "3 things stand in the way; nothing was done. 1. nowhere does not exist. Give a bundle, as `stillroom run` or `export` writes "
+            "3 faults were found; nothing was done. 1. nowhere does not exist. Give a bundle, as `stillroom run` or `export` writes "
             "it, the folder of a transformers checkpoint, or an .onnx file. 2. gone.onnx does not exist. Give a bundle, as `stillroom run` "
             "or `export` writes it, the folder of a transformers checkpoint, or an .onnx file. 3. --data gone.jsonl does not exist. Give a "
             "file of texts, or a folder of splits.",
