@@ -240,7 +240,7 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
         ({"teacher_cache": "kept", "assistants": ("layers=3,hidden=32,heads=4,ffn=32",)}, "an --assistant is another"),
         ({"assistants": ("huge",)}, "'huge' is not known"),
         ({"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
-        ({"temperature": 2.0}, "temperature is no setting"),
+        ({"temperature": 2.0}, "temperature is not a setting"),
         ({"method": "distilbert"}, "as wide as its teacher: 16 is not 32"),
     ):
         with pytest.raises(BadInput, match=message):
@@ -314,7 +314,7 @@ def test_finetune_refuses_before_it_writes(
         ({"temperature": 4.0}, "--temperature is of a teacher's soft labels, and no --teacher was given"),
         ({"soft_weight": 0.0}, "--soft-weight is of a teacher's soft labels, and no --teacher was given"),
         ({"teacher": str(cased)}, "do not share a tokenizer: their vocabularies agree"),
-        ({"epoch": 3}, "epoch is no setting .did you mean epochs"),
+        ({"epoch": 3}, "epoch is not a setting .did you mean epochs"),
         ({"epochs": 0.0}, "--epochs is 0; give a number above 0"),
         ({"schedule": "minilm"}, "--schedule is 'minilm'; give one of glue"),
     ):

@@ -119,7 +119,7 @@ def test_what_is_to_be_noted_of_a_bundle_is_told_once_and_not_by_each_process(tm
         folder, "--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl", "--processes", "2"
     )
     assert code == 0
-    assert error.count("was edited since the bundle was made") == 1
+    assert error.count("was edited after the bundle was made") == 1
 
 
 def killed(bundle: Path, given: Path, out: Path, beyond_bytes: int) -> bool:

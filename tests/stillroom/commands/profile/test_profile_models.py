@@ -327,7 +327,7 @@ def test_a_damaged_bundle_and_a_damaged_configuration_are_bad_input(
 
 
 def test_a_setting_that_is_none_is_refused_from_python(models: Models) -> None:
-    with pytest.raises(BadInput, match=r"budget is no setting \(did you mean budget_ms\?\)"):
+    with pytest.raises(BadInput, match=r"budget is not a setting \(did you mean budget_ms\?\)"):
         face.profile([models.fast], budget=5)
 
 
