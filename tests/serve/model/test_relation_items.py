@@ -59,7 +59,7 @@ def test_what_is_no_question_about_two_parts_is_refused(
 def test_a_model_of_relations_reads_no_pairs_and_one_of_classes_no_items(
     relations: Pipeline, intents_bundle: Path
 ) -> None:
-    with pytest.raises(BadInput, match="'relations' is asked about two parts of one text"):
+    with pytest.raises(BadInput, match="'relations' is for relations in one text"):
         relations(marked(TEXT, (2, 5), (9, 13)), text_pair="it")
     with pytest.raises(BadInput, match="text is a dict; give a string"):
         Pipeline(intents_bundle, threads=1)(item((2, 5), (9, 13)))
