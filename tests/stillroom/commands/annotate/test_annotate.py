@@ -366,7 +366,7 @@ def test_a_process_that_dies_costs_no_row(
     workers[0].kill()
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    assert "died (-9); starting another" in said
+    assert "died with status -9; starting another" in said
     found = lines(job.output)
     assert [each["id"] for each in found] == list(range(120_000))
     assert [each["answer"] for each in found[-40:]] == Pipeline(job.bundle)([each["text"] for each in found[-40:]])
