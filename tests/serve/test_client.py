@@ -101,7 +101,7 @@ def test_it_answers_as_the_pipeline_does(url: str, entities_bundle: Path, intent
 
 def test_the_servers_errors_are_raised_as_they_are(url: str) -> None:
     with Client(url) as client:
-        with pytest.raises(NotFound, match="there is no model 'x'; there is 'cities', 'intents'") as refused:
+        with pytest.raises(NotFound, match="there is no model 'x'; the models are 'cities', 'intents'") as refused:
             client.entities("a", model="x")
         assert refused.value.field == "model"
         with pytest.raises(BadInput, match=r"text\[1\]: expected `str`, got `int`") as refused:

@@ -325,7 +325,7 @@ def test_a_model_answers_to_its_aliases_and_names_them(entities_bundle: Path) ->
         assert "aliases" in schemas["ModelDescription"]["required"]
 
     asking(app, scenario)
-    with pytest.raises(BadInput, match="alias 'prod' for 'towns': there is 'cities'"):
+    with pytest.raises(BadInput, match="alias 'prod' for 'towns': the bundles are 'cities'"):
         create_app([entities_bundle], aliases={"prod": "towns"})
 
 

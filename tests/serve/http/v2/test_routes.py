@@ -332,7 +332,7 @@ def test_errors_of_the_server_itself_have_the_protocols_form_too(
     ):
         response = client.request(method, path)
         assert (response.status_code, type(response.json()["error"])) == (status, str), path
-    with pytest.raises(InferenceServerException, match="there is no model 'nobody'; there is 'cities'"):
+    with pytest.raises(InferenceServerException, match="there is no model 'nobody'; the models are 'cities'"):
         theirs.infer("nobody", [text_tensor("text", ["a"])])
     for wrong in ({"Content-Encoding": "gzip"}, {"Content-Type": "text/plain"}):
         response = client.post("/v2/models/cities/infer", json={}, headers=wrong)
