@@ -392,7 +392,7 @@ def test_two_bundles_of_one_name_are_refused(entities_bundle: Path, tmp_path: Pa
     write_manifest(other, name="cities")
     finished = run_to_the_end(entities_bundle, other, "--port", "0")
     assert finished.returncode == 2
-    assert "several bundles are called 'cities'" in finished.stderr
+    assert "several bundles have the name 'cities'" in finished.stderr
 
 
 def test_a_port_in_use_is_told_in_one_line(entities_bundle: Path) -> None:
