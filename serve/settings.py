@@ -14,7 +14,9 @@ from serve.options import Option, check, described, group, make, options_of, set
 class Limits:
     """The most that one server accepts."""
 
-    body_bytes: int = setting(1_000_000, help="Most bytes in the body of one request; a larger one gets 413.", at_least=1)
+    body_bytes: int = setting(
+        1_000_000, help="Most bytes in the body of one request; a larger one gets 413.", at_least=1
+    )
     texts: int = setting(
         1024, help="Most texts in one request; one with more gets 413.", at_least=1, flag="--request-texts"
     )
@@ -58,9 +60,7 @@ class ConnectionLimits:
         help="Seconds in which a request's head (and before it the TLS handshake) must arrive; otherwise it gets 408.",
         above=0,
     )
-    body_s: float = setting(
-        30.0, help="Seconds in which a request's body must arrive; otherwise it gets 408.", above=0
-    )
+    body_s: float = setting(30.0, help="Seconds in which a request's body must arrive; otherwise it gets 408.", above=0)
     write_s: float = setting(
         30.0, help="Longest time, in seconds, in which a client reads none of its answer; then it is cut off.", above=0
     )
@@ -111,7 +111,9 @@ class ServeSettings:
     )
     access_log: bool = setting(True, help="Log each request.")
     log_texts: bool = setting(False, help="Log the texts of each request.")
-    tls_cert: Path | None = setting(None, help="File with the certificate chain, in PEM. With it the server speaks HTTPS.")
+    tls_cert: Path | None = setting(
+        None, help="File with the certificate chain, in PEM. With it the server speaks HTTPS."
+    )
     tls_key: Path | None = setting(
         None,
         help="File with the private key, in PEM, if --tls-cert holds none. STILLROOM_TLS_PASSWORD is the password of an encrypted key.",

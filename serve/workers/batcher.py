@@ -128,7 +128,9 @@ class Batcher(Generic[Item, Result]):
         self._packet_tokens = batch_tokens / PACKETS_A_BATCH
         self._virtual_now = 0.0
         self._not_in_virtual_now = 0  # tokens taken since virtual time last advanced
-        self._counted_before: int | None = 0  # tokens that are served before a new caller of one packet; None: to be counted
+        self._counted_before: int | None = (
+            0  # tokens that are served before a new caller of one packet; None: to be counted
+        )
         self._callers = 0  # callers that wait for an answer
         self._numbers = itertools.count()
         self._s_per_token: float | None = None  # speed of one slot
@@ -373,7 +375,7 @@ class Batcher(Generic[Item, Result]):
             tokens += each.tokens
         if not choice:
             return [], False
-        # The tokens of this batch advance virtual time with the next batch: callers that arrive while it is computed count as from its start.
+        # The tokens of this batch advance virtual time with the next one: callers that arrive meanwhile count as from its start.
         self._virtual_now += min(self._not_in_virtual_now, self._batch_tokens) / max(1, self._callers)
         self._virtual_now = max(self._virtual_now, choice[0].start)
         taken = set(picked([each.tokens for each in choice], waited_long, batch_tokens))

@@ -124,7 +124,9 @@ class ModelProcess:
         """
         try:
             self._to.write(packed(works))
-        except RuntimeError as error:  # uvloop raises it for a closed pipe; asyncio's own loop does not, and no answer comes
+        except (
+            RuntimeError
+        ) as error:  # uvloop raises it for a closed pipe; asyncio's own loop does not, and no answer comes
             raise Unavailable(DIED) from error
 
     async def receive(
@@ -190,7 +192,9 @@ class ModelProcess:
         try:
             size = LENGTH.unpack(await self._from.readexactly(LENGTH.size))[0]
             if size > MOST_BYTES:
-                raise InternalError(f"a worker process announced a message of {size:,} bytes; at most {MOST_BYTES:,} are read")
+                raise InternalError(
+                    f"a worker process announced a message of {size:,} bytes; at most {MOST_BYTES:,} are read"
+                )
             return await self._from.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise Unavailable(DIED) from error

@@ -54,9 +54,7 @@ class Origins:
         if origin is None:
             return None
         if not self.allow(origin):
-            raise Forbidden(
-                "pages of this origin may not call this server; start it with --allow-origin to allow them"
-            )
+            raise Forbidden("pages of this origin may not call this server; start it with --allow-origin to allow them")
         return Response(
             status_code=204,
             headers={

@@ -116,7 +116,9 @@ class Acceptor:
             if self._context is None:
                 client.send(raw_answer(FULL, new_request_id()))
                 client.shutdown(socket.SHUT_WR)
-                client.recv(65536)  # closing a socket with unread data would reset it, and the client could lose the answer
+                client.recv(
+                    65536
+                )  # closing a socket with unread data would reset it, and the client could lose the answer
 
 
 def prepare(client: socket.socket) -> None:

@@ -202,7 +202,7 @@ class Connection(HttpToolsProtocol):
         self._unanswered: deque[RequestResponseCycle] = deque()
         # The error for a request that is refused unread; it is sent once the request has arrived completely.
         self._refusal: Overloaded | None = None
-        # Bytes since the last part of a body, or the last change of `reading`; bytes and number of this request's headers; bytes of its body.
+        # Bytes since a part of a body, or since `reading` changed; bytes and number of this request's headers; bytes of its body.
         self._silent_bytes = self._head_bytes = self._headers_seen = self._body_bytes = 0
         # When an answer began to have unsent bytes, and how many; the fewest since then, and when that was.
         self._unsent_since_s: float | None = None

@@ -82,6 +82,8 @@ def openable_connections(connections: int) -> int:
     if allowed < needed:
         log.warning(
             "the limit of %d open files allows %d connections, not %d; raise it with ulimit -Hn",
-            hard, max(1, allowed - OTHER_FILES), connections,
+            hard,
+            max(1, allowed - OTHER_FILES),
+            connections,
         )
     return max(1, allowed - OTHER_FILES)

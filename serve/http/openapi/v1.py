@@ -96,7 +96,10 @@ HEADERS: dict[str, Schema] = {
     },
     "WWW-Authenticate": {"description": "the scheme, Bearer", "schema": {"type": "string"}},
     "Allow": {"description": "the methods of this path", "schema": {"type": "string"}},
-    "Retry-After": {"description": "seconds to wait before the next request", "schema": {"type": "integer", "minimum": 1}},
+    "Retry-After": {
+        "description": "seconds to wait before the next request",
+        "schema": {"type": "integer", "minimum": 1},
+    },
 }
 ADDED_HEADER = {"401": "WWW-Authenticate", "405": "Allow", "429": "Retry-After"}
 REQUEST_ID: Schema = {
@@ -148,7 +151,11 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
         ),
         "/v1/classify": _post("Classify texts", "classify", reference["ClassifyRequest"], labels, CLASSIFY_EXAMPLE),
         "/v1/relations": _post(
-            "Find the relation of one part of a text to another", "relations", asked_relations, labels, RELATIONS_EXAMPLE
+            "Find the relation of one part of a text to another",
+            "relations",
+            asked_relations,
+            labels,
+            RELATIONS_EXAMPLE,
         ),
         "/v1/models": _get("List the models", "models", _json(reference["ModelsResponse"])),
         "/healthz": _get("Check that the server runs", "healthz", state),

@@ -44,7 +44,9 @@ def v2_paths(models: Mapping[str, Manifest], errors: dict[str, str]) -> dict[str
         model = f"/v2/models/{{name}}{suffix}"
         listed = list(parameters.values())
         paths |= {
-            model: _get("Describe the inputs and outputs of a model", f"v2_model{ending}", _reference("V2Model"), listed),
+            model: _get(
+                "Describe the inputs and outputs of a model", f"v2_model{ending}", _reference("V2Model"), listed
+            ),
             f"{model}/ready": _get(
                 "Check that a model can answer",
                 f"v2_model_ready{ending}",
@@ -59,7 +61,9 @@ def v2_paths(models: Mapping[str, Manifest], errors: dict[str, str]) -> dict[str
 
 def v2_schemas(option_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
     """The schemas that the paths refer to; `option_schemas` are the ranges of options, which their types do not state."""
-    parameters = {"binary_data_output": {"type": "boolean", "description": "true or false: give binary outputs after the JSON"}}
+    parameters = {
+        "binary_data_output": {"type": "boolean", "description": "true or false: give binary outputs after the JSON"}
+    }
     for kind in (EntitiesRequest, ClassifyRequest):
         properties = msgspec.json.schema_components([kind])[1][kind.__name__]["properties"]
         parameters |= {name: {**properties[name], **option_schemas.get(name, {})} for name in options_of(kind)}

@@ -15,9 +15,7 @@ from serve.text.answers import AnswerOptions, OffsetUnit
 from serve.text.spans import Aggregation
 
 # Each description is also the end of an error message: "top_k: ...; give a whole number from 1, ...".
-TOP_K = (
-    "a whole number from 1, how many labels to return; default: all labels, or those that apply if any number of labels may apply"
-)
+TOP_K = "a whole number from 1, how many labels to return; default: all labels, or those that apply if any number of labels may apply"
 OFFSETS = '"codepoints" (default), "utf16" (as in JavaScript) or "utf8" (bytes), the unit of start and end'
 ABSTAIN = "true or false (default): true returns no label if the highest score is below the bundle's abstain_below"
 
@@ -27,7 +25,9 @@ ModelName = Annotated[
 ]
 Truncate = Annotated[
     bool,
-    Meta(description="true or false (default): true cuts a text longer than the model instead of reading it in windows"),
+    Meta(
+        description="true or false (default): true cuts a text longer than the model instead of reading it in windows"
+    ),
 ]
 
 
@@ -109,7 +109,9 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit_bytes:
-            raise TooLarge(f"the body has more than the {limit_bytes:,} bytes that this server takes: send fewer texts at once")
+            raise TooLarge(
+                f"the body has more than the {limit_bytes:,} bytes that this server takes: send fewer texts at once"
+            )
     return bytes(body)
 
 
@@ -121,9 +123,7 @@ def decode(body: bytes, kind: type[Asked]) -> Asked:
         raise _field_error(str(error), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if surrogate := _field_with_half_a_pair(body):
-            raise BadInput(
-                f"{surrogate} has half a surrogate pair; send whole characters", field=surrogate
-            ) from error
+            raise BadInput(f"{surrogate} has half a surrogate pair; send whole characters", field=surrogate) from error
         raise BadRequest(f'the body is not JSON ({error}); send an object such as {{"text": "..."}}') from error
 
 

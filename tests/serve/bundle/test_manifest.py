@@ -98,9 +98,7 @@ def fp32_with(**changes: object) -> dict[str, dict[str, object]]:
         pytest.param({"files": {"../a": {"sha256": "", "bytes": 0}}}, "'../a' is not a plain path", id="path-up"),
         pytest.param({"files": {"a": {"sha256": "", "bytes": 2**60}}}, "has 1,152,921", id="huge-file"),
         pytest.param({"files": {"a": {"sha256": "", "bytes": -1}}}, "has -1 bytes", id="less-than-nothing"),
-        pytest.param(
-            {"files": {"a.bin": {"sha256": "", "bytes": 0}}}, "'a.bin' may be a pickle", id="pickle"
-        ),
+        pytest.param({"files": {"a.bin": {"sha256": "", "bytes": 0}}}, "'a.bin' may be a pickle", id="pickle"),
         pytest.param(
             {"files": {f"f{i}": {"sha256": "", "bytes": 0} for i in range(1_001)}}, "lists 1,001 files", id="many-files"
         ),
