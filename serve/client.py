@@ -114,13 +114,9 @@ class Client:
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.username:
             raise BadInput(f"url is {url!r}; give a server's address, such as http://127.0.0.1:8000", field="url")
         if api_key is not None and not re.fullmatch(r"[\x21-\x7e]+", api_key):
-            raise BadInput(
-                "api_key has characters that HTTP headers cannot hold; give printable ASCII", field="api_key"
-            )
+            raise BadInput("api_key has characters that HTTP headers cannot hold; give ASCII", field="api_key")
         if not timeout_s > 0 or retries < 0:
-            raise BadInput(
-                f"timeout_s is {timeout_s} and retries {retries}; give a time above 0 s, and 0 or more retries"
-            )
+            raise BadInput(f"timeout_s is {timeout_s}, retries is {retries}; give more than 0 s, and 0 or more retries")
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self.retries = retries
@@ -191,7 +187,7 @@ class Client:
         return results if isinstance(items, list) else results[0]
 
     def models(self) -> "list[ModelDescription]":
-        """The models that are served. The first of a task answers requests without `model`."""
+        """The models that are served. The first one for an endpoint answers its requests without `model`."""
         found: list[ModelDescription] = self._fields("GET", "/v1/models", None, "models")
         return found
 
@@ -253,9 +249,7 @@ class Client:
                 f"no answer from {self.url} within {self.timeout_s:g} s; send fewer texts at once, or give a larger timeout_s"
             )
         reason = " ".join(str(failure).split()) or type(failure).__name__
-        return Unavailable(
-            f"the connection to {self.url} failed ({reason}); check the address, and that the server runs"
-        )
+        return Unavailable(f"the connection to {self.url} failed ({reason}); check address and server")
 
     def _exchange(self, method: str, path: str, body: bytes | None, deadline_s: float) -> _Answer:
         """One request and its answer. OSError or HTTPException when the connection fails, TimeoutError at the deadline.
@@ -295,9 +289,7 @@ class Client:
         response = connection.getresponse()
         pieces = []
         while True:
-            if (
-                connection.sock is not None
-            ):  # it is None where the answer ends with the connection: the response has the socket
+            if connection.sock is not None:  # None if the answer ends with the connection: the response has the socket
                 connection.sock.settimeout(left_s(deadline_s))
             piece = response.read1(PIECE_BYTES)
             if not piece:

@@ -14,15 +14,11 @@ from serve.options import Option, check, described, group, make, options_of, set
 class Limits:
     """The most that one server accepts."""
 
-    body_bytes: int = setting(
-        1_000_000, help="Most bytes in the body of one request; a larger one gets 413.", at_least=1
-    )
-    texts: int = setting(
-        1024, help="Most texts in one request; one with more gets 413.", at_least=1, flag="--request-texts"
-    )
+    body_bytes: int = setting(1_000_000, help="Most bytes in one request's body; a larger one gets 413.", at_least=1)
+    texts: int = setting(1024, help="Most texts in one request; more get 413.", at_least=1, flag="--request-texts")
     text_characters: int = setting(
         100_000,
-        help="Most code points in one text; a longer one gets 413. A text longer than the model is read in windows.",
+        help="Most code points in one text, which may be longer than the model; a longer one gets 413.",
         at_least=1,
     )
     queued_texts: int = setting(
@@ -52,7 +48,7 @@ class ConnectionLimits:
 
     connections: int = setting(
         1024,
-        help="Most open connections. For one more, an idle one is closed; without an idle one, the new one gets 503.",
+        help="Most open connections. For one more, an idle one is closed, or else the new one gets 503.",
         at_least=1,
     )
     head_s: float = setting(
@@ -111,9 +107,7 @@ class ServeSettings:
     )
     access_log: bool = setting(True, help="Log each request.")
     log_texts: bool = setting(False, help="Log the texts of each request.")
-    tls_cert: Path | None = setting(
-        None, help="File with the certificate chain, in PEM. With it the server speaks HTTPS."
-    )
+    tls_cert: Path | None = setting(None, help="File with the certificate chain, in PEM; the server then uses HTTPS.")
     tls_key: Path | None = setting(
         None,
         help="File with the private key, in PEM, if --tls-cert holds none. STILLROOM_TLS_PASSWORD is the password of an encrypted key.",
@@ -124,9 +118,7 @@ class ServeSettings:
     linger_s: float = setting(
         0.5, help="Seconds after SIGTERM in which requests are still accepted, while /readyz answers 503.", at_least=0
     )
-    drain_s: float = setting(
-        30.0, help="Seconds after --linger-s in which the requests under way must end; then they are cut off.", above=0
-    )
+    drain_s: float = setting(30.0, help="Seconds that requests under way have after --linger-s to end.", above=0)
     limits: Limits = group(Limits, panel="What one request may ask")
     connections: ConnectionLimits = group(ConnectionLimits, panel="What clients may occupy")
 

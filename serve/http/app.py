@@ -61,17 +61,11 @@ def create_app(
     ]
     names = [model.manifest.name for model in models]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadInput(
-            f"several bundles have the name {', '.join(map(repr, twice))}; give each bundle a name of its own"
-        )
+        raise BadInput(f"several bundles have the name {', '.join(map(repr, twice))}; give each another name")
     aliases = aliases or {}
     for alias, name in aliases.items():
         if name not in names or alias in names:
-            reason = (
-                f"a bundle has the name {alias!r}"
-                if alias in names
-                else f"the bundles are {', '.join(map(repr, names))}"
-            )
+            reason = "a bundle has this name" if alias in names else f"the bundles are {', '.join(map(repr, names))}"
             raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
     service = Service(models, limits, metrics, aliases, traces_from_environment(), log_texts=log_texts)
     direct = {
@@ -80,9 +74,7 @@ def create_app(
         "/v1/relations": service.relations,
     }
     routes = [
-        *(
-            Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()
-        ),  # to answer other methods with 405
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),  # other methods get 405
         Route("/v1/models", service.describe_models),
         Route("/healthz", service.healthz),
         Route("/readyz", service.readyz),

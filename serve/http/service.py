@@ -150,9 +150,7 @@ class Service:
         if self._warming is None or not self._warming.done():
             return Unavailable("the models are warming up; ask again in a second")
         if idle := [name for name, model in self.models.items() if not model.ready]:
-            return Unavailable(
-                f"no worker process runs for {', '.join(map(repr, idle))}; see the server's log for the reason"
-            )
+            return Unavailable(f"no worker process runs for {', '.join(map(repr, idle))}; see the server's log")
         return None
 
     async def metrics_text(self, request: Request) -> Response:
@@ -193,10 +191,7 @@ class Service:
         return json_response({"model": model.manifest.name, "variant": model.variant, "results": results})
 
     async def answers(self, request: Request, model: ServedModel, works: list[Work]) -> list[Answered]:
-        """The model's answers, within the time allowed. They are cancelled when the client closes its connection.
-
-        Raises DeadlineExceeded, ClientDisconnect and the errors of the model.
-        """
+        """The model's answers. DeadlineExceeded after the time allowed; ClientDisconnect once the client has gone."""
         context = context_of(request.scope)
         if self.log_texts:
             context.logged_texts = [work.text for work in works if isinstance(work, TextWork)]
@@ -290,9 +285,7 @@ class Service:
                 await model.start()
             except (StillroomError, OSError) as error:
                 log.error("model %r cannot be served: %s", model.manifest.name, error)
-                model.batcher.give_up(
-                    f"model {model.manifest.name!r} cannot be served; see the server's log for the reason"
-                )
+                model.batcher.give_up(f"model {model.manifest.name!r} cannot be served; see the server's log")
                 all_warm = False
         if all_warm:
             fields = {"models": ",".join(self.models), "seconds": round(time.perf_counter() - began_s, 2)}

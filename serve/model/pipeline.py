@@ -169,9 +169,7 @@ class Pipeline:
         """BadInput for half a surrogate pair, and for pairs if the model reads single texts."""
         if pairs is not None and (self.manifest.relations or self.manifest.task != "text-classification"):
             does = "is for relations" if self.manifest.relations else "finds entities"
-            raise BadInput(
-                f"text_pair: {self.manifest.name!r} {does} in one text; leave text_pair out", field="text_pair"
-            )
+            raise BadInput(f"text_pair: {self.manifest.name!r} {does} in one text; leave it out", field="text_pair")
         for field, given in (("text", texts), ("text_pair", pairs or [])):
             for index, text in enumerate(given):
                 require_unicode(text, field, index, len(given))

@@ -71,9 +71,9 @@ class Session:
         graph = open_graph(onnx_file, self.threads, runtime)
         self.inputs = graph.inputs
         self._run = graph.run
-        if unknown := set(self.inputs) - KNOWN_INPUTS:
+        if unknown := sorted(set(self.inputs) - KNOWN_INPUTS):
             raise BundleError(
-                f"{onnx_file} has the inputs {', '.join(sorted(unknown))}; only {', '.join(sorted(KNOWN_INPUTS))} are known"
+                f"{onnx_file} has inputs other than {', '.join(sorted(KNOWN_INPUTS))}: {', '.join(unknown)}"
             )
         if OUTPUT not in graph.outputs:
             raise BundleError(f"{onnx_file} has the outputs {', '.join(graph.outputs)}; one must be called {OUTPUT}")

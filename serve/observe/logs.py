@@ -1,8 +1,7 @@
 """The server's log: one line for each request and each event, as JSON or as text.
 
 Everything that a client chose (path, address, request id, texts) is escaped, so that a client cannot forge a line or send control
-characters to a terminal. A thread writes the lines: if the reader of the log stalls, lines are dropped and counted, and
-requests are answered all the same.
+characters to a terminal. A thread writes the lines. If the reader of the log stalls, lines are dropped and counted.
 """
 
 import json

@@ -72,9 +72,7 @@ class AnswerOptions:
     aggregation: Aggregation = setting("first", help="How the tags of tokens become entities.")
     constrained: bool = setting(False, help="Take the likeliest tags that form a valid sequence.")
     truncate: bool = setting(False, help="Cut texts longer than the model. Without it they are read in windows.")
-    abstain: bool = setting(
-        False, help="Give no label where the highest score is below `abstain_below` of the manifest."
-    )
+    abstain: bool = setting(False, help="Give no label if the highest score is below the bundle's abstain_below.")
 
     def __post_init__(self) -> None:
         wrong = {}
@@ -83,9 +81,8 @@ class AnswerOptions:
         if self.offsets not in get_args(OffsetUnit):
             wrong["offsets"] = f"offsets is {self.offsets!r}; give one of {', '.join(get_args(OffsetUnit))}"
         if self.aggregation not in get_args(Aggregation):
-            wrong["aggregation"] = (
-                f"aggregation is {self.aggregation!r}; give one of {', '.join(get_args(Aggregation))}"
-            )
+            options = ", ".join(get_args(Aggregation))
+            wrong["aggregation"] = f"aggregation is {self.aggregation!r}; give one of {options}"
         if self.top_k is not None and not 1 <= self.top_k <= MOST_LABELS:
             wrong["top_k"] = f"top_k is {self.top_k}; give a whole number from 1 to {MOST_LABELS:,}, or leave it out"
         if wrong:

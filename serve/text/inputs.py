@@ -26,9 +26,7 @@ def pairs_of(text: object, text_pair: str | list[str] | None) -> list[str] | Non
     if text_pair is None:
         return None
     if isinstance(text, str) != isinstance(text_pair, str) or len(as_texts(text)) != len(as_texts(text_pair)):
-        raise BadInput(
-            "text_pair: give a string if text is one, otherwise a list of the same length", field="text_pair"
-        )
+        raise BadInput("text_pair: give a string for a string, or a list as long as text", field="text_pair")
     return as_texts(text_pair)
 
 

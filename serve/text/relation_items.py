@@ -99,6 +99,5 @@ def _code_point(text: str, offset: int, field: str, unit: OffsetUnit) -> int:
         return len(text.encode(encoding)[: offset * width].decode(encoding))
     except UnicodeDecodeError as error:
         raise BadInput(
-            f"{field} {offset} is inside a character; give the {unit} offset where the character starts or ends",
-            field=field,
+            f"{field} {offset} is inside a character; give the {unit} offset of its start or end", field=field
         ) from error

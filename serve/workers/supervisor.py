@@ -205,7 +205,7 @@ class ServedModel:
                 log.error("no worker process of model %r can be started: %s", self.manifest.name, error)
                 if attempt >= ATTEMPTS_IN_SILENCE and not self.ready:
                     self.batcher.give_up(
-                        f"no worker process of model {self.manifest.name!r} can be started; see the server's log for the reason"
+                        f"no worker process of model {self.manifest.name!r} can be started; see the server's log"
                     )
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)

@@ -256,7 +256,7 @@ def test_nobody_there_is_told_after_the_last_attempt_and_is_not_ready(waited: li
     with serving(Script(None)) as server:
         port = server.port
     with Client(f"http://localhost:{port}", retries=2) as client:
-        with pytest.raises(Unavailable, match="check the address"):
+        with pytest.raises(Unavailable, match="check address and server"):
             client.models()
         assert len(waited) == 2
         assert client.ready() is False

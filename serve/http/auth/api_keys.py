@@ -190,7 +190,5 @@ def _limits(words: Sequence[str]) -> KeyLimits:
         elif what == "concurrency" and amount.isascii() and amount.isdigit() and int(amount) > 0:
             concurrency = int(amount)
         else:
-            raise BadInput(
-                "the limits cannot be read; after the key give only rate=NUMBER/s (or /min, /h) and concurrency=NUMBER"
-            )
+            raise BadInput("after the key give only limits: rate=NUMBER/s (or /min, /h) and concurrency=NUMBER")
     return KeyLimits(rate_per_s, concurrency)

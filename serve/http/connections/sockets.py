@@ -81,9 +81,6 @@ def openable_connections(connections: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < needed:
         log.warning(
-            "the limit of %d open files allows %d connections, not %d; raise it with ulimit -Hn",
-            hard,
-            max(1, allowed - OTHER_FILES),
-            connections,
+            "the limit of %d open files allows %d connections, not %d", hard, max(1, allowed - OTHER_FILES), connections
         )
     return max(1, allowed - OTHER_FILES)

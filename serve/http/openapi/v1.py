@@ -36,7 +36,7 @@ class ClassifyResponse(TypedDict):
 
 
 class ModelsResponse(TypedDict):
-    """The models of this server. The first of a task answers requests without `model`."""
+    """The models of this server. The first one for an endpoint answers its requests without `model`."""
 
     models: list[ModelDescription]
 
@@ -96,10 +96,7 @@ HEADERS: dict[str, Schema] = {
     },
     "WWW-Authenticate": {"description": "the scheme, Bearer", "schema": {"type": "string"}},
     "Allow": {"description": "the methods of this path", "schema": {"type": "string"}},
-    "Retry-After": {
-        "description": "seconds to wait before the next request",
-        "schema": {"type": "integer", "minimum": 1},
-    },
+    "Retry-After": {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 1}},
 }
 ADDED_HEADER = {"401": "WWW-Authenticate", "405": "Allow", "429": "Retry-After"}
 REQUEST_ID: Schema = {
@@ -151,20 +148,11 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
         ),
         "/v1/classify": _post("Classify texts", "classify", reference["ClassifyRequest"], labels, CLASSIFY_EXAMPLE),
         "/v1/relations": _post(
-            "Find the relation of one part of a text to another",
-            "relations",
-            asked_relations,
-            labels,
-            RELATIONS_EXAMPLE,
+            "Classify the relation of two parts of a text", "relations", asked_relations, labels, RELATIONS_EXAMPLE
         ),
         "/v1/models": _get("List the models", "models", _json(reference["ModelsResponse"])),
         "/healthz": _get("Check that the server runs", "healthz", state),
-        "/readyz": _get(
-            "Check that every model can answer",
-            "readyz",
-            state,
-            {"503": "a model is still loading or has no worker process, or the server is stopping"},
-        ),
+        "/readyz": _get("Check that every model can answer", "readyz", state, {"503": "some model cannot answer now"}),
         "/metrics": _get(
             "Metrics in Prometheus's text format", "metrics", {"text/plain": {"schema": {"type": "string"}}}
         ),

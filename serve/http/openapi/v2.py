@@ -11,6 +11,7 @@ from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, options_of
 Schema = dict[str, Any]
 
 V2_ERROR: Schema = {"$ref": "#/components/schemas/V2Error"}
+UNREADY = "some model cannot answer now"
 SHAPE: Schema = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1, "maxItems": 2}
 INFER_EXAMPLE = {
     "id": "42",
@@ -36,23 +37,15 @@ def v2_paths(models: Mapping[str, Manifest], errors: dict[str, str]) -> dict[str
     paths = {
         "/v2": _get("Open Inference Protocol: describe the server", "v2_server", _reference("V2Server")),
         "/v2/health/live": _get("Check that the server runs", "v2_live", _truth("live")),
-        "/v2/health/ready": _get(
-            "Check that every model can answer", "v2_ready", _truth("ready"), unready="some model cannot answer now"
-        ),
+        "/v2/health/ready": _get("Check that every model can answer", "v2_ready", _truth("ready"), unready=UNREADY),
     }
     for suffix, ending, parameters in (("", "", named), ("/versions/{version}", "_of_version", versioned)):
         model = f"/v2/models/{{name}}{suffix}"
         listed = list(parameters.values())
         paths |= {
-            model: _get(
-                "Describe the inputs and outputs of a model", f"v2_model{ending}", _reference("V2Model"), listed
-            ),
+            model: _get("Inputs and outputs of a model", f"v2_model{ending}", _reference("V2Model"), listed),
             f"{model}/ready": _get(
-                "Check that a model can answer",
-                f"v2_model_ready{ending}",
-                _truth("ready", "name"),
-                listed,
-                unready="the model cannot answer now",
+                "Check a model", f"v2_model_ready{ending}", _truth("ready", "name"), listed, unready=UNREADY
             ),
             f"{model}/infer": {"post": _infer(f"v2_infer{ending}", listed, errors)},
         }
@@ -61,9 +54,7 @@ def v2_paths(models: Mapping[str, Manifest], errors: dict[str, str]) -> dict[str
 
 def v2_schemas(option_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
     """The schemas that the paths refer to; `option_schemas` are the ranges of options, which their types do not state."""
-    parameters = {
-        "binary_data_output": {"type": "boolean", "description": "true or false: give binary outputs after the JSON"}
-    }
+    parameters = {"binary_data_output": {"type": "boolean", "description": "true: binary outputs after the JSON"}}
     for kind in (EntitiesRequest, ClassifyRequest):
         properties = msgspec.json.schema_components([kind])[1][kind.__name__]["properties"]
         parameters |= {name: {**properties[name], **option_schemas.get(name, {})} for name in options_of(kind)}

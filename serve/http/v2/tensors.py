@@ -84,8 +84,7 @@ def read_tensors(
 ) -> tuple[InferRequest, dict[str, Tensor]]:
     """A request and its inputs by name. `json_bytes` is the header with the length of the JSON, `kinds` the datatype of each input.
 
-    BadRequest if the body does not match that header; BadInput, with the field, if a tensor is unknown, or its data does not match
-    its datatype and shape.
+    BadRequest if the body does not match that header; BadInput, with the field, for unknown tensors and wrong data.
     """
     length = len(body) if json_bytes is None else _json_length(json_bytes, len(body))
     asked = decode(body[:length], InferRequest)
@@ -94,9 +93,7 @@ def read_tensors(
     for index, each in enumerate(asked.inputs):
         field = f"inputs[{index}]"
         if each.name not in kinds:
-            raise BadInput(
-                f"{field} has the name {each.name!r}; the inputs are {_listed(kinds)}", field=f"{field}.name"
-            )
+            raise BadInput(f"{field} is {each.name!r}; the inputs are {_listed(kinds)}", field=f"{field}.name")
         if each.name in tensors:
             raise BadInput(f"{field} is a second {each.name!r}; send each input once", field=f"{field}.name")
         if each.datatype != kinds[each.name]:
@@ -122,9 +119,7 @@ def read_tensors(
         tensors[each.name] = _in_bytes(each, behind[:size], field)
         behind = behind[size:]
     if behind:
-        raise BadRequest(
-            f"bytes after the JSON that belong to no input: {len(behind):,}; give each input its binary_data_size"
-        )
+        raise BadRequest(f"bytes that belong to no input: {len(behind):,}; give each input its binary_data_size")
     return asked, tensors
 
 
@@ -221,9 +216,7 @@ def _unpacked(name: str, data: memoryview, field: str) -> list[str]:
         try:
             values.append(str(data[4 : 4 + length], "utf-8"))
         except UnicodeDecodeError as error:
-            raise BadInput(
-                f"{field} ({name}): string {len(values)} is not UTF-8 ({error}); send UTF-8", field=field
-            ) from error
+            raise BadInput(f"{field} ({name}): string {len(values)} is not UTF-8 ({error})", field=field) from error
         data = data[4 + length :]
     return values
 
