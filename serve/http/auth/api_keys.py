@@ -173,7 +173,7 @@ def _key(line: str) -> Key:
             raise BadInput("cannot be read; give `name:key`, or `name sha256:HEX` with 64 hexadecimal digits")
         if len(secret) < LEAST_CHARACTERS or not secret.isascii():
             raise BadInput(
-                f"the key is too short or not ASCII; give at least {LEAST_CHARACTERS} ASCII characters, such as from openssl rand -hex 16"
+                f"the key has {len(secret)} characters; give at least {LEAST_CHARACTERS}, all ASCII, such as from: openssl rand -hex 16"
             )
         digest = hashlib.sha256(secret.encode()).digest()
     if not NAME.fullmatch(name):

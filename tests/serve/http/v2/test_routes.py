@@ -200,7 +200,7 @@ def test_a_version_is_the_digest_and_another_is_not_found(client: httpx.Client, 
         pytest.param("cities", [texts("a", data=["a", 1])], {}, "must be a list of strings", id="a-number-in-texts"),
         pytest.param("cities", [texts("a", data={"a": 1})], {}, "must be a list of strings", id="an-object-for-data"),
         pytest.param(
-            "cities", [{"name": "text", "datatype": "BYTES", "shape": [1]}], {}, "needs its values", id="no-data"
+            "cities", [{"name": "text", "datatype": "BYTES", "shape": [1]}], {}, "must have its values", id="no-data"
         ),
         pytest.param("cities", [texts("a"), texts("b", name="text_pair")], {}, "one text", id="pair-of-entities"),
         pytest.param("intents", [texts("a", "b"), texts("b", name="text_pair")], {}, "as many", id="fewer-pairs"),
@@ -296,15 +296,15 @@ def as_bytes(
     ("asked", "status", "said"),
     [
         pytest.param(as_bytes(8, b"\4\0\0\0rome"), 200, "Rome", id="right"),
-        pytest.param(as_bytes(8, b"\4\0\0\0rom"), 422, "said to have 8 bytes", id="fewer-bytes-than-said"),
+        pytest.param(as_bytes(8, b"\4\0\0\0rom"), 422, "binary_data_size 8", id="fewer-bytes-than-given"),
         pytest.param(as_bytes(8, b"\4\0\0\0romer"), 400, "belong to no input", id="more-bytes-than-given"),
         pytest.param(as_bytes(8, b"\5\0\0\0rome"), 422, "is cut short", id="a-string-beyond-the-end"),
         pytest.param(as_bytes(8, b"\xff\xff\xff\xffrome"), 422, "is cut short", id="a-string-of-4-gb"),
         pytest.param(as_bytes(3, b"\4\0\0"), 422, "is cut short", id="half-a-length"),
         pytest.param(as_bytes(8, b"\4\0\0\0ro\xff\xfe"), 422, "is not UTF-8", id="not-utf-8"),
         pytest.param(as_bytes(8, b"\4\0\0\0rome", [2]), 422, "make them equal", id="another-shape"),
-        pytest.param(as_bytes(-8, b"\4\0\0\0rome"), 422, "said to have -8", id="negative-size"),
-        pytest.param(as_bytes(9, b"\1" * 9, [1, 1], "input_ids"), 422, "of 8 bytes", id="ids-of-9-bytes"),
+        pytest.param(as_bytes(-8, b"\4\0\0\0rome"), 422, "binary_data_size -8", id="negative-size"),
+        pytest.param(as_bytes(9, b"\1" * 9, [1, 1], "input_ids"), 422, "8 for each INT64", id="ids-of-9-bytes"),
     ],
 )
 def test_tensors_as_bytes_are_checked_against_what_is_said_of_them(
@@ -319,7 +319,7 @@ def test_limits_hold_for_tensors_too(client: httpx.Client) -> None:
     assert infer(client, "cities", texts(*["a"] * 1025)).status_code == 413
     assert infer(client, "cities", ids([[1]] * 1025)).status_code == 413
     too_long = infer(client, "cities", ids([[1] * 33]))
-    assert (too_long.status_code, "32 at most" in too_long.json()["error"]) == (413, True)
+    assert (too_long.status_code, "reads at most 32" in too_long.json()["error"]) == (413, True)
     assert infer(client, "cities", ids([[1] * 32])).status_code == 200
     assert infer(client, "cities", texts("a" * 100_001)).status_code == 413
     assert infer(client, "cities", texts("a" * 1_000_001)).status_code == 413
