@@ -18,7 +18,7 @@ class Limits:
     texts: int = setting(1024, help="Most texts in one request; more get 413.", at_least=1, flag="--request-texts")
     text_characters: int = setting(
         100_000,
-        help="Most code points in one text, which may be longer than the model; a longer one gets 413.",
+        help="Most code points in one text; a longer one gets 413. A text longer than the model is read in windows.",
         at_least=1,
     )
     queued_texts: int = setting(
