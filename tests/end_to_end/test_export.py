@@ -448,7 +448,7 @@ def test_kernels_are_joined_and_counted_when_asked_for(classifier: Path, task_da
     ("wrong", "message"),
     [
         ({"variants": "fp32,int4"}, "--variants is 'int4' .did you mean int8..; give some of fp32, fp16, int8"),
-        ({"variants": ","}, "--variants names nothing"),
+        ({"variants": ","}, "--variants is empty"),
         ({"int8": "magic"}, "--int8 is 'magic'; give one of static, weight-only, dynamic"),
         ({"keep_right": 95}, "--keep-right is 95; give a number from 0 to 1"),
         ({"gate": 99}, "--gate is 99; give a number from 0 to 1"),
@@ -456,7 +456,7 @@ def test_kernels_are_joined_and_counted_when_asked_for(classifier: Path, task_da
         ({"fuse": "everything"}, "--fuse is 'everything'; give true or false"),
         ({"latency_seconds": -1.0}, "--latency-seconds is -1"),
         ({"keep_words_of": (Path("nowhere.txt"),)}, "nowhere.txt"),
-        ({"speed": 1}, "speed is no setting"),
+        ({"speed": 1}, "speed is not a setting"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(

@@ -246,7 +246,7 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
             {"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)},
             "the student has 8 and the teacher 4",
         ),
-        ({"temperature": 2.0}, "temperature is no setting"),
+        ({"temperature": 2.0}, "temperature is not a setting"),
         ({"method": "distilbert"}, "as wide as its teacher, but the widths are 16 and 32"),
     ):
         with pytest.raises(BadInput, match=message):
@@ -320,7 +320,7 @@ def test_finetune_refuses_before_it_writes(
         ({"temperature": 4.0}, "--temperature applies to a teacher's soft labels, but --teacher is not given"),
         ({"soft_weight": 0.0}, "--soft-weight applies to a teacher's soft labels, but --teacher is not given"),
         ({"teacher": str(cased)}, "do not share a tokenizer: their vocabularies agree"),
-        ({"epoch": 3}, "epoch is no setting .did you mean epochs"),
+        ({"epoch": 3}, "epoch is not a setting .did you mean epochs"),
         ({"epochs": 0.0}, "--epochs is 0; give a number above 0"),
         ({"schedule": "minilm"}, "--schedule is 'minilm'; give one of glue"),
     ):

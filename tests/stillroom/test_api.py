@@ -14,10 +14,10 @@ from stillroom.inputs.recipe import Recipe, write_recipe
 @pytest.mark.parametrize("setting", ["progress", "nonsense"])
 def test_what_is_no_setting_is_named_before_any_work(setting: str) -> None:
     with pytest.raises(
-        BadInput, match=f"^{setting} is no setting; the settings are .*layer_map, learning_rate, method"
+        BadInput, match=f"^{setting} is not a setting; the settings are .*layer_map, learning_rate, method"
     ):
         stillroom.distill("teacher", ["corpus.txt"], "out", **{setting: 1})
-    with pytest.raises(BadInput, match=f"^{setting} is no setting; the settings are .*data, data_revision"):
+    with pytest.raises(BadInput, match=f"^{setting} is not a setting; the settings are .*data, data_revision"):
         stillroom.finetune("model", "text-classification", "data", "out", **{setting: 1})
 
 

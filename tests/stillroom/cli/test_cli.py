@@ -216,7 +216,7 @@ def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, st
     ("toml", "message"),
     [
         pytest.param("teacher = ", "is not TOML", id="not-toml"),
-        pytest.param("techer = 'x'", "techer is no setting (did you mean teacher?)", id="a-typo"),
+        pytest.param("techer = 'x'", "techer is not a setting (did you mean teacher?)", id="a-typo"),
         pytest.param("batch = 'many'", "--batch is 'many'; give a whole number from 1", id="the-wrong-type"),
         pytest.param("teacher-epochs = 0", "--teacher-epochs is 0; give a whole number from 1", id="a-flags-spelling"),
         pytest.param("techer = 'x'\nbatch = 0", "--batch is 0; give a whole number from 1", id="all-at-once"),

@@ -82,11 +82,11 @@ def test_a_folder_of_splits_is_scored_on_test_or_the_split_that_is_named(intents
         ("", {"split": "dev"}, r"--split is 'dev'; give one of train, validation, test"),
         ("test.jsonl", {"split": "validation"}, r"--split is validation, and --data .*test\.jsonl is one file"),
         ("none.jsonl", {}, r"none\.jsonl is not a file"),
-        ("", {"variant": "int8"}, r"the bundle has 'fp32'"),
+        ("", {"variant": "int8"}, r"give one of 'fp32'"),
         ("", {"task": "token-classification"}, r"--task is token-classification, but .* is a bundle for text-class"),
         ("", {"task": "tokens"}, r"--task is 'tokens'; give one of"),
         ("", {"revision": "v2"}, r"--revision v2: .* is a bundle, and only models of the Hub have revisions"),
-        ("", {"splits": "test"}, r"splits is no setting .did you mean split"),
+        ("", {"splits": "test"}, r"splits is not a setting .did you mean split"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(

@@ -169,7 +169,7 @@ def test_all_that_is_wrong_with_a_load_is_one_message(tmp_path: Path) -> None:
 
 
 def test_a_setting_of_load_that_is_none_is_refused(texts: Path) -> None:
-    with pytest.raises(BadInput, match="rates is no setting"):
+    with pytest.raises(BadInput, match="rates is not a setting"):
         stillroom.load("http://127.0.0.1:9", texts, rates=5)
 
 

@@ -119,7 +119,7 @@ def test_what_is_to_be_noted_of_a_bundle_is_told_once_and_not_by_each_process(tm
         folder, "--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl", "--processes", "2"
     )
     assert code == 0
-    assert error.count("was edited since the bundle was made") == 1
+    assert error.count("was edited after the bundle was made") == 1
 
 
 def killed(bundle: Path, given: Path, out: Path, beyond_bytes: int) -> bool:
@@ -366,7 +366,7 @@ def test_a_process_that_dies_costs_no_row(
     workers[0].kill()
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    assert "died (-9); starting another" in said
+    assert "died with status -9; starting another" in said
     found = lines(job.output)
     assert [each["id"] for each in found] == list(range(120_000))
     assert [each["answer"] for each in found[-40:]] == Pipeline(job.bundle)([each["text"] for each in found[-40:]])

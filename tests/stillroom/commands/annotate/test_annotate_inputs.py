@@ -317,8 +317,8 @@ def test_relations_are_answered_as_the_pipeline_answers_them(relations: Path, tm
     [
         pytest.param({"text": "fly to rome"}, 'give "head" and "tail" beside "text"', id="no-parts"),
         pytest.param({"text": "[E1] fly [/E1] to [E2] rome [/E2]"}, 'give "head" and "tail"', id="markers-alone"),
-        pytest.param({"text": "fly", **RELATED}, "head.end 5 lies outside the text", id="outside"),
-        pytest.param({"text": "[E1] fly to rome", **RELATED}, "holds the marker [E1] already", id="marked"),
+        pytest.param({"text": "fly", **RELATED}, "head.end 5 is outside the text", id="outside"),
+        pytest.param({"text": "[E1] fly to rome", **RELATED}, "already has the marker [E1]", id="marked"),
         pytest.param({"text": "fly to rome", **RELATED, "head": 3}, "expected `object | null`, got `int`", id="a-number"),
     ],
 )  # fmt: skip
@@ -393,7 +393,7 @@ def test_all_that_stands_in_the_way_is_told_at_once(intents: Path, relations: Pa
     assert "nothing does not exist" in message
     assert "has the columns id; it needs one called body" in message
     job = replace(job, bundle=intents, variant="int8", options=AnswerOptions())
-    assert "variant 'int8' of 'intents': the bundle has 'fp32'" in refused(job, ["in.csv"])
+    assert "'intents' has no variant 'int8'; give one of 'fp32'" in refused(job, ["in.csv"])
     message = refused(replace(job, bundle=relations, variant=None), ["in.csv"])
     assert "csv has no place for the head and tail of a relation; give one of jsonl, json, parquet" in message
 
@@ -417,5 +417,5 @@ def test_an_input_that_cannot_be_is_refused(cities: Path, tmp_path: Path, given:
 def test_values_of_options_are_all_told_at_once() -> None:
     with pytest.raises(BadInput) as caught:
         AnswerOptions(min_score=2, top_k=0)
-    assert "min_score 2: give a number from 0 to 1" in caught.value.message
-    assert "top_k 0: give 1 to 1,000,000" in caught.value.message
+    assert "min_score is 2; give a number from 0 to 1" in caught.value.message
+    assert "top_k is 0; give a whole number from 1 to 1,000,000" in caught.value.message
