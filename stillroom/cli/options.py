@@ -188,7 +188,9 @@ def _common(has_result: bool) -> list[click.Option]:
     if has_result:
         common.insert(
             0,
-            click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document on stdout, and nothing else."),
+            click.Option(
+                ["--json", "as_json"], is_flag=True, help="Print one JSON document on stdout, and nothing else."
+            ),
         )
     return common
 
