@@ -95,7 +95,7 @@ PEERS = {
 
 
 def model_folders(bundle: Path, folder: Path) -> tuple[Path, Path]:
-    """The bundle as a transformers folder with `onnx/`, and one with the ONNX file beside the rest; copies, since some servers write there."""
+    """The bundle as a transformers folder with `onnx/`, and one with the ONNX file beside the rest; some servers write there."""
     nested, flat = folder / "nested", folder / "flat"
     for made, graph in ((nested, nested / "onnx"), (flat, flat)):
         graph.mkdir(parents=True)

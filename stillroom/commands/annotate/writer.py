@@ -189,7 +189,7 @@ class AnswerFile:
         except OSError as error:
             if error.errno in NO_ROOM:
                 again = ", and give the same command again to resume" if self.lasting else ""
-                raise BadInput(f"{self.name} could not be written: {error.strerror}. Free disk space{again}") from error
+                raise BadInput(f"{self.name} could not be written: {error.strerror}. Make room{again}") from error
             raise BadInput(
                 f"{self.name} cannot be written ({error.strerror}); give another file as --output"
             ) from error

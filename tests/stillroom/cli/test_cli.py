@@ -406,7 +406,7 @@ def test_a_file_of_the_users_that_hides_a_part_is_named(tmp_path: Path) -> None:
         started, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'serve.py'} hides the part of stillroom")
+    assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'serve.py'} hides stillroom's package")
 
 
 def test_several_processes_are_for_verbs_that_train_in_several(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,7 @@ def test_load_needs_no_torch(texts: Path) -> None:
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "ok answers a second, of 200.0 queries a second" in done.stdout
+    assert "answers with 2xx a second, at 200.0 queries a second" in done.stdout
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_any_load(run: Run, texts: Path, tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def test_json_that_is_no_array_is_read_as_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        pytest.param('[{"text": "a"}', "is no JSON array of objects", id="cut-off"),
-        pytest.param("[" * 100_000, "is no JSON array of objects", id="very-deep"),
+        pytest.param('[{"text": "a"}', "is neither a JSON array of objects nor JSON lines", id="cut-off"),
+        pytest.param("[" * 100_000, "is neither a JSON array of objects nor JSON lines", id="very-deep"),
         pytest.param(f'[{{"text": "{"a" * 3000}"}}]', "is an array of over 2,000 bytes, which is the most", id="too-large"),
     ],
 )  # fmt: skip
@@ -127,7 +127,7 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch:
     file = write_parquet(tmp_path / "in.parquet", {"text": ["a"]})
     for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
         monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]  # how Python marks what cannot be imported
-    with pytest.raises(BadInput, match=r"pyarrow reads, and that is not installed; .*pip install '\.\[build\]'"):
+    with pytest.raises(BadInput, match=r"pyarrow, which reads it, is not installed; .*pip install '\.\[build\]'"):
         read(file)
 
 
@@ -174,7 +174,7 @@ def test_a_second_text_that_was_asked_for_must_be_there(
 
 def test_one_column_is_not_both_texts(intents: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "a"}')
-    with pytest.raises(BadInput, match="--text-column 'text' is not where a text stands"):
+    with pytest.raises(BadInput, match="--text-column 'text' is not a column of texts"):
         annotate(Annotation(intents, tmp_path / "in.jsonl", tmp_path / "out.jsonl", text_pair_column="text"))
 
 
@@ -269,7 +269,7 @@ def test_a_row_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.M
     write_parquet(tmp_path / "in.parquet", {"text": [text, "b"]})
     for name in ("in.jsonl", "in.json", "in.txt", "in.csv", "in.parquet"):
         (_, fault), (fields, none) = read(tmp_path / name)
-        assert fault == "is longer than 2,000 bytes, which is the most; split it", name
+        assert fault == "is longer than 2,000 bytes, which is the limit; split it", name
         assert none is None
         assert fields["text"] == "b"
 
@@ -347,19 +347,19 @@ def refused(job: Annotation, before: list[str]) -> str:
 @pytest.mark.parametrize(
     ("bundle", "options", "said"),
     [
-        ("cities", {"abstain": True}, ["--abstain means nothing to a model for token-classification"]),
-        ("cities", {"top_k": 2}, ["--top-k means nothing to a model for token-classification"]),
-        ("labels", {"abstain": True}, ["--abstain: 'labels' says of each label on its own whether it applies"]),
+        ("cities", {"abstain": True}, ["--abstain has no effect on a model for token-classification"]),
+        ("cities", {"top_k": 2}, ["--top-k has no effect on a model for token-classification"]),
+        ("labels", {"abstain": True}, ["--abstain: 'labels' decides on each label separately"]),
         ("intents", {"abstain": True}, ["--abstain: 'intents' has no `abstain_below` for fp32"]),
         (
             "intents",
             {"aggregation": "max", "constrained": True, "min_score": 0.5, "offsets": "utf8"},
             [
-                f"--{flag} means nothing to a model for text-classification"
+                f"--{flag} has no effect on a model for text-classification"
                 for flag in ("aggregation", "constrained", "min-score", "offsets")
             ],
         ),
-        ("relations", {"min_score": 0.5}, ["--min-score means nothing to a model for relations"]),
+        ("relations", {"min_score": 0.5}, ["--min-score has no effect on a model for relations"]),
     ],
 )
 def test_options_that_cannot_work_are_refused_before_anything_is_read_or_made(
@@ -385,7 +385,7 @@ def test_all_that_stands_in_the_way_is_told_at_once(intents: Path, relations: Pa
     for each in (
         "there is no folder",
         "--constrained means nothing",
-        "--text-column 'text_pair' is not where a text stands",
+        "--text-column 'text_pair' is not a column of texts",
     ):
         assert each in caught.value.message
     job = replace(job, output=tmp_path / "out.jsonl", text_column="body", bundle=tmp_path / "nothing")
@@ -395,7 +395,7 @@ def test_all_that_stands_in_the_way_is_told_at_once(intents: Path, relations: Pa
     job = replace(job, bundle=intents, variant="int8", options=AnswerOptions())
     assert "variant 'int8' of 'intents': the bundle has 'fp32'" in refused(job, ["in.csv"])
     message = refused(replace(job, bundle=relations, variant=None), ["in.csv"])
-    assert "csv has no place for the head and tail of a relation; give one of jsonl, json, parquet" in message
+    assert "csv cannot hold the head and tail of a relation; give jsonl, json or parquet" in message
 
 
 @pytest.mark.parametrize(
