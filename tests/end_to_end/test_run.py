@@ -213,7 +213,9 @@ def test_a_changed_setting_redoes_only_what_depends_on_it(
     assert redone.returncode == 0, redone.stderr
     lines = redone.stderr.splitlines()
     assert any(line.startswith("teacher:") and line.endswith("finished earlier") for line in lines)
-    assert any(line.startswith("the same student on labels only") and line.endswith("finished earlier") for line in lines)
+    assert any(
+        line.startswith("the same student on labels only") and line.endswith("finished earlier") for line in lines
+    )
     assert any(line.startswith("student on soft labels") and not line.endswith("finished earlier") for line in lines)
 
 

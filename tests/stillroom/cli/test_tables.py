@@ -77,8 +77,6 @@ def test_a_run_names_the_report_of_its_bundle_and_the_one_with_texts_while_it_is
     document = write_report(tmp_path / "made", doubts=[])
     said = shown(document, capsys, monkeypatch)
     assert f"Report  {tmp_path / 'made' / 'report.html'}\n" in said
-    assert (
-        f"{tmp_path / 'made.work' / 'report.html'} shows texts of the data, and is not part of the bundle\n" in said
-    )
+    assert f"{tmp_path / 'made.work' / 'report.html'} shows texts of the data, and is not part of the bundle\n" in said
     without = shown({**document, "report_with_texts": None}, capsys, monkeypatch)
     assert "made.work" not in without

@@ -65,4 +65,6 @@ def test_timings_without_a_doubt_are_not_spoken_of() -> None:
 def test_other_work_of_unknown_extent_is_still_told() -> None:
     found = doubts(document({"doubts": ["other load seen: something else used 0.4 cores"]}))
     assert found
-    assert found.sentence.startswith("Other processes used a part of the cores during 1 of 4 timings: close other programs")
+    assert found.sentence.startswith(
+        "Other processes used a part of the cores during 1 of 4 timings: close other programs"
+    )

@@ -307,7 +307,7 @@ def test_the_markdown_can_be_read_where_it_is_pasted() -> None:
         "`stillroom profile`: 4 models · 300 texts of snips/test.jsonl · 2026-11-22 · Intel(R) Xeon(R) Processor, 2 cores · "
         "torch 2.13.0, onnxruntime 1.31.1. Budget met."
     )
-    for said in ("front: no other model", "doubts: how many", "95 % intervals", "paired turn by turn"):
+    for said in ("front: no other model", "doubts: the number", "95 % intervals", "paired turn by turn"):
         assert said in below
     assert below.count("\n") == 1
 

@@ -156,11 +156,13 @@ def test_texts_that_differ_are_counted_and_said_to_stand_elsewhere(tmp_path: Pat
     found: Disagreeing = {"count": 63, "texts": 400, "split": "test", "shown": 40}
     page = written(tmp_path / "report.html", {"disagreeing": {**found, "shown_in": "my.work/report.html"}})
     assert page.sections() == ["disagreements"]
-    assert "differ on 63 of 400 texts of test. A bundle contains no texts of the data; my.work/report.html" in page.words()
+    assert (
+        "differ on 63 of 400 texts of test. A bundle contains no texts of the data; my.work/report.html" in page.words()
+    )
     rows = full_report()["disagreements"]
     page = written(tmp_path / "report.html", {"disagreeing": {**found, "shown": 1}, "disagreements": rows})
-    assert "differ on 63 of 400 texts of test. Here are the first 1." in page.words()
-    assert "A bundle holds" not in page.words()
+    assert "differ on 63 of 400 texts of test. The table shows the first 1." in page.words()
+    assert "A bundle contains" not in page.words()
     none: Disagreeing = {"count": 0, "texts": 400, "split": "test", "shown": 0, "shown_in": "my.work/report.html"}
     assert "my.work" not in written(tmp_path / "report.html", {"disagreeing": none}).words()
 

@@ -173,9 +173,9 @@ def changed(job: Annotation, **changes: Any) -> Annotation:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"options": AnswerOptions(min_score=0.5)}, "was begun with min_score 0.0, and now 0.5"),
-        ({"answer_field": "other"}, 'was begun with field "answer", and now "other"'),
-        ({"threads": 2}, "was begun with threads 1, and now 2"),
+        ({"options": AnswerOptions(min_score=0.5)}, "was begun with min_score 0.0, now 0.5"),
+        ({"answer_field": "other"}, 'was begun with field "answer", now "other"'),
+        ({"threads": 2}, "was begun with threads 1, now 2"),
     ],
 )
 def test_it_goes_on_only_with_the_options_it_was_begun_with(
@@ -217,7 +217,7 @@ def test_what_it_did_not_begin_is_left_alone(cities: Path, tmp_path: Path) -> No
     (tmp_path / "notes.jsonl").write_text("mine\n")
     with pytest.raises(BadInput, match=r"was not begun by `annotate`: notes.jsonl.lineage.json is not beside it"):
         annotate(Annotation(cities, tmp_path / "in.txt", tmp_path / "notes.jsonl"))
-    with pytest.raises(BadInput, match="is the input itself"):
+    with pytest.raises(BadInput, match="is the input file"):
         annotate(Annotation(cities, tmp_path / "in.txt", tmp_path / "in.txt", restart=True))
     assert (tmp_path / "notes.jsonl").read_text() == "mine\n"
     assert (tmp_path / "in.txt").read_text() == "rome\n"
@@ -289,11 +289,11 @@ def test_all_bad_rows_at_hand_are_told_at_once_and_a_mended_file_goes_on(cities:
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        pytest.param(b"text,x\na,b\nc\n", "line 3: has 1 column, and the header 2", id="too-few-cells"),
+        pytest.param(b"text,x\na,b\nc\n", "line 3: has 1 column, and the header has 2", id="too-few-cells"),
         pytest.param(b"text\na\n\xff\n", "line 3: is not UTF-8", id="not-utf-8"),
-        pytest.param(b"id\n1\n", "has the columns id; it needs one called text", id="no-text"),
-        pytest.param(b"text,answer\na,b\n", "none called answer", id="an-answer"),
-        pytest.param(b"", "has no columns; it needs one called text", id="empty"),
+        pytest.param(b"id\n1\n", "has the column id; it needs the column text", id="no-text"),
+        pytest.param(b"text,answer\na,b\n", "and answer must not", id="an-answer"),
+        pytest.param(b"", "has no columns; it needs the column text", id="empty"),
     ],
 )
 def test_a_table_that_cannot_be_used(cities: Path, tmp_path: Path, content: bytes, fault: str) -> None:

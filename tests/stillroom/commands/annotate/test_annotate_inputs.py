@@ -64,13 +64,13 @@ def test_json_that_is_no_array_is_read_as_lines(tmp_path: Path) -> None:
     [
         pytest.param('[{"text": "a"}', "is neither a JSON array of objects nor JSON lines", id="cut-off"),
         pytest.param("[" * 100_000, "is neither a JSON array of objects nor JSON lines", id="very-deep"),
-        pytest.param(f'[{{"text": "{"a" * 3000}"}}]', "is an array of over 2,000 bytes, which is the most", id="too-large"),
+        pytest.param(f'[{{"text": "{"a" * 3000}"}}]', "is a JSON array of over 2,000 bytes, which is the limit", id="too-large"),
     ],
 )  # fmt: skip
 def test_an_array_that_cannot_be_read_is_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
 ) -> None:
-    if "most" in said:
+    if "limit" in said:
         monkeypatch.setattr(reader, "MOST_ARRAY_BYTES", 2000)
     (tmp_path / "in.json").write_text(content)
     with pytest.raises(BadInput) as refused:
@@ -150,7 +150,7 @@ def test_the_second_text_may_stand_under_another_name(intents: Path, tmp_path: P
     alone = replace(job, output=tmp_path / "alone.jsonl", text_pair_column="text_pair")
     annotate(alone)
     assert lines(alone.output)[0]["answer"] != ours["answer"]
-    with pytest.raises(BadInput, match='was begun with text_pair_column "reply", and now null'):
+    with pytest.raises(BadInput, match='was begun with text_pair_column "reply", now null'):
         annotate(replace(job, text_pair_column="text_pair"))
 
 
@@ -158,7 +158,7 @@ def test_the_second_text_may_stand_under_another_name(intents: Path, tmp_path: P
     ("name", "content", "said"),
     [
         ("in.jsonl", '{"text": "a"}', "has no field \"reply\"; its fields are 'text'"),
-        ("in.csv", "text\na\n", "has the columns text; it needs those called text and reply"),
+        ("in.csv", "text\na\n", "has the column text; it needs the columns text and reply"),
         ("in.txt", "a\n", "--text-pair-column reply: txt has no columns; leave it out"),
     ],
 )
@@ -208,7 +208,7 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(cities: Path, tm
         write_parquet(tmp_path / name, {"id": [1], "content": ["a"]})
     with pytest.raises(BadInput) as refused:
         annotate(Annotation(cities, tmp_path / name, tmp_path / "out.jsonl", text_column="body"))
-    assert "has the columns id, content; it needs one called body" in refused.value.message
+    assert "has the columns id, content; it needs the column body" in refused.value.message
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
@@ -223,7 +223,7 @@ def test_a_table_is_read_by_the_separator_that_finds_its_columns(tmp_path: Path,
 
 def test_a_separator_that_finds_no_text_is_told_with_the_most_columns(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("id;content;x\n1;a;b\n")
-    with pytest.raises(BadInput, match="has the columns id, content, x; it needs one called text"):
+    with pytest.raises(BadInput, match="has the columns id, content, x; it needs the column text"):
         read(tmp_path / "in.csv")
 
 
@@ -384,14 +384,14 @@ def test_all_that_stands_in_the_way_is_told_at_once(intents: Path, relations: Pa
         annotate(job)
     for each in (
         "there is no folder",
-        "--constrained means nothing",
+        "--constrained has no effect",
         "--text-column 'text_pair' is not a column of texts",
     ):
         assert each in caught.value.message
     job = replace(job, output=tmp_path / "out.jsonl", text_column="body", bundle=tmp_path / "nothing")
     message = refused(job, ["in.csv"])
     assert "nothing does not exist" in message
-    assert "has the columns id; it needs one called body" in message
+    assert "has the column id; it needs the column body" in message
     job = replace(job, bundle=intents, variant="int8", options=AnswerOptions())
     assert "variant 'int8' of 'intents': the bundle has 'fp32'" in refused(job, ["in.csv"])
     message = refused(replace(job, bundle=relations, variant=None), ["in.csv"])

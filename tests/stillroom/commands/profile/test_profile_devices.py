@@ -58,7 +58,7 @@ def test_torch_on_a_gpu_that_is_not_here_leaves_torch_on_the_cpu(whole: Path) ->
 
 
 def test_a_bundle_without_a_checkpoint_says_so_where_torch_is_asked_for(models: Models) -> None:
-    with pytest.raises(BadInput, match="fast has no model.safetensors for torch"):
+    with pytest.raises(BadInput, match=r"fast has no model\.safetensors for torch"):
         profile_models([models.fast], Profiling(runtimes=("torch",), **QUICK))
 
 

@@ -150,7 +150,7 @@ def test_a_slower_model_ends_with_3_when_its_report_is_written(slower: Profiled)
     found = slower.document["regression"]
     assert [(row["name"], row["before"]) for row in found] == [("slow ORT fp32", "fast ORT fp32 (before)")] * 2
     assert all(row["slower"] and row["low"] > 1.02 for row in found)
-    assert "2 of 2 comparisons are slower than before" in slower.said
+    assert "2 of 2 comparisons: slower than before" in slower.said
     gates = slower.document["gates"]
     assert [(gate["passed"], gate["needed"], gate["value"] < gate["needed"]) for gate in gates] == [
         (False, 0.9804, True)
@@ -245,9 +245,9 @@ def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> 
         pytest.param(
             ("nowhere", "gone.onnx", "--data", "gone.jsonl"),
             "3 things stand in the way; nothing was done. 1. nowhere does not exist. Give a bundle (`stillroom run` and `export` "
-            "write them), the folder of a transformers checkpoint, or an .onnx file. 2. gone.onnx does not exist. Give a bundle, as `stillroom run` "
-            "or `export` writes it, the folder of a transformers checkpoint, or an .onnx file. 3. --data gone.jsonl does not exist. Give a "
-            "file of texts, or a folder of splits.",
+            "write them), the folder of a transformers checkpoint, or an .onnx file. 2. gone.onnx does not exist. Give a "
+            "bundle (`stillroom run` and `export` write them), the folder of a transformers checkpoint, or an .onnx file. 3. --data "
+            "gone.jsonl does not exist. Give a file of texts, or a folder of splits.",
             id="nothing-there",
         ),
         pytest.param(
