@@ -6,8 +6,7 @@
 
 Both have the same teacher, student, texts, texts a step and threads. The first comparison is in float32 with bertdistiller's texts
 in random order. The second has each at its fastest: bfloat16 and batches of similar length (bertdistiller's `group_by_length`;
-this engine always does that). Without --teacher the teacher is a 12x768 with random weights and the tokenizer of --tokenizer.
-Prints a JSON document.
+always so in this engine). Without --teacher it is a 12x768 with random weights and --tokenizer's tokenizer. Prints a JSON document.
 """
 
 import argparse

@@ -3,8 +3,7 @@
     python benchmarks/distill/compiled.py --precision bf16
 
 The teacher's layers run forward, the student's forward and backward. Each layer is compiled alone, since a training leaves the
-teacher at an inner layer. The outputs are compared. Prints a JSON document: seconds to the first output, and the time ratio of the
-pairs.
+teacher at an inner layer. The outputs are compared. Prints a JSON document: seconds to the first output, and the pairs' time ratios.
 """
 
 import argparse

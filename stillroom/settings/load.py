@@ -32,11 +32,7 @@ class Loading(TextColumn):
     queries: int | None = setting(None, help="Queries of each trial, in place of --seconds.", at_least=1, panel=SEARCH)
     seconds: float | None = setting(None, help="Seconds of arrivals in each trial.", above=0, shown="10", panel=SEARCH)
     connections: int = setting(
-        256,
-        help="Most connections open at once; a query that waits for one counts the wait as latency.",
-        at_least=1,
-        at_most=60_000,
-        panel=CLIENT,
+        256, help="Most open at once; a wait for one counts as latency.", at_least=1, at_most=60_000, panel=CLIENT
     )
     timeout: float = setting(10.0, help="Seconds after which a query is given up.", above=0, panel=CLIENT)
     seed: int = setting(0, help="Seed of the arrival times and of the order of the texts.", at_least=0, panel=CLIENT)

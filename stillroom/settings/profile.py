@@ -70,10 +70,7 @@ class Profiling(RowColumns):
         panel=QUESTIONS,
     )  # fmt: skip
     price_per_core_hour: float | None = setting(
-        None,
-        help="Price of one core for an hour, in any currency; gives the price of a million texts.",
-        above=0,
-        panel=QUESTIONS,
+        None, help="Price of a core-hour in any currency; gives that of a million texts.", above=0, panel=QUESTIONS
     )
     sweep: bool = setting(False, help="Try every split of the cores into threads and processes.", panel=QUESTIONS)
     against: Path | None = setting(
