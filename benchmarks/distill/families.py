@@ -4,7 +4,7 @@
 
 Teacher and student are tiny, with random weights, as in the tests, and with the vocabulary of `--tokenizer`. Plain text comes from
 `--corpus`, the task's text from ten classes of `--data`. Each loss is the mean over the same five batches before and after the
-steps, without dropout. Prints a table on standard output, and a line per stage and family on standard error. Exit code 1: a loss did not fall.
+steps, without dropout. Prints a table on stdout, and a line per stage and family on stderr. Exit code 1 if one did not fall.
 """
 
 import argparse
