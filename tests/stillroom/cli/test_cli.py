@@ -279,7 +279,7 @@ def test_minutes_that_cannot_suffice_are_refused_with_what_would(run: Run, given
     code, said = run("run", *(part for pair in given.items() for part in pair), "--max-minutes", "0.01")
     assert code == 2
     assert "--max-minutes is 0.01" in said
-    assert "Allow more" in said
+    assert "Give more minutes" in said
 
 
 def test_a_refusal_for_want_of_minutes_leaves_what_was_finished(
@@ -366,7 +366,7 @@ def test_help_shows_examples_and_needs_no_torch() -> None:
 def test_profiles_example_gives_a_folder_and_its_help_says_what_its_seconds_are(run: Run) -> None:
     _, said = run("profile", "--help")
     assert "--out timings" in said
-    assert "six turns of every model" in said
+    assert "every model runs at least six turns" in said
 
 
 def test_the_base_install_says_what_to_install_for_making_models(run: Run, given: dict[str, str | Path]) -> None:
@@ -408,7 +408,7 @@ def test_a_file_of_the_users_that_hides_a_part_is_named(tmp_path: Path) -> None:
         started, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'serve.py'} hides the part of stillroom")
+    assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'serve.py'} hides stillroom's package")
 
 
 def test_several_processes_are_for_verbs_that_train_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +420,7 @@ def test_several_processes_are_for_verbs_that_train_in_several(monkeypatch: pyte
     monkeypatch.setattr("stillroom.cli.main.say", said.append)
     assert guarded(lambda: app(["inspect", "no-bundle"])) == 2
     assert said == [
-        "2 processes were started for `inspect`; only distill, finetune, run train in several. Run this one without torchrun or "
+        "2 processes were started for `inspect`; only distill, finetune and run train in several. Run this one without torchrun or "
         "accelerate launch."
     ]
 

@@ -78,7 +78,7 @@ def test_a_folder_of_splits_is_scored_on_test_or_the_split_that_is_named(intents
 @pytest.mark.parametrize(
     ("given", "settings", "message"),
     [
-        ("", {"split": "train"}, r"has no file train\.jsonl, or one ending in .* another --split, or a file"),
+        ("", {"split": "train"}, r"has no file train with one of the endings .* another --split, or a file"),
         ("", {"split": "dev"}, r"--split is 'dev'; give one of train, validation, test"),
         ("test.jsonl", {"split": "validation"}, r"--split is validation, and --data .*test\.jsonl is one file"),
         ("none.jsonl", {}, r"none\.jsonl is not a file"),
