@@ -1,8 +1,7 @@
-# One door for developers and for CI. Each target does its own set-up, in an environment of its own.
+# Commands for developers and for CI. Each target installs what it needs into a virtual environment.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-# Mended tools only write here; nothing on the system is touched.
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test test-slow test-gpu check format benchmark clean
@@ -16,7 +15,7 @@ test: $(INSTALLED)  ## every test that needs neither minutes of training nor a G
 test-slow: $(INSTALLED)  ## whole runs, kills and resumes included
 	$(BIN)/python -m pytest -m slow
 
-test-gpu: $(INSTALLED)  ## what needs CUDA; skips with a reason where there is none
+test-gpu: $(INSTALLED)  ## tests that need CUDA; they are skipped, with a reason, where there is none
 	$(BIN)/python -m pytest -m gpu
 
 check: $(INSTALLED)  ## lint, formatting, types, and which folder may import which

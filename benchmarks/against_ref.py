@@ -1,11 +1,11 @@
-"""Is this checkout slower than another commit? The benchmarks of both, in turns, compared by ratio.
+"""Compare the benchmarks of this checkout with those of another commit, in turns, by ratio.
 
     python benchmarks/against_ref.py main~5 benchmarks/serve
     python benchmarks/against_ref.py v0.1.0 benchmarks/serve --rounds 10 --slower 1.1
 
-Each round runs the suite of this checkout on the code of this one and on that of the other commit (in a worktree of its own
-that is removed after), whichever is first changing. A benchmark is slower when the 95 % interval of its ratio lies wholly above
-`--slower`; then the exit code is 3. Times of other days or machines are never compared.
+Each round runs the suite of this checkout and that of the other commit, each on its own code, in alternating order. The other
+commit is in a temporary worktree. A benchmark is slower if the 95 % interval of its ratio lies wholly above `--slower`; the exit
+code is then 3. Times of other days or machines are never compared.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def medians_ms(code: Path, suite: str) -> dict[str, float]:
         command += ["-o", "addopts=", "-o", f"pythonpath={code}", "-p", "no:cacheprovider"]
         ended = subprocess.run(
             command,
-            cwd=code,  # each commit's own suite: names may have changed between the two
+            cwd=code,  # each commit has its own suite, since names may have changed
             env={**os.environ, "PYTHONPATH": str(code)},
             capture_output=True,
             text=True,

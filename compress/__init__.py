@@ -1,6 +1,6 @@
-"""Distilling and fine-tuning encoders: a teacher in, a student checkpoint out. Usable without the rest of stillroom.
+"""Distils and fine-tunes encoders: from a teacher to a student checkpoint. Usable without the rest of stillroom.
 
-Names are resolved when they are first used, so that `import compress` does not load torch.
+Names are imported when they are first used, so that `import compress` does not load torch.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""Several processes that train one model: which of them this is, how they share a batch, what they tell each other.
+"""Several processes that train one model: the rank of this one, its shares of a batch, and communication.
 
-`torchrun`, or `accelerate launch` on GPUs, starts them and says so in the environment. The first is the main process: it
-alone writes. With one process, the usual case, everything here does nothing and torch.distributed is not touched.
+`torchrun`, or `accelerate launch` on GPUs, starts the processes and sets environment variables. Rank 0 is the main process;
+only it writes files. With one process, the usual case, everything here does nothing and torch.distributed is not touched.
 """
 
 import os
@@ -15,21 +15,21 @@ from serve.errors import BadInput
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What a launcher sets, by torchrun's names.
+# Environment variables that a launcher sets, by torchrun's names.
 COUNT, NUMBER, HERE = "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"
-# The longest that processes wait for each other: for a validation, or for what the main process does alone.
+# Longest wait of one process for the others: for a validation, or for work that only the main process does.
 PATIENCE = timedelta(hours=12)
 
 
 @dataclass(frozen=True)
 class Share:
-    """Part `number`, from 0, of the `of` parts that the batch of a step is cut into, in space or in time."""
+    """Part `number` (from 0) of the `of` parts that a step's batch is cut into, across processes and accumulation steps."""
 
     number: int = 0
     of: int = 1
 
     def bounds(self, count: int) -> tuple[int, int]:
-        """Where its part of `count` things begins and where it ends; the same where there are fewer things than parts."""
+        """Start and end index of this part of `count` items; equal if the part is empty."""
         return self.number * count // self.of, (self.number + 1) * count // self.of
 
 
@@ -44,24 +44,24 @@ def main() -> bool:
 
 
 def count_here() -> int:
-    """How many of them share this machine."""
+    """How many of the processes run on this machine."""
     return int(os.environ.get(HERE, count()))
 
 
 def shares(accumulate: int) -> list[Share]:
-    """The parts of each batch that are this process's, one after the other; every process has `accumulate` of them.
+    """The `accumulate` shares of each batch that this process computes, in order.
 
-    Two processes cut a batch as one process does that accumulates two parts.
+    Two processes cut a batch into the same parts as one process with `accumulate=2`.
     """
     first = 0 if main() else int(os.environ[NUMBER]) * accumulate
     return [Share(number, count() * accumulate) for number in range(first, first + accumulate)]
 
 
 def check_launch() -> None:
-    """Nothing, when this process was started alone or together with all those that were asked for.
+    """Check that the launcher started as many processes as were asked for.
 
     Raises:
-        BadInput: `accelerate launch --cpu` was asked for several, and on CPUs starts one.
+        BadInput: `accelerate launch --cpu` was asked for several processes and started only one.
     """
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "MASTER_ADDR" in os.environ and count() == 1:
         raise BadInput(
@@ -71,7 +71,7 @@ def check_launch() -> None:
 
 
 def join(device: str = "auto") -> None:
-    """Meet the other processes, by NCCL on GPUs and by Gloo on CPUs, as `device` says; does nothing a second time."""
+    """Join the process group: by NCCL on GPUs, by Gloo on CPUs, as `device` says. A second call does nothing."""
     import torch
 
     if count() > 1 and not torch.distributed.is_initialized():
@@ -83,19 +83,19 @@ def join(device: str = "auto") -> None:
 
 
 def broadcast(value: Any) -> Any:
-    """The main process's `value`, in every process. It waits for the main process; the main process waits for nobody."""
+    """The main process's `value`, in every process; the others wait for the main process."""
     if count() == 1:
         return value
     import torch
 
     join()
-    said = [value]
-    torch.distributed.broadcast_object_list(said, src=0)
-    return said[0]
+    values = [value]
+    torch.distributed.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def wait() -> None:
-    """Go on when all processes have come here."""
+    """Block until all processes have called this."""
     if count() > 1:
         import torch
 
@@ -113,7 +113,7 @@ def broadcast_tensors(tensors: Sequence["Tensor"]) -> None:
 
 
 def all_reduce(tensors: Sequence["Tensor"]) -> None:
-    """Put the sum over all processes into each of `tensors`, of one type and device: every process gets the same bits."""
+    """Replace each of `tensors`, all of one dtype and device, by its sum over all processes; every process gets the same bits."""
     if count() > 1:
         import torch
 
@@ -124,7 +124,7 @@ def all_reduce(tensors: Sequence["Tensor"]) -> None:
 
 
 def leave_group() -> None:
-    """Leave the others: from here on this process is one alone, and so are those that it starts."""
+    """Leave the process group: this process, and those that it starts, then count as single processes."""
     if count() > 1:
         import torch
 

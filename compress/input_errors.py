@@ -1,4 +1,4 @@
-"""All that is wrong with what was given, in one message."""
+"""All faults of an input, in one message."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,13 +9,13 @@ T = TypeVar("T")
 
 
 class Faults:
-    """Collects the messages of checks that fail, so that a person mends them all at once."""
+    """Collects the messages of checks that fail, so that a person can fix all of them at once."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
     def check(self, call: Callable[[], T]) -> T | None:
-        """What `call` returns, or None when it raised `BadInput`, whose message is kept."""
+        """The result of `call`; None if it raised `BadInput`, whose message is kept."""
         try:
             return call()
         except BadInput as fault:
@@ -23,14 +23,14 @@ class Faults:
             return None
 
     def raise_if_any(self) -> None:
-        """Nothing when all checks passed.
+        """Raise the faults, if there are any.
 
         Raises:
             BadInput: one message with all of the faults.
         """
-        messages = list(dict.fromkeys(self.messages))  # two checks may stumble over the same thing
+        messages = list(dict.fromkeys(self.messages))  # two checks may find the same fault
         if len(messages) == 1:
             raise BadInput(messages[0])
         if messages:
             listed = "\n".join(f"{i}. {message}" for i, message in enumerate(messages, 1))
-            raise BadInput(f"{len(messages)} things stand in the way; nothing was done.\n{listed}")
+            raise BadInput(f"{len(messages)} faults were found; nothing was done.\n{listed}")

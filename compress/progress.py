@@ -1,4 +1,4 @@
-"""What long work reports to whoever called it: lines for a person, and how far a named piece of work has come. Nothing here prints."""
+"""Events that long work reports to its caller: messages, and the progress of a named piece of work. Nothing here prints."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,13 +8,13 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Event:
-    """One report: a message for a person, or a piece of work that has started, advanced or finished."""
+    """One report: a message, or a piece of work that has started, advanced or finished."""
 
     kind: Literal["message", "started", "advanced", "finished"]
     text: str  # the message, or the name of the work
     done: int = 0  # units of the work
-    total: int | None = None  # None where it is not known
-    note: str = ""  # what else is worth seeing: the loss, say
+    total: int | None = None  # None if unknown
+    note: str = ""  # further text to show, such as the loss
 
     def __str__(self) -> str:
         if self.kind != "advanced":
@@ -31,12 +31,12 @@ def silent(event: Event) -> None:
 
 
 def message(notify: Notify, text: str) -> None:
-    """Report one line for a person."""
+    """Report one message."""
     notify(Event("message", text))
 
 
 class Advance:
-    """Reports how far one piece of work has come."""
+    """Reports the progress of one piece of work."""
 
     def __init__(self, notify: Notify, work: str) -> None:
         self._notify, self._work = notify, work
@@ -46,14 +46,14 @@ class Advance:
         self._notify(Event("advanced", self._work, done, total, note))
 
     def step(self, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
-        """The form that the training loop calls."""
+        """Report a training step; the training loop calls this form."""
         speed = "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s"
         self(done, steps, f"loss {loss:.4f}{speed}")
 
 
 @contextmanager
 def advancing(notify: Notify, work: str) -> Iterator[Advance]:
-    """Within it the piece of `work` goes on; its end is reported however it ends."""
+    """Report the start of `work`, and its end, even after an error."""
     notify(Event("started", work))
     try:
         yield Advance(notify, work)

@@ -1,4 +1,4 @@
-"""What `distill`, `finetune` and the training part of `run` are told: every setting once, see `serve.options`. No torch."""
+"""The settings of `distill`, `finetune` and the training part of `run`, each stated once (see `serve.options`). No torch."""
 
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
@@ -11,22 +11,21 @@ from serve.bundle.manifest import Task
 from serve.options import check, setting
 
 TASKS: tuple[str, ...] = get_args(Task)
-# What a student learns from plain text alone, in the order of docs/reference/methods.md; the last four are ablations.
+# Methods that need plain text alone, in the order of docs/reference/methods.md; the last four are ablations.
 TextMethod = Literal[
     "minilmv2", "minilm", "directminilm", "hidden-states", "output-distribution", "tinybert-general", "distilbert", "mlm-kd", "mlm",
     "minilm-no-value-relation", "minilm-value-mse", "minilm-hidden-relation", "minilm-layer-to-layer",
 ]  # fmt: skip
 TEXT_METHODS: tuple[str, ...] = get_args(TextMethod)
-# What it learns on a task, or on a task and plain text.
+# Methods that need a task, or a task and plain text.
 TASK_METHODS = (
     "soft-labels", "labels", "tinybert", "xtremedistil", "xtremedistil-transfer", "xtremedistil-no-freezing", "xtremedistil-no-attention",
 )  # fmt: skip
-STARTS = ("uniform", "alternate", "first", "last", "layer-map", "random")  # and checkpoints
+STARTS = ("uniform", "alternate", "first", "last", "layer-map", "random")  # or a checkpoint
 
 TrainingDevice = Literal["auto", "cpu", "cuda"]
 TrainingPrecision = Literal["auto", "fp32", "bf16", "fp16"]
 
-# Headings of help.
 WHAT, DATA, TEACHER, STUDENT, RELATIONS, MACHINE = (
     "What to make",
     "Data",
@@ -39,13 +38,13 @@ WHAT, DATA, TEACHER, STUDENT, RELATIONS, MACHINE = (
 COLUMNS = "Names in the data"
 
 SHAPES = f"A name such as 3x384 (layers x width), or {FORM}."
-ACCUMULATE = "Parts that a step's batch is cut into, to save memory; what is learned is the same."
-TRACKER = "Where metrics go beside metrics.jsonl."
-SEED = "Fixes everything that is drawn at random."
-THREADS = "Threads of one model call, and so the cores to train on."
+ACCUMULATE = "Parts that each batch is computed in, one after the other; more parts need less memory."
+TRACKER = "Tracker that gets the metrics too; metrics.jsonl is always written."
+SEED = "Seed of all random numbers."
+THREADS = "Threads of one model call: the cores to train on."
 ALL_CORES = "all that this process may use"
-PRECISION = "Arithmetic of training; auto is bf16 where the processor or GPU multiplies it, fp16 is for GPUs."
-DEVICE = "Where it trains; auto is a GPU where torch sees one."
+PRECISION = "Precision of training; auto is bf16 if the device multiplies it, otherwise fp32; fp16 needs a GPU."
+DEVICE = "Device to train on; auto is a GPU if torch finds one, otherwise the CPU."
 REVISION = "Branch, tag or commit of a Hub model."
 UNLABELLED = "File of in-domain text that the teacher labels."
 CORPUS = "File of plain text, one document a line."
@@ -54,14 +53,14 @@ SPLITS = "Folder with train, validation and test files, or a `datasets` name."
 
 @dataclass(frozen=True, kw_only=True)
 class TextColumn:
-    """What the column of the text is called."""
+    """The name of the text column."""
 
     text_column: str = setting("", help="Column of the text.", shown="text", metavar="NAME", panel=COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowColumns(TextColumn):
-    """What the columns of labelled rows are called."""
+    """The names of the columns of labelled rows."""
 
     text_pair_column: str = setting(
         "", help="Column of the second text of a pair.", shown="text_pair", metavar="NAME", panel=COLUMNS
@@ -69,33 +68,33 @@ class RowColumns(TextColumn):
     label_column: str = setting("", help="Column of the label.", shown="label", metavar="NAME", panel=COLUMNS)
     entities_column: str = setting("", help="Column of the entities.", shown="entities", metavar="NAME", panel=COLUMNS)
     tokens_column: str = setting(
-        "", help="Column of the words that have a tag each.", shown="tokens", metavar="NAME", panel=COLUMNS
+        "", help="Column of the words, each of which has a tag.", shown="tokens", metavar="NAME", panel=COLUMNS
     )
     tags_column: str = setting(
-        "", help="Column of the tags of these words.", shown="tags or ner_tags", metavar="NAME", panel=COLUMNS
+        "", help="Column of the words' tags.", shown="tags or ner_tags", metavar="NAME", panel=COLUMNS
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet(RowColumns):
-    """How rows are found in data that has other names for them, or several revisions."""
+    """The column names and the revision of a data set."""
 
     data_revision: str = setting(
         "", help="Branch, tag or commit of a data set on the Hub.", shown="its main branch", panel=COLUMNS
     )
 
 
-# What was read decides about a training, and not these, which say how it was found.
+# Fingerprints leave these out: the rows decide a training, not the names under which they were found.
 WHERE_DATA_IS = tuple(field.name for field in fields(DataSet))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings(DataSet):
-    """What reading the data of a task and training on it need; `stillroom run` adds its own to these."""
+    """Settings for reading a task's data and training on it; `stillroom run` adds its own."""
 
     teacher: str = setting(help="Transformers folder or Hub name of a BERT-like encoder.", panel=WHAT)
     revision: str = setting("", help=REVISION, shown="its main branch", panel=WHAT)
-    task: str = setting(help="What the model answers.", choices=TASKS, panel=WHAT)
+    task: str = setting(help="Task of the model.", choices=TASKS, panel=WHAT)
     data: str = setting(help=SPLITS, panel=WHAT)
     student: str = setting("3x384", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", panel=WHAT)
     corpus: tuple[str, ...] = setting((), help="File of plain text for the relation stage.", metavar="FILE", panel=DATA)
@@ -111,24 +110,22 @@ class TaskSettings(DataSet):
         0, help="Longest text in tokens.", at_least=0, shown="what the teacher takes, at most 512", panel=DATA
     )
     out_of_scope: str = setting(
-        "", help="Label of texts that the model has no answer to: it learns to abstain from them.", panel=DATA
+        "", help="Label of texts that fit no class; the model abstains below a threshold chosen on them.", panel=DATA
     )
-    new_head: bool = setting(
-        False, help="Fine-tune a new head though the teacher has one for other labels.", panel=TEACHER
-    )
+    new_head: bool = setting(False, help="Fine-tune a new head even if the teacher already has one.", panel=TEACHER)
     teacher_epochs: int = setting(
-        5, help="Epochs of fine-tuning the teacher, at most; it stops when validation stops improving.",
+        5, help="Most epochs of fine-tuning the teacher; training stops earlier when validation stops improving.",
         at_least=1, at_most=1_000_000,
         panel=TEACHER,
     )  # fmt: skip
     teacher_patience: int = setting(
-        2, help="Epochs without a new best on validation before it stops.", at_least=1, panel=TEACHER
+        2, help="Epochs without a new best on validation before training stops.", at_least=1, panel=TEACHER
     )
     teacher_learning_rate: float = setting(
         1e-4, help="Peak learning rate of fine-tuning the teacher.", above=0, panel=TEACHER
     )
     student_epochs: int = setting(
-        10, help="Epochs over the labelled text, in steps: unlabelled and generated text adds variety, not time.",
+        10, help="Epochs over the labelled text, which set the steps; unlabelled and generated text adds none.",
         at_least=1, at_most=1_000_000,
         panel=STUDENT,
     )  # fmt: skip
@@ -141,21 +138,21 @@ class TaskSettings(DataSet):
         panel=STUDENT,
     )  # fmt: skip
     relation_epochs: float = setting(
-        0.0, help="Epochs over the task's text and the corpus; 0 leaves the stage out.", at_least=0, panel=RELATIONS
+        0.0, help="Epochs over the task's text and the corpus; 0 skips the stage.", at_least=0, panel=RELATIONS
     )
     relation_heads: int = setting(
-        0, help="What all attention heads are split into anew.", at_least=0, shown="48, or the nearest that fits",
-        panel=RELATIONS,
+        0, help="Heads that queries, keys and values are split into.", at_least=0,
+        shown="48, or the next below that fits", panel=RELATIONS,
     )  # fmt: skip
     relation_layer: int = setting(
-        0, help="The teacher's layer to learn from, from 1.", at_least=0, shown="the usual one for its depth",
+        0, help="Teacher layer to learn from, counted from 1.", at_least=0, shown="the paper's choice for the sizes",
         panel=RELATIONS,
     )  # fmt: skip
-    relation_tokens: int = setting(128, help="Longest piece of the corpus, in tokens.", at_least=1, panel=RELATIONS)
+    relation_tokens: int = setting(128, help="Longest piece of text, in tokens.", at_least=1, panel=RELATIONS)
     relation_learning_rate: float = setting(
         5e-4, help="Peak learning rate of the relation stage.", above=0, panel=RELATIONS
     )
-    batch: int = setting(32, help="Texts a training step.", at_least=1, at_most=1_000_000, panel=MACHINE)
+    batch: int = setting(32, help="Texts per training step.", at_least=1, at_most=1_000_000, panel=MACHINE)
     accumulate: int = setting(1, help=ACCUMULATE, at_least=1, at_most=4096, panel=MACHINE)
     precision: TrainingPrecision = setting("auto", help=PRECISION, panel=MACHINE)
     device: TrainingDevice = setting("auto", help=DEVICE, panel=MACHINE)
@@ -163,7 +160,7 @@ class TaskSettings(DataSet):
     seed: int = setting(0, help=SEED, at_least=0, at_most=2**32 - 1, panel=MACHINE)
     trackers: tuple[str, ...] = setting((), help=TRACKER, choices=TRACKERS, flag="--tracker", panel=MACHINE)
     checkpoint_seconds: float = setting(
-        30.0, help="Seconds of work that a kill loses at most.", at_least=0, panel=MACHINE
+        30.0, help="Seconds between checkpoints: the most work that a kill loses.", at_least=0, panel=MACHINE
     )
 
     def __post_init__(self) -> None:
@@ -175,12 +172,12 @@ class FineTuning(DataSet):
     """Settings of `finetune`."""
 
     model: str = setting(help="Transformers folder or Hub name, such as a student of `distill`.")
-    task: str = setting(help="What the model answers.", choices=TASKS)
+    task: str = setting(help="Task of the model.", choices=TASKS)
     data: str = setting(help=SPLITS)
     out: str = setting(metavar="FOLDER", help="The checkpoint to write.")
     revision: str = setting("", help=REVISION, shown="its main branch")
     teacher: str = setting(
-        "", help="Fine-tuned on the task: its soft labels are learned too.", shown="none: from labels alone"
+        "", help="Model fine-tuned on the task, whose soft labels are learned too.", shown="none: labels alone"
     )
     unlabelled: tuple[str, ...] = setting((), help=UNLABELLED, metavar="FILE")
     schedule: str = setting(
@@ -189,19 +186,19 @@ class FineTuning(DataSet):
         choices=tuple(name for name, preset in PRESETS.items() if preset.use == "fine-tuning"),
     )
     epochs: float | None = setting(
-        None, help="Epochs over the labelled text, at most.", above=0, at_most=1_000_000, shown="5"
+        None, help="Most epochs over the labelled text.", above=0, at_most=1_000_000, shown="5"
     )
     patience: int = setting(
-        2, help="Epochs without a new best on validation before it stops; 0 never does.", at_least=0
+        2, help="Epochs without a new best on validation before training stops; 0 never stops it.", at_least=0
     )
     learning_rate: float | None = setting(None, help="Peak learning rate.", above=0, shown="0.0001")
-    batch: int | None = setting(None, help="Texts a step.", at_least=1, at_most=1_000_000, shown="32")
-    max_length: int = setting(0, help="Longest text in tokens.", at_least=0, shown="what the model takes")
+    batch: int | None = setting(None, help="Texts per step.", at_least=1, at_most=1_000_000, shown="32")
+    max_length: int = setting(0, help="Longest text in tokens.", at_least=0, shown="what the model takes, at most 512")
     temperature: float | None = setting(None, help="Temperature of the soft labels.", above=0, shown="2")
     soft_weight: float | None = setting(
         None, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1, shown="0.9"
     )
-    new_head: bool = setting(False, help="A new head even where the model has one for other labels.")
+    new_head: bool = setting(False, help="Fine-tune a new head even if the model already has one.")
     device: TrainingDevice = setting("auto", help=DEVICE)
     seed: int = setting(0, help=SEED, at_least=0, at_most=2**32 - 1)
     threads: int = setting(0, help=THREADS, at_least=0, at_most=4096, shown=ALL_CORES)
@@ -232,34 +229,37 @@ class Distillation(TextColumn):
     )
     epochs: float | None = setting(
         None,
-        help="Epochs over the corpus, all stages of the method together; each assistant has as many.",
+        help="Epochs over the corpus for all stages of the method together; each assistant trains for as many.",
         above=0,
         at_most=1_000_000,
         shown="1",
     )
     learning_rate: float = setting(0.0, help="Peak learning rate.", at_least=0, shown="that of each stage")
-    batch: int | None = setting(None, help="Pieces of text a step.", at_least=1, at_most=1_000_000, shown="32")
+    batch: int | None = setting(None, help="Pieces of text per step.", at_least=1, at_most=1_000_000, shown="32")
     relation_heads: int = setting(
-        0, help="What all attention heads are split into anew.", at_least=0, shown="48, or the nearest that fits"
+        0,
+        help="Heads that queries, keys and values are split into.",
+        at_least=0,
+        shown="48, or the next below that fits",
     )
     teacher_layer: int = setting(
-        0, help="The teacher's layer to learn from, from 1.", at_least=0, shown="the usual one for its depth"
+        0, help="Teacher layer to learn from, counted from 1.", at_least=0, shown="the paper's choice for the sizes"
     )
     layer_map: str = setting(
-        "", help="Which teacher layer each layer of the student learns from.", choices=LAYER_MAPS,
+        "", help="Which teacher layers each student layer learns from.", choices=LAYER_MAPS,
         shown="the method's own",
     )  # fmt: skip
     tokens: int | None = setting(None, help="Longest piece of text, in tokens.", at_least=8, shown="128")
-    whole_words: bool = setting(False, help="Hide whole words where the method learns from masked text.")
+    whole_words: bool = setting(False, help="Mask whole words, not tokens, if the method learns from masked text.")
     start: str = setting(
         "uniform",
-        help="Layers of the teacher that the student starts from where they fit: uniform, alternate, first, last or layer-map; "
-        "random are new ones. Anything else is a checkpoint of the student's own.",
+        help="The student's first weights: teacher layers if they fit (uniform, alternate, first, last or layer-map), new ones "
+        "(random), or the folder or Hub name of a checkpoint.",
         suggested=STARTS,
     )
     assistants: tuple[str, ...] = setting(
         (),
-        help="A student between teacher and student, such as 6x576, in order; auto is MiniLM's rule.",
+        help="Assistant to distil first, such as 6x576; the student learns from it. Several: in order. auto: MiniLM's rule.",
         flag="--assistant",
         metavar="SHAPE",
         suggested=("auto", *STUDENTS),
@@ -272,7 +272,7 @@ class Distillation(TextColumn):
     trackers: tuple[str, ...] = setting((), help=TRACKER, choices=TRACKERS, flag="--tracker")
     teacher_cache: str = setting(
         "",
-        help="Folder that keeps what the teacher computes, for more than one epoch or student; a byte a number.",
+        help="Folder that caches the teacher's activations, 1 byte a number, for several epochs or students.",
         metavar="FOLDER",
         shown="none",
     )

@@ -1,1 +1,1 @@
-"""A checkpoint becomes a bundle: an ONNX graph, its int8 copy, the proof that they agree, and the folder to serve."""
+"""Makes a bundle from a checkpoint: ONNX graphs in several precisions, the checks that they agree, and the folder to serve."""

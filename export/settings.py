@@ -1,4 +1,4 @@
-"""What to make of a checkpoint, and what it must keep. Imports nothing heavy: `stillroom export --help` reads it."""
+"""Settings of the export. Imports nothing heavy, since `stillroom export --help` reads it."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -13,18 +13,18 @@ VARIANTS: tuple[Precision, ...] = get_args(Precision)
 
 GATE = 0.99
 KEPT_RIGHT = 0.95
-ATOL = 1e-4  # float32 summed in two orders differs by 1e-6 to 1e-5 at 6x384
+ATOL = 1e-4  # float32 logits summed in two orders differ by 1e-6 to 1e-5 at 6x384
 
-# Headings of help.
+# Headings in --help.
 CHECKS, GRAPHS = "Checks", "Graphs"
 
 
 @dataclass(frozen=True)
 class VariantSettings:
-    """What to make of a checkpoint, and what it must keep.
+    """Which variants to make of a checkpoint, and their gates.
 
     Raises:
-        BadInput: a setting cannot be, or OpenVINO is asked for where it is not installed or cannot read the file.
+        BadInput: a setting is out of range, or OpenVINO is asked for but not installed or unable to read the file.
     """
 
     variants: tuple[Precision, ...] = ("fp32", "int8")
@@ -33,18 +33,21 @@ class VariantSettings:
         at_most=1, panel=CHECKS,
     )  # fmt: skip
     keep_right: float = setting(
-        KEPT_RIGHT, help="Share of right answers to keep when it abstains; 0 is never to abstain.", at_least=0, at_most=1,
+        KEPT_RIGHT, help="Share of right answers to keep when the model may abstain; 0 means it never abstains.", at_least=0, at_most=1,
         panel=CHECKS,
     )  # fmt: skip
     atol: float = setting(
-        ATOL, help="What a logit of fp32 may differ by from torch's, beside a share of it.", at_least=0, panel=CHECKS
+        ATOL,
+        help="Largest allowed difference of a logit of fp32 from torch's, beside 1e-5 of the logit.",
+        at_least=0,
+        panel=CHECKS,
     )
     int8: Scheme = setting(
         "static",
-        help="How int8 is made. weight-only is near fp32 and no faster; the answers of dynamic depend on the batch.",
+        help="How int8 is made. weight-only is near fp32 but no faster; answers of dynamic depend on the batch.",
         panel=GRAPHS,
     )
-    runtime: Runtime = setting("onnxruntime", help="What serves int8.", panel=GRAPHS)
+    runtime: Runtime = setting("onnxruntime", help="Runtime that serves int8.", panel=GRAPHS)
     fuse: bool = setting(False, help="Join kernels in fp32 and fp16, for GPUs.", panel=GRAPHS)
 
     def __post_init__(self) -> None:
@@ -52,7 +55,7 @@ class VariantSettings:
         if self.runtime == "openvino" and not has_openvino():
             raise BadInput(f"--runtime openvino: OpenVINO is not installed; {INSTALL_OPENVINO}.")
         if self.runtime == "openvino" and self.int8 == "weight-only":
-            raise BadInput("--int8 weight-only is read by onnxruntime alone; leave --runtime openvino out.")
+            raise BadInput("only onnxruntime reads --int8 weight-only; leave --runtime openvino out.")
 
     def runs_in(self, variant: Precision) -> Runtime:
         """What the manifest pins for `variant`."""

@@ -1,1 +1,1 @@
-"""Anything callable -> measurement: candidates in processes of their own take turns; every sample is kept."""
+"""Measures candidates, each in its own process, in alternating turns; every sample is kept."""

@@ -1,4 +1,4 @@
-"""Candidates side by side: rows of tokens by batch and length, real texts from end to end, costs; one JSON document."""
+"""Times candidates together: a grid of batch sizes and lengths, real texts from text to answer, and costs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from serve.errors import BadInput
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Of the seconds given, what goes where; without texts from end to end the grid has all.
+# Shares of the given seconds; without candidates that read text the grid has all of them.
 SHARES = (0.5, 0.35, 0.15)  # grid, single stream, offline
 
 
@@ -28,19 +28,19 @@ class Plan:
     """What to measure, and for how long."""
 
     batches: tuple[int, ...] = (1, 8)
-    """Rows of a call."""
+    """Rows per call."""
     lengths: tuple[int, ...] = (16, 128)
-    """Tokens of a row."""
+    """Tokens per row."""
     seconds: float = 60.0
-    """Of wall time for all measuring; what is known closely enough sooner ends sooner, six turns are always taken."""
+    """Wall time for all measurements. One that is precise enough ends earlier; at least six turns are taken."""
     tight: float = 0.02
-    """Half the width of the ratios' 95 % intervals, relative, at which there is no need to go on."""
+    """Relative half-width of the ratios' 95 % intervals at which a measurement ends."""
     bound_ms: float | None = None
-    """What p99 may be where texts arrive by chance; None leaves that scenario out."""
+    """Bound on p99 in the server scenario; None leaves the scenario out."""
     server_seconds: float = 15.0
-    """For that scenario, of each candidate, beside `seconds`."""
+    """Time per candidate for the server scenario, in addition to `seconds`."""
     operators: bool = False
-    """Whether to look into the graphs that onnxruntime runs."""
+    """Whether to measure operators of the graphs that onnxruntime runs."""
 
 
 def time_grid(
@@ -57,15 +57,15 @@ def time_grid(
 ) -> ProfileDocument:
     """Times `candidates` on every batch size and length in tokens, and compares each with the first, the reference.
 
-    `metrics` holds the task metric by candidate name, and `machine` the facts about it, unless it is to be read now. What is
-    known so far is given to `keep` each time that a workload was timed. Raises BadInput for a metric of an unknown candidate, and what
-    `at_work` and `from_texts` raise.
+    `metrics` holds the task metric by candidate name; `machine` is read now if it is not given. `keep` gets the document
+    after each timed workload. Raises BadInput for a metric of an unknown candidate, and what `at_work` and `from_texts`
+    raise.
     """
     names = [candidate.name for candidate in candidates]
     unknown = sorted(set(metrics or {}) - set(names))
     if unknown:
         raise BadInput(f"metrics were given for {', '.join(unknown)}; the candidates are {', '.join(names)}")
-    machine = machine or machine_facts()  # before the measuring, which would be the load that it sees
+    machine = machine or machine_facts()  # before measuring, which would raise the load average
     document = ProfileDocument(machine=machine, candidates=[], ratios=[])
     workloads = grid(texts, tokenizer, plan)
     with at_work(candidates, workloads, progress=progress) as workers:
@@ -86,7 +86,7 @@ def grid(texts: Sequence[str], tokenizer: "Tokenizer", plan: Plan) -> list[Workl
 
 
 class Timed(NamedTuple):
-    """What is known so far of candidates that are timed by `time_all`."""
+    """The results so far of `time_all`."""
 
     candidates: list[CandidateRow]
     ratios: list[RatioRow]
@@ -103,12 +103,11 @@ def time_all(
     progress: Progress | None = None,
     keep: Callable[[Timed], object] = lambda _: None,
 ) -> Timed:
-    """The grid, and by name what each candidate does on the first `texts`: single stream, offline, by chance; its costs.
+    """Times the grid, and each candidate on the first `texts` texts: single stream, offline and server; adds costs.
 
-    What is known so far is given to `keep` whenever a workload or a scenario was timed.
-
-    `workers` are those of `latency.measure.interleave.at_work`, which gave them the same `workloads` and the texts. Candidates that
-    cannot read text are left out of what is from end to end.
+    `keep` gets the results so far after each timed workload and scenario. `workers` are those of
+    `latency.measure.interleave.at_work`, which gave them the same `workloads` and the texts. The scenarios leave out
+    candidates that cannot read text.
     """
     reading = {name: worker for name, worker in workers.items() if worker.candidate.reads and texts}
     shares = SHARES if reading else (1.0, 0.0, 0.0)
@@ -161,7 +160,7 @@ def time_all(
 
 
 class _Clock:
-    """One progress of all parts: each has its seconds of the whole."""
+    """Joins the progress of all parts into one: each part has a share of the seconds."""
 
     def __init__(self, progress: Progress | None, seconds: float) -> None:
         self._progress, self._whole_s, self._begun_s = progress, seconds, 0.0
@@ -188,7 +187,7 @@ def _add_memory(row: ModelRow, worker: Worker) -> None:
 
 
 def work_of(texts: Sequence[Text], tokenizer: "Tokenizer", source: str) -> Work:
-    """How long the texts are that were timed, each with its pair."""
+    """The lengths in tokens of the timed texts, pairs included."""
     lengths = [len(encoding) for encoding in tokenizer.encode_batch(list(texts))]
     percentiles = {f"p{percent}": float(np.percentile(lengths, percent)) for percent in (50, 90, 99)}
     return Work(
@@ -207,7 +206,7 @@ def _time_grid(
     seed: int,
     clock: _Clock,
 ) -> Iterator[tuple[list[CandidateRow], list[RatioRow]]]:
-    """The rows and ratios of each workload, as soon as it was timed."""
+    """Yields the rows and ratios of each workload after it is timed."""
     each_s = seconds / len(workloads)
     for workload in workloads:
         patience = Patience(each_s, plan.tight)

@@ -3,8 +3,8 @@
 import os
 from typing import TYPE_CHECKING
 
-# onnxruntime's official builds report to their maker on Linux too since its pull request 27379 (released with 1.29), unless this
-# is set before it is loaded: an identifier and a queue of events stand under ~/.cache then. Nothing here phones home.
+# Since pull request 27379 (released with 1.29) the official builds of onnxruntime send telemetry on Linux too, and keep an
+# identifier and a queue of events under ~/.cache. This variable switches it off; it must be set before onnxruntime is loaded.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ __all__ = ["Client", "Pipeline", "open_bundle"]
 
 
 def __getattr__(name: str) -> object:
-    # Looked up when asked for, so that `import serve` does not load onnxruntime.
+    # Imported on first use, so that `import serve` does not load onnxruntime.
     if name == "Pipeline":
         from serve.model.pipeline import Pipeline
 

@@ -1,7 +1,7 @@
-"""A client of the server: `Client(url)` answers as `Pipeline` does, and fails with the same errors.
+"""A client of the server: `Client(url)` gives the answers of `Pipeline` and raises the same errors.
 
-It speaks through the standard library's `http.client`, so that whoever has the base install has it, and a program that only asks
-waits for no other package. It heeds no proxy settings and follows no redirects.
+It uses the standard library's `http.client`, so the base install has all it needs, and its import loads no other HTTP package.
+It ignores proxy settings and does not follow redirects.
 """
 
 import email.utils
@@ -26,18 +26,18 @@ from serve.text.spans import Aggregation
 if TYPE_CHECKING:
     from serve.model.description import ModelDescription
 
-# Pauses before a request is sent again, where the server names none: up to the first, doubled each time, up to the longest; how
-# much of it is drawn, so that clients that failed together do not come back together ("Exponential Backoff and Jitter",
-# AWS Architecture Blog, 2015: full jitter).
+# Pauses before a retry, if the server sends no Retry-After. Each pause is drawn from 0 to a bound, so that clients that failed
+# together do not retry together. The bound starts at the first value and doubles with each retry up to the longest
+# ("Exponential Backoff and Jitter", AWS Architecture Blog, 2015: full jitter).
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 RETRIED = (Overloaded.http_status, Unavailable.http_status)
-SHOWN_CHARACTERS = 200  # of an answer that is not the server's
+SHOWN_CHARACTERS = 200  # of an answer that does not come from this server
 PIECE_BYTES = 1 << 16
 
 
 class EntitiesOptions(TypedDict, total=False):
-    """What may be asked of `entities` beside the text."""
+    """Optional arguments of `Client.entities`."""
 
     model: str
     min_score: float
@@ -48,7 +48,7 @@ class EntitiesOptions(TypedDict, total=False):
 
 
 class ClassifyOptions(TypedDict, total=False):
-    """What may be asked of `classify` beside the texts."""
+    """Optional arguments of `Client.classify`."""
 
     model: str
     top_k: int
@@ -57,7 +57,7 @@ class ClassifyOptions(TypedDict, total=False):
 
 
 class RelationsOptions(TypedDict, total=False):
-    """What may be asked of `relations` beside the items."""
+    """Optional arguments of `Client.relations`."""
 
     model: str
     top_k: int
@@ -66,14 +66,14 @@ class RelationsOptions(TypedDict, total=False):
 
 
 class Part(TypedDict):
-    """Where a part of a text stands, in code points; `end` is exclusive."""
+    """A part of a text, in code points; `end` is exclusive."""
 
     start: int
     end: int
 
 
 class RelationItem(TypedDict):
-    """A text and the two parts of it whose relation is asked for."""
+    """A text and the two parts whose relation is asked for."""
 
     text: str
     head: Part
@@ -88,17 +88,17 @@ class _Answer(NamedTuple):
 
 
 class Client:
-    """A server's models as functions; a context manager, or closed with `close`.
+    """A server's models as methods. Use it as a context manager, or call `close` at the end.
 
-    `url` is where the server is, such as `http://127.0.0.1:8000`, perhaps with a path that a proxy takes away. `timeout_s` bounds
-    a call with all its attempts. A request is sent again, at most `retries` times, when the server answers 429 or 503 or the
-    connection fails: answers are functions of the request, so twice does no harm. `Retry-After` is waited for; when it is beyond
-    the time left, the error is raised at once.
+    `url` is the server's address, such as `http://127.0.0.1:8000`, with a path if a proxy serves it under one. `timeout_s` bounds
+    one call, retries included. A request is sent again, at most `retries` times, if the server answers 429 or 503 or the
+    connection fails. Requests change nothing on the server, so sending one twice is safe. The client waits as long as
+    `Retry-After` says; if less time is left, it raises the error at once.
 
-    Threads may share a client: each call has a connection to itself, kept open for the next call of any of them.
+    Threads may share a client. Each call uses a connection of its own, which stays open for later calls of any thread.
 
-    Every method raises, beside what it names: BadInput and its kin for what the server cannot use, with `field`; Overloaded and
-    Unavailable when the last attempt met them; DeadlineExceeded when the time is up; InternalError for a fault of the server's.
+    Methods raise BadInput or a subclass of it, with `field`, if the server cannot use the request; Overloaded or Unavailable if
+    the last attempt ended so; DeadlineExceeded if the time is up; InternalError if the server failed.
 
     >>> with Client("http://127.0.0.1:8000") as client:  # doctest: +SKIP
     ...     client.entities("fly to Rome")
@@ -112,11 +112,11 @@ class Client:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.username:
-            raise BadInput(f"{url!r} is no address of a server; give one such as http://127.0.0.1:8000", field="url")
+            raise BadInput(f"url is {url!r}; give a server's address, such as http://127.0.0.1:8000", field="url")
         if api_key is not None and not re.fullmatch(r"[\x21-\x7e]+", api_key):
-            raise BadInput("api_key has characters that no HTTP header carries", field="api_key")
+            raise BadInput("api_key has characters that HTTP headers cannot hold; give ASCII", field="api_key")
         if not timeout_s > 0 or retries < 0:
-            raise BadInput(f"timeout_s {timeout_s}, retries {retries}: give seconds above 0, and 0 retries or more")
+            raise BadInput(f"timeout_s is {timeout_s}, retries is {retries}; give more than 0 s, and 0 or more retries")
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self.retries = retries
@@ -125,7 +125,7 @@ class Client:
         self._headers = {"Accept": "application/json", "User-Agent": "stillroom"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._idle: deque[http.client.HTTPConnection] = deque()  # its ends may be used by several threads
+        self._idle: deque[http.client.HTTPConnection] = deque()  # append and pop of a deque are thread-safe
 
     def __enter__(self) -> "Client":
         return self
@@ -136,7 +136,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections that no call is using. A later call opens a new one."""
+        """Closes the idle connections. A later call opens a new one."""
         while self._idle:
             self._idle.pop().close()
 
@@ -149,7 +149,7 @@ class Client:
     def entities(
         self, text: str | list[str], **options: Unpack[EntitiesOptions]
     ) -> EntitiesAnswer | list[EntitiesAnswer]:
-        """The entities of one text, or of each of a list, in its order."""
+        """The entities of one text, or of each text of a list, in order."""
         results: list[EntitiesAnswer] = self._results("/v1/entities", {"text": text, **options})
         return results[0] if isinstance(text, str) else results
 
@@ -167,7 +167,7 @@ class Client:
         text_pair: str | list[str] | None = None,
         **options: Unpack[ClassifyOptions],
     ) -> LabelsAnswer | list[LabelsAnswer]:
-        """The labels of one text or pair, or of each of a list, in its order."""
+        """The labels of one text or pair, or of each text or pair of a list, in order."""
         pairs = {} if text_pair is None else {"text_pair": text_pair}
         results: list[LabelsAnswer] = self._results("/v1/classify", {"text": text, **pairs, **options})
         return results[0] if isinstance(text, str) else results
@@ -181,18 +181,18 @@ class Client:
     def relations(
         self, items: RelationItem | list[RelationItem], **options: Unpack[RelationsOptions]
     ) -> LabelsAnswer | list[LabelsAnswer]:
-        """What `head` is to `tail` in one item, or in each of a list, in its order."""
+        """The relation of `head` to `tail` in one item, or in each item of a list, in order."""
         asked = {"items": items} if isinstance(items, list) else items
         results: list[LabelsAnswer] = self._results("/v1/relations", {**asked, **options})
         return results if isinstance(items, list) else results[0]
 
     def models(self) -> "list[ModelDescription]":
-        """The models that are served; the first of a task answers where none is named."""
+        """The models that are served. The first one for an endpoint answers its requests without `model`."""
         found: list[ModelDescription] = self._fields("GET", "/v1/models", None, "models")
         return found
 
     def ready(self) -> bool:
-        """Whether every model is warm; False too when nothing answers there. Asked once, without another attempt."""
+        """Whether every model can answer; False also if the connection fails. It asks once, without retries."""
         try:
             answer = self._exchange("GET", "/readyz", None, time.monotonic() + self.timeout_s)
         except (OSError, http.client.HTTPException):
@@ -205,9 +205,9 @@ class Client:
         try:
             body = msgspec.json.encode(asked)
         except UnicodeEncodeError as error:
-            raise BadInput("text has half a surrogate pair, which is no character; send whole characters") from error
+            raise BadInput("text has half a surrogate pair; send whole characters") from error
         except TypeError as error:
-            raise BadInput(f"what was given is nothing that JSON has ({error}); give strings and numbers") from error
+            raise BadInput(f"the arguments cannot be written as JSON ({error}); give strings and numbers") from error
         return self._fields("POST", path, body, "results")
 
     def _fields(self, method: str, path: str, body: bytes | None, name: str) -> list[Any]:
@@ -218,11 +218,11 @@ class Client:
         except (ValueError, KeyError, TypeError):
             found = None
         if not isinstance(found, list):
-            raise InternalError(f"{self.url}{path} answered 200 with something else than {name}: is stillroom there?")
+            raise InternalError(f"{self.url}{path} answered 200 without {name}; check that this is a stillroom server")
         return found
 
     def _answered(self, method: str, path: str, body: bytes | None) -> _Answer:
-        """The answer with status 200, after as many attempts as it takes and as the client has."""
+        """The answer with status 200, after as many attempts as it takes and the client allows."""
         deadline_s = time.monotonic() + self.timeout_s
         pauses = pauses_s(self.retries)
         while True:
@@ -247,15 +247,15 @@ class Client:
         """A connection's failure as an error."""
         if isinstance(failure, TimeoutError):
             return DeadlineExceeded(
-                f"no answer from {self.url} within {self.timeout_s:g} s; send fewer texts at once, or allow more"
+                f"no answer from {self.url} within {self.timeout_s:g} s; send fewer texts at once, or give a larger timeout_s"
             )
         reason = " ".join(str(failure).split()) or type(failure).__name__
-        return Unavailable(f"the connection to {self.url} failed ({reason}); is the server there?")
+        return Unavailable(f"the connection to {self.url} failed ({reason}); check address and server")
 
     def _exchange(self, method: str, path: str, body: bytes | None, deadline_s: float) -> _Answer:
         """One request and its answer. OSError or HTTPException when the connection fails, TimeoutError at the deadline.
 
-        A connection that was kept may have been closed by the server meanwhile; then another takes its place.
+        The server may have closed an idle connection meanwhile; then the next one is used.
         """
         while True:
             try:
@@ -290,21 +290,21 @@ class Client:
         response = connection.getresponse()
         pieces = []
         while True:
-            if connection.sock is not None:  # of an answer that ends with the connection, only the response holds it
+            if connection.sock is not None:  # None if the answer ends with the connection: the response has the socket
                 connection.sock.settimeout(left_s(deadline_s))
             piece = response.read1(PIECE_BYTES)
             if not piece:
                 break
             left_s(deadline_s)
             pieces.append(piece)
-        if response.length:  # not read1, but read, would have said so
+        if response.length:  # unlike read, read1 does not raise for an answer that is cut short
             raise http.client.IncompleteRead(b"", response.length)
-        response.close()  # read1 leaves it open at its end, and the connection waits for that
+        response.close()  # read1 does not close it at its end, and the connection cannot be used again before
         return _Answer(response.status, response.reason, response.headers, b"".join(pieces))
 
 
 def left_s(deadline_s: float) -> float:
-    """Seconds until then. TimeoutError when there are none."""
+    """Seconds until `deadline_s` of the monotonic clock. TimeoutError when it has passed."""
     left = deadline_s - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -312,13 +312,13 @@ def left_s(deadline_s: float) -> float:
 
 
 def pauses_s(retries: int) -> Iterator[float]:
-    """What to wait before each retry where the server names no time: drawn, and longer each time."""
+    """Seconds to wait before each retry if the server gives no time: random, with a bound that doubles."""
     for retry in range(retries):
         yield random.uniform(0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**retry))
 
 
 def retry_after_s(headers: http.client.HTTPMessage) -> float | None:
-    """The seconds that `Retry-After` asks for, which says a number of them or a date (RFC 9110, section 10.2.3)."""
+    """The seconds that `Retry-After` asks for, as a number or as a date (RFC 9110, section 10.2.3); None without it."""
     said = (headers.get("Retry-After") or "").strip()
     if re.fullmatch(r"[0-9]{1,9}", said):
         return float(said)
@@ -332,16 +332,16 @@ def retry_after_s(headers: http.client.HTTPMessage) -> float | None:
 
 
 def error_of(status: int, reason: str, headers: http.client.HTTPMessage, body: bytes, url: str) -> StillroomError:
-    """The error that the server raised: its class by its code, with its message and field.
+    """The error that the server raised, found by its code, with its message and field.
 
-    An answer of something else between here and the server has a class by its status.
+    For an answer of something else, such as a proxy, the status decides the class.
     """
     try:
         described = msgspec.json.decode(body)["error"]
         code, message, field = str(described["code"]), str(described["message"]), described.get("field")
     except (ValueError, KeyError, TypeError, AttributeError):
         shown = " ".join(body[:SHOWN_CHARACTERS].decode("utf-8", errors="replace").split())
-        code, message, field = "", f"{url} answered {status} {reason}: {shown or 'nothing'}", None
+        code, message, field = "", f"{url} answered {status} {reason}: {shown or 'an empty body'}", None
     kinds = list(_kinds(StillroomError))
     by_code = [kind for kind in kinds if kind.code == code and kind is not StillroomError]
     by_status = [kind for kind in kinds if kind.http_status == status and status != StillroomError.http_status]

@@ -1,21 +1,21 @@
-"""The map of failure: each error with its HTTP status, its exit code and whose fault it is.
+"""Every error, with its HTTP status, its exit code and its cause.
 
 StillroomError
-├── InternalError       500  exit 1  ours: a fault of this program
-├── BadInput            422  exit 2  the caller's: what was given cannot be used
+├── InternalError       500  exit 1  a bug in this program
+├── BadInput            422  exit 2  the caller's input cannot be used
 │   ├── BadRequest      400          the body is not JSON, or not an object
 │   ├── Unauthorized    401          no key, or a wrong one
-│   ├── Forbidden       403          a page of an origin that was not allowed
+│   ├── Forbidden       403          a web page of an origin that is not allowed
 │   ├── NotFound        404          no such model or path
 │   ├── TooSlow         408          the request did not arrive in the time allowed
 │   ├── TooLarge        413          over a stated limit
 │   ├── UnsupportedMedia 415         not application/json
-│   ├── HeadTooLarge    431          more headers than a request needs
+│   ├── HeadTooLarge    431          the headers are too many or too long
 │   └── BundleError          exit 2  a bundle that is damaged, incomplete or too new
-├── GateMissed               exit 3  a stated bar was not reached: report written, bundle not
-└── Unavailable         503          a state of the server that passes
+├── GateMissed               exit 3  a gate was not passed: the report is written, the bundle is not
+└── Unavailable         503          the server cannot answer now, and may soon
     ├── Overloaded      429          the queue is full; carries retry_after_s
-    │   └── RateLimited 429          one key asks more than it may
+    │   └── RateLimited 429          one key is over its limits
     └── DeadlineExceeded 504         no answer in the time allowed
 
 A message says what was given, what was needed and what to do. It reaches the caller, so it never holds a secret.
@@ -27,7 +27,7 @@ Fault = Literal["ours", "caller", "passing"]
 
 
 class StillroomError(Exception):
-    """Any failure that this project names. `code` is stable and machine-readable; the message is for a person."""
+    """The base of all errors here. `code` is stable and machine-readable; the message is for a person."""
 
     code: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
@@ -41,11 +41,11 @@ class StillroomError(Exception):
 
 
 class InternalError(StillroomError):
-    """A fault of this program; details go to the log, not to the caller."""
+    """A bug in this program. Details go to the log, not to the caller."""
 
 
 class BadInput(StillroomError):
-    """What was given cannot be used. The message names it, says what was needed and what to do."""
+    """The input cannot be used. The message says what was given, what was needed and what to do."""
 
     code = "invalid_input"
     http_status = 422
@@ -68,7 +68,7 @@ class Unauthorized(BadInput):
 
 
 class Forbidden(BadInput):
-    """A browser asks for a page whose origin the server was not told to allow."""
+    """A browser asks on behalf of a page whose origin is not allowed."""
 
     code = "forbidden"
     http_status = 403
@@ -82,7 +82,7 @@ class NotFound(BadInput):
 
 
 class TooSlow(BadInput):
-    """The request did not arrive whole in the time allowed, or came too slowly."""
+    """The request did not arrive completely in the time allowed, or its body came too slowly."""
 
     code = "request_timeout"
     http_status = 408
@@ -103,20 +103,20 @@ class UnsupportedMedia(BadInput):
 
 
 class HeadTooLarge(BadInput):
-    """The request line and headers are longer, or more, than the server reads."""
+    """The headers are more, or the request line and headers are longer, than the server reads."""
 
     code = "head_too_large"
     http_status = 431
 
 
 class BundleError(BadInput):
-    """A bundle that is damaged, incomplete, or newer than this program reads."""
+    """The bundle is damaged, incomplete, or newer than this program reads."""
 
     code = "bundle"
 
 
 class GateMissed(StillroomError):
-    """A stated bar was not reached; the report is written, the bundle is not. `document` is what `--json` prints of it."""
+    """A gate was not passed. The report is written, the bundle is not. `document` is what `--json` prints."""
 
     code = "gate_missed"
     exit_code = 3
@@ -136,7 +136,7 @@ class Unavailable(StillroomError):
 
 
 class Overloaded(Unavailable):
-    """The queue is full. `retry_after_s` is an estimate of when it will not be."""
+    """The queue is full. `retry_after_s` is an estimate of when it has room again."""
 
     code = "overloaded"
     http_status = 429
@@ -147,7 +147,7 @@ class Overloaded(Unavailable):
 
 
 class RateLimited(Overloaded):
-    """One key asks more often, or more at once, than it may; others are not affected."""
+    """One key has more requests, in a time or at once, than its limits allow. Other keys are not affected."""
 
     code = "rate_limited"
 
@@ -160,5 +160,5 @@ class DeadlineExceeded(Unavailable):
 
 
 def in_form_of(path: str, described: dict[str, str]) -> dict[str, object]:
-    """The body of an error at `path`."""
+    """The body of an error at `path`: under `/v2` the message alone, as its protocol has it; elsewhere `described`."""
     return {"error": described["message"] if path == "/v2" or path.startswith("/v2/") else described}

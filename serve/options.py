@@ -1,11 +1,11 @@
-"""Settings stated once: a field of a frozen dataclass says its type, default, unit, range, choices and line of help.
+"""Settings as data: a field of a frozen dataclass states the type, default, unit, range, choices and help of one setting.
 
-Command lines, recipes, checks and the reference page of the docs are made from that. Imports nothing heavy: `stillroom --help` reads it.
+Command lines, recipes, checks and the docs' reference page are made from it. It imports nothing heavy, so `--help` is fast.
 
 >>> @dataclass(frozen=True)
 ... class Tea:
-...     kind: Literal["green", "black"] = setting("green", help="Of leaves.")
-...     minutes: float = setting(3.0, help="It draws.", above=0)
+...     kind: Literal["green", "black"] = setting("green", help="Kind of leaves.")
+...     minutes: float = setting(3.0, help="Minutes to brew.", above=0)
 >>> make(Tea, {"minutes": 5})
 Tea(kind='green', minutes=5.0)
 """
@@ -46,18 +46,18 @@ def setting(
     metavar: str = "",
     panel: str = "",
 ) -> Any:
-    """A field of a settings dataclass that is an option; without a default it must be given.
+    """A field of a settings dataclass that is an option. An option without a default is required.
 
     Args:
-        default: its value where nothing is given.
+        default: the value if none is given.
         help: one line, with the unit.
-        choices: all that it may be, where the type is not a `Literal` that says so.
-        suggested: names that shells complete, though others may be given.
-        at_least: the least number that it may be; `above`: it must be larger than this; `at_most`: the largest.
-        shown: what help says the default is, where the value does not say it ("automatic" for 0).
-        flag: its spelling on the command line, where it is not the field's name.
-        metavar: what stands for its value in help.
-        panel: under which heading help lists it.
+        choices: all allowed values, if the type is not a `Literal` that lists them.
+        suggested: values that shells complete; others are allowed too.
+        at_least: the smallest number allowed; `above`: the number must be larger than this; `at_most`: the largest allowed.
+        shown: the default as help shows it, if the value itself explains nothing ("automatic" for 0).
+        flag: the name on the command line, if it is not made from the field's name.
+        metavar: the placeholder for the value in help.
+        panel: the heading in help under which the option is listed.
     """
     about = {
         "help": help, "choices": choices, "suggested": suggested, "at_least": at_least, "above": above,
@@ -67,21 +67,21 @@ def setting(
 
 
 def group(kind: type, *, panel: str = "") -> Any:
-    """A field that holds settings of its own, each of them an option; `panel` is the heading of those without one."""
+    """A field that holds another settings dataclass, each field an option; `panel` is the heading of options without one."""
     return field(default_factory=kind, metadata={"group": kind, "panel": panel})
 
 
 @dataclass(frozen=True)
 class Option:
-    """One setting, as every reader of a settings dataclass sees it."""
+    """One setting, read from its field. Attributes without a line here are those of `setting`."""
 
     name: str
     within: str
-    """The field that holds the group of this one; empty for none."""
+    """The field that holds the option's group; empty if it is in no group."""
     kind: type
-    """Of one value: int, float, str, bool or Path."""
+    """The type of one value: int, float, str, bool or Path."""
     several: bool
-    """Whether it holds any number of values."""
+    """Whether it holds a tuple of values."""
     optional: bool
     """Whether it may be None."""
     required: bool
@@ -100,12 +100,12 @@ class Option:
 
     @property
     def listed(self) -> bool:
-        """Whether its values may stand in one argument with commas between them: closed choices and numbers."""
+        """Whether one argument may give several values with commas between them: choices and numbers."""
         return self.several and (bool(self.choices) or self.kind in (int, float))
 
     @property
     def default_shown(self) -> str:
-        """What help says of the default; empty where there is nothing to say."""
+        """The default as help shows it; empty where there is nothing to show."""
         if self.shown is not None:
             return self.shown
         if self.required or self.default in (None, "", ()):
@@ -118,20 +118,20 @@ class Option:
 
     @property
     def range(self) -> str:
-        """What numbers it may be, such as "from 0"; empty where any."""
+        """The numbers allowed, such as "from 0"; empty where all are."""
         low = f"from {_plain(self.at_least)}" if self.at_least is not None else ""
         low = low or (f"above {_plain(self.above)}" if self.above is not None else "")
         high = f"to {_plain(self.at_most)}" if self.at_most is not None else ""
         return f"{low} {high}".strip()
 
     def value_in(self, settings: Any) -> Any:
-        """What `settings` says of it."""
+        """The value of this option in `settings`."""
         return getattr(getattr(settings, self.within) if self.within else settings, self.name)
 
 
 @cache
 def options_of(kind: Any) -> tuple[Option, ...]:
-    """Every option of a settings dataclass, those of groups after the others."""
+    """Every option of a settings dataclass: its own, then those of its groups."""
     own = _settings_of(kind, "", "")
     for each in fields(kind):
         if holder := each.metadata.get("group"):
@@ -159,11 +159,11 @@ def _option(holder: type, each: "Field[Any]", within: str, panel: str) -> Option
 
 
 def make(kind: type[Settings], values: Mapping[str, Any], *, verb: str = "") -> Settings:
-    """Settings of `kind` with `values`, by name, in place of the defaults; None is what was not given.
+    """Settings of `kind` from `values`, by name. None, and a name that is missing, mean the default.
 
     Raises:
-        BadInput: a name is not known, a setting that must be given is not, or a value cannot be; all of it in one message,
-            which names the help of `verb`.
+        BadInput: a name is unknown, a required setting is missing, or a value is not allowed. One message lists all faults,
+            and refers to the help of `verb`.
     """
     own, faults = _read(kind, values)
     if faults:
@@ -180,7 +180,7 @@ def _all_of(faults: list[str]) -> str:
 
 
 def _read(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Arguments of `kind`, and what is wrong with `values`, a line each."""
+    """Arguments for `kind`, and the faults of `values`, a line each."""
     known = {option.name: option for option in options_of(kind)}
     plain = {each.name for each in fields(kind)} - set(known)
     faults = [unknown_setting(name, known) for name in values if name not in known and name not in plain]
@@ -193,7 +193,7 @@ def _read(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
                 faults.append(f"{option.flag} is needed")
             continue
         try:
-            # The default may be given as well, though nothing else like it may: an empty name, where choices name the others.
+            # The default may always be given, even where it is not among the choices, such as an empty name.
             held = value if value == option.default and type(value) is type(option.default) else _typed(option, value)
             (inner.setdefault(option.within, {}) if option.within else own)[option.name] = held
         except ValueError as fault:
@@ -208,20 +208,20 @@ def _read(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 
 
 def unknown_setting(name: str, known: Mapping[str, Any]) -> str:
-    """What to say of a setting that is none of `known`: its nearest, or all of them."""
+    """The message for a setting that is not in `known`: it names the most similar one, or lists all."""
     near = difflib.get_close_matches(name, list(known), n=1)
-    return f"{name} is no setting" + (
+    return f"{name} is not a setting" + (
         f" (did you mean {near[0]}?)" if near else f"; the settings are {', '.join(sorted(known))}"
     )
 
 
 def check(settings: Any) -> None:
-    """Hold every option of `settings` to its type, choices and range; a list becomes a tuple, a path's text a path.
+    """Checks the type, choices and range of every option of `settings`. Lists become tuples, and strings of paths become paths.
 
-    Called by a frozen settings dataclass when it is made, so that one made in Python is checked as one of a command line is.
+    A frozen settings dataclass calls it in `__post_init__`, so that settings made in Python get the checks of a command line.
 
     Raises:
-        BadInput: one does not fit; all that do not in one message.
+        BadInput: a value is not allowed. One message lists all faults.
     """
     kind: Any = type(settings)
     faults = []
@@ -230,7 +230,7 @@ def check(settings: Any) -> None:
         if option.required and option.several and not value:
             faults.append(f"{option.flag} is needed")
             continue
-        # The default stands, though it may be none of what can be given: 0 for automatic.
+        # The default is accepted even where it is out of range, such as 0 for "automatic".
         if (value is None and option.optional) or (value == option.default and type(value) is type(option.default)):
             continue
         holder = getattr(settings, option.within) if option.within else settings
@@ -243,7 +243,7 @@ def check(settings: Any) -> None:
 
 
 def _typed(option: Option, value: Any) -> Any:
-    """`value` as the setting holds it. ValueError says why it cannot be."""
+    """`value` in the type of the setting. ValueError says why it is not allowed."""
     if not option.several:
         return _one(option, value)
     parts = [value] if isinstance(value, str | Path | int | float) else value
@@ -253,12 +253,12 @@ def _typed(option: Option, value: Any) -> Any:
         parts = [part for each in parts for part in (_parts(option, each) if isinstance(each, str) else [each])]
         parts = list(dict.fromkeys(parts))
         if not parts:
-            raise ValueError(f"{option.flag} names nothing; give {_needed(option)}")
+            raise ValueError(f"{option.flag} is empty; give {_needed(option)}")
     return tuple(_one(option, part) for part in parts)
 
 
 def _parts(option: Option, text: str) -> list[Any]:
-    """What stands between the commas of `text`."""
+    """The values between the commas of `text`."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
         return [option.kind(part) for part in parts]
@@ -305,7 +305,7 @@ def _needed(option: Option) -> str:
 
 
 def described(option: Option) -> str:
-    """Its help, with its choices, or with whether it may be given again."""
+    """The help of `option`, followed by its choices or by "May be given again."."""
     if option.choices:
         listed = ", ".join(str(choice) for choice in option.choices)
         return f"{option.help} {'Some' if option.several else 'One'} of {listed}."

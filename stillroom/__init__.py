@@ -1,6 +1,6 @@
 """stillroom: a large text encoder in, a small one out, distilled, exported, measured and served.
 
-Names are resolved when they are first used, so that nobody waits for torch who does not ask for it.
+Names are resolved at first use, so that torch is loaded only where it is needed.
 """
 
 import sys
@@ -34,10 +34,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _what_hides(part: str) -> str | None:
-    """What to tell a user whose own file or folder has the name of a part of stillroom, and is found first."""
+    """The message for a user whose own file or folder hides the package `part` of stillroom; None if none does."""
     found = getattr(sys.modules.get(part), "__file__", None)
     if part not in {"compress", "export", "latency", "serve"} or found is None:
         return None
     if Path(found).parent.parent == Path(__file__).parent.parent:
         return None
-    return f"{found} hides the part of stillroom that is called {part!r}; rename it, or run Python elsewhere or with -P"
+    return f"{found} hides stillroom's package {part!r}; rename it, start Python in another folder, or run it with -P"

@@ -1,10 +1,10 @@
-"""`python -m stillroom`, and the `stillroom` command: the command line, loaded where Ctrl-C is no traceback."""
+"""`python -m stillroom`, and the `stillroom` command. Ctrl-C prints no traceback, even while the command line is loaded."""
 
 import sys
 
 
 def main() -> None:
-    """See `stillroom.cli.main.main`; exit code 130 when Ctrl-C is pressed while that is loaded, too."""
+    """Runs `stillroom.cli.main.main`; exit code 130 when Ctrl-C is pressed, even while that is loaded."""
     try:
         from stillroom.cli.main import main as run
     except KeyboardInterrupt:

@@ -25,8 +25,8 @@ def run(**settings: Any) -> dict[str, Any]:
 def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **settings: Any) -> Path:
     """Distil a task-agnostic student on plain text, and write it as a checkpoint that `AutoModel` opens.
 
-    Settings are the fields of `compress.settings.Distillation`: student, method, epochs, and so on. A killed call goes
-    on from its last checkpoint when it is made again. Returns `out`.
+    Settings are the fields of `compress.settings.Distillation`: student, method, epochs, and so on. A killed call resumes
+    from its last checkpoint when it is made again. Returns `out`.
 
     Raises:
         BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
@@ -41,10 +41,10 @@ def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **setti
 
 
 def finetune(model: str, task: str, data: str, out: Path | str, **settings: Any) -> Path:
-    """Fine-tune a model on a task, on labels or on a teacher's soft labels too, and write it as a checkpoint with a head.
+    """Fine-tune a model on a task's labels, and on a teacher's soft labels if given, and write it as a checkpoint with a head.
 
-    Settings are the fields of `compress.settings.FineTuning`: teacher, unlabelled, epochs, and so on. The weights that did
-    best on validation are kept. A killed call goes on from its last checkpoint when it is made again. Returns `out`.
+    Settings are the fields of `compress.settings.FineTuning`: teacher, unlabelled, epochs, and so on. The weights that score
+    best on validation are kept. A killed call resumes from its last checkpoint when it is made again. Returns `out`.
 
     Raises:
         BadInput: the model, the teacher or the data cannot be used, or the two read text in different ways.
@@ -65,7 +65,7 @@ def export(checkpoint: Path | str, out: Path | str, data: Path | str = "", **set
 
     Raises:
         BadInput: the checkpoint or the data cannot be used.
-        GateMissed: a graph does not answer as it must, or keeps less than `gate` of fp32's metric. The report is beside `out`.
+        GateMissed: a graph disagrees with torch, or keeps less than `gate` of fp32's metric. The report is beside `out`.
     """
     from stillroom.commands.export import export_checkpoint
     from stillroom.settings.export import Exporting
@@ -76,7 +76,7 @@ def export(checkpoint: Path | str, out: Path | str, data: Path | str = "", **set
 def profile(models: Sequence[Path | str], **settings: Any) -> dict[str, Any]:
     """Time bundles, checkpoints and ONNX files side by side on real text, with their metric and what they cost.
 
-    The first model is what the others are compared with. Settings are the fields of `stillroom.settings.profile.Profiling`: data,
+    The others are compared with the first. Settings are the fields of `stillroom.settings.profile.Profiling`: data,
     device, seconds, budget_ms, and so on. Returns the document that `stillroom profile --json` prints.
 
     Raises:
@@ -91,7 +91,7 @@ def profile(models: Sequence[Path | str], **settings: Any) -> dict[str, Any]:
 
 
 def load(url: str, data: Path | str, **settings: Any) -> dict[str, Any]:
-    """Load a running server with the texts of the file `data`, at one rate or at the highest that it bears.
+    """Load a running server with the texts of the file `data`, at one rate or at rates up to the highest that it sustains.
 
     Settings are the fields of `stillroom.settings.load.Loading`: rate, bound_ms, seconds, and so on. Returns the document that
     `stillroom load --json` prints.

@@ -1,4 +1,4 @@
-"""What a person sees: stages and a bar with rate and time left go to stderr, results to stdout."""
+"""Console output: messages and progress bars on stderr, results on stdout."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from compress.progress import Event
 
-FILE_WIDTH = 140  # a file or a pipe has no width of its own; tables are meant to be read whole
+FILE_WIDTH = 140  # columns of a table in a file or a pipe, which have no width of their own
 
 console = Console(stderr=True, highlight=False)
 if not console.is_terminal:
@@ -22,11 +22,11 @@ results = Console(highlight=False)
 if not results.is_terminal:
     results = Console(highlight=False, width=FILE_WIDTH)
 
-FIRST_UNITS = 5  # of the work; what is left is not told before, since the first ones may be far from the rest
+FIRST_UNITS = 5  # of work, before the time left is printed; the first ones may take longer than the rest
 
 
 class Bar:
-    """A progress bar that appears once the work has taken two seconds. Without a terminal it prints a line now and then."""
+    """A progress bar that appears once the work has taken two seconds. Without a terminal it prints a line every 15 s."""
 
     def __init__(self, what: str, draws_per_s: float = 10) -> None:
         self.what, self.draws_per_s = what, draws_per_s
@@ -36,7 +36,7 @@ class Bar:
         self.begun = False
 
     def __call__(self, done: int, total: int | None, note: str = "") -> None:
-        """`done` of `total` are finished, None where nobody knows; `note` is what else is worth seeing (the loss, say)."""
+        """Shows `done` of `total` units, None where it is not known, and `note` beside them: the loss, for example."""
         now = time.monotonic()
         if not self.begun:
             self.first, self.begun = done, True
@@ -75,7 +75,7 @@ class Bar:
 
 @contextmanager
 def bar(what: str, draws_per_s: float = 10) -> Iterator[Bar]:
-    """A bar for the work done within it; drawing it takes the interpreter over a millisecond."""
+    """A bar for the work done within it. Each drawing holds the interpreter for over 1 ms."""
     shown = Bar(what, draws_per_s)
     try:
         yield shown
@@ -101,28 +101,28 @@ def show(event: Event) -> None:
 
 
 def say(text: str) -> None:
-    """One message for the person, on stderr."""
+    """Prints one message on stderr."""
     console.print(text, markup=False, soft_wrap=True)
 
 
 def result(text: str) -> None:
-    """One line of what was asked for, on stdout."""
+    """Prints one line of the result on stdout."""
     results.print(text, markup=False, soft_wrap=True)
 
 
 def libraries_speak() -> None:
-    """From now on what libraries log goes to stderr, too. To be called before they are imported."""
+    """Sends the logs of libraries to stderr, too. Call it before they are imported."""
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    # These have levels of their own, which they read from the environment when they are imported.
+    # These libraries read their own log levels from the environment when they are imported.
     for name in ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_VERBOSITY"):
         os.environ.setdefault(name, "info")
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """A table on stdout; the first column holds names, the others numbers."""
+    """Prints a table on stdout; the first column holds names, the others numbers."""
     drawn = Table(title=title, title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         drawn.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
-        drawn.add_row(*map(escape, row))  # names are whatever somebody called a model
+        drawn.add_row(*map(escape, row))  # a model's name may look like markup
     results.print(drawn)

@@ -1,12 +1,12 @@
-"""Real tokens a second of MiniLMv2 on real text: this engine and bertdistiller, each in an environment of its own, step by step in turns.
+"""Compare real tokens a second of MiniLMv2 on real text: this engine and bertdistiller, each in its own environment, in turns by step.
 
     python -m venv peer && peer/bin/pip install torch==2.13.0 bertdistiller==0.1.2
     python benchmarks/distill/against_bertdistiller.py --peer peer/bin/python --corpus text.txt --student 6x384 --tokenizer FOLDER
     python benchmarks/distill/against_bertdistiller.py --peer peer/bin/python --corpus text.txt --student 3x384-ffn1536 --teacher FOLDER
 
-The same teacher, student, texts, number of texts a step and threads. First both in float32 with texts as they come, then each
-at its best: bfloat16, and texts of about equal length side by side (bertdistiller's `group_by_length`, which this engine
-always does). Without --teacher it is a 12x768 of random weights with the tokenizer of --tokenizer. It prints a JSON document.
+Both have the same teacher, student, texts, texts a step and threads. The first comparison is in float32 with bertdistiller's texts
+in random order. The second has each at its fastest: bfloat16 and batches of similar length (bertdistiller's `group_by_length`;
+always so in this engine). Without --teacher it is a 12x768 with random weights and --tokenizer's tokenizer. Prints a JSON document.
 """
 
 import argparse
@@ -36,7 +36,7 @@ BERT = FAMILIES["bert"]
 
 
 class Peer:
-    """bertdistiller in a process of its own, one step at a time."""
+    """bertdistiller in its own process, one step at a time."""
 
     def __init__(self, python: str, folder: Path, settings: dict[str, Any]) -> None:
         worker = Path(__file__).with_name("bertdistiller_worker.py")
@@ -46,7 +46,7 @@ class Peer:
         )
 
     def step(self) -> float:
-        """Seconds a real token."""
+        """Trains one step; returns its seconds per real token."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
@@ -58,13 +58,12 @@ class Peer:
         raise RuntimeError(f"bertdistiller ended with {self.process.wait()}; run its worker by hand to see why")
 
     def close(self) -> None:
-        """End it."""
         self.process.kill()
         self.process.wait()
 
 
 def side_by_side(given: argparse.Namespace, folder: Path, *, best: bool) -> dict[str, Any]:
-    """Both in turns, at their best or both in float32."""
+    """Both in turns, at their fastest or in float32."""
     teacher, shape = load_encoder(folder / "teacher", seed=0), shape_of(given.student)
     sizes = Sizes(teacher.config.num_hidden_layers, shape.layers, teacher.config.hidden_size, shape.hidden)
     stage = stages_of("minilmv2", sizes)[0]
@@ -96,7 +95,7 @@ def side_by_side(given: argparse.Namespace, folder: Path, *, best: bool) -> dict
         )  # fmt: skip
     finally:
         peer.close()
-    ours, theirs = ours[2:], theirs[2:]  # the first steps set things up
+    ours, theirs = ours[2:], theirs[2:]  # the first two steps include set-up
     half = len(ours) // 2
     spread = [
         statistics.median(b) / statistics.median(a)
@@ -111,7 +110,7 @@ def side_by_side(given: argparse.Namespace, folder: Path, *, best: bool) -> dict
 
 
 def make_teacher(given: argparse.Namespace, folder: Path) -> None:
-    """The teacher as both read it: bertdistiller takes no architecture but BertForMaskedLM by name."""
+    """Writes the teacher in a form that both read: bertdistiller accepts only the architecture BertForMaskedLM."""
     opened = open_model(given.teacher or given.tokenizer)
     torch.manual_seed(0)
     model = load_encoder(opened, seed=0) if given.teacher else BertModel(BertConfig())

@@ -1,7 +1,7 @@
-"""bertdistiller (PyPI, 0.1.2) training in turns with another process; run by `against_bertdistiller.py` in an environment of its own.
+"""bertdistiller (PyPI, 0.1.2) training in turns with another process; `against_bertdistiller.py` runs it in its own environment.
 
-Arguments: a folder with `teacher/` and `pieces.json` (token ids a text), and a JSON document of settings. A line on standard
-input lets it train one step; it answers with the step's real tokens and seconds, the making of its batch included.
+Arguments: a folder with `teacher/` and `pieces.json` (token ids a text), and a JSON document of settings. For each line on standard
+input it trains one step and prints the step's real tokens and seconds, including the time to make the batch.
 """
 
 import json
@@ -19,7 +19,7 @@ from transformers import AutoModel, AutoTokenizer, DataCollatorWithPadding, Trai
 
 
 class Turns(TrainerCallback):
-    """Waits for a line before each step and tells what the step took."""
+    """Waits for a line before each step, and prints the tokens and seconds of the step."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -47,7 +47,7 @@ def main() -> None:
     padding = DataCollatorWithPadding(AutoTokenizer.from_pretrained(folder / "teacher"))
 
     class Counting(MiniLMTrainer):
-        """Batches are made ahead, so tokens are counted where they are trained on."""
+        """Counts tokens in the training step, since batches are prefetched."""
 
         def training_step(self, model: Any, inputs: Any, *more: Any) -> Any:
             turns.tokens += int(inputs["attention_mask"].sum())

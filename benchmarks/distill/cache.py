@@ -1,12 +1,12 @@
-"""What a teacher cache saves and what it loses: training steps with the teacher and with its cache, in turns.
+"""Measure the time that a teacher cache saves and its rounding error: training steps with the teacher and with its cache, in turns.
 
     python benchmarks/distill/cache.py --teacher FOLDER --student 3x384 --corpus text.txt
     python benchmarks/distill/cache.py --student 6x384 --corpus text.txt --tokenizer FOLDER
 
-Without --teacher it is a 12x768 of random weights with the tokenizer of --tokenizer. Two students that start alike see the
-same batches of MiniLMv2, a step of the one after a step of the other, reading from the disk included. It prints a JSON
-document: bytes a token, how much is lost in rounding and in the loss, seconds a token of writing, of training with the
-teacher and with the cache, and the epoch from which on the cache has paid.
+Without --teacher the teacher is a 12x768 with random weights and the tokenizer of --tokenizer. Two equal students train on the same
+batches of MiniLMv2, in turns by step; the time includes reading from the disk. Prints a JSON document: bytes per token, the errors
+of values and loss by rounding, seconds per token of writing and of training with the teacher and with the cache, and the number of
+epochs after which the cache has saved more time than it cost.
 """
 
 import argparse
@@ -39,7 +39,7 @@ BERT = FAMILIES["bert"]
 
 
 class Learner:
-    """A student, and the text that it learns from."""
+    """A student and the text that it is trained on."""
 
     def __init__(self, teacher: Any, student: Any, text: Any, stage: Any, precision: str) -> None:
         self.teacher, self.student, self.text, self.stage, self.precision = (
@@ -53,7 +53,7 @@ class Learner:
         self.optimizer = torch.optim.AdamW(student.parameters(), lr=1e-4, fused=True)
 
     def step(self, number: int) -> tuple[float, float]:
-        """Seconds a real token, and the loss."""
+        """Trains one step; returns seconds per real token, and the loss."""
         began = time.perf_counter()
         batch = self.text.at(number)
         torch.manual_seed(number)

@@ -1,9 +1,9 @@
-"""Does `torch.compile` make training faster? Encoder layers compiled one by one, beside the same layers as they are, in turns.
+"""Measure whether `torch.compile` makes training faster: encoder layers, compiled one by one and not compiled, in turns.
 
     python benchmarks/distill/compiled.py --precision bf16
 
-A teacher's layers forward, a student's forward and back; layer by layer, since the teacher is left in the middle. Answers
-are compared. It prints a JSON document: seconds until the first answer, and the ratio of times of each pair.
+The teacher's layers run forward, the student's forward and backward. Each layer is compiled alone, since a training leaves the
+teacher at an inner layer. The outputs are compared. Prints a JSON document: seconds to the first output, and the pairs' time ratios.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SHAPES = {"teacher": (768, 12, 3072), "student": (384, 12, 1536)}
 
 
 def measured(given: argparse.Namespace, who: str) -> dict[str, Any]:
-    """Of two layers of the teacher or the student."""
+    """The results for two layers of the teacher or the student."""
     torch.manual_seed(0)
     width, heads, ffn = SHAPES[who]
     config = BertConfig(hidden_size=width, num_hidden_layers=2, num_attention_heads=heads, intermediate_size=ffn)

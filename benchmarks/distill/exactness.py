@@ -1,9 +1,9 @@
-"""How exact each objective is, as a table: against its formula in float64, at the teacher, under padding, and its gradient.
+"""Print the errors of each objective: against its formula in float64, at the teacher, under padding, and of its gradient.
 
     python benchmarks/distill/exactness.py
 
-The formulas are those of the tests, written in loops from the papers. The error is relative to the cross-entropy where the
-loss is a divergence (what the paper writes is that), and to the loss itself otherwise; the worst of 200 draws counts.
+The formulas are those of the tests: loops written from the papers. Where the loss is a divergence, the error is relative to the
+cross-entropy, which the papers use; otherwise to the loss. The table has the worst of 200 random draws.
 """
 
 import sys
@@ -30,7 +30,7 @@ def entropy(rows: np.ndarray) -> float:
 
 
 def scale(name: str, teacher: np.ndarray, loss: float) -> float:
-    """What an error is relative to: the cross-entropy of a divergence, which is the teacher's entropy more."""
+    """The scale of an error: the loss; for a divergence the cross-entropy, which is the loss plus the teacher's entropy."""
     if name.startswith("attention kl"):
         return loss + entropy(formulas.softmax(teacher))
     if name.startswith("relation kl"):
@@ -42,7 +42,7 @@ def scale(name: str, teacher: np.ndarray, loss: float) -> float:
 def against(
     loss: Callable[..., torch.Tensor], teacher: torch.Tensor, mask: torch.Tensor, student: torch.Tensor
 ) -> torch.Tensor:
-    """The loss with the student last, as a gradient check wants it."""
+    """The loss with the student as last argument, for the gradient check."""
     return loss(teacher, student, mask)
 
 

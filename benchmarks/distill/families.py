@@ -1,11 +1,10 @@
-"""Does every objective teach every family, on real text? Twenty steps each; the loss must fall.
+"""Check that every objective trains every family on real text: the loss must fall within 20 steps.
 
     python benchmarks/distill/families.py --tokenizer FOLDER --corpus FILE --data FOLDER [--method M]... [--family F]...
 
-Teacher and student are tiny and random, made from configurations as in the tests, with the real vocabulary of `--tokenizer`.
-Plain text is `--corpus`, a task's text that of ten classes of `--data`. Losses are means over five batches, the same ones
-before and after the steps, without dropout. A table goes to the standard output, a line a stage and family to the standard
-error; the exit code is 1 if a loss did not fall.
+Teacher and student are tiny, with random weights, as in the tests, and with the vocabulary of `--tokenizer`. Plain text comes from
+`--corpus`, the task's text from ten classes of `--data`. Each loss is the mean over the same five batches before and after the
+steps, without dropout. Prints a table on stdout, and a line per stage and family on stderr. Exit code 1 if one did not fall.
 """
 
 import argparse
@@ -45,7 +44,7 @@ STEPS, BATCH, LONGEST, CLASSES = 20, 16, 32, 10
 
 
 def texts_of(stage: Stage, given: argparse.Namespace) -> Any:
-    """Batches of plain text or of the task's, as the stage says."""
+    """Batches of plain text or of the task's text, as the stage needs."""
     return task_text(given.tokenizer, given.data) if stage.text != "corpus" else plain_text(given, stage)
 
 
@@ -69,11 +68,11 @@ def pieces(tokenizer: str, corpus: str) -> Any:
 
 
 def models(kind: str, stage: Stage, vocabulary: int) -> tuple[Any, Any]:
-    """A teacher that has something to say, and a student that knows nothing."""
+    """A teacher with distinct outputs, and a new student."""
     heads = {term.of for term in stage.objective.outputs}
     head = "ForMaskedLM" if "vocabulary" in heads else "ForSequenceClassification" if "classes" in heads else ""
     teacher = encoder(kind, head, vocab_size=vocabulary, num_labels=CLASSES)
-    with torch.no_grad():  # random weights attend to everything alike and answer everything alike
+    with torch.no_grad():  # with small random weights, attention and outputs would be nearly uniform
         for name, parameter in teacher.named_parameters():
             if parameter.ndim == 2:
                 parameter.mul_(60 if name.startswith("classifier") else 6)
@@ -81,10 +80,10 @@ def models(kind: str, stage: Stage, vocabulary: int) -> tuple[Any, Any]:
     with torch.no_grad():
         for name, parameter in student.named_parameters():
             if name.startswith("classifier") and parameter.ndim == 2:
-                parameter.mul_(0.01)  # of the teacher's head; else both are as sure of the same class
+                parameter.mul_(0.01)  # copied from the teacher: both would give the same class equally high scores
     for module in student.modules():
         if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0  # twenty steps are few: what falls should be the loss, not luck
+            module.p = 0.0  # with only 20 steps, its noise could hide or cause a fall
     return teacher, student
 
 

@@ -1,9 +1,9 @@
-"""Write a teacher twice as wide and twice as deep as another, for true reductions where no large one is at hand.
+"""Write a teacher twice as wide and twice as deep as another, to test large reductions where no large teacher is available.
 
     python benchmarks/distill/grow.py --teacher FOLDER --out FOLDER [--head ForSequenceClassification]
 
-A 6x384 teacher becomes a 12x768 one of four times the parameters a layer; it says nearly what the smaller one says
-(`compress.models.grow_teacher`). With `--head` the head for a task that the teacher has is grown too.
+A 6x384 teacher becomes a 12x768 teacher with four times the parameters per layer and nearly the same outputs
+(`compress.models.grow_teacher`). With `--head` the teacher's head for a task is grown too.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from compress.models.pretrained import open_model
 
 
 def main() -> None:
-    """Read, grow, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teacher", required=True)
     parser.add_argument("--out", required=True, type=Path)

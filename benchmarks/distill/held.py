@@ -1,4 +1,4 @@
-"""How much memory tensors take at most, counted as they are made: the same on every machine."""
+"""The peak memory of tensors, counted at their creation: the same on every machine."""
 
 import weakref
 from typing import Any
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Held(TorchDispatchMode):
-    """`bytes` is the most that tensors made within it, in this thread, took at one time."""
+    """`bytes` is the peak memory of tensors created within it, in this thread."""
 
     def __init__(self) -> None:
         super().__init__()

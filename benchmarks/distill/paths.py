@@ -1,12 +1,12 @@
-"""Does a student end where the plain way of training would take it? MiniLMv2 by both ways from the same seed, then a task.
+"""Compare students of this engine with those of plain training: MiniLMv2 both ways from the same seed, then a task.
 
     python benchmarks/distill/paths.py --teacher FOLDER --corpus text.txt --data clinc150 --task text-classification
 
-The plain way is float32, the whole of both models, relations held whole, torch's own attention. This engine's is run in
-float32 and in bfloat16. All see the same texts in the same steps at the same rates. First without dropout, where the ways
-can differ by rounding alone: their loss curves are compared step by step. Then with dropout, whose draws are each way's own,
-and with several seeds, since a student's score moves with its draws; each student is then fine-tuned on the task, the same
-way for all, and scored on its test split. It prints a JSON document.
+Plain training is in float32, runs all of both models, holds relations whole, and uses torch's own attention. This engine runs in
+float32 and in bfloat16. All read the same texts in the same steps at the same learning rates. First they run without dropout,
+where they can differ only by rounding: their loss curves are compared step by step. Then they run with dropout and several seeds:
+each way draws its own dropout, and a student's score varies with the draws. Each student is then fine-tuned on the task in the
+same way and scored on its test split. Prints a JSON document.
 """
 
 import argparse
@@ -50,7 +50,7 @@ BERT = FAMILIES["bert"]
 def plain(
     stage: Stage, teacher: Any, student: Any, text: CorpusText, settings: StageSettings, folder: Path
 ) -> list[float]:
-    """The loss of each step that is told of."""
+    """Trains in the plain way; returns the reported losses."""
     term = stage.objective.layers[0]
 
     def relations(model: nn.Module, layer: int, inputs: dict[str, Tensor]) -> list[Tensor]:
@@ -76,7 +76,7 @@ def plain(
 def student_by(
     way: str, inputs: RunInputs, text: CorpusText, given: argparse.Namespace, *, seed: int, dropout: bool
 ) -> Any:
-    """The student, its loss curve and the seconds that it took."""
+    """The student, its loss curve, and the seconds of its training."""
     teacher = load_encoder(inputs.opened, seed=0).eval()
     student, _ = student_of(teacher, BERT, inputs.shape, seed=seed)
     for module in student.modules():

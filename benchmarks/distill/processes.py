@@ -1,10 +1,10 @@
-"""Do two processes train as one does? Loss curves with the same whole batches, and the largest difference between them.
+"""Compare training in several processes with training in one: loss curves on the same batches, and their largest difference.
 
     python benchmarks/distill/processes.py --corpus text.txt [--steps 40] [--batch 16] [--processes 2] [--method minilmv2] [--dtype float64]
 
-A small BERT of random weights teaches one half as deep, on real text cut into words; dropout is 0, since its draws are of
-each share's own. Trained once in one process, once in one that cuts each batch into as many parts, once in
-several joined by Gloo. It prints a JSON document.
+A small BERT with random weights is distilled into one half as deep, on real text. Dropout is 0, since each process draws its own.
+There are three trainings: in one process, in one process that splits each batch into as many parts, and in several processes
+joined by Gloo. Prints a JSON document.
 """
 
 import argparse
@@ -35,7 +35,7 @@ WIDTH, HEADS, LAYERS, TOKENS = 64, 4, 4, 64
 
 
 def make_tokenizer(texts: list[str], file: Path) -> None:
-    """A WordPiece tokenizer, learned on `texts`: once for all trainings, since it breaks ties as it likes."""
+    """Trains a WordPiece tokenizer on `texts`: once for all trainings, since it breaks ties at random."""
     from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
@@ -59,7 +59,7 @@ def train(given: argparse.Namespace, folder: Path, tokenizer_file: Path, accumul
         intermediate_size=4 * WIDTH, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     teacher = BertForMaskedLM(config).eval()
-    with torch.no_grad():  # random weights attend to everything alike; a teacher has something to say
+    with torch.no_grad():  # with small random weights, attention would be nearly uniform
         for parameter in teacher.parameters():
             parameter.mul_(4.0 if parameter.ndim == 2 else 1.0)
     kind = getattr(torch, given.dtype)
@@ -76,7 +76,7 @@ def train(given: argparse.Namespace, folder: Path, tokenizer_file: Path, accumul
 
 
 def difference(a: list[float], b: list[float]) -> dict[str, float]:
-    """The largest of a curve from another, as it is and relative to the loss."""
+    """The largest difference of two curves, absolute and relative to the loss."""
     apart = [abs(x - y) for x, y in zip(a, b, strict=True)]
     return {"largest": max(apart), "largest_relative": max(d / x for d, x in zip(apart, a, strict=True))}
 
@@ -87,8 +87,10 @@ def main() -> None:
     for name, default in (("steps", 40), ("batch", 16), ("processes", 2), ("texts", 500)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--method", default="minilmv2")
-    parser.add_argument("--dtype", default="float32", help="float64 tells rounding from a mistake")
-    parser.add_argument("--shared", help=argparse.SUPPRESS)  # where several find the tokenizer and leave their curve
+    parser.add_argument("--dtype", default="float32", help="float64 shows whether a difference is only rounding")
+    parser.add_argument(
+        "--shared", help=argparse.SUPPRESS
+    )  # folder with the tokenizer, where the processes write their curve
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:

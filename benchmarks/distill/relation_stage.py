@@ -1,10 +1,10 @@
-"""Does the relation stage earn its time? The same student, with and without it, given equal seconds of training.
+"""Measure whether the relation stage is worth its time: the same student with and without it, for equal seconds of training.
 
     python benchmarks/distill/relation_stage.py --teacher T --task K --data DIR [--corpus F] --out FOLDER
 
-Seconds a step are measured first; `--share` of the time of `--student-epochs` goes to MiniLMv2 relations, the rest to
-soft labels and labels, against all of it to soft labels and labels. Both start alike. The answer is a JSON document with
-validation and test scores and the paired bootstrap of their difference.
+It first measures seconds per step. One student spends `--share` of the time of `--student-epochs` on MiniLMv2 relations and the
+rest on soft labels and labels; the other spends all of it on soft labels and labels. Both start from the same weights. Prints a JSON
+document with validation and test scores and the paired bootstrap of their difference.
 """
 
 import argparse

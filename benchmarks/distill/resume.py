@@ -1,11 +1,11 @@
-"""Killed at a random moment and started again: does a training end with the same bits? A real process and SIGKILL.
+"""Check that a training that is killed at a random moment and started again ends with the same bits. It uses SIGKILL on a real process.
 
     python benchmarks/distill/resume.py [--method M]... [--kills 2] [--steps 40] [--seed 0]
 
-Of each method all stages are trained one after another on tiny random models, laid out as `stillroom` lays stages out, once
-without a break and once killed `--kills` times at moments drawn by `--seed` over the time that this took, and then to its
-end. A checkpoint is written after every step. Compared are the SHA-256 of every stage's weights, and its losses in
-`metrics.jsonl`. The exit code is 1 if any differ.
+All stages of each method are trained on tiny random models, in the folders that `stillroom` uses: once without a break, and once
+killed `--kills` times and then trained to the end. `--seed` draws the moments of the kills within the time of the first training. A
+checkpoint is written after every step. The SHA-256 of every stage's weights and its losses in `metrics.jsonl` are compared. The exit
+code is 1 if any differ.
 """
 
 import argparse
@@ -44,7 +44,7 @@ WEIGHTS = "student.safetensors"
 
 
 def train(method: str, root: Path, steps: int) -> None:
-    """Every stage of `method`, each in a folder of `root`; finished ones are taken over, an unfinished one is gone on with."""
+    """Trains every stage of `method`, each in a folder of `root`; skips finished stages and resumes an unfinished one."""
     work, before = Workdir(root), None
     for number, stage in enumerate(stages_of(method, tests.SIZES), 1):
         make = partial(trained, stage=stage, before=before, steps=steps)
@@ -53,7 +53,7 @@ def train(method: str, root: Path, steps: int) -> None:
 
 def trained(folder: Path, stage: Stage, before: Path | None, steps: int) -> None:
     teacher, student = tests.models("bert", stage)
-    if before:  # the layers of the stage before, under the head of this one
+    if before:  # the layers of the previous stage, with this stage's head
         learned, own = load_file(before / WEIGHTS), own_tensors(student)
         put_tensors(student, {name: learned.get(name, value) for name, value in own.items()})
     settings = StageSettings(steps, learning_rate=3e-3, checkpoint_every_s=0)
@@ -62,7 +62,7 @@ def trained(folder: Path, stage: Stage, before: Path | None, steps: int) -> None
 
 
 def results(root: Path) -> dict[str, str]:
-    """SHA-256 of each stage's weights, and what its log says of the losses."""
+    """SHA-256 of each stage's weights, and the losses in its log."""
     found = {}
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
         found[f"{folder.name} weights"] = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
@@ -72,7 +72,7 @@ def results(root: Path) -> dict[str, str]:
 
 
 def stands_at(root: Path) -> str:
-    """Where a killed training stands: the stage under way, and the step of its checkpoint."""
+    """The stage in which a training was killed, and the step of its checkpoint."""
     folder = next(root.glob("*.partial"), None)
     if folder is None:
         return "between stages"
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chance = random.Random(given.seed)
     same_bits(1)
     tests.models("bert", stages_of("mlm", tests.SIZES)[0])
-    # What was imported here, by the line above too, need not be imported again in each process.
+    # Forked processes need not import again what this process has imported, by the line above too.
     forked = multiprocessing.get_context("fork")
     print(f"torch {version('torch')}, transformers {version('transformers')}, {given.steps} steps a stage\n")
     print("| method | stages | seconds | killed in | weights | losses |\n|---|---:|---:|---|---|---|")
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 process.kill()
                 process.join()
                 kills += process.exitcode < 0
-                moments.append(stands_at(broken) if process.exitcode < 0 else "none: it was done")
+                moments.append(stands_at(broken) if process.exitcode < 0 else "not killed: it was finished")
             end(start(broken))
             expected, found = results(whole), results(broken)
             alike = [

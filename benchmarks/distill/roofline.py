@@ -1,13 +1,13 @@
-"""How near a training step of MiniLMv2 comes to what the machine's matrix units can do.
+"""Measure the share of the machine's peak of matrix products that a training step of MiniLMv2 reaches.
 
     python benchmarks/distill/roofline.py --student 6x384 --tokens 128,256,512
     python benchmarks/distill/roofline.py --student 3x384 --teacher FOLDER --precision bf16 --tokens 256
 
-Needed are the multiplications and additions of the formulas: the teacher up to the projections that are compared, the student
-forward and twice as many on the way back, the products of the relations; nothing computed twice, no element-wise work. Spent
-are those of all matrix products that are really made, as torch counts them. The peak is the fastest of a few square products
-of 2,048 in the same precision and threads, measured anew beside each step, since other guests take what they take from both:
-a share is of a step and the peak beside it, and the median over steps is told with its quartiles. It prints a JSON document.
+"Needed" are the floating-point operations of the formulas: the teacher up to the compared projections, the student forward and
+twice as many backward, and the products of the relations; nothing is computed twice, and element-wise work is left out. "Spent" are
+those of all matrix products that are really computed, counted by torch. The peak is the fastest of 4 products of 2,048 x 2,048
+matrices in the same precision and threads. It is measured again after each step, since other load on the machine slows both. Each
+share is of a step and its own peak; the result is the median over steps with quartiles. Prints a JSON document.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def needed(on: Measured, tokens: int) -> dict[str, float]:
     return {
         "teacher": up_to_projections(theirs, teacher_layer),
         "student": 3 * up_to_projections(ours, student_layer),
-        # Scores of both; the gradient of a score goes to both of its tokens, which are one and the same product.
+        # Scores of both models; the gradients of a score for its two tokens are one product.
         "loss": relations * 2 * tokens * (theirs.hidden_size + 2 * ours.hidden_size),
     }
 
@@ -59,7 +59,7 @@ def spent(on: Measured, given: argparse.Namespace) -> float:
 
     known = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # what other threads compute is not seen
+    torch.set_num_threads(1)  # the counter does not see other threads
     with tempfile.TemporaryDirectory() as folder, FlopCounterMode(display=False, custom_mapping=known) as counter:
         train(on, given, 1, Path(folder))
     torch.set_num_threads(threads)
@@ -78,7 +78,7 @@ def peak(precision: str) -> float:
 
 
 def measured(given: argparse.Namespace, tokens: int) -> dict[str, Any]:
-    """Of sequences of `tokens`."""
+    """The results for sequences of `tokens`."""
     on = opened(given, tokens)
     by_use = needed(on, tokens)
     real = on.text.sampler.tokens_at(0)
@@ -91,7 +91,7 @@ def measured(given: argparse.Namespace, tokens: int) -> dict[str, Any]:
     def report(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
         nonlocal began
         seconds = time.perf_counter() - began
-        if done > 2:  # the first steps set things up
+        if done > 2:  # the first two steps include set-up
             speeds.append(on.text.sampler.tokens_at(done - 1) / seconds)
             peaks.append(peak(given.precision))
             shares.append(sum(by_use.values()) * speeds[-1] / peaks[-1])

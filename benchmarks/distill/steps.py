@@ -1,16 +1,16 @@
-"""What a step of MiniLMv2 takes, time and memory: this engine against the textbook's way, in one process, in turns.
+"""Compare time and memory of a step of MiniLMv2: this engine and a textbook implementation, in one process, in turns.
 
     python benchmarks/distill/steps.py --student 6x384 --tokens 128,256,512
     python benchmarks/distill/steps.py --teacher FOLDER --student 3x384 --corpus text.txt --precision bf16 --tokens 256
 
-The textbook's way is what public implementations do: all of both models is computed, queries, keys and values are
-projected once more from hidden states, and relations are held whole; texts come in any order and are padded to the longest
-of their batch. It stays in float32; `--precision` is this engine's. Without --corpus every text is as long as --tokens
-says and nothing is padded; without --teacher the teacher is a 12x768 of random weights. Both see the same texts with the
-same learning rate, and their losses in the first step are compared.
+The textbook implementation does what public ones do: it computes all of both models, projects queries, keys and values again from
+hidden states, and holds relations whole. Its texts come in random order and are padded to the longest of their batch. It runs in
+float32; `--precision` is that of this engine. Without --corpus every text has --tokens tokens and nothing is padded; without
+--teacher the teacher is a 12x768 with random weights. Both read the same texts with the same learning rate, and their losses of
+one batch are compared.
 
-Time is of whole steps, optimiser included: the median over steps, taken in turns, of textbook over ours, with the smallest
-and the largest. Memory is what a process of its own holds at most, above weights and the optimiser's two moments.
+Times are of whole steps, optimiser included, in turns: the ratio of the medians, textbook over ours, and the smallest and largest
+ratio of a pair. Memory is the peak of a separate process, above weights and the optimiser's two moments.
 """
 
 import argparse
@@ -49,10 +49,10 @@ BERT = FAMILIES["bert"]
 
 @dataclass
 class Measured:
-    """What both are given."""
+    """The inputs of both implementations."""
 
     teacher: Any
-    student: Callable[[], Any]  # makes it anew, the same each time
+    student: Callable[[], Any]  # makes a new one, the same each time
     stage: Stage
     text: CorpusText
 
@@ -94,10 +94,10 @@ def opened(given: argparse.Namespace, tokens: int) -> Measured:
 
 
 class Textbook:
-    """A student trained as it is usually written. `step` gives the real tokens that it saw."""
+    """A student in a textbook implementation. `step` returns the number of its real tokens."""
 
     def __init__(self, on: Measured) -> None:
-        # A teacher of its own: this engine holds the one that it is given in the precision it trains in.
+        # A copy of the teacher, since this engine converts its teacher to the precision of the training.
         self.teacher, self.student = copy.deepcopy(on.teacher), on.student().train()
         self.layers, self.text = on.layers, on.text
         self.optimizer = torch.optim.AdamW(self.student.parameters(), lr=LEARNING_RATE)
@@ -105,7 +105,7 @@ class Textbook:
         self.divergence = nn.KLDivLoss(reduction="sum")
 
     def step(self, number: int) -> int:
-        """Train on the texts of step `number`, in whatever order they come."""
+        """Train on the texts of step `number`, in random order."""
         start = number * self.text.batch
         chosen = [self.text.pieces[i] for i in np.take(self.order, range(start, start + self.text.batch), mode="wrap")]
         width = max(len(piece.ids) for piece in chosen)
@@ -146,7 +146,7 @@ class Textbook:
 
 
 def in_turns(on: Measured, given: argparse.Namespace) -> dict[str, Any]:
-    """Seconds a real token of both, a step of the one after a step of the other."""
+    """Seconds per real token of both, in turns by step."""
     textbook = Textbook(on)
     apart = first_losses(on, textbook)
     ours: list[float] = []
@@ -164,7 +164,7 @@ def in_turns(on: Measured, given: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         train(on, given, given.steps + 1, Path(folder), report)
-    ratios = [b / a for a, b in zip(ours[1:], theirs[1:], strict=True)]  # the first step sets things up
+    ratios = [b / a for a, b in zip(ours[1:], theirs[1:], strict=True)]  # the first step includes set-up
     return {
         "texts_per_step": on.text.batch,
         "tokens_per_s": 1 / statistics.median(ours[1:]),
@@ -176,13 +176,13 @@ def in_turns(on: Measured, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(on: Measured, given: argparse.Namespace, steps: int, folder: Path, report: Any = None) -> None:
-    """This engine, as `stillroom distill` runs it."""
+    """Trains with this engine, as `stillroom distill` does."""
     settings = StageSettings(steps, precision=given.precision, learning_rate=LEARNING_RATE, checkpoint_every_s=1e9)
     train_stage(on.stage, on.teacher, on.student(), BERT, on.text, settings, folder=folder, report=report)
 
 
 def first_losses(on: Measured, textbook: Textbook) -> float:
-    """The difference of the two losses of one batch without dropout, relative to them."""
+    """The relative difference of the two losses of one batch without dropout."""
     batch, student = on.text.at(0), on.student().eval()
     maps = Projections(on.stage.objective, on.teacher.config, student.config)
     with torch.no_grad():
@@ -194,14 +194,14 @@ def first_losses(on: Measured, textbook: Textbook) -> float:
 
 
 def most_memory(given: argparse.Namespace, tokens: int, way: str) -> int:
-    """Bytes that three steps take at most above weights and moments, in this process."""
+    """Peak memory in bytes of three steps in this process, above weights and moments."""
     on = opened(given, tokens)
     size = sum(parameter.nbytes for parameter in on.student().parameters())
     weights = sum(parameter.nbytes for parameter in on.teacher.parameters()) + 3 * size
     before = resident("VmRSS") - sum(parameter.nbytes for parameter in on.teacher.parameters())
     if way == "textbook":
         textbook = Textbook(on)
-        on.teacher = textbook.teacher  # one is enough
+        on.teacher = textbook.teacher  # frees the other copy
         for number in range(3):
             textbook.step(number)
     else:
@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--memory-of", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.corpus and not given.teacher:
-        parser.error("--corpus is cut into tokens by the teacher's tokenizer: give --teacher too")
+        parser.error("--corpus needs the teacher's tokenizer: give --teacher too")
     if given.threads:
         torch.set_num_threads(given.threads)
     lengths = [int(length) for length in given.tokens.split(",")]

@@ -1,10 +1,10 @@
-"""Every loss of the engine, forward and backward, by length; those that are computed in tiles beside the same written whole.
+"""Time every loss, forward and backward, by length; losses computed in tiles also beside the same loss computed whole.
 
     pytest benchmarks/distill/test_losses.py --benchmark-only -o addopts= --benchmark-group-by=func,param:tokens
 
-Two texts of width 768 and 384, 48 relation heads, 12 attention heads, one core. `held` in the extra information is what
-tensors take at most, forward and backward, above what is given. Each also checks its answer: that of the tiles against the
-whole, gradients included, and that a student that is its teacher loses nothing.
+Two texts of width 768 and 384, 48 relation heads, 12 attention heads, one core. `held` in the extra information is the peak memory
+of tensors, forward and backward, above the inputs. Each benchmark also checks its result: tiles against whole, gradients included,
+and a loss of 0 where the student equals the teacher.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ IN_TILES: dict[str, tuple[Way, Way]] = {
     "attention squares": (of_scores("squares"), of_whole_scores(attention_square_loss)),
     "scores": (of_scores("mse"), of_whole_scores(score_loss)),
 }
-# Of vectors as wide as the teacher's, as a learned map makes them.
+# Of vectors as wide as the teacher's, such as those of a learned map.
 OF_VECTORS: dict[str, Way] = {"hidden": hidden_loss, "half squares": summed_hidden_loss, "cosine": cosine_loss}
 
 
@@ -70,7 +70,7 @@ def drawn(tokens: int, student_width: int = 384) -> tuple[Tensor, Tensor, Tensor
 
 
 def measure(benchmark: BenchmarkFixture, loss: Callable[[Tensor], Tensor], student: Tensor) -> tuple[float, Tensor]:
-    """Time of forward and backward and what they hold; the loss and its gradient."""
+    """Measures time and peak memory of forward and backward; returns the loss and its gradient."""
     torch.set_num_threads(1)
 
     def step() -> float:
@@ -129,7 +129,7 @@ def test_direct(benchmark: BenchmarkFixture, tokens: int) -> None:
 @pytest.mark.parametrize("rows", [32, 128, 512])
 @pytest.mark.parametrize("name", ["labels", "soft labels", "logits"])
 def test_of_answers(benchmark: BenchmarkFixture, name: str, rows: int) -> None:
-    """On a vocabulary's logits, the largest that there are."""
+    """On the logits of a whole vocabulary, the largest case."""
     generator = torch.Generator().manual_seed(0)
     theirs, ours = (torch.randn(rows, 30_522, generator=generator) for _ in range(2))
     targets = torch.randint(30_522, (rows,), generator=generator)

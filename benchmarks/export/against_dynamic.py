@@ -1,9 +1,9 @@
-"""int8 against onnxruntime's `quantize_dynamic` with its defaults, both of the same float32 graph, taking turns.
+"""Compare int8 with onnxruntime's `quantize_dynamic` at its defaults, both of the same float32 graph, in turns.
 
     python benchmarks/export/against_dynamic.py BUNDLE --texts F [--batches 8] [--lengths 64] [--seconds 60] [--json F]
 
-Each candidate runs in a process of its own that spins no idle thread. Ratios are paired over turns, with 95 % intervals:
-above 1 is faster than dynamic.
+Each candidate runs in its own process, without idle threads that spin. Ratios are paired over turns, with 95 % intervals; above 1
+is faster than dynamic.
 """
 
 import argparse

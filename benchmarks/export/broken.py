@@ -1,10 +1,10 @@
-"""Write a checkpoint that 8 bits ruin, to see an export repair it.
+"""Write a checkpoint that loses its accuracy in 8 bits, to test the repair of an export.
 
     python benchmarks/export/broken.py CHECKPOINT --out FOLDER [--layer 1] [--units 16] [--size 50]
     stillroom export FOLDER --data D --out BUNDLE
 
-In one feed-forward of a BERT-like classifier some units become large constants whose weights cancel out in the sum: in
-float32 hardly an answer changes, and no smoothing helps, since both the values and the weights are large.
+In one feed-forward layer of a BERT-like classifier, some units become large constants whose weights cancel out in the sum. In
+float32 hardly an answer changes. Smoothing does not help, since both the values and the weights are large.
 """
 
 import argparse

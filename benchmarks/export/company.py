@@ -1,10 +1,10 @@
-"""How many answers depend on the company that a text keeps?
+"""Count answers that depend on the other texts of the batch.
 
     python benchmarks/export/company.py CHECKPOINT --onnx FILE [--onnx FILE ...] --texts F [--count 10000] [--batches 5]
         [--runtime onnxruntime,openvino] [--dynamic]
 
-Every text is answered alone and in `--batches` random batches of 2 to 32 texts; counted are answers of which any bit
-differs. `--dynamic` adds onnxruntime's `quantize_dynamic` with its defaults, made of the first file.
+Every text is answered alone and in `--batches` random batches of 2 to 32 texts. An answer counts if any bit differs. `--dynamic`
+adds onnxruntime's `quantize_dynamic` at its defaults, made from the first file.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from serve.text.tokenizer import load_tokenizer
 
 
 def differing(session: Session, encodings: Sequence[Encoding], batches: int, seed: int = 0) -> tuple[int, int, float]:
-    """Answers given in company, those that differ from the text's answer alone in any bit, and by how much at most."""
+    """The number of answers in batches, of those that differ in any bit from the text's answer alone, and the largest difference."""
     alone = [session.run([encoding])[0] for encoding in encodings]
     chance = random.Random(seed)
     answers = moved = 0
@@ -68,8 +68,8 @@ def main() -> None:
             session = Session(file, given.threads, runtime, given.max_length)
             answers, moved, largest = differing(session, encodings, given.batches)
             print(
-                f"{name:24s} {runtime:12s} {len(texts):,} texts, {answers:,} answers in company: {moved:,} differ, "
-                f"by {largest:.3g} at most ({time.perf_counter() - began:.0f} s)",
+                f"{name:24s} {runtime:12s} {len(texts):,} texts, {answers:,} answers in batches: {moved:,} differ, "
+                f"by at most {largest:.3g} ({time.perf_counter() - began:.0f} s)",
                 flush=True,
             )
 

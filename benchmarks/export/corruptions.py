@@ -1,4 +1,4 @@
-"""How many random corruptions of a bundle are noticed when it is opened?
+"""Count how many random corruptions of a bundle are detected when it is opened.
 
     python benchmarks/export/corruptions.py BUNDLE [--count 1000] [--seed 0]
 
@@ -115,7 +115,7 @@ def link(folder: Path, chance: random.Random) -> tuple[str, Undo]:
 
 
 def manifest(folder: Path, chance: random.Random) -> tuple[str, Undo]:
-    """Values of the manifest changed: without a new digest, or in a way that a new digest does not excuse."""
+    """Values of the manifest changed, without a new digest; or a path that is not allowed, with a new digest."""
     file = folder / "manifest.json"
     before = file.read_bytes()
     document: dict[str, Any] = json.loads(before)
@@ -140,11 +140,11 @@ KINDS = (flip, flip, cut_or_grow, cut_or_grow, remove, add, rename, swap, link, 
 
 
 def void(_: object) -> None:
-    """For undoing by a call whose value nobody wants."""
+    """Drops the value of a call, for an undo."""
 
 
 def corrupted(folder: Path, count: int, seed: int) -> Iterator[str]:
-    """Corrupt `folder` in `count` ways, one at a time: what was done, while it is done. Undone when the next is asked for."""
+    """Corrupts `folder` in `count` ways, one at a time: yields a description of each, and undoes it before the next."""
     chance = random.Random(seed)
     for _ in range(count):
         what, undo = chance.choice(KINDS)(folder, chance)
@@ -155,7 +155,7 @@ def corrupted(folder: Path, count: int, seed: int) -> Iterator[str]:
 
 
 def unnoticed(bundle: Path, count: int, seed: int) -> tuple[list[str], Counter[str]]:
-    """The corruptions of a copy of `bundle` that `open_bundle` let pass, and what became of all of them."""
+    """The corruptions of a copy of `bundle` that `open_bundle` did not detect, and the outcomes of all."""
     passed: list[str] = []
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as scratch:
@@ -167,10 +167,10 @@ def unnoticed(bundle: Path, count: int, seed: int) -> tuple[list[str], Counter[s
                 outcomes["passed"] += 1
             except BundleError:
                 outcomes["named"] += 1
-            except Exception as error:  # a crash is noticed, and still a fault of ours
+            except Exception as error:  # a crash detects the corruption, but is a bug
                 passed.append(f"{what}: {type(error).__name__}: {error}")
                 outcomes["crashed"] += 1
-        open_bundle(folder)  # everything was undone, so nothing above was refused for an older reason
+        open_bundle(folder)  # all corruptions are undone: none above was refused because of an earlier one
     return passed, outcomes
 
 
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     passed, outcomes = unnoticed(given.bundle, given.count, given.seed)
-    print(f"{given.count} corruptions: {outcomes['named']} refused by name, {len(passed)} not")
+    print(f"{given.count} corruptions: {outcomes['named']} refused with a message, {len(passed)} not")
     for what in passed:
         print(f"  {what}")
 

@@ -1,14 +1,14 @@
-"""Is a bundle read by the real things, and do they give the answers that `Pipeline` gives? One table, five loaders.
+"""Check that other libraries read a bundle and give the same answers as `Pipeline`. Prints a table of six loaders.
 
     python -m venv optimum && optimum/bin/pip install optimum-onnx onnxruntime
     npm install --prefix node --ignore-scripts @huggingface/transformers
     python benchmarks/export/interop.py BUNDLE --texts test.jsonl --optimum optimum/bin/python --node node
 
-transformers opens the folder; optimum (an environment of its own: it pins transformers below 4.58) and transformers.js, in Node and
-in headless Chromium, classify through their own pipelines; OpenVINO and a bare onnxruntime get `onnx/*.onnx`, `tokenizer.json` and
-`config.json` and nothing else. A text agrees when its label is the same, or where tokens are classified, the label of every token. A
-loader without its environment is said to be not run, and why. Nothing is downloaded: Node's `fetch` refuses, and Chromium resolves no
-name. Exit code 1 when a loader that ran failed.
+transformers opens the folder. optimum (in its own environment, since it pins transformers below 4.58) and transformers.js, in Node
+and in headless Chromium, classify through their own pipelines. OpenVINO and a bare onnxruntime get only `onnx/*.onnx`,
+`tokenizer.json` and `config.json`. A text agrees if its label is the same; for token classification, if the labels of all its tokens
+are. A loader without its environment is listed as not run, with the reason. Nothing is downloaded: Node's `fetch` raises an error,
+and Chromium resolves no host name. The exit code is 1 if a loader that ran failed.
 """
 
 import argparse
@@ -40,21 +40,21 @@ from serve.text.answers import softmax
 
 HERE = Path(__file__).parent
 GRAPHS = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
-THREADS = 1  # of every runtime here: no time is taken
+THREADS = 1  # of every runtime; nothing is timed
 WORKER_TIMEOUT_S = 300
 SHOWN = 100  # characters of a text whose answers differ
 
 Places = dict[int, tuple[str, float]]
-"""What one text was told: label and score by token, special ones left out; of a text that is classified whole, at 0."""
+"""The answer to one text: label and score by token, without special tokens; for text classification, at 0."""
 
 
 class NotRun(Exception):
-    """A loader has no environment here, or the bundle not what it reads."""
+    """The environment of a loader is missing, or the bundle lacks a file for it."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a loader made of the bundle: its answers to each text by variant, its versions, and what it printed meanwhile."""
+    """The results of a loader: its answers to each text by variant, its versions, and its printed lines."""
 
     versions: dict[str, str]
     answers: dict[str, list[Places]]
@@ -74,24 +74,24 @@ class Own:
 
 @dataclass
 class Agreement:
-    """How far a loader's answers to `texts` texts are the pipeline's."""
+    """How many of a loader's answers to `texts` texts agree with the pipeline's."""
 
     texts: int = 0
     agreeing: int = 0
     places: int = 0
     left_out: int = 0
-    """Unknown tokens of which the loader says nothing: transformers.js takes `[UNK]` for a special token."""
+    """Unknown tokens without an answer of the loader: transformers.js treats `[UNK]` as a special token."""
     unmatched: int = 0
-    """Places of which only one of the two says anything, those left out apart."""
+    """Places with an answer of only one of the two, without those of `left_out`."""
     largest: float = 0.0
     """The largest difference of the scores of one label."""
     widest: float = 0.0
-    """The pipeline's largest margin at a place that got another label: small where all of these were near ties."""
+    """The pipeline's largest margin at a place with another label: small if all of these were near ties."""
     differences: list[str] = field(default_factory=list)
 
 
 def own_answers(bundle: Path, texts: Sequence[str], variant: str) -> list[dict[int, Own]]:
-    """What `Pipeline` says of each text, alone: the stages of its call, up to the decoding of spans."""
+    """The answers of `Pipeline` to each text alone, before spans are decoded."""
     pipeline = Pipeline(bundle, variant, threads=THREADS)
     labels = pipeline.manifest.labels
     answers = []
@@ -109,17 +109,17 @@ def own_answers(bundle: Path, texts: Sequence[str], variant: str) -> list[dict[i
 
 
 def agreement(texts: Sequence[str], own: Sequence[dict[int, Own]], theirs: Sequence[Places]) -> Agreement:
-    """Compare place by place; a text that a loader tells more or less places of does not agree, `[UNK]` excepted."""
+    """Compare place by place. A text does not agree if the loader has answers at more or fewer places, except `[UNK]`."""
     found = Agreement()
     for text, expected, actual in zip(texts, own, theirs, strict=True):
         found.texts += 1
         shown = repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
         strange = sorted(actual.keys() - expected.keys())
-        differs = [f"{shown}: theirs says something of place {place}" for place in strange]
+        differs = [f"{shown}: only theirs has an answer at place {place}" for place in strange]
         for place, ours in expected.items():
             if place not in actual:
                 found.left_out += ours.unknown
-                differs += [] if ours.unknown else [f"{shown}: theirs says nothing of place {place}, {ours.token!r}"]
+                differs += [] if ours.unknown else [f"{shown}: theirs has no answer at place {place}, {ours.token!r}"]
         found.unmatched += len(differs)
         for place in sorted(expected.keys() & actual.keys()):
             ours, (label, score) = expected[place], actual[place]
@@ -138,14 +138,14 @@ def agreement(texts: Sequence[str], own: Sequence[dict[int, Own]], theirs: Seque
 
 
 def in_transformers(bundle: Path, texts: Sequence[str], variants: Sequence[str]) -> Told:
-    """The checkpoint itself, by the Auto classes. It has no variants: float32 it is."""
+    """The checkpoint itself, by the Auto classes, in float32."""
     import torch
     import transformers
 
     if not (bundle / "model.safetensors").is_file():
         raise NotRun("the bundle was exported without its checkpoint")
     if "fp32" not in variants:
-        raise NotRun("the bundle has no fp32, which is what the checkpoint is")
+        raise NotRun("the bundle has no fp32 to compare the float32 checkpoint with")
     head = "TokenClassification" if _task(bundle) == "token-classification" else "SequenceClassification"
     with overheard() as said:
         model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(bundle)
@@ -203,12 +203,12 @@ def in_chromium(
                     raise RuntimeError(
                         f"the page gave no answer in {WORKER_TIMEOUT_S} s; it asked for {server.asked_for}"
                     )
-    missing = [f"it looked for {path}, which is not there" for path in server.missing if path.startswith("/bundle/")]
+    missing = [f"it requested {path}, which does not exist" for path in server.missing if path.startswith("/bundle/")]
     return _read(server.answer, [*server.answer.get("said", []), *missing])
 
 
 def in_openvino(bundle: Path, texts: Sequence[str], variants: Sequence[str]) -> Told:
-    """The graphs in OpenVINO, in float32 where it would rather compute in bfloat16."""
+    """The graphs in OpenVINO, in float32, also where its default is bfloat16."""
     try:
         core = openvino_core()
     except ImportError:
@@ -223,7 +223,7 @@ def in_openvino(bundle: Path, texts: Sequence[str], variants: Sequence[str]) -> 
 
 
 def in_onnxruntime(bundle: Path, texts: Sequence[str], variants: Sequence[str]) -> Told:
-    """The graphs in onnxruntime, as a stranger would open them."""
+    """The graphs in onnxruntime, without code of stillroom."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -325,7 +325,7 @@ def _once(lines: Sequence[str]) -> list[str]:
 
 @contextmanager
 def overheard() -> Iterator[list[str]]:
-    """All that is written to standard error meanwhile, the runtimes' own C++ included; the list is full afterwards."""
+    """The lines written to standard error within it, by the runtimes' C++ too; the list is filled at the end."""
     said: list[str] = []
     sys.stderr.flush()
     before = os.dup(2)
@@ -342,7 +342,7 @@ def overheard() -> Iterator[list[str]]:
 
 
 class _PageServer(ThreadingHTTPServer):
-    """Folders under their names, the question at /question; the page posts its answer to /answer. Loopback, any free port."""
+    """Serves folders under their names and the question at /question; the page posts to /answer. Loopback, any free port."""
 
     daemon_threads = True
 
@@ -357,7 +357,7 @@ class _PageServer(ThreadingHTTPServer):
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        """Serve from a thread, and give the address."""
+        """Serves from a thread; yields the address."""
         thread = threading.Thread(target=self.serve_forever)
         thread.start()
         try:
@@ -369,7 +369,7 @@ class _PageServer(ThreadingHTTPServer):
 
 
 class _PageHandler(SimpleHTTPRequestHandler):
-    """Gives files of the server's folders, and takes the answer."""
+    """Serves files of the server's folders, and receives the answer."""
 
     server: _PageServer
     extensions_map = {  # noqa: RUF012 - as its parent has it
@@ -408,12 +408,12 @@ class _PageHandler(SimpleHTTPRequestHandler):
         super().send_error(code, message, explain)
 
     def log_message(self, format: str, *args: object) -> None:
-        """What was asked for is kept, not printed."""
+        """Prints nothing; requests are kept in `asked_for`."""
 
 
 @contextmanager
 def _browser(chromium: str, address: str, profile: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Chromium with a page open, in a group of its own, ended with all that it started."""
+    """Chromium with a page open, in its own process group, which is ended afterwards."""
     command = [
         chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}",
         "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -424,17 +424,19 @@ def _browser(chromium: str, address: str, profile: Path) -> Iterator[subprocess.
         yield process
     finally:
         for each in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):  # all of the group have ended
+            with suppress(ProcessLookupError):  # all processes of the group have ended
                 os.killpg(process.pid, each)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5)
 
 
 def compare(given: argparse.Namespace) -> bool:
-    """Print the table, what every loader is and said, and each difference. Whether no loader failed."""
+    """Prints the table, each loader's versions and lines, and each difference; returns whether no loader failed."""
     manifest = open_bundle(given.bundle).manifest
     if manifest.multi_label:
-        raise SystemExit(f"{given.bundle} gives any number of labels to a text; this compares one: give another bundle")
+        raise SystemExit(
+            f"{given.bundle} is a multi-label bundle; give one with one label per text, or for token classification"
+        )
     with given.texts.open(encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line in lines][: given.texts_count]
     variants = [variant for variant in GRAPHS if variant in manifest.variants]
@@ -456,7 +458,7 @@ def compare(given: argparse.Namespace) -> bool:
         except NotRun as reason:
             not_run.append(f"{name}: not run: {reason}")
             continue
-        except Exception as error:  # whatever a loader stumbles over is what this is here to tell
+        except Exception as error:  # any failure of a loader is a result
             failed = True
             not_run.append(f"{name}: failed, see below")
             notes += ["", f"{name} failed: {type(error).__name__}: {error}"]
@@ -470,7 +472,7 @@ def compare(given: argparse.Namespace) -> bool:
             )
             notes += [f"  {variant} left out {found.left_out} unknown tokens"] if found.left_out else []
             notes += [f"  {variant} differs: {line}" for line in found.differences]
-    open_bundle(given.bundle)  # whose every byte is still what it was
+    open_bundle(given.bundle)  # verifies that no loader changed a file
     print(f"{given.bundle} ({manifest.task}), {len(texts)} texts of {given.texts}, against Pipeline's answers\n")
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -485,7 +487,7 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, required=True, help="JSON lines with a field `text`")
     parser.add_argument("--texts-count", type=int, default=200)
     parser.add_argument("--optimum", help="Python of the environment with optimum-onnx")
-    parser.add_argument("--node", help="folder in whose node_modules @huggingface/transformers is")
+    parser.add_argument("--node", help="folder whose node_modules has @huggingface/transformers")
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     given = parser.parse_args()
     import torch

@@ -1,9 +1,9 @@
-"""What `--fuse` makes of a model on this CPU: which kernels, the same answer or not, and the time beside the plain graph.
+"""Measure the effect of `--fuse` on this CPU: the kernels, the difference of the logits, and the time relative to the plain graph.
 
     python benchmarks/export/joined.py [--shapes 3x384,12x768] [--sizes 1x16,1x64,8x64] [--seconds 20] [--threads 1]
 
-The models are BERTs with random weights. Both sessions take turns in one process; the ratio is the median over turns of
-joined time by plain time, above 1 is slower. It ends with 1 when logits differ by more than 1e-4.
+The models are BERTs with random weights. Both sessions take turns in one process. The ratio is the median over turns of joined
+time over plain time; above 1 is slower. The exit code is 1 if logits differ by more than 1e-4.
 """
 
 import argparse
@@ -27,13 +27,13 @@ TOKENS = 128
 
 
 def graphs(folder: Path, layers: int, width: int) -> tuple[dict[str, Path], str]:
-    """The files of the plain and of the joined graph, and how many nodes and kernels they have."""
+    """The files of the plain and the joined graph, and the numbers of their nodes and kernels."""
     torch.manual_seed(0)
     shape = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
     model = BertForTokenClassification(BertConfig(**shape, num_attention_heads=12, max_position_embeddings=TOKENS))
     with quiet(), torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 1:  # fresh biases are all equal, and one constant would serve them all
+            if parameter.ndim == 1:  # new biases are all equal, and would be merged into one constant
                 parameter.add_(0.1 * torch.randn_like(parameter))
         model.save_pretrained(folder)
     files = {name: folder / f"{name}.onnx" for name in ("plain", "joined")}
@@ -45,7 +45,7 @@ def graphs(folder: Path, layers: int, width: int) -> tuple[dict[str, Path], str]
 
 
 def inputs(batch: int, tokens: int) -> dict[str, np.ndarray]:
-    """A batch whose texts are of different lengths."""
+    """A batch of texts of different lengths."""
     mask = np.arange(tokens) < np.linspace(tokens, tokens / 2, batch)[:, None]
     ids = np.random.default_rng(0).integers(5, 30_000, (batch, tokens)) * mask
     return {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": np.zeros_like(ids)}

@@ -1,4 +1,4 @@
-"""Runs in optimum's environment: reads a question from standard input, writes the answers as its last line. See interop.py."""
+"""Runs in optimum's environment: reads texts from standard input, writes the answers as its last line. See interop.py."""
 
 import json
 import sys

@@ -1,5 +1,5 @@
-// transformers.js over a bundle. In Node: reads a question from standard input, writes the answers as its last line; the
-// folder whose node_modules to use is the argument. The page in Chromium imports `classify` alone. See interop.py.
+// transformers.js on a bundle. In Node: reads texts from standard input, writes the answers as its last line; the argument is
+// the folder with node_modules. The page in Chromium imports only `classify`. See interop.py.
 
 const DTYPES = { fp32: "fp32", int8: "q8" }; // onnx/model.onnx and onnx/model_quantized.onnx
 
@@ -37,7 +37,7 @@ async function main(folder) {
   library.env.fetch = (address) => {
     throw new Error(`asked the network for ${address}`);
   };
-  // The library takes no folder name that the Hub would refuse, so that the bundle gets another one here.
+  // The library accepts only names that the Hub allows, so the bundle is linked under another name.
   library.env.localModelPath = mkdtempSync(path.join(tmpdir(), "interop-"));
   symlinkSync(asked.bundle, path.join(library.env.localModelPath, "bundle"));
   let answers;

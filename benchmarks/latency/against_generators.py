@@ -1,11 +1,11 @@
-"""Our own server under our generator, autocannon and wrk, taking turns: in a closed loop, and at one fixed rate, which wrk has not.
+"""Compare load generators on stillroom's server: ours, autocannon and wrk, in turns, in a closed loop and (without wrk) at a fixed rate.
 
     npm install --ignore-scripts --prefix NODE autocannon
     apt-get install wrk
     python benchmarks/latency/against_generators.py BUNDLE --texts F [--node NODE] [--wrk wrk] [--rate 200] [--connections 16]
         [--seconds 4] [--turns 3] [--json F]
 
-Those that were not given are left out. Printed are medians over the turns; --json keeps every turn. CPU is the generator's own, a query.
+Generators that are not given are left out. Prints medians over the turns; --json writes every turn. CPU is the generator's time per query.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from latency.measure.statistics import PAIRS_FOR_INTERVAL, paired_ratio
 from serve.bundle.manifest import open_bundle
 from serve.http.service import ENDPOINT_OF
 
-# Its latencies are whole milliseconds; its rate is as many requests a second and connection, sent at once when each begins.
+# autocannon reports latencies in whole milliseconds. It sends the requests of each second at once, at the second's start.
 THEIRS = """
 const autocannon = require(process.argv[1]);
 let read = ""; process.stdin.on("data", (part) => { read += part; });
@@ -51,7 +51,7 @@ process.stdin.on("end", async () => {
 });
 """
 
-# Every request is made beforehand: wrk's costs nothing but sending.
+# Every request is made beforehand, so that wrk only sends.
 WRK = """
 local made, at = {}, 0
 function init(arguments)
@@ -63,7 +63,7 @@ function request() at = at % #made + 1; return made[at] end
 function done(summary, latency)
   local errors, failed = summary.errors, 0
   for _, kind in ipairs({"connect", "read", "write", "status", "timeout"}) do failed = failed + errors[kind] end
-  -- Its requests are whole answers, whatever their status.
+  -- summary.requests counts answers with any status.
   print(string.format('{"ok": %d, "us": %d, "failed": %d, "p50": %f, "p90": %f, "p99": %f}', summary.requests - errors.status,
     summary.duration, failed, latency:percentile(50), latency:percentile(90), latency:percentile(99)))
 end
@@ -150,7 +150,7 @@ def wrks(wrk: Path, url: str, bodies: list[bytes], connections: int, seconds: in
 
 
 def per_query_s(runs: list[dict[str, Any]], who: str) -> list[np.ndarray]:
-    """Seconds from answer to answer in a closed loop, by turns."""
+    """Seconds per answer in a closed loop, by turn."""
     return [np.array([1 / run["answered_per_s"]]) for run in runs if (run["way"], run["who"]) == ("closed loop", who)]
 
 

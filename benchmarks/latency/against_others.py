@@ -1,10 +1,10 @@
-"""Our milliseconds beside others' on the same model, shape and thread, in turns.
+"""Compare our timings with those of other tools on the same model, shape and number of threads, in turns.
 
     python benchmarks/latency/against_others.py BUNDLE --checkpoint TEACHER --optimum /path/to/venv/bin/python
 
-Against optimum-benchmark (`pip install optimum-benchmark[onnxruntime]`, an environment of its own): the checkpoint in torch, and
-the bundle's fp32 graph in onnxruntime, each round a fresh process of theirs and a turn of ours. Against onnxruntime itself: its
-profiler's own clock of each `Run` beside ours of the very same call.
+With optimum-benchmark (`pip install optimum-benchmark[onnxruntime]` in its own environment): the checkpoint in torch, and the bundle's
+fp32 graph in onnxruntime; each round is a new process of theirs and a turn of ours. With onnxruntime: the time of each `Run` by its
+profiler, and our time of the same call.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def clocks(graph: Path, inputs: dict[str, np.ndarray], calls: int) -> tuple[list
 def in_turns(
     rounds: int, worker: Worker, rows: Workload, other: Callable[[], list[float]]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Turns of ours and of the other's, one after the other, whichever is first changing."""
+    """Turns of ours and of the other tool, in alternating order."""
     ours, others = [], []
     for i in range(rounds):
         order: list[Literal["ours", "other"]] = ["ours", "other"] if i % 2 else ["other", "ours"]

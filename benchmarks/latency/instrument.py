@@ -1,13 +1,12 @@
-"""Does the instrument see what is there, and only that? Comparisons of an encoder with itself, and with one of 5 % more work.
+"""Check the false and true positives of the timings: comparisons of an encoder with itself, and with one of 5 % more work.
 
     python benchmarks/latency/instrument.py --equal 400 --more 100
     python benchmarks/latency/instrument.py --equal 400 --more 100 --loaded
 
-Two encoders of random weights, of 20 and of 21 layers, as ONNX files in onnxruntime. Every comparison starts processes of its
-own, as `stillroom profile` does, and with its patience: until the ratio is known to within 2 %, or for `--seconds`. Counted is
-how often the 95 % interval leaves out equality: between an encoder and itself that is a false claim, between the two it is the
-truth (in the right direction); how much time the layer really adds is the median ratio that is printed. `--loaded` keeps one
-core busy with another process all the while.
+Two encoders with random weights, of 20 and 21 layers, run as ONNX files in onnxruntime. Like `stillroom profile`, every comparison
+starts new processes and runs until the ratio is known to within 2 %, or for `--seconds`. The result is how often the 95 % interval
+excludes equality. For an encoder and itself that is a false positive; for the two encoders, in the right direction, a true positive.
+The median ratio shows how much time the layer adds. `--loaded` keeps one core busy with another process throughout.
 """
 
 import argparse
@@ -54,7 +53,7 @@ def encoder(folder: Path, layers: int) -> Path:
 
 
 def compared(a: Path, b: Path, patience: Patience, seed: int) -> tuple[Ratio, dict[str, object]]:
-    """The ratio of `a`'s time to `b`'s, in processes of their own."""
+    """The ratio of `a`'s time to `b`'s, each in its own process."""
     input_ids = np.random.default_rng(seed).integers(5, 1000, size=(1, TOKENS))
     workload = Workload(f"batch 1 x {TOKENS} tokens", 1, TOKENS, input_ids)
     candidates = [Candidate("a", "onnxruntime", "fp32", a, 1), Candidate("b", "onnxruntime", "fp32", b, 1)]
@@ -80,7 +79,7 @@ def main() -> None:
             busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
             stack.callback(busy.kill)
         machine = machine_facts()
-        # Mixed, so that a mood of the machine falls on both kinds.
+        # In random order, so that changes of the machine's speed affect both kinds.
         kinds = np.random.default_rng(0).permutation(["equal"] * given.equal + ["more"] * given.more)
         began_s = time.monotonic()
         for i, kind in enumerate(kinds):
@@ -93,7 +92,7 @@ def main() -> None:
 
 
 def say(rows: list[dict[str, object]], seconds: float) -> None:
-    """What was found so far, on one line."""
+    """Prints the results so far on one line."""
     parts = []
     for kind in ("equal", "more"):
         own = [row for row in rows if row["kind"] == kind]

@@ -1,12 +1,12 @@
-"""A container with one core of CPU time: the threads that `serve` chooses in it against onnxruntime's own default.
+"""Compare the threads that `serve` chooses with onnxruntime's default, in a container with one core of CPU time.
 
     python benchmarks/latency/one_core.py BUNDLE [--variant int8] [--tokens 16,128] [--pauses-ms 0,5] [--seconds 45] [--json F]
 
-Makes a control group with a quota of one core, which takes the root user and a file system of groups that can be written
-(exit code 2 where it may not). In it one process for each way of running the same file, one text a call: as served, with
-onnxruntime's default options, and with these but idle threads that do not spin. They take turns, with rests in between in
-which the quota fills up again. Prints percentiles of a call, how many periods of 100 ms were throttled, and the p99 of each
-way over that of the first, with a 95 % interval over turns; the answers must be equal (exit code 1).
+It makes a control group with a quota of one core, which needs root and a writable cgroup file system (otherwise exit code 2). In the
+group, one process runs for each way to run the same file, one text a call: as served, with onnxruntime's default options, and with
+these but without idle threads that spin. They take turns, with pauses in which the quota is refilled. Prints percentiles of a call,
+the number of throttled periods of 100 ms, and the p99 of each way over that of the first, with a 95 % interval over turns. The exit
+code is 1 if the answers differ.
 """
 
 import argparse
@@ -41,7 +41,7 @@ TEXTS = [
 ]
 TURNS = 7
 REST_S = 0.2  # two periods of the quota
-UNTIMED = 3  # calls of each turn: caches belonged to another process until now
+UNTIMED = 3  # first calls of each turn, while the caches still hold data of another process
 
 
 def main() -> int:
@@ -49,11 +49,11 @@ def main() -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--variant", help="default: the bundle's own")
     parser.add_argument("--tokens", default="16,128")
-    parser.add_argument("--pauses-ms", default="0,5", help="between the calls; 0 is back to back")
-    parser.add_argument("--seconds", type=float, default=45.0, help="of calls, all in all")
+    parser.add_argument("--pauses-ms", default="0,5", help="pauses between the calls; 0 for none")
+    parser.add_argument("--seconds", type=float, default=45.0, help="of calls, in total")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # would otherwise leave the group behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exits, so that the group is removed
     bundle = open_bundle(given.bundle)
     tokenizer = load_tokenizer(bundle.path, bundle.manifest.max_length)
     onnx_file = bundle.onnx_file(given.variant or bundle.manifest.default_variant)
@@ -64,7 +64,7 @@ def main() -> int:
     began_s, busy_before_s = time.perf_counter(), busy_core_seconds() or 0.0
     with limited_group(1.0) as group:
         if group is None:
-            print("this process may not make a control group with a quota of CPU time; run it as root", file=sys.stderr)
+            print("a control group with a quota of CPU time could not be made; run this as root", file=sys.stderr)
             return 2
         with ExitStack() as stack:
             command = [sys.executable, str(Path(__file__).absolute()), "--inside", str(onnx_file.absolute())]
@@ -75,7 +75,7 @@ def main() -> int:
     busy_s, wall_s = (busy_core_seconds() or 0.0) - busy_before_s, time.perf_counter() - began_s
     document["other_load_cores"] = round((busy_s - own_cpu_s()) / wall_s, 2)
     print(json.dumps(document["machine"]))
-    print(f"meanwhile others used {document['other_load_cores']} cores of this machine")
+    print(f"other processes used {document['other_load_cores']} cores of this machine on average")
     print(onnx_file.name, *(f"{way}: {threads}" for way, threads in document["threads"].items()), sep="\n")
     for cell in document["cells"]:
         show(cell)
@@ -114,7 +114,7 @@ def timed(
 
 
 def own_cpu_s() -> float:
-    """Core-seconds of this process and of those that it started and that have ended."""
+    """Core-seconds of this process and of its ended child processes."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 
@@ -137,7 +137,7 @@ def show(cell: dict[str, Any]) -> None:
 def p99_ratio_interval(
     turns_ms: Sequence[Sequence[float]], served_ms: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
-    """95 % of the ratio of p99 when turns are drawn anew, with replacement and in pairs."""
+    """The 95 % interval of the ratio of p99, by a paired bootstrap over turns."""
     rng = np.random.default_rng(0)
     drawn = []
     for _ in range(2000):
@@ -149,7 +149,7 @@ def p99_ratio_interval(
 
 
 def counted(group: Path) -> dict[str, int]:
-    """What the kernel counts of the group: `nr_periods` in which it ran, `nr_throttled` of them, and times."""
+    """The kernel's counters of the group, such as `nr_periods` and `nr_throttled`."""
     return {name: int(count) for name, count in map(str.split, (group / "cpu.stat").read_text().splitlines())}
 
 
@@ -174,7 +174,7 @@ def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 def answer_inside(onnx_file: Path, way: str) -> None:
-    """One process in the group: lines of requests on stdin, lines of times on stdout, until stdin ends."""
+    """The process in the group: reads requests from stdin, a line each, and prints the times, until stdin ends."""
     inputs, run, threads = opened(onnx_file, way)
     print(json.dumps({"threads": threads}), flush=True)
     for line in sys.stdin:
@@ -195,7 +195,7 @@ def answer_inside(onnx_file: Path, way: str) -> None:
 
 
 def opened(onnx_file: Path, way: str) -> tuple[tuple[str, ...], Callable[[dict[str, np.ndarray]], np.ndarray], str]:
-    """The graph's inputs, the function from feeds to logits, and what its threads are."""
+    """The graph's inputs, the function from feeds to logits, and a description of its threads."""
     import onnxruntime as ort
 
     if way == WAYS[0]:
@@ -207,7 +207,7 @@ def opened(onnx_file: Path, way: str) -> tuple[tuple[str, ...], Callable[[dict[s
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     threads_before = threads_here()
     session = ort.InferenceSession(str(onnx_file), options, providers=["CPUExecutionProvider"])
-    threads = threads_here() - threads_before + 1  # the one that calls works too
+    threads = threads_here() - threads_before + 1  # the calling thread computes too
     names = tuple(node.name for node in session.get_inputs())
     return names, lambda feeds: session.run(["logits"], feeds)[0], f"{threads} threads"
 

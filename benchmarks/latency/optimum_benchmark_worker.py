@@ -1,4 +1,4 @@
-"""One timing by optimum-benchmark, in the environment that has it: prints the latencies of its forward passes, ms, as JSON."""
+"""Runs optimum-benchmark once, in its own environment: prints the latencies of its forward passes in ms as JSON."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ import optimum.pipelines
 import torch
 from optimum.onnxruntime import ORTModelForSequenceClassification, ORTModelForTokenClassification
 
-# optimum-benchmark 0.6.0 reads this table where optimum 2 no longer keeps it.
+# optimum-benchmark 0.6.0 reads this table, which optimum 2 has removed.
 if not hasattr(optimum.pipelines, "ORT_SUPPORTED_TASKS"):
     optimum.pipelines.ORT_SUPPORTED_TASKS = {
         "token-classification": {"class": (ORTModelForTokenClassification,)},

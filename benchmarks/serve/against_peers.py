@@ -1,20 +1,20 @@
-"""Our server and its peers, taking turns: the same int8 graph, the same texts, the same client on the same cores.
+"""Compare stillroom's server with its peers, in turns: the same int8 graph, texts, client and cores.
 
     python benchmarks/serve/peers/make_environments.py FOLDER
     python benchmarks/serve/against_peers.py BUNDLE TEXTS --environments FOLDER [--peers ours,mosec,...] [--rounds 3] [--seconds 5]
         [--bound-ms 50] [--json F]
 
-BUNDLE is of a text classifier. In each round each server is started, in an order that is drawn, and gets two sets of texts: those of
-TEXTS, and joined ones of 1 to 200 tokens, uniform in the logarithm of their length. One text a request, all connections stay open.
-Measured are
+BUNDLE is of a text classifier. In each round each server is started, in random order, and gets two sets of texts: those of TEXTS, and
+joined ones of 1 to 200 tokens, uniform in the logarithm of their length. Each request has one text; connections stay open. The
+measurements are
 
   low     one connection, one text after another: p50 and p99
   peak    a closed loop of 32 connections: answers a second, and the p99 it comes at
   bound   the highest rate of an open loop (a Poisson process, latency from the due moment) whose p99 stays under `--bound-ms` with nothing
           refused or failed: the search of `latency.load.generator.ramp`
 
-Labels are compared with those of `Pipeline` alone; what differs is counted. In the environment MAX_BATCH (32) is the largest batch of
-mosec, LitServe and BentoML, and FAST_QUEUE=1 gives LitServe its ZeroMQ queue: take what is fastest for them on the machine at hand.
+Labels are compared with those of `Pipeline`, and differences are counted. The environment variable MAX_BATCH (32) is the largest batch
+of mosec, LitServe and BentoML; FAST_QUEUE=1 gives LitServe its ZeroMQ queue. Choose the values that are fastest on this machine.
 """
 
 import argparse
@@ -53,8 +53,8 @@ WARM_REQUESTS = 200
 
 @dataclass(frozen=True)
 class Peer:
-    """How a server is started and asked. In `command` BIN is its environment's programs, PORT its port; it runs in the model's folder
-    when `in_model`, where infinity can find a local ONNX file.
+    """How to start a server and send requests to it. In `command`, BIN is its environment's `bin` folder and PORT its port. With
+    `in_model` it runs in the model's folder, where infinity finds a local ONNX file.
     """
 
     command: tuple[str, ...]
@@ -67,7 +67,7 @@ class Peer:
 
 INFINITY = (
     "BIN/infinity_emb v2 --model-id . --served-model-name student --device cpu --host 127.0.0.1 --port PORT --log-level warning "
-    # Its warm-up sends texts beyond 512 tokens, which its optimum engine does not cut.
+    # Its warm-up sends texts of more than 512 tokens, which its optimum engine does not truncate.
     "--no-model-warmup --no-bettertransformer --engine"
 )
 PEERS = {
@@ -86,7 +86,7 @@ PEERS = {
         (*INFINITY.split(), "optimum", "--onnx-disable-optimize"), "/classify", '{"model": "student", "input": ["TEXT"]}',
         lambda said: max(said["data"][0], key=lambda each: each["score"])["label"], "infinity", True,
     ),
-    # The same model in float32: its torch engine batches, its optimum engine runs one text after another.
+    # The same model in float32, since the torch engine batches and the optimum engine does not.
     "infinity-torch": Peer(
         (*INFINITY.split(), "torch"), "/classify", '{"model": "student", "input": ["TEXT"]}',
         lambda said: max(said["data"][0], key=lambda each: each["score"])["label"], "infinity", True,
@@ -95,7 +95,7 @@ PEERS = {
 
 
 def model_folders(bundle: Path, folder: Path) -> tuple[Path, Path]:
-    """The bundle as a transformers folder with `onnx/`, and one with the ONNX file beside the rest; copies, since some write there."""
+    """The bundle as a transformers folder with `onnx/`, and one with the ONNX file beside the rest; some servers write there."""
     nested, flat = folder / "nested", folder / "flat"
     for made, graph in ((nested, nested / "onnx"), (flat, flat)):
         graph.mkdir(parents=True)
@@ -113,7 +113,7 @@ def model_folders(bundle: Path, folder: Path) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def running(name: str, bundle: Path, folders: tuple[Path, Path], environments: Path, log: Path) -> Iterator[Place]:
-    """The server called `name`, once it answers."""
+    """Starts the server called `name`; yields its address once it answers."""
     if name == "ours":
         with serving([bundle], log=log) as server:
             yield server.place
@@ -142,7 +142,7 @@ def running(name: str, bundle: Path, folders: tuple[Path, Path], environments: P
 
 
 def wait_for_an_answer(place: Place, peer: Peer, process: subprocess.Popen[Any]) -> None:
-    """RuntimeError when the process ends, or START_S are over, before a 200."""
+    """Waits for a 200. RuntimeError if the process ends first, or after START_S."""
     began_s = time.monotonic()
     request = post(place, peer.path, request_bodies(peer.template, ["hello"])[0])
     while time.monotonic() - began_s < START_S and process.poll() is None:
@@ -172,7 +172,7 @@ def mixed_texts(texts: list[str], pipeline: Pipeline) -> list[str]:
 def drive_once(
     place: Place, peer: Peer, texts: list[str], right: list[str], given: argparse.Namespace, seed: int
 ) -> dict[str, Any]:
-    """What one server does with one set of texts."""
+    """The measurements of one server on one set of texts."""
     bodies = request_bodies(peer.template, texts)
     requests = [post(place, peer.path, body) for body in bodies]
     differing = failed = 0
@@ -205,7 +205,7 @@ def drive_once(
 
 
 def rounds(given: argparse.Namespace, log: Path) -> dict[str, Any]:
-    """What each server did: server -> set -> a list of rounds; and the servers that did not run, with the reason."""
+    """The measurements (server -> set -> a list of rounds), and the servers that did not run, with the reason."""
     pipeline = Pipeline(given.bundle, threads=1)
     texts = read_texts(given.texts)
     sets = {"texts": texts, "mixed": mixed_texts(texts, pipeline)}
@@ -264,14 +264,14 @@ def main() -> int:
     parser.add_argument("--peers", type=lambda listed: listed.split(","), default=list(PEERS), metavar="A,B,...")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--seconds", type=float, default=5.0, help="of one closed loop, and of one rate of the open one"
+        "--seconds", type=float, default=5.0, help="of one closed loop, and of one rate of the open loop"
     )
     parser.add_argument("--bound-ms", type=float, default=50.0)
-    parser.add_argument("--log", type=Path, default=Path("peers.log"), help="what the servers say")
+    parser.add_argument("--log", type=Path, default=Path("peers.log"), help="file for the servers' output")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if unknown := sorted(set(given.peers) - set(PEERS)):
-        parser.error(f"there is no peer {', '.join(unknown)}; there is {', '.join(PEERS)}")
+        parser.error(f"unknown peer: {', '.join(unknown)}; give some of {', '.join(PEERS)}")
     facts = machine_facts()
     taken = rounds(given, given.log)
     rows = summary(taken["visits"], given.peers)

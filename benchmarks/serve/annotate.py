@@ -1,12 +1,12 @@
-"""What `stillroom annotate` costs beside the model: its texts a second over those of bare sessions, in turns.
+"""Measure the overhead of `stillroom annotate`: its texts a second over those of bare sessions, in turns.
 
     python benchmarks/serve/annotate.py BUNDLE TEXTS --turns 8 --out annotate.json
 
-TEXTS is a file that `annotate` reads. The bare sessions have what no real job has: all texts in memory, sorted by length, in as
-many processes of one thread as `annotate` uses, each of which takes the next block when it is free, tokenises, runs and decodes
-it, and keeps the answers. `annotate` starts anew each turn, reads the file, and writes JSON lines. Both clocks run from the first text
-to the last answer; neither counts the start of the processes. Beside them stand the seconds of all cores that each took, which other
-programs on the machine hardly change; for `annotate` less what one row takes. The answers are compared: any difference ends with 1.
+TEXTS is a file that `annotate` reads. The bare sessions have an advantage that no real job has: all texts are in memory, sorted by
+length. They use as many processes of one thread as `annotate`; each takes the next block when it is free, tokenises, runs and decodes
+it, and keeps the answers. `annotate` starts again each turn, reads the file, and writes JSON lines. Both times run from the first
+text to the last answer, without the start of the processes. Core-seconds are measured too, since other load on the machine hardly
+changes them; for `annotate`, those of a run with one row are subtracted. The exit code is 1 if any answers differ.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def texts_of(file: Path) -> list[tuple[str, str | None]]:
 
 
 def bare(bundle: Path, file: Path, variant: str | None, run_tokens: int, block: Any, pipe: Connection) -> None:
-    """Computes blocks of texts, turn after turn; after each it says when it was done, and then its answers."""
+    """Computes blocks of texts, turn after turn; after each turn it sends its end time, and then its answers."""
     pipeline = Pipeline(bundle, variant, 1)
     pipeline.warm_up()
     options = AnswerOptions()
@@ -102,7 +102,7 @@ class Bare:
 def annotated(
     bundle: Path, file: Path, variant: str | None, processes: int, out: Path
 ) -> tuple[float, float, dict[int, Any]]:
-    """Seconds, core-seconds with the start of the processes, and the answers by place."""
+    """Seconds, core-seconds including the start of the processes, and the answers by place."""
     command = [sys.executable, "-m", "stillroom", "annotate", str(bundle), "--input", str(file), "--output", str(out)]
     command += ["--restart", "--field", "benchmark", "--processes", str(processes), "--json"]
     command += ["--variant", variant] if variant else []
@@ -115,7 +115,7 @@ def annotated(
 
 
 def core_seconds() -> float:
-    """Of the processes that were started from here and have ended."""
+    """Core-seconds of all ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

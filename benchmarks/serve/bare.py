@@ -1,10 +1,9 @@
-"""The model without a server: tokenise, run and decode in one process, asked over its standard input.
+"""The model without a server: tokenise, run and decode in one process, with requests on standard input.
 
     python benchmarks/serve/bare.py BUNDLE TEXTS THREADS SHARE OF
 
-A line of JSON asks, a line answers. {"seconds": S, "batch_tokens": N} goes through its share of the texts, sorted by length, in batches of
-at most N padded tokens, again and again until S seconds are over: {"texts", "seconds"}. {"alone": [places]} answers single texts:
-{"ms": [...]}.
+Each request and each answer is a line of JSON. {"seconds": S, "batch_tokens": N} runs its share of the texts, sorted by length, in
+batches of at most N padded tokens, repeatedly for S seconds: {"texts", "seconds"}. {"alone": [places]} times single texts: {"ms": [...]}.
 """
 
 import json
@@ -36,7 +35,7 @@ def main() -> None:
 
 
 def whole_passes(pipeline: Pipeline, batches: list[list[str]], seconds: float) -> dict[str, float]:
-    """Whole ones, since the last batches of a pass are its longest texts."""
+    """Runs whole passes, since the last batches of a pass have its longest texts."""
     done = 0
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < seconds:

@@ -1,10 +1,10 @@
-"""Are the bytes of an answer the same whoever shares the server, the queue and the batch?
+"""Check that the bytes of an answer do not depend on other requests in the server, the queue and the batch.
 
     python benchmarks/serve/company.py BUNDLE TEXTS [TEXTS ...] [--count 10000] [--times 3] [--connections 16] [--json F]
 
-Each text is first asked about alone: one connection, one text a request, nothing else under way. Then all of them again, `--times` times,
-in an order that is drawn, in requests of 1 to 32 texts, by many connections at once. Counted are answers (elements of `results`, as the
-bytes that came) that differ from the text's answer alone. More than none ends it with 1.
+Each text is first sent alone: one connection, one text a request, no other request. Then all texts are sent `--times` times, in random
+order, in requests of 1 to 32 texts, by many connections at once. An answer (the bytes of an element of `results`) counts if it differs
+from the text's answer alone. The exit code is 1 if one differs or is lost.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from latency.measure.machine import machine_facts
 MOST_TEXTS = 32  # a request
 SHOWN = 3  # differences
 TOO_MANY = 429
-PAUSE_S = 1.0  # after refusals
+PAUSE_S = 1.0  # before refused requests are sent again
 
 
 class Answers(msgspec.Struct):
@@ -32,14 +32,14 @@ class Answers(msgspec.Struct):
 
 
 def answers(status: int, body: bytes, texts: int) -> list[bytes]:
-    """The bytes of each text's answer; empty where there is none."""
+    """The bytes of each text's answer; empty without an answer."""
     if status != 200:
         return [b""] * texts
     return [bytes(each) for each in msgspec.json.decode(body, type=Answers).results]
 
 
 def drawn_groups(count: int, seed: int) -> list[list[int]]:
-    """All places in an order that is drawn, in groups of 1 to MOST_TEXTS, as many small ones as large ones."""
+    """All places in random order, in groups of 1 to MOST_TEXTS, small and large ones equally often."""
     chance = random.Random(seed)
     order = chance.sample(range(count), count)
     groups = []
@@ -51,7 +51,7 @@ def drawn_groups(count: int, seed: int) -> list[list[int]]:
 def in_groups(
     server: Server, path: str, texts: list[str], groups: list[list[int]], connections: int
 ) -> Iterator[tuple[list[int], list[bytes]]]:
-    """Each group with the answers to its texts. What the server refuses as too much at once is asked again."""
+    """Each group with the answers to its texts. Requests refused with 429 are sent again."""
     while groups:
         requests = [
             post(
@@ -71,7 +71,7 @@ def in_groups(
 
 
 def distinct_texts(files: list[Path], count: int) -> list[str]:
-    """The first `count` texts of `files`, taking turns between them, each once."""
+    """The first `count` texts of `files`, taken in turns, each once."""
     found: dict[str, None] = {}
     columns = [read_texts(file) for file in files]
     for row in range(max(map(len, columns))):
@@ -107,7 +107,7 @@ def main() -> int:
                         })  # fmt: skip
     seconds = time.perf_counter() - began_s
     print(
-        f"{len(texts):,} texts, {in_company:,} answers in company: {len(differing):,} differ in any byte, {lost} were lost "
+        f"{len(texts):,} texts, {in_company:,} answers in batches: {len(differing):,} differ in any byte, {lost} were lost "
         f"({seconds:.0f} s)"
     )
     for each in differing[:SHOWN]:

@@ -1,13 +1,13 @@
-"""How much of the bare model's speed is left over HTTP, and what HTTP adds to the latency of one text.
+"""Measure the share of the bare model's speed that the server reaches over HTTP, and the latency that HTTP adds to one text.
 
     python benchmarks/serve/efficiency.py BUNDLE TEXTS [--connections 32] [--seconds 4] [--rounds 7] [--json F]
 
-`bare` is tokenise, run and decode without a server on the same texts sorted by length: two processes of one thread or one of two, and
-the size of batch, whichever is fastest here. Over HTTP the same texts come in random order, 1 and 8 a request, by connections that stay
-open, from a client that shares the cores. All take turns. Ratios are paired by rounds, with a 95 % interval
-(`latency.measure.statistics.paired_ratio`). Every answer is compared with that of `Pipeline`; one that differs ends it with 1.
+`bare` is tokenise, run and decode without a server on the same texts sorted by length, with the fastest batch size and the faster of
+two processes of one thread and one process of two. Over HTTP the same texts come in random order, 1 and 8 a request, on connections
+that stay open, from a client on the same cores. All take turns. Ratios are paired by rounds, with a 95 % interval
+(`latency.measure.statistics.paired_ratio`). Every answer is compared with that of `Pipeline`; the exit code is 1 if one differs.
 
-Latency: one connection, one text a request, beside the same texts given to the bare model, taking turns.
+Latency is measured with one connection and one text a request, and with the same texts in the bare model, in turns.
 """
 
 import argparse
@@ -54,12 +54,12 @@ class Bare:
         self._said()
 
     def texts_per_s(self, seconds: float, batch_tokens: int) -> float:
-        """Of all processes at once."""
+        """Texts a second of all processes together."""
         self._ask({"seconds": seconds, "batch_tokens": batch_tokens})
         return sum(float(said["texts"] / said["seconds"]) for said in self._said())
 
     def alone_ms(self, places: list[int]) -> list[float]:
-        """Of each text alone, in the first process."""
+        """Latencies in ms of each text alone, in the first process."""
         self._ask({"alone": places}, self.processes[:1])
         found: list[float] = self._said(self.processes[:1])[0]["ms"]
         return found
@@ -85,7 +85,7 @@ class Bare:
 
 
 def fastest(candidates: list[Bare], seconds: float) -> tuple[Bare, int, dict[str, float]]:
-    """The fastest way and size of batch: the better of two turns each."""
+    """The fastest candidate and batch size, by the better of two turns each, and all speeds."""
     found: dict[tuple[int, int], float] = {}
     for _ in range(2):
         for index, bare in enumerate(candidates):
@@ -99,7 +99,7 @@ def fastest(candidates: list[Bare], seconds: float) -> tuple[Bare, int, dict[str
 
 @contextlib.contextmanager
 def noop(body_bytes: int) -> Iterator[Place]:
-    """A server that does nothing."""
+    """A server that answers every request with the same bytes."""
     with subprocess.Popen(
         [sys.executable, NOOP, str(body_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -108,7 +108,7 @@ def noop(body_bytes: int) -> Iterator[Place]:
 
 
 class Http:
-    """The texts over HTTP, and whether the answers are right."""
+    """Sends the texts over HTTP and checks the answers."""
 
     def __init__(self, bundle: Path, texts: list[str]) -> None:
         self.path, self.texts = endpoint(bundle), texts
@@ -117,7 +117,7 @@ class Http:
         self.wrong = 0
 
     def turn(self, place: Place, a_request: int, seconds: float, speed: float, connections: int, seed: int) -> Driven:
-        """About `seconds` of requests at `speed` texts a second: whole passes over the texts, each in an order of its own."""
+        """About `seconds` of requests at `speed` texts a second: whole passes over the texts, each in another order."""
         asked = self._asked(a_request, max(1, round(seconds * speed / len(self.texts))), seed)
         driven = drive(place, [post(place, self.path, self._body(places)) for places in asked], connections=connections)
         for places, status, body in zip(asked, driven.became, driven.bodies, strict=True):
@@ -125,7 +125,7 @@ class Http:
         return driven
 
     def cost(self, place: Place, a_request: int, connections: int) -> dict[str, float]:
-        """What the client alone costs, at a server that does nothing."""
+        """The cost of the client alone, measured on the server of `noop`."""
         asked = self._asked(a_request, 8, 0)
         driven = drive(place, [post(place, self.path, self._body(places)) for places in asked], connections=connections)
         return {
@@ -134,7 +134,7 @@ class Http:
         }
 
     def alone_ms(self, place: Place, places: list[int]) -> np.ndarray:
-        """Of each text alone, by one connection."""
+        """Latencies in ms of each text alone, on one connection."""
         driven = drive(place, [post(place, self.path, text_body(self.texts[each])) for each in places], connections=1)
         for each, status, body in zip(places, driven.became, driven.bodies, strict=True):
             self.wrong += status != 200 or results_of(body) != [self.right[each]]
@@ -152,7 +152,7 @@ class Http:
 
 
 def throughput(server: Server, bare: Bare, tokens: int, http: Http, given: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of bare and HTTP in an order that is drawn."""
+    """Rounds of bare and HTTP in random order."""
     speeds: dict[str, list[float]] = {"bare": [], **{f"http {n}": [] for n in TEXTS_A_REQUEST}}
     shares: dict[str, list[dict[str, float]]] = {name: [] for name in speeds if name != "bare"}
     guess = {
@@ -191,10 +191,10 @@ def throughput(server: Server, bare: Bare, tokens: int, http: Http, given: argpa
 
 
 def added_latency(server: Server, bare: Bare, http: Http, rounds: int) -> dict[str, Any]:
-    """One text at a time, bare and over HTTP, taking turns."""
+    """Latency of one text at a time, bare and over HTTP, in turns."""
     chance = random.Random(1)
     taken: dict[str, list[np.ndarray]] = {"bare": [], "http": []}
-    for _ in range(rounds + 1):  # the first is not counted
+    for _ in range(rounds + 1):  # the first round is left out
         places = chance.sample(range(len(http.texts)), len(http.texts))
         for name in chance.sample(list(taken), 2):
             taken[name].append(

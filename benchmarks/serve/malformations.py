@@ -1,4 +1,4 @@
-"""Requests that are wrong in many ways, drawn from a seeded source of chance; `malformed.py` sends them."""
+"""Random malformed requests of many kinds, reproducible by seed; `malformed.py` sends them."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ JSON = "application/json"
 OCTETS = "application/octet-stream"
 INFER = "/v2/models/intents/infer"
 
-# What is right, by its path; the names are those of the small models.
+# Right requests by path; the model names are those of `small_server.py`.
 RIGHT: dict[str, dict[str, Any]] = {
     "/v1/entities": {"text": ["fly to rome", "😀 new york"], "min_score": 0.1, "offsets": "utf16"},
     "/v1/classify": {"text": "i love it", "text_pair": "refund", "top_k": 2},
@@ -22,7 +22,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     },
     INFER: {"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["love", "refund 😀"]}]},
 }
-# Anything but what a field is to be.
+# Values of wrong types.
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 2**70, -(2**63), 1.5, 1e308, "", "x", "\x00", [], [[]], [None], ["a", 1], [["a"]], {}, {"a": {}},
 )  # fmt: skip
@@ -30,9 +30,9 @@ VALUES: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Malformed:
-    """Bytes for one connection. `answered`: the server owes an answer; otherwise it may as well wait or hang up.
+    """Bytes for one connection. `answered`: the server must answer; otherwise it may also wait or close the connection.
 
-    `endless`: it claims that more is to come, and its connection stays open while the others are made.
+    `endless`: the request announces more bytes, and its connection stays open while others are used.
     """
 
     raw: bytes
@@ -48,7 +48,7 @@ def request(path: str, body: bytes, kind: str = JSON, *headers: str, method: str
 
 
 def right(path: str) -> bytes:
-    """A request at `path` that is as it should be."""
+    """A right request at `path`."""
     return request(path, json.dumps(RIGHT[path], ensure_ascii=False).encode())
 
 
@@ -64,7 +64,7 @@ def _changed(chance: Random, change: Callable[[dict[str, Any]], object]) -> byte
 
 
 def not_json(chance: Random) -> Malformed:
-    """Any bytes, or JSON that is broken off, doubled or in another encoding."""
+    """Any bytes, or JSON that is truncated, doubled or in another encoding."""
     whole = json.dumps(RIGHT[_path(chance)])
     bodies = (
         chance.randbytes(chance.randrange(200)), whole[: chance.randrange(len(whole))].encode(), (whole + whole).encode(),
@@ -74,7 +74,7 @@ def not_json(chance: Random) -> Malformed:
 
 
 def wrong_types(chance: Random) -> Malformed:
-    """A field, or one inside it, holds something of another kind."""
+    """A value of another type in a field or inside one."""
 
     def change(asked: dict[str, Any]) -> None:
         place: Any = asked
@@ -89,7 +89,7 @@ def wrong_types(chance: Random) -> Malformed:
 
 
 def other_documents(chance: Random) -> Malformed:
-    """JSON, and no object with the fields."""
+    """JSON that is not an object with the fields."""
     return Malformed(request(_path(chance), json.dumps(chance.choice(VALUES)).encode()))
 
 
@@ -128,7 +128,7 @@ def huge_numbers(chance: Random) -> Malformed:
 
 
 def huge_declared(chance: Random) -> Malformed:
-    """A body said to be of megabytes, of which hardly anything comes."""
+    """A body with a Content-Length of megabytes or more, of which only a few bytes are sent."""
     size = chance.choice([1_000_001, 10**9, 10**15, 10**30])
     raw = request(_path(chance), b"").replace(b"Content-Length: 0", b"Content-Length: %d" % size)
     return Malformed(raw + b'{"text": "', answered=size < 10**18)
@@ -145,7 +145,7 @@ def huge_sent(chance: Random) -> Malformed:
 
 
 def huge_chunked(chance: Random) -> Malformed:
-    """The same without its length."""
+    """The same, chunked, without a Content-Length."""
     chunk = b"%x\r\n%s\r\n" % (len(_megabytes()), _megabytes())
     return Malformed(_chunked(_path(chance)) + chunk + b"0\r\n\r\n")
 
@@ -160,7 +160,7 @@ def _bomb() -> bytes:
 
 
 def gzip_bomb(chance: Random) -> Malformed:
-    """Twenty megabytes in twenty kilobytes."""
+    """20 MB, compressed to 20 kB."""
     coding = chance.choice(["gzip", "x-gzip", "deflate", "br", "gzip, gzip", "GZIP"])
     return Malformed(request(_path(chance), _bomb(), JSON, f"Content-Encoding: {coding}"))
 
@@ -176,7 +176,7 @@ def deep_nesting(chance: Random) -> Malformed:
 
 
 def lone_surrogates(chance: Random) -> Malformed:
-    """Half a character, escaped or in bytes."""
+    """Half a surrogate pair, escaped or in bytes."""
     half = chance.choice([b"\\ud83d", b"\\udc00", b"a\\uDBFFb", b"\xed\xa0\xbd", b"\\ud83d\\ud83d"])
     body = json.dumps(RIGHT[path := _path(chance)], ensure_ascii=False).encode()
     place = chance.choice([i for i, byte in enumerate(body) if byte == ord('"')]) + 1
@@ -184,7 +184,7 @@ def lone_surrogates(chance: Random) -> Malformed:
 
 
 def nul(chance: Random) -> Malformed:
-    """NUL, as an escape (which is a character like others), in bytes, in the path and in a header."""
+    """NUL as an escape (a valid character), in bytes, in the path and in a header."""
     path = _path(chance)
     body = json.dumps(RIGHT[path]).encode()
     place = chance.randrange(len(body))
@@ -200,7 +200,7 @@ def nul(chance: Random) -> Malformed:
 
 
 def unknown_model(chance: Random) -> Malformed:
-    """A model that is not there, or not for this."""
+    """A model that does not exist, or is of another task."""
     name = chance.choice(
         ["x", "", "cities", "relations", "../intents", "/etc/passwd", "a" * 5000, "\x00", "😀", "'", "{}"]
     )
@@ -228,7 +228,7 @@ def odd_offsets(chance: Random) -> Malformed:
 
 
 def invalid_utf8(chance: Random) -> Malformed:
-    """Bytes that are no text inside of right JSON."""
+    """Bytes that are not UTF-8 inside right JSON."""
     path = _path(chance)
     body = json.dumps(RIGHT[path], ensure_ascii=False).encode()
     bad = chance.choice([b"\xff", b"\xc0\x80", b"\xf8\x88\x80\x80\x80", b"\xe2\x82", b"\x80"])
@@ -237,20 +237,20 @@ def invalid_utf8(chance: Random) -> Malformed:
 
 
 def truncated(chance: Random) -> Malformed:
-    """A right request that stops, and whose client hangs up."""
+    """A right request that is truncated; the client closes the connection."""
     raw = right(_path(chance))
     return Malformed(raw[: chance.randrange(len(raw))], answered=False)
 
 
 def endless(chance: Random) -> Malformed:
-    """A body that goes on for ever, or never comes."""
+    """A body that never ends, or never begins."""
     path = _path(chance)
     waiting = request(path, b"").replace(b"Content-Length: 0", b"Content-Length: 1000")
     return Malformed(chance.choice([_chunked(path) + b'5\r\n{"tex\r\n', waiting, waiting + b'{"text']), False, True)
 
 
 def bad_heads(chance: Random) -> Malformed:
-    """What is no HTTP, or hardly."""
+    """Invalid or unusual HTTP."""
     body = json.dumps(RIGHT[path := _path(chance)]).encode()
     whole = request(path, body)
     line, _, rest = whole.partition(b"\r\n")
@@ -272,7 +272,7 @@ def bad_heads(chance: Random) -> Malformed:
 
 
 def path_tricks(chance: Random) -> Malformed:
-    """Paths that would lead elsewhere if anybody followed them."""
+    """Paths that lead outside a folder, and unusual spellings of paths."""
     up = chance.choice(
         ["../", "..%2f", "%2e%2e%2f", "..%5c", "....//", "%252e%252e%252f", "..;/", "%c0%ae%c0%ae/", "\\..\\"]
     )
@@ -288,7 +288,7 @@ def path_tricks(chance: Random) -> Malformed:
 
 
 def other_media(chance: Random) -> Malformed:
-    """A right body under a wrong name, or by another method."""
+    """A right body with a wrong Content-Type, or another method."""
     body = json.dumps(RIGHT[path := _path(chance)]).encode()
     if chance.random() < 0.5:
         return Malformed(
@@ -308,7 +308,7 @@ def other_media(chance: Random) -> Malformed:
 
 
 def wrong_tensors(chance: Random) -> Malformed:
-    """Shapes, datatypes and data that do not belong together."""
+    """Shapes, datatypes and data that do not match."""
     rows, tokens = chance.randrange(4), chance.randrange(40)
     tensor = {
         "name": chance.choice(["text", "text_pair", "input_ids", "attention_mask", "token_type_ids", "x"]),
@@ -331,7 +331,7 @@ def wrong_tensors(chance: Random) -> Malformed:
 
 
 def wrong_bytes(chance: Random) -> Malformed:
-    """Tensors behind the JSON, with lengths that are not theirs."""
+    """Binary tensors after the JSON, with wrong lengths."""
     behind = chance.choice(
         [b"\4\0\0\0rome", struct.pack("<q", chance.getrandbits(62)), chance.randbytes(chance.randrange(40))]
     )
@@ -346,7 +346,7 @@ def wrong_bytes(chance: Random) -> Malformed:
 
 
 def mutated(chance: Random) -> Malformed:
-    """A right request in which some bytes are others, gone or doubled."""
+    """A right request with some bytes changed, removed or doubled."""
     raw = bytearray(right(_path(chance)))
     for _ in range(chance.randrange(1, 6)):
         place = chance.randrange(len(raw))
@@ -362,7 +362,7 @@ def mutated(chance: Random) -> Malformed:
     return Malformed(bytes(raw), answered=False)
 
 
-# Each kind, and how often it is drawn beside the others: rarely where one costs a megabyte.
+# Each kind with its relative frequency, which is low where one request costs a megabyte.
 KINDS: dict[Callable[[Random], Malformed], float] = {
     not_json: 3, wrong_types: 4, other_documents: 2, empty_list: 1, many_texts: 0.3, huge_numbers: 3, huge_declared: 1,
     huge_sent: 0.2, huge_chunked: 0.2, gzip_bomb: 0.5, deep_nesting: 1, lone_surrogates: 2, nul: 2, unknown_model: 2,

@@ -1,11 +1,11 @@
-"""Malformed requests of many kinds at a running server: none may be a fault of its own, and right requests stay right.
+"""Send malformed requests of many kinds to a server: none may cause a 5xx, and right requests must keep their answers.
 
     python benchmarks/serve/malformed.py --requests 10000 --seed 0 [URL | BUNDLE...]
 
-Without an argument it serves three small models itself, whose names the requests know. Counts answers by status, answers from
-500 up, answers in another form than the server's own, and connections that ended without one; asks at the end whether right
-requests get the answers that they got before. Bodies that never end stay open all the while: others must be served beside
-them. Ends with 1 when an answer was from 500 up, one that was owed did not come, or a right one has changed.
+Without an argument it serves three small models, whose names the requests use. It counts answers by status, answers with a 5xx,
+answers that are not in the server's format, and connections that end without an answer. Before and after, it sends right requests
+and compares their answers. Some bodies never end; their connections stay open throughout, and the server must answer others
+meanwhile. The exit code is 1 if there is a fault (a 5xx, a missing answer or another format), or if a right answer has changed.
 """
 
 import argparse
@@ -27,27 +27,27 @@ else:
     from small_server import serving, small_server
 
 AT_ONCE = 32
-# How long an answer that is owed may take, and how long one that is not is waited for.
+# Time limit of an answer that the server must give, and of one that it need not give.
 OWED_S = 30.0
 UNOWED_S = 0.5
-# Bodies without an end that are open at once.
+# Most bodies without an end that are open at once.
 MOST_ENDLESS = 12
 
 
 @dataclass
 class Tally:
-    """What came of the requests."""
+    """The outcomes of the requests."""
 
     by_status: Counter[int] = field(default_factory=Counter)
     """Answers by status."""
     by_kind: dict[str, Counter[str]] = field(default_factory=dict)
-    """For each kind of request, what came of it: a status, `no answer`, `waiting`."""
+    """Outcomes by kind of request: a status, `no answer` or `waiting`."""
     faults: list[str] = field(default_factory=list)
-    """Answers from 500 up, answers owed that did not come, answers in no form of the server's: with the request."""
+    """Answers with a 5xx, missing answers, and answers in another format, each with the request."""
     right_before: dict[str, bytes] = field(default_factory=dict)
     """The answers to right requests before, by path."""
     right_after: dict[str, bytes] = field(default_factory=dict)
-    """The same after all."""
+    """The same after the malformed requests."""
 
     @property
     def requests(self) -> int:
@@ -61,9 +61,9 @@ class Tally:
 
 
 async def attack(url: str, requests: int, seed: int, owed_s: float = OWED_S) -> Tally:
-    """Sends malformed requests to the server at `url`, and what is right before and after.
+    """Sends malformed requests to the server at `url`, and right ones before and after.
 
-    An answer that is owed is one that comes within `owed_s`.
+    An answer that the server must give has to come within `owed_s`.
     """
     place = urlsplit(url)
     assert place.hostname
@@ -87,7 +87,7 @@ async def attack(url: str, requests: int, seed: int, owed_s: float = OWED_S) -> 
             if malformed.endless:
                 endless.append(await _left_open(host, port, malformed))
                 continue
-            await slots.acquire()  # so that no more are made than are under way
+            await slots.acquire()  # so that requests are not made far ahead
             slots.release()
             group.create_task(one(kind.__name__, malformed))
     tally.right_after = await _right_answers(host, port, owed_s)
@@ -130,11 +130,11 @@ async def _left_open(host: str, port: int, malformed: Malformed) -> tuple[asynci
 
 
 async def _sent(host: str, port: int, name: str, malformed: Malformed, owed_s: float, tally: Tally) -> None:
-    """One request and what comes of it."""
+    """Sends one request and counts its outcome."""
     reader, writer = await asyncio.open_connection(host, port)
     outcome = "no answer"
     try:
-        with contextlib.suppress(ConnectionError):  # refused while it is sent; the answer may be there all the same
+        with contextlib.suppress(ConnectionError):  # refused while it is sent; there may be an answer nevertheless
             writer.write(malformed.raw)
             await writer.drain()
         answer = await asyncio.wait_for(_answer(reader), owed_s if malformed.answered else UNOWED_S)
@@ -155,7 +155,7 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], by
     while True:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         status = int(head[0].split()[1])
-        if status >= 200:  # below it only says to go on
+        if status >= 200:  # lower ones are interim answers
             break
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
     if "content-length" not in headers:
@@ -166,7 +166,7 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], by
 
 
 def _noted(answer: tuple[int, dict[str, str], bytes], name: str, raw: bytes, tally: Tally) -> str:
-    """Counts an answer; gives its status."""
+    """Counts an answer; returns its status."""
     status, headers, body = answer
     tally.by_status[status] += 1
     if status >= 500:
@@ -174,12 +174,12 @@ def _noted(answer: tuple[int, dict[str, str], bytes], name: str, raw: bytes, tal
     elif status >= 400 and body and headers.get("content-type") == "application/json":
         error = json.loads(body).get("error")
         if not (isinstance(error, str) or (isinstance(error, dict) and {"code", "message"} <= error.keys())):
-            tally.faults.append(f"{name}: {status} in another form, {body[:300]!r} to {raw[:300]!r}")
+            tally.faults.append(f"{name}: {status} in another format, {body[:300]!r} to {raw[:300]!r}")
     return str(status)
 
 
 def main() -> int:
-    """Attack and print what came of it."""
+    """Sends the requests and prints the outcomes."""
     parser = argparse.ArgumentParser(description="Send malformed requests to a server.")
     parser.add_argument(
         "target", nargs="*", help="the URL of a running server, or bundles to serve (default: three small ones)"
@@ -202,7 +202,7 @@ def main() -> int:
     from_500 = sum(count for status, count in tally.by_status.items() if status >= 500)
     same = tally.right_before == tally.right_after
     print(
-        f"{tally.requests} requests; by status {dict(sorted(tally.by_status.items()))}; {from_500} from 500 up; "
+        f"{tally.requests} requests; by status {dict(sorted(tally.by_status.items()))}; {from_500} with a 5xx; "
         f"{tally.unanswered} connections without an answer; {len(tally.faults)} faults; "
         f"right requests afterwards: {'the same answers' if same else 'OTHER ANSWERS'}"
     )

@@ -1,4 +1,4 @@
-"""Requests of every kind that a server meets, each with its right answer."""
+"""Requests of many kinds, each with its right answer."""
 
 import json
 import random
@@ -23,7 +23,7 @@ SCRIPTS = (
     "شغل بعض الموسيقى من السبعينيات",  # Arabic, right to left
     "Сыграй что-нибудь из семидесятых",  # Cyrillic
     "เปิดเพลงจากยุคเจ็ดสิบ",  # Thai, no blanks
-    "e\u0301a\u0308o\u0302n\u0303",  # marks that combine
+    "e\u0301a\u0308o\u0302n\u0303",  # combining marks
     "\t\n\u00a0\u200b\u200d\ufeff",  # white space, some of no width
     "!?.,;:-–—\"'()[]{}<>@#$%^&*+=/\\|~`",
 )
@@ -44,7 +44,7 @@ def texts_of_all_lengths(words: Sequence[str], count: int, seed: int = 0) -> lis
     chance = random.Random(seed)
     found = []
     for length in np.exp(np.random.default_rng(seed).uniform(0, np.log(MOST_CHARACTERS), count)):
-        strange = chance.choice((0.0, 0.0, 0.1, 0.5, 1.0))  # share of pieces that are no words of TEXTS
+        strange = chance.choice((0.0, 0.0, 0.1, 0.5, 1.0))  # share of pieces that are not words of TEXTS
         text = ""
         while len(text) < length:
             if chance.random() >= strange:
@@ -82,7 +82,7 @@ def good_requests(place: Place, bundle: Path, texts: list[str], count: int, seed
 
 
 def bad_requests(place: Place, limits: Limits) -> list[Asked]:
-    """Requests that are the caller's fault, with the status that says so."""
+    """Bad requests with the status of each."""
     path = "/v1/entities"
     return [
         Asked(post(place, path, b"{"), 400),

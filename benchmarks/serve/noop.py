@@ -1,8 +1,8 @@
-"""A server that answers every POST with the same bytes: what is left of a measurement is its client.
+"""A server that answers every POST with the same bytes, to measure the cost of a client.
 
     python benchmarks/serve/noop.py BODY_BYTES
 
-It prints its port, and ends with its input.
+It prints its port, and ends when its standard input ends.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ class Noop(asyncio.Protocol):
     answer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's own has not that base
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports do not derive from it
         self.received = b""
 
     def data_received(self, data: bytes) -> None:

@@ -1,15 +1,15 @@
-"""What becomes of a server that is asked for several times what it can do.
+"""Load a server with several times its capacity, and measure its answers, refusals, memory and recovery.
 
     python benchmarks/serve/overload.py BUNDLE TEXTS [--times 5] [--seconds 60] [--a-request 1] [--connections 1000] [--timeout-s 10]
         [--json F]
 
-Its capacity is taken first, by a closed loop. Then requests leave at `--times` that rate, as those of many users who know nothing of each
-other (a Poisson process), whether or not earlier ones are answered; latency counts from the moment at which a request was meant to leave.
-A client gives up `--timeout-s` after that. Each answer is compared with that of `Pipeline`; a wrong one, or a request that ended without
-an answer, ends it with 1.
+A closed loop first measures the capacity. Then requests are sent at `--times` that rate, as by many independent users (a Poisson
+process), whether or not earlier ones are answered. Latency counts from the time a request was due; the client gives up `--timeout-s`
+after it. Each answer is compared with that of `Pipeline`. The exit code is 1 if an answer is wrong, or if a request ended in any other
+way than with a 200, a 429 or a timeout.
 
-Normal again: from the end of the load on, one connection asks one text after another; the time until the p99 of WINDOW of them is
-within 1.5 times what it was before the load.
+Recovery: after the load, one connection sends one text after another. The result is the time until the p99 of WINDOW of them is within
+1.5 times the p99 before the load.
 """
 
 import argparse
@@ -32,15 +32,15 @@ from latency.measure.machine import machine_facts
 from serve.model.pipeline import Pipeline
 
 REFUSED = 429
-WINDOW = 300  # single requests, of whose p99 normality is judged
-NORMAL = 1.5  # times the p99 before
-GIVE_UP_S = 60.0  # of waiting for normality
+WINDOW = 300  # single requests of one p99
+NORMAL = 1.5  # times the p99 before the load
+GIVE_UP_S = 60.0  # longest wait for recovery
 CAPACITY_CONNECTIONS = 32
-SAMPLE_S = 0.25  # between two looks at memory
+SAMPLE_S = 0.25  # between two samples of memory
 
 
 class Memory(threading.Thread):
-    """Looks at the memory of the server's processes until it is stopped."""
+    """Samples the memory of the server's processes until it is stopped."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
@@ -59,7 +59,7 @@ class Memory(threading.Thread):
 
 
 class Singles:
-    """Single requests one after another, by one connection."""
+    """Single requests one after another, on one connection."""
 
     def __init__(self, server: Server, requests: list[bytes]) -> None:
         self.server, self.requests = server, requests
@@ -72,7 +72,7 @@ class Singles:
         return float(np.percentile(latencies_ms, 99)) if len(latencies_ms) else np.inf, WINDOW - len(latencies_ms)
 
     def normal_after_s(self, bound_ms: float) -> float | None:
-        """Seconds from now until a window begins that is within the bound and whole; None after GIVE_UP_S."""
+        """Seconds until the start of the first window within the bound with every request answered; None after GIVE_UP_S."""
         began_s = time.perf_counter()
         while (at_s := time.perf_counter() - began_s) < GIVE_UP_S:
             p99_ms, unanswered = self.window()
@@ -92,7 +92,7 @@ def percentiles_ms(times_ms: np.ndarray) -> dict[str, float] | None:
 
 
 def overloaded(server: Server, path: str, texts: list[str], given: argparse.Namespace) -> dict[str, Any]:
-    """All of it."""
+    """The whole measurement."""
     right = [json.loads(msgspec.json.encode(each)) for each in Pipeline(given.bundle, threads=1)(texts)]
     chance = random.Random(0)
     groups = [chance.choices(range(len(texts)), k=given.a_request) for _ in range(len(texts))]
@@ -162,7 +162,9 @@ def main() -> int:
     parser.add_argument("--a-request", type=int, default=1, help="texts")
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--timeout-s", type=float, default=10.0)
-    parser.add_argument("--capacity-passes", type=int, default=20, help="over the texts, for each of three looks")
+    parser.add_argument(
+        "--capacity-passes", type=int, default=20, help="over the texts, for each of three measurements"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with serving([given.bundle]) as server:

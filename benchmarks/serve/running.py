@@ -1,4 +1,4 @@
-"""Our server as a process of its own, what it has read and answered, and what its processes take."""
+"""Runs stillroom's server in its own process: requests to it, and the memory and CPU time of its processes."""
 
 import contextlib
 import http.client
@@ -26,7 +26,7 @@ STOP_S = 60.0
 
 
 class Place(NamedTuple):
-    """Where requests go."""
+    """The address of a server."""
 
     host: str
     port: int
@@ -45,28 +45,28 @@ def drive(
     due_s: npt.NDArray[np.float64] | None = None,
     timeout_s: float = 60.0,
 ) -> Driven:
-    """Whole requests by the generator of `stillroom load`, whose every answer is kept, to be compared with the right one."""
+    """Sends whole requests with the generator of `stillroom load`; keeps the body of every answer."""
     target = target_of(f"http://{place.host}:{place.port}")
     return driver.drive(target, requests, connections=connections, due_s=due_s, timeout_s=timeout_s, keep_bodies=True)
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     place: Place
     process: psutil.Process
 
     def tree(self) -> list[psutil.Process]:
-        """The process and all below it."""
+        """The process and all its descendants."""
         return [self.process, *self.process.children(recursive=True)]
 
     def rss_bytes(self) -> int:
-        """Resident memory of the tree; pages that processes share count in each."""
+        """Resident memory of the tree; pages shared by processes count in each."""
         return sum(_of(each, lambda it: it.memory_info().rss) for each in self.tree())
 
     def core_s(self) -> tuple[float, float]:
-        """Seconds of a core that the process, and those below it, have computed."""
+        """Core-seconds of the process, and of its descendants."""
         own, *below = [_of(each, lambda it: sum(it.cpu_times()[:2])) for each in self.tree()]
         return own, sum(below)
 
@@ -80,7 +80,7 @@ def _of(process: psutil.Process, read: Any) -> Any:
 
 @contextlib.contextmanager
 def serving(bundles: Sequence[Path], *options: str, log: Path | None = None) -> Iterator[Server]:
-    """Our server with `bundles`, once it is ready; stopped as an operator would. RuntimeError when it does not start."""
+    """Starts stillroom's server with `bundles` and yields it once ready; ends with SIGTERM. RuntimeError if it does not start."""
     command = [sys.executable, "-P", "-m", "serve", *map(str, bundles), "--port", "0", *options]
     with contextlib.ExitStack() as files:
         stderr = files.enter_context(log.open("ab")) if log else None
@@ -98,7 +98,7 @@ def serving(bundles: Sequence[Path], *options: str, log: Path | None = None) -> 
 
 
 def wait_until_ready(place: Place, path: str, process: subprocess.Popen[Any], statuses: Sequence[int] = (200,)) -> None:
-    """Returns once GET `path` gives one of `statuses`. RuntimeError when the process ends, or START_S are over."""
+    """Waits until GET `path` gives one of `statuses`. RuntimeError if the process ends, or after START_S."""
     began_s = time.monotonic()
     while time.monotonic() - began_s < START_S:
         if process.poll() is not None:
@@ -111,7 +111,7 @@ def wait_until_ready(place: Place, path: str, process: subprocess.Popen[Any], st
 
 
 def get(place: Place, path: str) -> tuple[int, bytes]:
-    """A GET on a connection of its own: the status and the body."""
+    """A GET on a new connection: the status and the body."""
     with contextlib.closing(http.client.HTTPConnection(*place, timeout=10)) as connection:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -119,7 +119,7 @@ def get(place: Place, path: str) -> tuple[int, bytes]:
 
 
 def stop(process: subprocess.Popen[Any]) -> None:
-    """Ends a server and all below it: it is asked to, and what remains after STOP_S is killed."""
+    """Ends a server with SIGTERM; kills what remains of it and its descendants after STOP_S."""
     if process.poll() is None:
         below = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
@@ -132,7 +132,7 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 
 def endpoint(bundle: Path) -> str:
-    """The path that the bundle's task is asked at."""
+    """The path of the endpoint for the bundle's task."""
     return ENDPOINT_OF[open_bundle(bundle).manifest.task]
 
 

@@ -1,9 +1,9 @@
-"""Holds a server against its own OpenAPI document with schemathesis: every answer must be as it is described there.
+"""Test a server against its own OpenAPI document with schemathesis: every answer must match the document.
 
     python benchmarks/serve/schemathesis_run.py [URL] [--examples 100] [--seed 0]
 
-Without a URL it serves three small models itself. Prints the cases run and the failures; ends with 1 when there are any.
-What schemathesis is let to accept, and why, stands in `schemathesis.toml`.
+Without a URL it serves three small models. Prints the number of cases and the failures; the exit code is 1 if there are any.
+`schemathesis.toml` has the accepted statuses and the reasons.
 """
 
 import argparse
@@ -25,14 +25,14 @@ CONFIG = Path(__file__).with_name("schemathesis.toml")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of schemathesis found."""
+    """The results of a run of schemathesis."""
 
     cases: int
     operations: int
     failures: list[str]
-    """Each failure, and each error that kept schemathesis from testing; with what it takes to see it again."""
+    """Each failure, and each error that kept schemathesis from testing, with what is needed to reproduce it."""
     said: str
-    """All that it printed."""
+    """Its whole output."""
 
 
 def hold_against_its_document(url: str, examples: int, seed: int) -> Outcome:
@@ -48,7 +48,7 @@ def hold_against_its_document(url: str, examples: int, seed: int) -> Outcome:
         )
         said = finished.stdout + finished.stderr
         if not report.is_file():
-            raise RuntimeError(f"schemathesis wrote no report; it said:\n{said}")
+            raise RuntimeError(f"schemathesis wrote no report; its output:\n{said}")
         found = json.loads(report.read_text(encoding="utf-8"))
     failures = [json.dumps(each)[:2000] for each in (*found["failures"], *found["errors"])]
     if finished.returncode and not failures:
@@ -57,10 +57,10 @@ def hold_against_its_document(url: str, examples: int, seed: int) -> Outcome:
 
 
 def main() -> int:
-    """Run it and print what came out."""
-    parser = argparse.ArgumentParser(description="Hold a server against its own OpenAPI document.")
+    """Runs schemathesis and prints the results."""
+    parser = argparse.ArgumentParser(description="Test a server against its own OpenAPI document.")
     parser.add_argument("url", nargs="?", help="a running server (default: one of three small models)")
-    parser.add_argument("--examples", type=int, default=100, help="cases an operation, at least, in fuzzing")
+    parser.add_argument("--examples", type=int, default=100, help="least number of cases per operation in fuzzing")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     with contextlib.ExitStack() as stack:

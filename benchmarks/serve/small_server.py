@@ -1,4 +1,4 @@
-"""A real server of three small models (entities, classes, relations) in a process of its own, for those who attack it."""
+"""A real server of three small models (entities, classes, relations) in its own process, for tests of bad requests."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ serve(sys.argv[2:], ServeSettings(port=0, threads=1, processes=1, access_log=Fal
 
 
 def write_bundles(folder: Path) -> list[Path]:
-    """The three bundles in `folder`; what their models answer is said in `tests/lookup_bundles.py`."""
+    """Writes the three bundles into `folder`; `tests/lookup_bundles.py` has the answers of their models."""
     sys.path += [folder for folder in (str(ROOT), str(ROOT / "tests")) if folder not in sys.path]
     from lookup_bundles import INTENTS, city_table, intent_table, write_bundle, write_relations_bundle
 
@@ -35,7 +35,7 @@ def write_bundles(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def serving(bundles: list[Path], **limits: float) -> Iterator[str]:
-    """The URL of a server of `bundles` with some other `limits` than usual, once it is ready; ended at the end."""
+    """Starts a server of `bundles`, with `limits` in place of the defaults; yields its URL once it is ready."""
     command = [sys.executable, "-c", SERVE, json.dumps(limits), *map(str, bundles)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -56,7 +56,7 @@ def small_server(**limits: float) -> Iterator[str]:
 
 
 def wait_until_ready(url: str) -> None:
-    """Returns once every model of the server is warm; TimeoutError when that takes a minute."""
+    """Waits until every model of the server is warm; TimeoutError after 60 s."""
     until_s = time.monotonic() + 60
     while time.monotonic() < until_s:
         with contextlib.suppress(urllib.error.URLError):

@@ -1,17 +1,17 @@
-"""Hours of everything at once: does the server lose an answer, give a wrong one, or grow?
+"""Run mixed traffic for minutes or hours, and check that the server loses no answer, gives no wrong one, and does not grow.
 
     python benchmarks/serve/soak.py ENTITIES_BUNDLE CLASSES_BUNDLE TEXTS [--minutes 30] [--connections 8] [--kill-every-s 60]
         [--reload-every-s 0] [--warm-up-minutes 5] [--log F] [--json F]
 
-Both bundles are served by one server. Texts have 1 to 2,000 characters of TEXTS' words, other scripts and emoji; one request in eight is
-bad and needs its own status; some clients hang up in mid-request. `--kill-every-s` kills a random process below the server (0: none),
-`--reload-every-s` sends it SIGHUP (0: never). Each answer is compared with that of `Pipeline`.
+One server serves both bundles. Texts have 1 to 2,000 characters of the words of TEXTS, other scripts and emoji. One request in eight is
+bad and needs its own status; some clients close the connection in mid-request. `--kill-every-s` kills a random child process of the
+server (0: never), `--reload-every-s` sends the server a SIGHUP (0: never). Each answer is compared with that of `Pipeline`.
 
-A 503 within KILL_S after a kill is allowed and counted apart, for that process had requests; so is a 429 to at most MOST_REFUSED of
-all, as texts queue up while a process is replaced. Any other answer than the right one, or none, ends it with 1.
+A 503 within KILL_S after a kill is allowed and counted separately, since the killed process had requests. So is a 429 to at most
+MOST_REFUSED of all requests, since texts queue up while a process is replaced. The exit code is 1 if any other answer is wrong or lost.
 
-Memory: the slope, by least squares after the warm-up, of the resident memory of all processes, and of the first one alone, over
-the samples with as many processes as usual (one that was killed is not there for a moment).
+Memory: the slope, by least squares after the warm-up, of the resident memory of all processes, and of the first one alone, over the
+samples with the usual number of processes (a killed process is missing until it is replaced).
 """
 
 import argparse
@@ -38,7 +38,7 @@ from latency.load.driver import Became, Driven
 from latency.measure.machine import machine_facts
 from serve.http.v1.requests import Limits
 
-SLICE = 400  # requests between two looks at memory
+SLICE = 400  # requests between two samples of memory
 BAD_SHARE = 1 / 8
 HANG_UPS = 3  # a slice
 KILL_S = 10.0
@@ -50,7 +50,7 @@ SHOWN = 5
 
 
 class Disturber(threading.Thread):
-    """Kills processes below the server and has it reload, each at its own pace, until it is stopped."""
+    """Kills child processes of the server and makes it reload, each at its interval, until it is stopped."""
 
     def __init__(self, server: Server, kill_every_s: float, reload_every_s: float) -> None:
         super().__init__(daemon=True)
@@ -93,7 +93,7 @@ class Judge:
         self._known: dict[bytes, bytes] = {}  # request -> the bytes that were right
 
     def look(self, asked: list[Asked], driven: Driven, began_s: float, kills_s: list[float]) -> None:
-        """At one slice, which began at `began_s` of the monotonic clock."""
+        """Counts the answers of one slice, which began at `began_s` of the monotonic clock."""
         for each, status, body, ended_s in zip(asked, driven.became, driven.bodies, driven.ended_s, strict=True):
             at_s = began_s + float(ended_s)
             verdict = self._verdict(each, status, body, any(0 <= at_s - kill_s < KILL_S for kill_s in kills_s))
@@ -128,13 +128,13 @@ class Judge:
 
 
 def hang_up(server: Server, request: bytes, chance: random.Random) -> None:
-    """A client that goes away in mid-request, or before its answer."""
+    """A client that closes its connection in mid-request, or before its answer."""
     with contextlib.suppress(OSError), contextlib.closing(socket.create_connection(server.place)) as connection:
         connection.sendall(request[: chance.choice((1, len(request) // 2, len(request)))])
 
 
 def slope_mib_an_hour(samples: list[dict[str, float]], key: str, warm_up_s: float) -> dict[str, float] | None:
-    """Least squares over what came after the warm-up, with the slope's standard error; None of too few samples."""
+    """The slope by least squares after the warm-up, with its standard error; None for fewer than 3 samples."""
     usual = Counter(sample["processes"] for sample in samples).most_common(1)[0][0]
     kept = [sample for sample in samples if sample["at_s"] >= warm_up_s and sample["processes"] == usual]
     if len(kept) < 3:
@@ -154,7 +154,7 @@ def slope_mib_an_hour(samples: list[dict[str, float]], key: str, warm_up_s: floa
 
 
 def soaked(server: Server, given: argparse.Namespace) -> dict[str, Any]:
-    """All of it."""
+    """The whole measurement."""
     words = " ".join(read_texts(given.texts)).split()
     texts = texts_of_all_lengths(words, TEXTS_MADE)
     good = [
@@ -211,7 +211,7 @@ def main() -> int:
     parser.add_argument("--reload-every-s", type=float, default=0.0)
     parser.add_argument("--warm-up-minutes", type=float, default=5.0)
     parser.add_argument(
-        "--log", type=Path, default=Path(tempfile.gettempdir()) / "soak.log", help="what the server says"
+        "--log", type=Path, default=Path(tempfile.gettempdir()) / "soak.log", help="file for the server's output"
     )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -1,9 +1,9 @@
-"""What an answer costs beside the model: tokenising, padding, a call, decoding; and the whole of it, one text and many.
+"""Time the steps of an answer: tokenising, padding, a call of the model with 1 and 32 texts, and decoding.
 
     pytest benchmarks/serve --benchmark-only -o addopts=
 
-A 3x384 tagger of random weights, one thread. Each checks its answer. `benchmarks/against_ref.py` runs them beside another
-commit's and compares by ratio.
+The model is a 3x384 tagger with random weights, on one thread. Each benchmark checks its result. `benchmarks/against_ref.py`
+compares them with those of another commit.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""More in-domain text, made from the labelled texts: the teacher labels it, and the student sees what train never said.
+"""Generates in-domain text from the labelled texts, for the teacher to label.
 
-On the texts that it was fine-tuned on a teacher is nearly certain of everything, and its soft labels say little more than
-the labels do; on text it has not seen they say how it ranks what it is unsure of.
+On its own training texts a teacher is nearly certain, so its soft labels add little to the labels. On new text they show how
+it ranks labels of which it is unsure.
 """
 
 import random
@@ -14,21 +14,21 @@ from serve.text.spans import words
 
 # Tang et al. 2019, "Distilling task-specific knowledge from BERT into simple neural networks" give p_mask.
 MASKED_SHARE = 0.1
-# Of entities that another mention of the same label takes the place of (Dai and Adel 2020, "mention replacement").
+# Share of entities that are replaced by another mention of the same label (Dai and Adel 2020, "mention replacement").
 SWAPPED_SHARE = 0.7
-# However much labelled text there is: labelling more would take longer than a student trains on it.
+# Most generated texts: labelling more would take longer than training a student on them.
 MOST_TEXTS = 200_000
 
 
 def augmented(examples: Sequence[Example], tokenizer: Tokenizer, copies: int, seed: int) -> list[Example]:
-    """Texts like those of `examples`, without labels: entities swapped for others of their label, words masked.
+    """Unlabelled variations of `examples`: entities are replaced by others of their label, and words are masked.
 
-    The head and the tail of a relation stay as they are.
+    The head and the tail of a relation do not change.
 
     Args:
-        examples: labelled texts. Only mentions that stand in them are swapped in.
-        tokenizer: says what a word is, and has the mask token; one that has none masks nothing.
-        copies: attempts a text; what repeats an example or another attempt is dropped, so fewer may come of it.
+        examples: labelled texts; only their own mentions replace entities.
+        tokenizer: splits words and has the mask token; without one no word is masked.
+        copies: attempts per text; repeats of an example or another attempt are dropped, so there may be fewer.
         seed: the same arguments give the same texts.
     """
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
@@ -41,7 +41,7 @@ def augmented(examples: Sequence[Example], tokenizer: Tokenizer, copies: int, se
             mentions.setdefault(entity.label, []).append(example.text[entity.start : entity.end])
     seen = {example.text_or_pair for example in examples}
     made: list[Example] = []
-    # In an order of its own: where there is an end to it, texts from all over the file shall have had their turn.
+    # In random order, so that texts from the whole file are used before `MOST_TEXTS` is reached.
     for _ in range(copies):
         for example in rng.sample(examples, len(examples)):
             if len(made) == MOST_TEXTS:
@@ -58,7 +58,7 @@ def augmented(examples: Sequence[Example], tokenizer: Tokenizer, copies: int, se
 
 
 def mask_token_of(tokenizer: Tokenizer) -> str | None:
-    """The token that stands for a word not shown, if the tokenizer has one."""
+    """The mask token, or None if the tokenizer has none."""
     return next((token for token in ("[MASK]", "<mask>") if tokenizer.token_to_id(token) is not None), None)
 
 
@@ -77,7 +77,7 @@ def _varied(
 
 
 def _varied_about(example: Example, tokenizer: Tokenizer, mask: str | None, rng: random.Random) -> Example:
-    """`example` with words masked outside of its head and tail."""
+    """`example` with words masked outside its head and tail."""
     places: dict[str, tuple[int, int]] = {}
     text, at = "", 0
     for name in sorted(("head", "tail"), key=lambda name: getattr(example, name)):
@@ -90,7 +90,7 @@ def _varied_about(example: Example, tokenizer: Tokenizer, mask: str | None, rng:
 
 
 def _masked(text: str, tokenizer: Tokenizer, mask: str | None, rng: random.Random) -> str:
-    """`text` with the mask token in the place of some words."""
+    """`text` with some words replaced by the mask token."""
     if mask is None or not text.strip():
         return text
     encoding = tokenizer.encode(text, add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Padded batches of tokenised texts: made from chosen texts, cut into parts, moved to a device."""
+"""Padded batches of tokenised texts: collating, cutting into parts, moving to a device."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +13,11 @@ from compress.data.encoded import IGNORED, Encoded
 from compress.data.sampler import Sampler
 from compress.distributed import Share
 
-BATCH_TOKENS = (
-    2_048  # padded tokens of a batch when only predicting: large enough for the matrix units, small enough for cache
-)
+BATCH_TOKENS = 2_048  # padded tokens of a prediction batch: enough for the matrix units, and small enough for the cache
 
 
 class Weights(NamedTuple):
-    """What means over a part of a batch count for: its share of the whole batch's texts, real tokens, rows and labelled rows."""
+    """The weights of means over a part of a batch: its share of the batch's texts, real tokens, rows and labelled rows."""
 
     texts: float = 1.0
     tokens: float = 1.0
@@ -32,8 +30,8 @@ WHOLE = Weights()
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded inputs `(batch, tokens)` and flat rows: `row_index` into `(batch * tokens)`, or into `(batch)` where a row is a
-    whole text (`whole_texts`)."""
+    """Padded inputs `(batch, tokens)` and flat rows: `row_index` into `(batch * tokens)`, or with `whole_texts` into
+    `(batch)`."""
 
     inputs: dict[str, Tensor]
     row_index: Tensor
@@ -41,14 +39,14 @@ class Batch:
     soft: Tensor | None = None
     whole_texts: bool = False
     weights: Weights = WHOLE
-    # What the teacher computes of it, by part and layer, (batch, tokens, width), where that was kept and it need not be asked.
+    # The teacher's cached activations by part and layer, (batch, tokens, width); None if there is no cache.
     teacher_activations: dict[tuple[str, int], Tensor] | None = None
 
 
 def part_of(batch: Batch, share: Share) -> Batch:
-    """The texts of `batch` that are in `share`: means over each part, times its weights, add up to the mean over the whole.
+    """The texts of `batch` in `share`. Means over the parts, times their weights, add up to the mean over the whole batch.
 
-    A part of no text is the first one at no weight: every part then has gradients of the same parameters.
+    An empty part holds the first text with weight 0, so that every part gives gradients to the same parameters.
     """
     if share.of == 1:
         return batch
@@ -84,7 +82,7 @@ def part_of(batch: Batch, share: Share) -> Batch:
 
 @dataclass(frozen=True)
 class TaskText:
-    """Batches of a task's texts for `compress.training.stage`; `others` are texts that a look at validation reads."""
+    """Batches of a task's texts for `compress.training.stage`; `others` are the token ids of the validation texts."""
 
     texts: Encoded
     batch: int
@@ -93,12 +91,12 @@ class TaskText:
 
     @cached_property
     def sampler(self) -> Sampler:
-        """Which texts each step sees."""
+        """Chooses the texts of each step."""
         return Sampler(np.array([len(ids) for ids in self.texts.ids]), self.batch, self.seed)
 
     @property
     def pad_id(self) -> int:
-        """What fills padded positions."""
+        """The id that fills padding."""
         return self.texts.pad_id
 
     @property
@@ -123,7 +121,7 @@ def collate(
     soft: Sequence[np.ndarray] | None = None,
     remap: np.ndarray | None = None,
 ) -> Batch:
-    """The texts `chosen` as one batch, padded to its longest; `remap` gives each token id its row in a narrowed embedding."""
+    """The texts `chosen` as one batch, padded to the longest; `remap` maps token ids to rows of narrowed embeddings."""
     ids = padded([encoded.ids[i] for i in chosen], encoded.pad_id)
     mask = padded([np.ones_like(encoded.ids[i]) for i in chosen], 0)
     types = padded([encoded.encodings[i].type_ids for i in chosen], 0)
@@ -156,7 +154,7 @@ def rows_of(model: Any, batch: Batch) -> Tensor:
 
 
 def padded(rows: Sequence[Any], fill: int) -> np.ndarray:
-    """Rows of whole numbers, each of its own length, as (rows, longest), int64: `fill` stands where a row has ended."""
+    """Rows of integers of any length as (rows, longest), int64, with `fill` after the end of each row."""
     found = np.full((len(rows), max(map(len, rows))), fill, dtype=np.int64)
     for i, row in enumerate(rows):
         found[i, : len(row)] = row
@@ -164,7 +162,7 @@ def padded(rows: Sequence[Any], fill: int) -> np.ndarray:
 
 
 def batches_by_length(lengths: Sequence[int] | np.ndarray, budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
-    """All texts, longest first, in batches of at most `budget` padded tokens: short with short, so little is padding."""
+    """All texts, longest first, in batches of at most `budget` padded tokens and similar lengths, so that little is padding."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batch: list[int] = []
     for i in order:

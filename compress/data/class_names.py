@@ -1,15 +1,14 @@
-"""Numbers of classes, as `datasets` keeps them, and the names that the data set has for them."""
+"""Replaces class numbers, as `datasets` keeps them, by the data set's names for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    """The names by number of each column of class numbers, or of lists of them.
+    """The names by number for each column of class numbers, or of lists of them.
 
     Args:
-        features: of each column what `datasets` says of it, in the form of `Features.to_dict()`, which parquet files of the
-            Hub hold as well.
+        features: the description of each column in the form of `Features.to_dict()`, which the Hub's parquet files hold too.
     """
     named: dict[str, Sequence[str]] = {}
     for column, feature in features.items():
@@ -20,10 +19,10 @@ def class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
 
 
 def with_class_names(row: dict[str, Any], names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """`row` with names where it has class numbers.
+    """`row` with names in place of class numbers.
 
     Raises:
-        ValueError: a number has no name; says which.
+        ValueError: a number has no name; the message gives it.
     """
     return row | {column: _named(row[column], names[column], column) for column in names if column in row}
 
@@ -35,6 +34,6 @@ def _named(value: Any, names: Sequence[str], column: str) -> Any:
         return value
     if not 0 <= value < len(names):
         raise ValueError(
-            f"`{column}` holds the class number {value}, which has no name (0 to {len(names) - 1} have one)"
+            f"`{column}` holds the class number {value}, which has no name; only 0 to {len(names) - 1} have one"
         )
     return names[value]

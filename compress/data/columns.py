@@ -1,4 +1,4 @@
-"""What the columns of data are called, and what to say of a table that lacks one."""
+"""The names of the columns of data, and messages about missing columns."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from compress.data.examples import Task
 from serve.errors import BadInput
 
-# What people call the columns, for a hint.
+# Common names of the columns, for a hint in messages.
 USUAL_NAMES = {
     "text": ("text", "sentence", "content", "utterance", "message", "query", "question", "document", "review", "body"),
     "label": ("label", "labels", "category", "class", "intent", "target", "sentiment", "topic"),
@@ -18,7 +18,7 @@ USUAL_NAMES = {
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the fields of a row, or the columns of a table; those of every file that is read for one purpose."""
+    """The names of the fields of a row, or of the columns of a table; the same for all files of one data set."""
 
     text: str = "text"
     text_pair: str = "text_pair"
@@ -26,24 +26,24 @@ class Columns:
     entities: str = "entities"
     tokens: str = "tokens"
     tags: str = "tags"
-    """`ner_tags` is read too, unless another name is given."""
+    """With the default name `ner_tags` is read too."""
 
     def __post_init__(self) -> None:
-        for together in (("text", "text_pair", "label"), ("tokens", "tags")):  # what one row may hold all of
+        for together in (("text", "text_pair", "label"), ("tokens", "tags")):  # one row may hold all of these
             names = [getattr(self, field) for field in together]
             same = [field for field, name in zip(together, names, strict=True) if names.count(name) > 1]
             if same:
                 flags = " and ".join(f"--{field.replace('_', '-')}-column" for field in same)
-                raise BadInput(f"{flags} name one column, {getattr(self, same[0])}; give each a column of its own.")
+                raise BadInput(f"{flags} name the same column, {getattr(self, same[0])}; give each another column.")
 
     def tags_in(self, names: Container[str]) -> str | None:
-        """Which of `names` holds the tags."""
+        """The name in `names` that holds the tags; None if there is none."""
         if self.tags in names:
             return self.tags
         return "ner_tags" if self.tags == "tags" and "ner_tags" in names else None
 
     def needed(self, names: Sequence[str], task: Task | None) -> list[str]:
-        """The fields of `Columns` that rows with `names` need: for a task, or for their text alone."""
+        """The fields of `Columns` that rows with `names` need for `task`; without a task, for their text alone."""
         if task is None:
             needed = ["text"]
         elif task == "text-classification":
@@ -57,33 +57,32 @@ class Columns:
         return needed
 
     def missing(self, names: Sequence[str], task: Task | None) -> list[str]:
-        """Which of the needed fields rows with `names` lack."""
+        """The needed fields that rows with `names` lack."""
         there = {*names} | ({self.tags} if self.tags_in(names) else set())
         return [field for field in self.needed(names, task) if getattr(self, field) not in there]
 
     def fault(self, names: Sequence[str], task: Task | None) -> str | None:
-        """What is wrong with a table whose columns are `names`, in words; None when nothing is."""
+        """The fault of a table whose columns are `names`, as text; None if it has none."""
         missing = self.missing(names, task)
         if not missing:
             twice = sorted({name for name in vars(self).values() if names.count(name) > 1})
-            return f"has the column {', '.join(twice)} twice; give each a name of its own" if twice else None
+            return f"has the column {' and '.join(twice)} twice; give each column another name" if twice else None
         named = ", ".join(name for name in names if name)
-        has = f"has the columns {named}" if named else "has no names of columns in its first line"
+        has = f"has the columns {named}" if named else "has no column names in its first line"
         needed = " and ".join(getattr(self, field) for field in self.needed(names, task))
-        verb = "are" if " and " in needed else "is"
-        return f"{has}; needed {verb} {needed}. Rename them, or give {self._flags(missing, names)}"
+        return f"{has}; {needed} {'are' if ' and ' in needed else 'is'} needed. Rename columns, or give {self._flags(missing, names)}"
 
     def fault_of_row(self, row: Mapping[str, object], task: Task | None) -> str:
-        """What a row that lacks a field is told."""
+        """The fault of a row that lacks a field, as text."""
         missing, names = self.missing([*row], task), [*map(str, row)]
         lacks = " and no ".join(f"`{getattr(self, field)}`" for field in missing)
         if task == "token-classification" and "entities" in missing:
             lacks = f"`{self.text}` with `{self.entities}`, and no `{self.tokens}` with `{self.tags}`"
-        fields = f"its fields: {', '.join(names) or 'none'}"
+        fields = f"its fields: {', '.join(names)}" if names else "it has no fields"
         return f"has no {lacks} ({fields}); rename fields, or give {self._flags(missing, names)}"
 
     def _flags(self, missing: Iterable[str], names: Sequence[str]) -> str:
-        """The flags that name the `missing` fields, with the most likely ones of `names`."""
+        """The flags for the `missing` fields, each with the most likely name from `names`."""
         free = [name for name in names if name and name not in vars(self).values()]
         flags = []
         for field in missing:
@@ -96,6 +95,6 @@ USUAL = Columns()
 
 
 def columns_of(settings: object) -> Columns:
-    """The columns as `settings` name them in their fields `text_column`, `label_column`, ...; the usual names where these are empty."""
+    """The columns named by the fields `text_column`, `label_column`, ... of `settings`; empty fields keep the default names."""
     given = {field.name: getattr(settings, f"{field.name}_column", "") for field in fields(Columns)}
     return Columns(**{name: value for name, value in given.items() if value})

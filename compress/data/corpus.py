@@ -1,4 +1,4 @@
-"""Plain text as batches of token ids, with tokens hidden for a masked language model where an objective needs that."""
+"""Plain text as batches of token ids, with masked tokens if an objective needs them."""
 
 import hashlib
 import json
@@ -20,9 +20,9 @@ from compress.data.encoded import IGNORED
 from compress.data.sampler import Sampler
 from serve.errors import BadInput
 
-# BERT's, section 3.1: of the tokens chosen, how many become the mask token, and how many any other one.
+# BERT, section 3.1: the share of tokens chosen; of these, the shares that become the mask token or a random token.
 CHOSEN_SHARE, MASKED_SHARE, RANDOM_SHARE = 0.15, 0.8, 0.1
-# What a folder of tokenised text holds; raise the format when an older one would be read wrongly.
+# The files of a folder of tokenised text; increase the format when an older folder would be read wrongly.
 IDS, WORDS, LENGTHS, IN_USE, DESCRIPTION, FORMAT = (
     "ids.bin",
     "words.bin",
@@ -31,13 +31,13 @@ IDS, WORDS, LENGTHS, IN_USE, DESCRIPTION, FORMAT = (
     "corpus.json",
     1,
 )
-SPECIAL = 255  # in `WORDS`: a token of no word
+SPECIAL = 255  # in `WORDS`: a token that belongs to no word
 BLOCK = 256  # pieces
 BATCH_CHARACTERS = 1_000_000
 
 
 class Piece(NamedTuple):
-    """A stretch of text: token ids (tokens,), and which word each belongs to (tokens,), -1 for special tokens."""
+    """A piece of text: token ids (tokens,), and the word number of each token (tokens,), -1 for special tokens."""
 
     ids: np.ndarray
     words: np.ndarray
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are hidden: `mask_id` is the mask token, `size` the vocabulary's; `whole_words` hides words, not tokens."""
+    """How tokens are masked: `mask_id` is the mask token, `size` the vocabulary's; `whole_words` masks words, not tokens."""
 
     mask_id: int
     size: int
@@ -54,7 +54,7 @@ class Masking:
 
 @dataclass(frozen=True)
 class CorpusText:
-    """Batches of pieces of about equal length; the batch of a step depends on the seed and its number alone."""
+    """Batches of pieces of about equal length; the batch of a step depends only on the seed and the step's number."""
 
     pieces: Sequence[Piece]
     pad_id: int
@@ -64,7 +64,7 @@ class CorpusText:
 
     @cached_property
     def sampler(self) -> Sampler:
-        """Which pieces each step sees."""
+        """Chooses the pieces of each step."""
         if isinstance(self.pieces, CorpusFile):
             return Sampler(self.pieces.lengths, self.batch, self.seed)
         return Sampler(np.array([len(piece.ids) for piece in self.pieces]), self.batch, self.seed)
@@ -76,13 +76,13 @@ class CorpusText:
 
     @property
     def ids(self) -> list[np.ndarray]:
-        """All token ids that occur: those of every piece, or each once."""
+        """All token ids that occur: the ids of each piece, or for files each id once."""
         if isinstance(self.pieces, CorpusFile):
             return [self.pieces.ids_in_use]
         return [piece.ids for piece in self.pieces]
 
     def at(self, step: int) -> Batch:
-        """Ids and mask (batch, tokens). With masking, rows are the tokens chosen, their targets the ids that stood there."""
+        """Ids and mask (batch, tokens). With masking, rows are the chosen tokens and targets their original ids."""
         chosen = [self.pieces[i] for i in self.sampler.at(step)]
         ids = padded([piece.ids for piece in chosen], self.pad_id)
         words = padded([piece.words for piece in chosen], -1)
@@ -100,10 +100,10 @@ class CorpusText:
 def masked(
     ids: np.ndarray, words: np.ndarray, masking: Masking, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What is to be guessed, and the ids as the model sees them; both (batch, tokens), `IGNORED` where nothing is to be guessed.
+    """The targets (`IGNORED` for tokens that were not chosen) and the ids that the model reads; both (batch, tokens).
 
-    Of the tokens in words (or of the words) 15 % are chosen, and always one; of those 80 % become the mask token, 10 % a
-    random one, and the rest stay (BERT, section 3.1).
+    Of the tokens in words (or of the words) 15 % are chosen, but at least one; of those 80 % become the mask token, 10 % a
+    random one, and the rest do not change (BERT, section 3.1).
     """
     in_words = words >= 0
     if masking.whole_words:
@@ -121,27 +121,27 @@ def masked(
 
 
 def chunks(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> list[Piece]:
-    """`texts` cut into pieces of at most `longest` tokens, each with the special tokens of its own; all held in memory."""
+    """`texts` cut into pieces of at most `longest` tokens, each with its own special tokens; all are held in memory."""
     return list(_pieces(texts, tokenizer, longest))
 
 
 def tokenised(
     texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: Path, *, fingerprint: str
 ) -> "CorpusFile":
-    """The same pieces in files under `folder`, for texts of any size: a batch of them is held at a time.
+    """The pieces of `chunks` in files under `folder`, for texts of any size: a batch of texts is held at a time.
 
-    What stands in `folder` is used if it was made of the same texts, tokenizer and length; otherwise it is written anew,
-    beside it, and put in its place when it is whole. Several processes may ask for the same folder: one of them writes.
+    The files in `folder` are used if they were made from the same texts, tokenizer and length. Otherwise new files are written
+    beside it and renamed into place. Several processes may ask for the same folder: one of them writes.
 
     Args:
-        texts: gone through once, or not at all.
-        tokenizer: its truncation and padding are not looked at.
-        longest: tokens of a piece at most, special ones included.
+        texts: iterated at most once.
+        tokenizer: its truncation and padding settings are ignored.
+        longest: most tokens of a piece, special ones included.
         folder: made if absent.
-        fingerprint: one name for what the texts are, such as `compress.data.examples.examples_fingerprint` gives.
+        fingerprint: identifies the texts, as `compress.data.examples.examples_fingerprint` does.
 
     Raises:
-        BadInput: `folder` holds other things; whatever reading `texts` raises.
+        BadInput: `folder` holds other files; and what reading `texts` raises.
     """
     import fcntl
 
@@ -150,9 +150,7 @@ def tokenised(
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists() and not (folder / DESCRIPTION).is_file():
-            raise BadInput(
-                f"{folder} is there already and holds no tokenised text; nothing was written. Give another folder."
-            )
+            raise BadInput(f"{folder} exists and holds no tokenised text; nothing was written. Give another folder.")
         if folder.exists() and json.loads((folder / DESCRIPTION).read_text())["mark"] == made_of:
             return CorpusFile(folder)
         beside = folder.with_name(folder.name + ".partial")
@@ -160,7 +158,7 @@ def tokenised(
         beside.mkdir()
         _write(texts, tokenizer, longest, beside, made_of)
         old = folder.with_name(folder.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)  # of a kill in the middle of what follows
+        shutil.rmtree(old, ignore_errors=True)  # left by a kill during the next lines
         if folder.exists():
             folder.replace(old)
         beside.replace(folder)
@@ -169,9 +167,9 @@ def tokenised(
 
 
 class CorpusFile(Sequence[Piece]):
-    """The pieces that `tokenised` wrote into `folder`. They are read when asked for; memory holds 4 bytes a piece.
+    """The pieces that `tokenised` wrote into `folder`. Each is read when indexed; memory holds 4 bytes a piece.
 
-    Files are read and not mapped: mapped, what has been seen once would count as this process's memory, all of it in the end.
+    Files are not memory-mapped, because mapped pages would count as this process's memory once they are read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -181,7 +179,7 @@ class CorpusFile(Sequence[Piece]):
         self.id_type = np.dtype(about["ids"])
         self.lengths = np.fromfile(folder / LENGTHS, np.int32)  # (pieces,), tokens of each
         self.ids_in_use = np.load(folder / IN_USE, allow_pickle=False)  # ascending
-        # The first token of each block of pieces; those of a block are added up when one is read.
+        # The first token of each block of pieces; offsets within a block are summed when a piece is read.
         sums = np.add.reduceat(self.lengths, np.arange(0, len(self.lengths), BLOCK), dtype=np.int64)
         self.starts = np.concatenate([np.zeros(1, dtype=np.int64), sums.cumsum()])
 
@@ -210,7 +208,7 @@ class CorpusFile(Sequence[Piece]):
 
 
 def _descriptor(owner: object, file: Path) -> int:
-    """`file`, open as long as `owner` is held; another may put a new one in its place meanwhile."""
+    """A descriptor of `file`, open for the life of `owner`, even if another process replaces the file."""
     number = os.open(file, os.O_RDONLY)
     weakref.finalize(owner, os.close, number)
     return number
@@ -236,7 +234,7 @@ def _pieces(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> Iterato
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts to be tokenised at once: a thousand, or fewer long ones, since a token takes a hundred bytes while it is made."""
+    """Texts to tokenise at once: 1,000, or fewer long ones, because tokenising takes 100 bytes of memory a token."""
     batch: list[str] = []
     characters = 0
     for text in texts:
@@ -268,9 +266,9 @@ def _write(texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: Pat
 
 
 def _steps_of(words: np.ndarray) -> np.ndarray:
-    """Word numbers (tokens,) as bytes: how far each is from the word before it, `SPECIAL` where there is none.
+    """Word numbers (tokens,) as bytes: the difference from the word before, or `SPECIAL` for a token of no word.
 
-    A step of 254 stands for more, too: words that gave no tokens are counted up to there.
+    A difference above 254, over words without tokens, is stored as 254.
     """
     steps = np.full(len(words), SPECIAL, dtype=np.uint8)
     inside = words >= 0
@@ -280,22 +278,22 @@ def _steps_of(words: np.ndarray) -> np.ndarray:
 
 
 def _words_of(steps: np.ndarray) -> np.ndarray:
-    """The word numbers that `_steps_of` was given, int64."""
+    """The inverse of `_steps_of`, int64."""
     special = steps == SPECIAL
     return np.where(special, -1, np.where(special, 0, steps).cumsum(dtype=np.int64))
 
 
 def masking_of(tokenizer: Tokenizer, size: int, *, whole_words: bool = False) -> Masking:
-    """The masking of a tokenizer's vocabulary, of `size` rows.
+    """The masking for a tokenizer and a vocabulary of `size` rows.
 
     Raises:
-        BadInput: it has no mask token.
+        BadInput: the tokenizer has no mask token.
     """
     for token in ("[MASK]", "<mask>"):
         found = tokenizer.token_to_id(token)
         if found is not None:
             return Masking(found, size, whole_words)
     raise BadInput(
-        "The teacher's tokenizer has no mask token ([MASK] or <mask>), and this method trains on masked text. "
-        "Take a method that reads hidden states or attention (minilmv2, minilm, hidden-states)."
+        "The teacher's tokenizer has no mask token ([MASK] or <mask>), but this method trains on masked text. "
+        "Give a method that reads hidden states or attention (minilmv2, minilm or hidden-states)."
     )

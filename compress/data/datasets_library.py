@@ -1,4 +1,4 @@
-"""Splits that the `datasets` library gives: of a folder that it saved, or of a name on the Hub."""
+"""Reads splits by the `datasets` library: from a folder that it saved, or by a name on the Hub."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 def read_datasets(data: str, task: Task, columns: Columns, revision: str) -> dict[str, LabelledFile]:
-    """What each split holds, by its name, faults and all.
+    """The examples and faults of each split, by its name.
 
     Raises:
         BadInput: the folder or the name cannot be opened.
@@ -58,9 +58,9 @@ def _saved_dataset(folder: str) -> Any:
     try:
         return datasets.load_from_disk(folder)
     except Exception as error:
-        # Whatever `datasets` raises (files that are missing, or of a version to come) is about the folder given.
+        # `datasets` raises any kind of error about the folder: missing files, or files of a later version.
         raise BadInput(
-            f"--data {folder} holds a dataset_dict.json, and cannot be opened by `datasets` ({type(error).__name__}: {error}). "
+            f"--data {folder} holds a dataset_dict.json, but `datasets` cannot open it ({type(error).__name__}: {error}). "
             "Save it again with save_to_disk, or give a folder with train, validation and test files."
         ) from None
 
@@ -68,12 +68,12 @@ def _saved_dataset(folder: str) -> Any:
 def _hub_dataset(name: str, revision: str) -> Any:
     if not may_be_on_hub(name):
         raise BadInput(
-            f"--data {name} is not there. Give a folder with train, validation and test files, or a `datasets` name."
+            f"--data {name} does not exist. Give a folder with train, validation and test files, or a `datasets` name."
         )
     try:
         return load_dataset(name, revision)
     except LookupError as reason:
         raise BadInput(
-            f"--data {name} is neither a folder here nor a data set that the Hub gives ({reason}). "
+            f"--data {name} is neither a local folder nor a data set that can be read from the Hub ({reason}). "
             "Give a folder with train, validation and test files."
         ) from None

@@ -1,4 +1,4 @@
-"""Tokenised texts with the target of each row: a whole text, or the first token of a word."""
+"""Tokenised texts with the target of each row: of a whole text, or of the first token of a word."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ IGNORED = -100  # the target of a row that carries no label
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokenised texts and, where labels are known, the target of each row.
+    """Tokenised texts and, if labels are known, the target of each row.
 
-    A row is what gets one answer: a whole text, or the first token of a word. `rows[i]` are its token positions in text
-    `i` (position 0 alone for a whole text, whose answer is pooled), `targets[i]` the label index of each.
+    A row gets one answer: it is a whole text, or the first token of a word. `rows[i]` are the token positions of the rows of
+    text `i` (position 0 alone for a whole text, whose answer is pooled), `targets[i]` the label index of each.
     """
 
     task: Task
@@ -29,7 +29,7 @@ class Encoded:
     targets: list[np.ndarray]
     truncated: int
     pad_id: int
-    # Whether any number of labels may apply to a text: its targets are then (1, labels), 1 for each that does.
+    # Whether any number of labels may apply to a text; its targets are then (1, labels), 1 for each label that applies.
     multi_label: bool = False
 
     def __len__(self) -> int:
@@ -39,7 +39,7 @@ class Encoded:
         return self.take(range(len(self))[part])
 
     def take(self, chosen: Sequence[int]) -> "Encoded":
-        """The texts at the places `chosen`, in that order."""
+        """The texts of the indices `chosen`, in that order."""
         encodings = [self.encodings[i] for i in chosen]
         return Encoded(
             self.task,
@@ -77,9 +77,9 @@ def encode(
     *,
     multi_label: bool = False,
 ) -> Encoded:
-    """Tokenise `examples`; `labels` are classes or tags by index. A label that is not among them carries no target.
+    """Tokenise `examples`; `labels` are classes or tags by index. Other labels of the examples give no target.
 
-    `multi_label` says that any number of labels may apply to a text.
+    With `multi_label` any number of labels may apply to a text.
     """
     index = {label: i for i, label in enumerate(labels)}
     encodings: list[Encoding] = tokenizer.encode_batch([example.text_or_pair for example in examples])
@@ -112,7 +112,7 @@ def encode(
 
 
 def pad_id_of(tokenizer: Tokenizer) -> int:
-    """The id that fills padded positions; they are masked, so where a tokenizer has no such token 0 serves."""
+    """The id of padding; 0 if the tokenizer has no such token, which is harmless as padding is masked."""
     for token in ("[PAD]", "<pad>"):
         found = tokenizer.token_to_id(token)
         if found is not None:
@@ -121,14 +121,14 @@ def pad_id_of(tokenizer: Tokenizer) -> int:
 
 
 def _several(example: Example, index: dict[str, int]) -> np.ndarray:
-    """Which labels apply, (1, labels): 1 for each that does, `IGNORED` for all when it is not known."""
+    """The labels that apply, (1, labels): 1 for each that does, otherwise 0; `IGNORED` for all if the label is unknown."""
     applies = np.full((1, len(index)), IGNORED if example.label is None else 0, dtype=np.float32)
     applies[0, [index[name] for name in example.label or () if name in index]] = 1
     return applies
 
 
 def _tags(example: Example, found: Sequence[Word], index: dict[str, int]) -> np.ndarray:
-    """The tag of each word: that of the entity its characters touch; `B` on the first word of an entity."""
+    """The tag of each word: that of the entity that overlaps it, with `B` on the first word of an entity."""
     if example.entities is None:
         return np.full(len(found), IGNORED, dtype=np.int64)
     tags = np.full(len(found), index.get("O", IGNORED), dtype=np.int64)

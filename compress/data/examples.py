@@ -1,4 +1,4 @@
-"""Labelled examples, and the splits of a task: what they hold, whatever files they came in."""
+"""Labelled examples and the splits of a task, independent of file formats."""
 
 import hashlib
 import json
@@ -25,11 +25,11 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One text with what is known of it: its `label`, or its `entities`; both absent when unlabelled.
+    """One text with its `label` or its `entities`; both are None if it is unlabelled.
 
-    Where any number of labels may apply to a text, `label` is all that do, sorted: a tuple, and an empty one says that none does.
-    Where `label` says what one part of the text is to another, `head` and `tail` are where these stand: (start, end) in code
-    points, end exclusive.
+    If any number of labels may apply to a text, `label` is the sorted tuple of those that do; an empty tuple means that none
+    does. If `label` is the relation of two parts of the text, `head` and `tail` are their places: (start, end) in code points,
+    end exclusive.
     """
 
     text: str
@@ -41,18 +41,18 @@ class Example:
 
     @property
     def text_read(self) -> str:
-        """The text as a model reads it: with markers round head and tail, if it has these."""
+        """The text as a model reads it: with markers around head and tail, if it has these."""
         return marked(self.text, self.head, self.tail) if self.head and self.tail else self.text
 
     @property
     def text_or_pair(self) -> str | tuple[str, str]:
-        """What a tokenizer is given: the text as it is read, or both texts of a pair."""
+        """The input of a tokenizer: `text_read`, or both texts of a pair."""
         return (self.text, self.text_pair) if self.text_pair else self.text_read
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The three splits of a task. `held_out` says that validation was cut from train for want of a file."""
+    """The three splits of a task. `held_out` is true if validation was taken from train because it had no file."""
 
     train: list[Example]
     validation: list[Example]
@@ -61,7 +61,7 @@ class Splits:
     fingerprint: str = ""
 
     def labels(self, task: Task, splits: Iterable[str] = ("train",)) -> tuple[str, ...]:
-        """The class or entity labels that stand in `splits`, sorted."""
+        """The class or entity labels of `splits`, sorted."""
         return labels_in([example for name in splits for example in getattr(self, name)], task)
 
     @property
@@ -71,23 +71,23 @@ class Splits:
 
     @property
     def relations(self) -> bool:
-        """Whether labels say what one marked part of a text is to another."""
+        """Whether labels are relations between two marked parts of a text."""
         return are_relations(self.train)
 
     @property
     def pairs(self) -> bool:
-        """Whether there are texts that come in pairs."""
+        """Whether there are pairs of texts."""
         return any(example.text_pair for example in self.train)
 
 
 def check_task(task: str) -> Task:
-    """`task` itself, once it is known to be one.
+    """`task` itself, if it is a known task.
 
     Raises:
-        BadInput: any other name.
+        BadInput: it is not.
     """
     if task not in get_args(Task):
-        raise BadInput(f"--task is {task!r}; it is one of {', '.join(get_args(Task))}.")
+        raise BadInput(f"--task {task} is not known. Give {' or '.join(get_args(Task))}.")
     return task  # type: ignore[return-value]
 
 
@@ -108,43 +108,43 @@ def is_multi_label(examples: Sequence[Example]) -> bool:
 
 
 def are_relations(examples: Sequence[Example]) -> bool:
-    """Whether the labels of `examples`, which are all of one kind, say what one marked part of a text is to another."""
+    """Whether the labels of `examples`, which are all of one kind, are relations between two marked parts of a text."""
     return bool(examples) and examples[0].head is not None
 
 
 def check_kind(examples: Sequence[Example], model: str, *, multi_label: bool, markers: bool) -> None:
-    """Nothing, when a model that classifies texts answers in the kind of labels that `examples` have.
+    """Check that a model that classifies texts gives the kind of labels that `examples` have.
 
     Args:
         examples: all of one kind.
-        model: what to call it.
-        multi_label: whether it says of each label on its own if it applies.
-        markers: whether its tokenizer knows the markers of head and tail, which are in no text but for a model of relations.
+        model: its name in messages.
+        multi_label: whether the model can give a text any number of labels.
+        markers: whether its vocabulary has the markers of head and tail, which only models of relations need.
 
     Raises:
-        BadInput: it answers in another kind.
+        BadInput: it gives another kind.
     """
-    remedy = "It was trained for another task. Give data of its kind; `stillroom run --new-head` fine-tunes a new head."
+    remedy = "It was trained for another task. Give data of that kind, or a new head: `stillroom run --new-head`."
     if multi_label is not is_multi_label(examples):
         gives, given = ("any number of labels", "one string") if multi_label else ("one label", "a list")
         raise BadInput(
-            f"{model} gives a text {gives} (`problem_type` in config.json), and `label` is {given} in the data. {remedy}"
+            f"{model} gives a text {gives} (`problem_type` in config.json), but `label` is {given} in the data. {remedy}"
         )
     if are_relations(examples) and not markers:
         raise BadInput(
-            f"{model} does not know the markers of head and tail ({', '.join(MARKERS)}), which the data has. {remedy}"
+            f"{model} lacks the markers of head and tail ({', '.join(MARKERS)}) in its vocabulary, but the data has them. {remedy}"
         )
     bare = [example for example in examples if not has_markers(example.text_read)] if markers else []
     if bare:
         raise BadInput(
-            f"{model} says what one part of a text is to another, and {len(bare)} of {len(examples)} rows do not say where these "
-            f"parts are; the first is {bare[0].text[:80]!r}. Give each row `head` and `tail`, or the markers {', '.join(MARKERS)} in its "
-            "text."
+            f"{model} finds the relation of two parts of a text, but {len(bare)} of {len(examples)} "
+            f"{'row' if len(examples) == 1 else 'rows'} {'does' if len(bare) == 1 else 'do'} not mark these parts; the first is "
+            f"{bare[0].text[:80]!r}. Give each row `head` and `tail`, or the markers {', '.join(MARKERS)} in its text."
         )
 
 
 def examples_fingerprint(examples: Iterable[Example]) -> str:
-    """The sha256 of the examples' content, whatever file format they came in."""
+    """The SHA-256 of the examples' content, whatever their file format."""
     digest = hashlib.sha256()
     for example in examples:
         row: list[object] = [example.text, example.text_pair, example.label]

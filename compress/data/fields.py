@@ -1,14 +1,12 @@
-"""One field of a row, checked: a text, the name of a label."""
+"""Checks one field of a row: a text, or the name of a label."""
 
 from typing import Any
 
-MOST_CHARACTERS = (
-    10_000_000  # of one text or cell, in every format: more is a separator that is missing, and not a text
-)
+MOST_CHARACTERS = 10_000_000  # of one text or cell, in every format; a longer one lacks a separator and is not a text
 
 
 def text_of(row: dict[str, Any], name: str) -> str:
-    """The text in the field `name`. ValueError says in words why there is none."""
+    """The text in the field `name`. ValueError if there is none; its message says why."""
     text = row[name]
     if not isinstance(text, str):
         raise ValueError(f"`{name}` is {type(text).__name__}, not a string")
@@ -18,7 +16,7 @@ def text_of(row: dict[str, Any], name: str) -> str:
 
 
 def pair_of(row: dict[str, Any], name: str) -> str | None:
-    """The second of two texts, where there is one. ValueError as of `text_of`."""
+    """The second text of a pair, or None. ValueError as from `text_of`."""
     pair = row.get(name)
     if pair is not None and not isinstance(pair, str):
         raise ValueError(f"`{name}` is {type(pair).__name__}, not a string")
@@ -26,27 +24,27 @@ def pair_of(row: dict[str, Any], name: str) -> str | None:
 
 
 def label_of(given: object, name: str, needed: str = "a non-empty string is needed") -> str:
-    """The label `given` in the field `name`. ValueError says in words why it is none, and that `needed` is.
+    """The label `given` in the field `name`. ValueError if it is not a label; its message says why, and what is `needed`.
 
-    Space around a label is a fault: no reader of a label sees it, and it would make a second label of the same look.
+    Space around a label is a fault: it is invisible, and would make a second label with the same spelling.
     """
     if type(given) is int or type(given) is float:
         raise ValueError(
-            f"`{name}` holds a number, and the file has no names for its numbers; write the label as a string"
+            f"`{name}` holds a number, but the file has no names for class numbers; write the label as a string"
         )
     if not isinstance(given, str) or not given:
         raise ValueError(f"`{name}` holds {given!r}; {needed}")
     if given != given.strip():
         raise ValueError(f"`{name}` holds {given!r}, which begins or ends with space; remove the space")
     if "\n" in given or "\r" in given:
-        raise ValueError(f"`{name}` holds a line break, after {given.splitlines()[0]!r}; is a quote left open?")
+        raise ValueError(f"`{name}` holds a line break after {given.splitlines()[0]!r}; check for an unclosed quote")
     return checked(given, name)
 
 
 def checked(text: str, name: str) -> str:
-    """`text` itself. ValueError when it is too long or holds half of a surrogate pair; `name` is the field."""
+    """`text` itself. ValueError if it is too long or holds half of a surrogate pair; `name` is the field."""
     if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"`{name}` has {len(text):,} characters, and {MOST_CHARACTERS:,} are the most; split it")
+        raise ValueError(f"`{name}` has {len(text):,} characters; at most {MOST_CHARACTERS:,} are allowed; split it")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""The rows of a file, by its suffix: JSON lines, a JSON array, CSV, TSV, parquet, CoNLL columns."""
+"""Reads the rows of a file by its suffix: JSON lines, a JSON array, CSV, TSV, parquet, CoNLL columns."""
 
 import codecs
 import csv
@@ -18,22 +18,22 @@ from serve.errors import BadInput
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t;,"}  # the usual one first
-MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # six of them spell one character of JSON: \u00e9
-MOST_ARRAY_BYTES = 2**30  # a JSON array has no lines at which it could be read in pieces: it is held whole
-TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, which are the most; split it"
+MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # a character of JSON may take six bytes: \u00e9
+MOST_ARRAY_BYTES = 2**30  # 1 GiB; a JSON array is held whole, as it cannot be read line by line
+TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, the most that are allowed; split it"
 BLANK = re.compile(r"[ \t\r\n]*")
 
 
 def rows_in(
     path: Path, suffix: str, columns: Columns, task: Task | None, faults: list[Fault]
 ) -> Iterator[tuple[int, object]]:
-    """Line number and content of each row of a file in the format of `suffix`.
+    """The line number and content of each row of a file in the format of `suffix`.
 
-    Rows that do not parse go to `faults`, and so does a table without the columns that `task` needs, or its texts without one.
+    `faults` gets rows that do not parse, and tables without the columns that `task` (or without a task, a text) needs.
 
     Raises:
-        UnreadableFrom: the file is not text from some line on.
-        BadInput: it is no parquet file.
+        UnreadableFrom: the file cannot be read past some line, or has too many faults.
+        BadInput: a parquet file cannot be read.
     """
     if suffix == ".conll":
         return _conll_rows(path, columns, faults)
@@ -45,7 +45,7 @@ def rows_in(
 
 
 def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tuple[int, object]]:
-    """One value a line; or with `arrays`, where the file begins with a bracket, the values of that array."""
+    """One value a line; with `arrays`, the values of the array if the file begins with a bracket."""
     if arrays and _begins_with(path) == b"[":
         yield from _array_rows(path, faults)
         return
@@ -67,10 +67,10 @@ def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tup
 
 
 def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]:
-    """The values of the array that the file is, each with the line that it begins on. The file's text is held whole."""
+    """The values of the file's array, each with the line on which it begins. The whole text is held in memory."""
     if path.stat().st_size > MOST_ARRAY_BYTES:
         reason = (
-            f"is an array of over {MOST_ARRAY_BYTES:,} bytes, which is the most; give JSON lines, which may be of any size: "
+            f"is an array of over {MOST_ARRAY_BYTES:,} bytes, the most that are held; give JSON lines, which may have any size: "
             f"jq -c '.[]' {path.name} > {path.with_suffix('.jsonl').name}"
         )
         faults.append(Fault(str(path), None, reason))
@@ -98,7 +98,7 @@ def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]
 
 
 def _begins_with(path: Path) -> bytes:
-    """The first byte of the file that is no blank and no byte order mark."""
+    """The first byte of the file that is not a blank or part of a byte order mark."""
     with path.open("rb") as file:
         if file.peek(3).startswith(codecs.BOM_UTF8):
             file.seek(3)
@@ -142,14 +142,14 @@ def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[
 
 
 def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fault]) -> Iterator[tuple[int, object]]:
-    """A row of cells a line, or more lines where a quoted cell has several; the line is that of its beginning."""
+    """The rows of a table, each with the line on which it begins; a quoted cell may have several lines."""
     if task == "token-classification":
-        reason = "is a table, whose cells hold no lists of tags or entities; save it as JSON lines, parquet or .conll"
+        reason = "is a table, whose cells cannot hold tags or entities; save it as JSON lines, parquet or .conll"
         faults.append(Fault(str(path), None, reason))
         return
-    for _ in lines_in(path):  # it is UTF-8, or this says where it is not
+    for _ in lines_in(path):  # raises where the file is not UTF-8
         pass
-    csv.field_size_limit(MOST_CHARACTERS)  # a setting of the process, as the module has no other
+    csv.field_size_limit(MOST_CHARACTERS)  # applies to the process: the module has no other setting
     end = 0
     try:
         separator, header = _header(path, columns, task)
@@ -168,24 +168,24 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
                 line, end = end + 1, table.line_num
                 if fewest <= len(cells) <= len(header):
                     yield line, dict(zip(header, cells, strict=False))
-                elif cells:  # a blank line is no row
+                elif cells:  # blank lines are skipped
                     note(faults, Fault(str(path), line, _wrong_width(cells, header)))
         if cells and "\n" in cells[-1] and _left_open(path, separator, line):
             if faults and faults[-1].line == line:
-                faults.pop()  # of its number of fields, which the quote decided
-            reason = "has a quote that nothing closes up to the end of the file; close it, or double it if it is part of the text"
+                faults.pop()  # a wrong number of fields, caused by the quote
+            reason = "has a quote that is not closed before the end of the file; close it, or double it if it is part of the text"
             faults.append(Fault(str(path), line, reason))
     except csv.Error as error:
         reason = f"cannot be read as a table from here on ({error})"
         if "field limit" in str(error):
-            reason = f"has a cell of more than {MOST_CHARACTERS:,} characters, and is read no further ({error}): is a quote left open?"
+            reason = f"has a cell of more than {MOST_CHARACTERS:,} characters, so reading stops ({error}); check for an unclosed quote"
         faults.append(Fault(str(path), end + 1, reason))
 
 
 def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[str]]:
-    """The separator, and the names of the columns: of the usual separators the first that finds all that are needed.
+    """The separator and the column names: by the first usual separator that gives all needed columns.
 
-    If none does, the one that finds the most. No names stand in a file that is blank.
+    If none does, by the one that gives the most columns. A blank file has no names.
     """
     found: list[tuple[str, list[str]]] = []
     for separator in SEPARATORS[path.suffix]:
@@ -203,12 +203,12 @@ def _first_row(table: Iterator[list[str]]) -> list[str]:
 
 def _wrong_width(cells: Sequence[str], header: Sequence[str]) -> str:
     fields = "1 field" if len(cells) == 1 else f"{len(cells)} fields"
-    quote = ": quote a text that holds the separator" if len(cells) > len(header) else ""
-    return f"has {fields}, its header {len(header)}{quote}"
+    quote = "; quote texts that hold the separator" if len(cells) > len(header) else ""
+    return f"has {fields}, but the header has {len(header)}{quote}"
 
 
 def _left_open(path: Path, separator: str, line: int) -> bool:
-    """Whether the row that begins on `line`, the last one, has a quote that nothing closes."""
+    """Whether the last row, which begins on `line`, has a quote that is not closed."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             for _ in csv.reader(islice(file, line - 1, None), delimiter=separator, strict=True):
@@ -219,13 +219,13 @@ def _left_open(path: Path, separator: str, line: int) -> bool:
 
 
 def looks_like_columns(path: Path) -> bool:
-    """Whether the first lines of a text file are columns, of which there are as many in each."""
+    """Whether the first 50 lines of a text file are columns: equally many in each line, and at least 2."""
     lines = [line.split() for line in islice(lines_in(path), 50) if line.strip()]
     return bool(lines) and len({len(columns) for columns in lines}) == 1 and len(lines[0]) >= 2
 
 
 def _conll_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tuple[int, object]]:
-    """Columns separated by blanks: the first is the token, the last its tag; a blank line ends a sentence."""
+    """Sentences of lines with columns separated by blanks, first the token, last its tag; a blank line ends a sentence."""
     tokens: list[str] = []
     tags: list[str] = []
     start = 1
@@ -246,12 +246,12 @@ def _conll_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[t
 
 
 def lines_in(path: Path, most: int | None = None) -> Iterator[str]:
-    """The lines of a UTF-8 file, each without the line feed that ends it; other ends of line stand as they are.
+    """The lines of a UTF-8 file without their line feeds; other line ends are kept.
 
-    A line is shorter than `most` bytes, MOST_LINE_BYTES where none is given.
+    Lines must be shorter than `most` bytes, by default `MOST_LINE_BYTES`.
 
     Raises:
-        UnreadableFrom: at the first line that is not UTF-8, or that does not end.
+        UnreadableFrom: at the first line that is not UTF-8 or too long.
     """
     with path.open("rb") as file:
         if file.peek(3).startswith(codecs.BOM_UTF8):

@@ -1,7 +1,7 @@
-"""Names that may be on the Hub: which ones are asked for, and how: once, with one line said of it.
+"""Downloads models and data sets from the Hub, after one request that checks the name.
 
-The Hub's library tries a request that fails six times, over half a minute, and logs each try; neither can be set. So one
-request of ours goes first, and where that fails only the library's cache is looked in.
+The Hub's library repeats a failing request 6 times over 30 s and logs each, and neither can be configured. So this module
+sends one request first; if that fails, only the library's cache is read.
 """
 
 import logging
@@ -19,17 +19,17 @@ log = logging.getLogger("compress")
 Kind = Literal["model", "dataset"]
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
-ASK_S = 10.0  # for the first request to be answered in
+ASK_S = 10.0  # timeout of the first request
 CALLED: dict[Kind, str] = {"model": "model", "dataset": "data set"}
-OFFLINE = "it is not asked, as HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set, and its cache here does not hold it"
+OFFLINE = "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set, and the local cache does not hold it"
 LIBRARIES = ("huggingface_hub", "datasets")
 
 
 def may_be_on_hub(name: str) -> bool:
-    """Whether `name`, which is nothing here, may be the Hub's: `owner/name`, or an old name without an owner.
+    """Whether `name`, which is no local path, may be on the Hub: `owner/name`, or an old name without an owner.
 
-    What looks like a path is one, and nothing to ask a network for: a bare name with a dot, a separator at either end, a
-    name under a folder that is here.
+    Names that look like paths are not sent to the Hub: a bare name with a dot, a separator at either end, or a name below an
+    existing folder.
     """
     first, separator, _ = name.partition("/")
     if not HUB_NAME.fullmatch(name):
@@ -37,15 +37,14 @@ def may_be_on_hub(name: str) -> bool:
     return not Path(first).exists() if separator else "." not in name
 
 
-@cache  # what was found is asked for once; what was not is raised, and not kept
+@cache  # a found model is looked up once; errors are not cached
 def download_model(name: str, revision: str = "") -> Path:
-    """The folder that the model `name` of the Hub lies in once it is downloaded, or as it was downloaded before.
+    """The folder of the Hub's model `name`, downloaded now or before.
 
-    `revision` is a branch, a tag or a commit; none is the main branch. Who asks is known by `HF_TOKEN` or by the saved login,
-    as for everything that the Hub's library downloads.
+    `revision` is a branch, tag or commit; empty for the main branch. Private models need `HF_TOKEN` or a saved login.
 
     Raises:
-        LookupError: the Hub does not give it, and its cache does not hold it; says why.
+        LookupError: neither the Hub nor the local cache has it; the message gives the reason.
     """
     from huggingface_hub import snapshot_download
 
@@ -61,17 +60,17 @@ def download_model(name: str, revision: str = "") -> Path:
                 )
             )
         except Exception as error:
-            # Whatever the library raises is about the name given.
+            # The library raises any kind of error about the name.
             raise LookupError(missed or _in_words(error)) from None
 
 
 def load_dataset(name: str, revision: str = "") -> Any:
-    """The splits of the data set `name` of the Hub by their names, downloaded now or before.
+    """The splits of the Hub's data set `name` by name, downloaded now or before.
 
-    `revision` is a branch, tag or commit of it. Private ones are read with the Hub's token of the environment (HF_TOKEN).
+    `revision` is a branch, tag or commit. Private data sets need `HF_TOKEN` or a saved login.
 
     Raises:
-        LookupError: the Hub does not give it, and its cache does not hold it; says why.
+        LookupError: neither the Hub nor the local cache has it; the message gives the reason.
     """
     import datasets
 
@@ -82,14 +81,14 @@ def load_dataset(name: str, revision: str = "") -> Any:
             datasets.config.HF_HUB_OFFLINE = offline or bool(missed)
             return datasets.load_dataset(name, revision=revision or None)
         except Exception as error:
-            # Whatever the library raises (a broken cache, files of no known kind) is about the name given.
+            # The library raises any kind of error about the name: a broken cache, unknown files.
             raise LookupError(missed or _in_words(error)) from None
         finally:
             datasets.config.HF_HUB_OFFLINE = offline
 
 
 def _ask(name: str, kind: Kind, revision: str = "") -> str:
-    """Why the Hub does not give `name`, in words; empty where it does."""
+    """Why the Hub does not provide `name`, as text; empty if it does."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -97,27 +96,27 @@ def _ask(name: str, kind: Kind, revision: str = "") -> str:
         return OFFLINE
     if distributed.main():
         # A warning, so that it is seen where a program has set up no logging.
-        log.warning("%s is no folder here; asking the Hub for a %s of that name.", name, CALLED[kind])
+        log.warning("%s is not a local folder; looking for a %s of that name on the Hub.", name, CALLED[kind])
     try:
         HfApi().repo_info(name, revision=revision or None, repo_type=kind, timeout=ASK_S)
     except RepositoryNotFoundError:
-        return "it has none of that name that you may see"
+        return "the Hub has none of that name that you may read"
     except RevisionNotFoundError:
-        return f"it has no revision {revision} of that name"
+        return f"the Hub has no revision {revision} of that name"
     except Exception as error:
-        # Whatever stands between us and the Hub: no network, a proxy, a certificate, a name that it takes for none.
-        return f"it does not answer, {_in_words(error)}"
+        # Any other failure: no network, a proxy, a certificate, a name that the library does not accept.
+        return f"the Hub does not answer, {_in_words(error)}"
     return ""
 
 
 def _in_words(error: Exception) -> str:
-    said = str(error).strip()
-    return f"{type(error).__name__}: {said.splitlines()[0] if said else 'no reason given'}"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within it the libraries log nothing; what they raise says it, too."""
+    """Context in which the libraries log nothing; their exceptions carry the same text."""
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

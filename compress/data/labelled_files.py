@@ -1,4 +1,4 @@
-"""The examples of one labelled file, with where they stand and what is wrong with its rows."""
+"""The examples of one labelled file, with their lines and the faults of its rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from serve.errors import BadInput
 
 @dataclass
 class LabelledFile:
-    """Collects examples and faults of one file; `lines` are where the examples stand."""
+    """Collects examples and faults of one file; `lines` are the line numbers of the examples."""
 
     file: str
     task: Task
@@ -29,7 +29,7 @@ class LabelledFile:
         self.tags = TagRows(self.file)
 
     def add(self, row: object, line: int | None) -> None:
-        """Keep the example that `row` says, or what is wrong with it. UnreadableFrom when too many rows have faults."""
+        """Keep the example in `row`, or its fault. UnreadableFrom if too many rows have faults."""
         try:
             self.examples.append(example_of(row, self.task, self.columns))
         except ValueError as reason:
@@ -56,17 +56,17 @@ def read_examples(path: Path, task: Task, columns: Columns = USUAL) -> list[Exam
 
 
 def check_there(path: Path) -> None:
-    """Nothing, when `path` is a file.
+    """Check that `path` is a file.
 
     Raises:
-        BadInput: it is a folder, or nothing.
+        BadInput: it is a folder, or does not exist.
     """
     if not path.is_file():
-        raise BadInput(f"{path} is not a file; examples are read from files ending in {', '.join(SUFFIXES)}.")
+        raise BadInput(f"{path} is not a file. Give a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
 
 
 def read_file(path: Path, task: Task, columns: Columns) -> LabelledFile:
-    """What one file holds, faults and all. BadInput when it is not there, or has a suffix that is not known."""
+    """The examples and faults of one file. BadInput if it does not exist or has an unknown suffix."""
     check_there(path)
     reader = LabelledFile(str(path), task, columns)
     try:
@@ -84,11 +84,12 @@ def _read_into(reader: LabelledFile, path: Path) -> None:
         for line, row in rows_in(path, suffix, reader.columns, reader.task, reader.faults):
             reader.add(row, line)
     else:
-        raise BadInput(f"{path} ends in {suffix or 'nothing'}; labelled examples are read from {', '.join(SUFFIXES)}.")
+        ends = f"ends in {suffix}" if suffix else "has no suffix"
+        raise BadInput(f"{path} {ends}. Give labelled examples as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
 
 
 def faults_of(readers: Sequence[LabelledFile]) -> list[Fault]:
-    """What is wrong with rows of these files, and what is wrong between them: rows of two kinds, tags of two schemes."""
+    """The faults of the rows of these files, and those between rows: two kinds of labels, two schemes of tags."""
     faults = [fault for reader in readers for fault in reader.faults]
     faults += scheme_faults([reader.tags for reader in readers])
     faults += _mixed(readers, lambda row: isinstance(row.label, tuple), "`label` is a list", "one string")
@@ -98,7 +99,7 @@ def faults_of(readers: Sequence[LabelledFile]) -> list[Fault]:
 
 
 def _mixed(readers: Sequence[LabelledFile], has: Callable[[Example], bool], so: str, otherwise: str) -> list[Fault]:
-    """Where some rows have it and others not: each row of the fewer, or of those without where there are as many."""
+    """A fault for each row of the minority, if only some rows have a property; on a tie, for each row without it."""
     places: dict[bool, list[tuple[str, int | None]]] = {True: [], False: []}
     for reader in readers:
         for example, line in zip(reader.examples, reader.lines, strict=True):
@@ -107,5 +108,5 @@ def _mixed(readers: Sequence[LabelledFile], has: Callable[[Example], bool], so: 
     words = (so, otherwise) if fewer else (otherwise, so)
     others = len(places[not fewer])
     rows = "1 other row" if others == 1 else f"{others} other rows"
-    reason = f"{words[0]}, and in {rows} {words[1]}; one kind is needed in all splits"
+    reason = f"{words[0]}, but in {rows} {words[1]}; give all rows of all splits the same kind"
     return [Fault(*place, reason) for place in places[fewer]] if all(places.values()) else []

@@ -1,4 +1,4 @@
-"""Texts that a model has no answer to: labelled as such in the data, and no class to learn."""
+"""Separates texts that are labelled as out of scope: that label is not a class to learn."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,18 +8,17 @@ from serve.errors import BadInput
 
 
 def set_apart(splits: Splits, label: str) -> tuple[Splits, Splits]:
-    """`splits` without the texts labelled `label`, which says that they are out of scope; and those texts.
+    """`splits` without the texts labelled `label`, which are out of scope; and those texts.
 
     Raises:
-        BadInput: texts have another kind of label than one string, validation has none labelled so, or a split none labelled
-            otherwise.
+        BadInput: labels are not single strings, validation has no text of that label, or a split has no other texts.
     """
     if not all(isinstance(example.label, str) for example in splits.train):
-        raise BadInput(f"--out-of-scope {label}: the data has no one label a text. Leave the flag out.")
+        raise BadInput(f"--out-of-scope {label} needs data with one label a text. Leave the flag out.")
     scope, outside = (_part(splits, label, outside=outside) for outside in (False, True))
     if not outside.validation:
         raise BadInput(
-            f"--out-of-scope {label}: no text of validation has that label, and the threshold is chosen on such texts. Add "
+            f"--out-of-scope {label}: no text of validation has that label, but the threshold is chosen on such texts. Add "
             "some to the validation file, or leave the flag out."
         )
     if empty := [name for name in SPLITS if not getattr(scope, name)]:
@@ -28,11 +27,11 @@ def set_apart(splits: Splits, label: str) -> tuple[Splits, Splits]:
 
 
 def refuse_in_scope(label: str, labels: Sequence[str], model: str) -> None:
-    """BadInput when `label`, of texts out of scope, is among the `labels` that `model` answers with; there may be no such label."""
+    """BadInput if `label`, of texts out of scope, is one of the `labels` of `model`. An empty `label` passes."""
     if label and label in labels:
         raise BadInput(
-            f"--out-of-scope {label}: {model} answers with that label itself, so there is nothing to withhold. Leave the flag "
-            "out, or give a model that was trained without those texts."
+            f"--out-of-scope {label}: {model} was trained with that label as a class. Leave the flag out, or give a model that was "
+            "trained without those texts."
         )
 
 

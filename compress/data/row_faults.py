@@ -1,4 +1,4 @@
-"""What is wrong with rows: each with its file, line and reason, all of them in one error."""
+"""Faults of rows: each has a file, a line and a reason, and one error lists all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from serve.errors import BadInput
 
 SHOWN_FAULTS = 20
-SHOWN_LINES = 5  # of one fault
-MOST_FAULTS = 1_000  # after so many in one file it is read no further
+SHOWN_LINES = 5  # per fault
+MOST_FAULTS = 1_000  # a file with so many is not read further
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong with the input: where it stands and why it cannot be used."""
+    """One fault of the input: its file, its line, and why it cannot be used."""
 
     file: str
     line: int | None
@@ -24,7 +24,7 @@ class Fault:
 
 
 class BadRows(BadInput):
-    """Every fault found in the data, in one error; rows of one file with the same fault stand in one line of it."""
+    """Every fault found in the data, in one error; rows of one file with the same fault share one line."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
@@ -32,14 +32,14 @@ class BadRows(BadInput):
         for fault in faults:
             alike.setdefault((fault.file, fault.reason), []).append(fault)
         several = list(alike.values())
-        shown = [f"  {_told(each)}" for each in several[:SHOWN_FAULTS]]
+        shown = [f"  {_line_of(each)}" for each in several[:SHOWN_FAULTS]]
         if len(several) > SHOWN_FAULTS:
             shown.append(f"  ... and {sum(map(len, several[SHOWN_FAULTS:]))} more")
-        count, these = ("1 fault", "it") if len(faults) == 1 else (f"{len(faults)} faults", "these")
-        super().__init__(f"The data has {count}; nothing was done. Mend {these} and run again:\n" + "\n".join(shown))
+        count, these = ("1 fault", "it") if len(faults) == 1 else (f"{len(faults)} faults", "them")
+        super().__init__(f"The data has {count}; nothing was done. Correct {these} and run again:\n" + "\n".join(shown))
 
 
-def _told(alike: Sequence[Fault]) -> str:
+def _line_of(alike: Sequence[Fault]) -> str:
     """One line for faults of one file and one reason."""
     first, lines = alike[0], [fault.line for fault in alike]
     if len(alike) == 1 or first.line is None:
@@ -50,16 +50,16 @@ def _told(alike: Sequence[Fault]) -> str:
 
 
 class UnreadableFrom(BadRows):
-    """A file that is read no further than the line of its fault: it is not UTF-8 there, or has too many faults."""
+    """Reading of a file stopped at the line of its fault: it is not UTF-8 there, a line is too long, or there are too many faults."""
 
 
 def note(faults: list[Fault], fault: Fault) -> None:
-    """Keep `fault` for the end of the file, or give the file up: one larger than memory may have a fault in every row.
+    """Add `fault`, and stop reading the file after `MOST_FAULTS`: a file larger than memory may have a fault in every row.
 
     Raises:
-        UnreadableFrom: the file has too many; `faults` holds them all, and the error says no more than that.
+        UnreadableFrom: the file has too many; the error says only this, and `faults` holds all of them.
     """
     faults.append(fault)
     if len(faults) == MOST_FAULTS:
-        reason = f"was read no further than line {fault.line}, its {MOST_FAULTS}th fault"
+        reason = f"was read only up to line {fault.line}, which has fault number {MOST_FAULTS:,}"
         raise UnreadableFrom([Fault(fault.file, None, reason)])

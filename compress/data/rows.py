@@ -1,4 +1,4 @@
-"""The example that one row of a file says, or what is wrong with the row."""
+"""Turns one row of a file into an example, or finds its fault."""
 
 from itertools import pairwise
 from typing import Any
@@ -11,10 +11,10 @@ from serve.text.entity_markers import MARKERS
 
 
 def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
-    """The example that one row of a file or dataset says.
+    """The example of one row of a file or data set.
 
     Raises:
-        ValueError: what is wrong with the row, in words.
+        ValueError: the row has a fault; the message describes it.
     """
     if not isinstance(row, dict):
         raise ValueError(f"is {type(row).__name__}, not an object with fields")
@@ -29,16 +29,16 @@ def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
     if None in given and not any(isinstance(place, dict) for place in given):
         return Example(text, pair, label=label)
     if pair:
-        raise ValueError(f"has both `{columns.text_pair}` and `head`; head and tail are parts of one text")
+        raise ValueError(f"has both `{columns.text_pair}` and `head`, which is part of one text; remove one of the two")
     head, tail = _head_and_tail(row, text)
     return Example(text, label=label, head=head, tail=tail)
 
 
 def texts_of(row: object, columns: Columns, *, pairs: bool) -> tuple[str, str | None]:
-    """The text of a row, whatever else it holds; and with `pairs` the second one, if there is one.
+    """The text of a row, and with `pairs` the second text, if there is one. Other fields are ignored.
 
     Raises:
-        ValueError: what is wrong with the row, in words.
+        ValueError: the row has a fault; the message describes it.
     """
     if not isinstance(row, dict):
         raise ValueError(f"is {type(row).__name__}, not an object with fields")
@@ -48,20 +48,20 @@ def texts_of(row: object, columns: Columns, *, pairs: bool) -> tuple[str, str | 
 
 
 def _has_pair(row: dict[str, Any], columns: Columns) -> bool:
-    """Whether the second text stands where it was said to; where nothing was said there need be none."""
+    """Whether the row has the column of the second text; without a given name none is needed."""
     return columns.text_pair == USUAL.text_pair or columns.text_pair in row
 
 
 def _head_and_tail(row: dict[str, Any], text: str) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Where the two parts of a relation stand."""
+    """The places of the two parts of a relation, (start, end) each."""
     if found := [marker for marker in MARKERS if marker in text]:
-        raise ValueError(f"`text` holds {found[0]}, which will mark the head or the tail; give the text without it")
+        raise ValueError(f"`text` holds {found[0]}, which stillroom adds itself; give the text without it")
     places: list[tuple[int, int]] = []
     for name in ("head", "tail"):
         place = row.get(name)
         if not isinstance(place, dict) or not {"start", "end"} <= place.keys():
             raise ValueError(
-                f"`{name}` is {place!r}; an object with `start` and `end` is needed, which CSV and TSV cannot hold"
+                f"`{name}` is {place!r}; an object with `start` and `end` is needed (CSV and TSV cannot hold one)"
             )
         start, end = place["start"], place["end"]
         if type(start) is not int or type(end) is not int or not 0 <= start < end:
@@ -80,7 +80,7 @@ def _head_and_tail(row: dict[str, Any], text: str) -> tuple[tuple[int, int], tup
 
 
 def _label(given: object, name: str) -> str | tuple[str, ...]:
-    """One class, or all labels that apply."""
+    """One class, or the sorted tuple of all labels that apply."""
     needed = "a non-empty string is needed, or a list of them where several labels may apply"
     if not isinstance(given, list):
         return label_of(given, name, needed)

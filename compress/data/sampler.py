@@ -1,4 +1,4 @@
-"""Which texts each step of a training sees."""
+"""Chooses the texts of each step of a training."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Sampler:
-    """Which texts each step sees: `batch` of about equal length, every text once an epoch, shuffled by `seed`."""
+    """Chooses `batch` texts of about equal length for each step, every text once an epoch, shuffled by `seed`."""
 
     lengths: np.ndarray
     batch: int
@@ -15,7 +15,7 @@ class Sampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which every text is seen once."""
+        """Steps in which every text occurs once."""
         return -(-len(self.lengths) // self.batch)
 
     def tokens_at(self, step: int) -> int:
@@ -31,13 +31,13 @@ class Sampler:
         return chosen
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """All texts, those of a batch side by side, and which batch comes when; 8 bytes a text."""
+        """The indices of all texts, those of a batch next to each other, and the order of the batches; 8 bytes a text."""
         cached: tuple[int, tuple[np.ndarray, np.ndarray]] | None = self.__dict__.get("cached")
         if cached is None or cached[0] != epoch:
-            object.__setattr__(self, "cached", None)  # before the next one is made: a corpus has many texts
+            object.__setattr__(self, "cached", None)  # frees the old order before the next is made
             generator = np.random.default_rng([self.seed, epoch])
             order = generator.permutation(len(self.lengths))
-            # Sorting within pools of some batches keeps padding low and still mixes what stands together.
+            # Sorting within pools of 64 batches keeps padding low and still mixes texts.
             pool = 64 * self.batch
             for i in range(0, len(order), pool):
                 part = order[i : i + pool]

@@ -1,4 +1,4 @@
-"""The three splits of a task: a folder with a file each, or what the `datasets` library gives."""
+"""Reads the three splits of a task: from a folder with a file for each, or by the `datasets` library."""
 
 import hashlib
 from functools import partial
@@ -17,23 +17,23 @@ from serve.errors import BadInput
 def read_splits(data: str, task: Task, columns: Columns = USUAL, *, seed: int = 0, revision: str = "") -> Splits:
     """The splits under `data`: a folder holding `train.*`, `validation.*`, `test.*`, or a `datasets` name or folder.
 
-    Without a validation file a tenth of train (at least one row) is held out, chosen by `seed`. `columns` says what the
-    columns are called, `revision` which branch, tag or commit of a data set of the Hub is read.
+    Without a validation file a tenth of train (at least 1 row) is held out, chosen by `seed`. `columns` are the names of the
+    columns, `revision` is the branch, tag or commit of a data set on the Hub.
 
     Raises:
-        BadInput: the folder or name cannot be opened, a split is missing, or has two files.
-        BadRows: rows that cannot be read, all of them, or an empty split.
+        BadInput: the folder or name cannot be opened, or a split is missing or has two files.
+        BadRows: rows have faults, all of which it lists, or a split is empty.
     """
     check_task(task)
     folder = Path(data)
     if folder.is_file():
         raise BadInput(
-            f"--data is the file {data}; a folder holding train, validation and test files is needed. "
-            f"Give its folder, with files named train.jsonl, validation.jsonl, test.jsonl (or {', '.join(SUFFIXES[1:])})."
+            f"--data is the file {data}; a folder with train, validation and test files is needed. "
+            f"Give a folder with train.jsonl, validation.jsonl and test.jsonl (or {', '.join(SUFFIXES[1:])})."
         )
     if revision and folder.is_dir():
         raise BadInput(
-            f"--data-revision is of a data set on the Hub, and --data {data} is a folder here. Leave it out."
+            f"--data-revision is {revision}, but --data {data} is a local folder; only data sets of the Hub have revisions. Leave it out."
         )
     if folder.is_dir() and not is_saved_dataset(folder):
         readers = _read_folder(folder, task, columns)
@@ -50,14 +50,14 @@ def read_splits(data: str, task: Task, columns: Columns = USUAL, *, seed: int = 
     for name in ("train", "test"):
         if name not in readers:
             raise BadInput(
-                f"--data {data} has no {name} split (found: {', '.join(readers) or 'none'}). "
-                f"Add a file {name}.jsonl, or one ending in {', '.join(SUFFIXES[1:])}."
+                f"--data {data} has no {name} split (found: {', '.join(readers) or 'no split'}). "
+                f"Add a file {name}.jsonl, or one that ends in {', '.join(SUFFIXES[1:-1])} or {SUFFIXES[-1]}."
             )
     found = {name: reader.examples for name, reader in readers.items()}
     held_out = "validation" not in found
     if held_out and len(found["train"]) < 2:
         raise BadInput(
-            f"--data {data} has one text in train and no validation split; more texts are needed, or a file validation.jsonl."
+            f"--data {data} has 1 text in train and no validation split. Add texts to train, or a file validation.jsonl."
         )
     if held_out:
         found["train"], found["validation"] = _hold_out(found["train"], seed)
@@ -68,7 +68,7 @@ def read_splits(data: str, task: Task, columns: Columns = USUAL, *, seed: int = 
 
 
 def split_file(folder: Path, split: str) -> Path | None:
-    """The file of `folder` that holds `split`, under any of the names that it may have; None where there is none.
+    """The file of `folder` that holds `split`, by any of its names and suffixes; None if there is none.
 
     Raises:
         BadInput: there are several.
@@ -77,7 +77,7 @@ def split_file(folder: Path, split: str) -> Path | None:
     files = [path for path in named if path.is_file()]
     if len(files) > 1:
         raise BadInput(
-            f"{folder} holds {' and '.join(file.name for file in files)}: one file is needed for {split}. Remove the others."
+            f"{folder} holds {' and '.join(file.name for file in files)}; {split} needs exactly one file. Remove the others."
         )
     return files[0] if files else None
 

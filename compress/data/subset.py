@@ -1,4 +1,4 @@
-"""A few of many rows, drawn with a seed: the first rows of a file may all have one label."""
+"""Draws some of many rows with a seed, because the first rows of a file may all have the same label."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -9,9 +9,9 @@ Row = TypeVar("Row")
 
 
 def subset(rows: Sequence[Row], count: int, seed: int = 0) -> list[Row]:
-    """`count` of `rows`, drawn without repeats, in their own order; all of them where there are no more.
+    """`count` of `rows`, drawn without repeats, in their own order; all rows if there are no more.
 
-    Equal rows, count and seed give an equal subset.
+    The same rows, count and seed give the same subset.
     """
     if len(rows) <= count:
         return list(rows)

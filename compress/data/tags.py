@@ -1,7 +1,7 @@
-"""Words with one tag each, as text with entities at offsets; and tags that are in no scheme.
+"""Turns words with one tag each into text with entities, and finds tags that belong to no scheme.
 
 A tag is `O`, or a prefix and a label (`B-city`), or in the IO scheme a label alone. Whether `B_city` is a label or a
-misspelt `B-city` shows only beside other tags: first those of its row, then those of all rows.
+misspelt `B-city` depends on the other tags: first those of its row, then those of all rows.
 """
 
 import re
@@ -18,7 +18,7 @@ from serve.text.labels import OUTSIDE, split_tag
 
 PREFIXED = re.compile(r"[BIESLU]-.", re.DOTALL)
 NO_LABEL = re.compile(r"[BIESLU]-")
-# A prefix in another case, or before another separator or none, perhaps with no label behind it.
+# A prefix in another case, or with another separator or none, and perhaps without a label.
 MISSPELT = re.compile(r"([BIESLUbieslu])(?:[-_:/.|](.*))?", re.DOTALL)
 A_TAG = "a tag is O, or a label after B-, I-, E-, S-, L- or U-"
 
@@ -26,17 +26,17 @@ Scheme = Literal["BIO", "BIOES", ""]
 
 
 class RowTags(NamedTuple):
-    """What the tags of a row say of their scheme."""
+    """The tags of a row and the scheme that follows from them."""
 
     tags: frozenset[str]
     """Without `O`."""
     scheme: Scheme
-    """The only one of these two that they can be in; empty where they can be in both, or have no prefix."""
+    """The only scheme that they fit; empty if they fit both, or have no prefix."""
 
 
 @dataclass
 class TagRows:
-    """The tags of the rows of one file, as far as a scheme shows in them."""
+    """The tags of the rows of one file, to check that they are in one scheme."""
 
     file: str
     lines: list[int | None] = field(default_factory=list)
@@ -44,16 +44,16 @@ class TagRows:
     _seen: dict[RowTags, RowTags] = field(default_factory=dict)
 
     def add(self, line: int | None, tags: Sequence[str]) -> None:
-        """Keep what `tags`, which `from_tags` has read, say of their scheme."""
+        """Add the tags of one row, which `from_tags` has checked."""
         distinct = frozenset(tags)
         scheme: Scheme = "BIOES" if _has_ends(distinct) else "BIO" if _unended(tags) else ""
         found = RowTags(distinct - {OUTSIDE}, scheme)
         self.lines.append(line)
-        self.of_lines.append(self._seen.setdefault(found, found))  # few sets of tags, in many rows
+        self.of_lines.append(self._seen.setdefault(found, found))  # many rows share few sets of tags
 
     @property
     def rows(self) -> Iterator[tuple[int | None, RowTags]]:
-        """Line and tags of each row."""
+        """The line and tags of each row."""
         return zip(self.lines, self.of_lines, strict=True)
 
 
@@ -63,10 +63,10 @@ def from_tags(tokens: object, tags: object, names: tuple[str, str] = ("tokens", 
     An `I-x` that follows no `B-x` begins an entity. `names` are those of the fields.
 
     Raises:
-        ValueError: not two lists of strings of equal length, or tags that are in no scheme together.
+        ValueError: not two lists of strings of equal length, or tags that fit no single scheme.
     """
     if not isinstance(tokens, list) or not isinstance(tags, list) or not tokens:
-        raise ValueError(f"`{names[0]}` and `{names[1]}` are two non-empty lists of strings")
+        raise ValueError(f"needs `{names[0]}` and `{names[1]}` as two non-empty lists of strings")
     if {*map(type, tokens)} != {str} or "" in tokens:
         raise ValueError(f"`{names[0]}` holds something that is not a non-empty string")
     text = checked(" ".join(tokens), names[0])
@@ -95,16 +95,16 @@ def from_tags(tokens: object, tags: object, names: tuple[str, str] = ("tokens", 
     return Example(text, entities=tuple(entities))
 
 
-@lru_cache(maxsize=4096)  # of many rows few have tags that no other has
+@lru_cache(maxsize=4096)  # many rows share few sets of tags
 def _wrong_together(tags: frozenset[str], name: str) -> str | None:
-    """Why the tags of a row, in the field `name`, are in no scheme together, whatever their order; None when they may be."""
+    """Why the tags of a row, in the field `name`, fit no scheme in any order; None if they may fit one."""
     found = sorted(tags - {OUTSIDE})
     for tag in found:
         label_of(tag, name)
         if PREFIXED.match(tag) and tag[2:].lstrip() != tag[2:]:
             return f"`{name}` holds {tag!r}, whose label begins with space; remove the space"
     if outside := {"o", "0"} & tags:
-        return f"has the tag {min(outside)!r}; outside of entities it is O, the capital letter"
+        return f"has the tag {min(outside)!r}; the tag outside entities is the capital letter O"
     prefixed = [tag for tag in found if PREFIXED.match(tag)]
     if odd := [tag for tag in found if not PREFIXED.match(tag)] if prefixed else []:
         return f"has the tag {odd[0]!r} among others with a prefix{_meant(odd[0])}; {A_TAG}"
@@ -112,24 +112,24 @@ def _wrong_together(tags: frozenset[str], name: str) -> str | None:
         return f"has the tag {bare[0]!r}, a prefix without a label; {A_TAG}"
     letters = {tag[0] for tag in prefixed}
     if letters & set("ES") and letters & set("LU"):
-        return f"has tags with {', '.join(sorted(letters))}; E and S are of BIOES, L and U of BILOU"
+        return f"has tags with {', '.join(sorted(letters))}; E and S belong to BIOES, L and U to BILOU; use one scheme"
     return None
 
 
 @lru_cache(maxsize=4096)
 def _has_ends(tags: frozenset[str]) -> bool:
-    """Whether there are tags for the end of an entity, as BIOES and BILOU have and BIO has not."""
+    """Whether tags mark the end of an entity, as BIOES and BILOU do and BIO does not."""
     return any(tag[:2] in ("E-", "S-", "L-", "U-") for tag in tags)
 
 
 def _mixed_ends(tags: Sequence[str]) -> str | None:
-    """Why the tags of a row are in no scheme: some entities have an end and others have none."""
+    """Why the tags of a row fit no scheme, if some entities have an end tag and others have not; otherwise None."""
     if not _has_ends(frozenset(tags)) or not (unended := _unended(tags)):
         return None
     last, alone = ("L", "U") if any(tag[:2] in ("L-", "U-") for tag in tags) else ("E", "S")
     label = unended[2:]
     return (
-        f"has the tag {unended!r} with no {last}-{label} to end its entity, though other tags of the row end theirs; "
+        f"has the tag {unended!r} with no {last}-{label} to end its entity, while other entities of the row have an end; "
         f"an entity of one word is {alone}-{label}"
     )
 
@@ -154,7 +154,7 @@ def _unended(tags: Sequence[str]) -> str | None:
 def scheme_faults(files: Sequence[TagRows]) -> list[Fault]:
     """Rows whose tags are in another scheme than those of most rows, or in none.
 
-    All files have prefixes, or none has. Of one file, rows are in BIO or in BIOES. The fewer are at fault.
+    Either all files have prefixes or none has. All rows of a file are in BIO, or all in BIOES. The minority is at fault.
     """
     faults = _fewer(
         [(file.file, line, row) for file in files for line, row in file.rows if row.tags],
@@ -167,10 +167,10 @@ def scheme_faults(files: Sequence[TagRows]) -> list[Fault]:
             [(file.file, line, row) for line, row in file.rows if row.scheme],
             lambda row: row.scheme == "BIOES",
             lambda row, others: (
-                f"has an entity that no E- or S- tag ends, and {_rows(others)} of the file such tags; write BIO or BIOES in all"
+                f"has an entity without an E- or S- tag, unlike {_rows(others)} of the file; write BIO or BIOES in all"
             ),
             lambda row, others: (
-                f"has an E-, S-, L- or U- tag, and {_rows(others)} of the file entities that none ends; write BIO or BIOES in all"
+                f"has an E-, S-, L- or U- tag, unlike entities in {_rows(others)} of the file; write BIO or BIOES in all"
             ),
         )
     return faults or _misspelt_everywhere(files)
@@ -182,7 +182,7 @@ Reason = Callable[[RowTags, int], str]
 def _fewer(
     rows: Sequence[tuple[str, int | None, RowTags]], has: Callable[[RowTags], bool], hasnt: Reason, has_it: Reason
 ) -> list[Fault]:
-    """A fault for each row of the fewer, where some have it and others not; for those that have it not where as many do."""
+    """A fault for each row of the minority, if only some rows have a property; on a tie, for each row without it."""
     sides: dict[bool, list[tuple[str, int | None, RowTags]]] = {True: [], False: []}
     for row in rows:
         sides[has(row[2])].append(row)
@@ -199,16 +199,16 @@ def _rows(count: int) -> str:
 
 def _without_prefix(row: RowTags, others: int) -> str:
     tag = min(row.tags)
-    return f"has the tag {tag!r}, and in {_rows(others)} tags have a prefix{_meant(tag)}; {A_TAG}"
+    return f"has the tag {tag!r} without a prefix, but in {_rows(others)} tags have a prefix{_meant(tag)}; {A_TAG}"
 
 
 def _with_prefix(row: RowTags, others: int) -> str:
     tag = min(row.tags)
-    return f"has the tag {tag!r}, a prefix and the label {tag[2:]!r}, and in {_rows(others)} tags have no prefix; write all in one way"
+    return f"has the tag {tag!r}, a prefix and the label {tag[2:]!r}, but in {_rows(others)} tags have none; use prefixes in all or none"
 
 
 def _misspelt_everywhere(files: Sequence[TagRows]) -> list[Fault]:
-    """Rows of files in which nothing has a prefix, but all tags look like one in another spelling: `B_city`, `b-city`."""
+    """Rows of files in which no tag has a prefix, but all look like a misspelt one: `B_city`, `b-city`."""
     tags = {tag for file in files for _, row in file.rows for tag in row.tags}
     found = [MISSPELT.fullmatch(tag) for tag in tags]
     if any(map(PREFIXED.match, tags)) or not all(found) or not any(match[1] in "Bb" for match in found if match):

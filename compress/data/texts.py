@@ -1,4 +1,4 @@
-"""Unlabelled text, read from files as one list or one text at a time."""
+"""Reads unlabelled text from files, as one list or one text at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from serve.errors import BadInput
 
 
 def read_texts(path: Path, columns: Columns = USUAL, *, pairs: bool = False) -> list[str]:
-    """Unlabelled text: `.txt` with one document a line (empty lines skipped), or any example file's `text` fields.
+    """Unlabelled text: the lines of a `.txt` file (empty lines are skipped), or the `text` fields of any example file.
 
-    With `pairs` the `text_pair` fields too, each as a text of its own.
+    With `pairs` the `text_pair` fields too, each as a separate text.
 
     Raises:
-        BadInput: no such file, a suffix that is not known, not UTF-8, or no text in it.
-        BadRows: rows without a text, all of them.
+        BadInput: no such file, an unknown suffix, not UTF-8, or no text in it.
+        BadRows: rows without a text; it lists all of them.
     """
     return list(stream_texts(path, columns, pairs=pairs))
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """The texts of several files, read anew each time that they are gone through, so that one line is held at a time."""
+    """The texts of several files, read from disk by each iteration, so that one line is held at a time."""
 
     paths: tuple[Path, ...]
     columns: Columns = USUAL
@@ -37,24 +37,24 @@ class TextFiles:
 
 
 def stream_texts(path: Path, columns: Columns = USUAL, *, pairs: bool = False) -> Iterator[str]:
-    """The texts of `read_texts` one by one. What is wrong with rows is told when all have been read.
+    """The texts of `read_texts` one by one. Faults of rows are raised after the last text.
 
     Raises:
-        BadInput: no such file, or a suffix that is not known; and from the iterator, what `read_texts` raises.
+        BadInput: no such file, or an unknown suffix; the iterator raises what `read_texts` raises.
     """
     if not path.is_file():
         raise BadInput(
-            f"{path} is not a file; text is needed as .txt (one document a line) or one of {', '.join(SUFFIXES)}."
+            f"{path} is not a file. Give text as .txt (one document a line) or one of {', '.join(SUFFIXES[:-1])}."
         )
     if path.suffix != ".txt" and (path.suffix not in SUFFIXES or path.suffix == ".conll"):
         raise BadInput(
-            f"{path} ends in {path.suffix or 'nothing'}; text is read from .txt or one of {', '.join(SUFFIXES[:-1])}."
+            f"{path} has {f'the suffix {path.suffix}' if path.suffix else 'no suffix'}. Give .txt or one of {', '.join(SUFFIXES[:-1])}."
         )
     return _texts(path, columns, pairs)
 
 
 def _texts(path: Path, columns: Columns, pairs: bool) -> Iterator[str]:
-    """The texts, of which there is one at least."""
+    """The texts. BadInput if there is none, BadRows if rows have faults."""
     faults: list[Fault] = []
     found = False
     try:
@@ -66,7 +66,7 @@ def _texts(path: Path, columns: Columns, pairs: bool) -> Iterator[str]:
     if faults:
         raise BadRows(faults)
     if not found:
-        raise BadInput(f"{path} holds no text: every line is empty. One document a line is needed.")
+        raise BadInput(f"{path} holds no text. Give a file with one document a line.")
 
 
 def _lines_of(path: Path, faults: list[Fault]) -> Iterator[str]:

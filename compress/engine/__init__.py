@@ -1,1 +1,1 @@
-"""`distill` and `finetune`: they run the stages of a method, each in a folder, and go on where a stopped call was."""
+"""`distill` and `finetune`: they run the stages of a method, each in a folder, and resume where a stopped call was."""

@@ -1,4 +1,4 @@
-"""Every fault of the input, found before any training; and what a person would want to be told though it is no fault."""
+"""Finds faults of labels and texts before any training, and collects warnings that do not stop a run."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
     """The labels (classes, or tags) by index that teacher and student share, and whether the teacher's own head is used.
 
     Raises:
-        BadInput: the teacher has a head for this task whose labels, by name, do not cover those of train, or one for one
-            label a text where there may be any number, or the other way round.
+        BadInput: train has too few labels; or the labels of the teacher's head for this task lack some of train's by name;
+            or the head gives one label a text and the data any number, or the reverse.
     """
     names = splits.labels(task)
     if splits.multi_label and not names:
-        raise BadInput("train has no label on any text; there is nothing to learn.")
+        raise BadInput("No text of train has a label; at least 1 is needed. Label some texts.")
     if task == "text-classification" and not splits.multi_label and len(names) < 2:
-        raise BadInput(f"train has the one class {names[0]!r}; two or more are needed to classify.")
+        raise BadInput(f"train has only the class {names[0]!r}; at least 2 are needed. Add texts of another class.")
     if task == "token-classification" and not names:
-        raise BadInput("train has no entity in any text; there is nothing to learn.")
+        raise BadInput("No text of train has an entity; at least 1 is needed. Label entities in some texts.")
     ours = bio_tags(names) if task == "token-classification" else names
     theirs = None if new_head else opened.head_for(task)
     if theirs is None:
@@ -37,24 +37,24 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
     known = set(entity_labels(theirs)) if task == "token-classification" else set(theirs)
     if task == "token-classification" and known >= set(names) and not set(ours) <= set(theirs):
         raise BadInput(
-            f"{opened.role} {opened.name} has a head that tags in another scheme than BIO (it lacks "
-            f"{some(sorted(set(ours) - set(theirs)))}). `run` and `finetune` make a new one with --new-head."
+            f"{opened.role} {opened.name} has a head whose tags are not in BIO (it lacks "
+            f"{some(sorted(set(ours) - set(theirs)))}). Use `run` or `finetune` with --new-head to make a new head."
         )
     if missing := [name for name in names if name not in known]:
         raise BadInput(
             f"{opened.role} {opened.name} has a head for {task} whose labels ({some(sorted(known))}) lack {some(missing)} "
-            "of train: label maps are matched by name. Rename the labels in the data, or make a new head: `run`"
-            " and `finetune` do with --new-head."
+            "of train; labels are matched by name. Rename the labels in the data, or use `run` or `finetune` with --new-head to make "
+            "a new head."
         )
     return theirs, True
 
 
 def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: int) -> list[str]:
-    """What does not stop a run, and should be known: one sentence each."""
+    """Warnings that do not stop a run, one sentence each."""
     found: list[str] = []
     if splits.held_out:
         found.append(
-            f"There is no validation file: {counted(len(splits.validation), 'text of train was', 'texts of train were')} held out for it."
+            f"There is no validation file: {counted(len(splits.validation), 'text of train was', 'texts of train were')} held out instead."
         )
     found += label_warnings(splits, task)
     found += _in_two_splits(splits)
@@ -62,8 +62,8 @@ def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: in
         encoded = encode(getattr(splits, split), tokenizer, task, ("O",) if task == "token-classification" else ())
         if encoded.truncated:
             found.append(
-                f"{encoded.truncated} of {len(encoded)} texts in {split} are longer than {max_length} tokens: "
-                "what lies past that is not read, in training or in scoring."
+                f"{encoded.truncated} of {counted(len(encoded), 'text', 'texts')} in {split} {'is' if encoded.truncated == 1 else 'are'} "
+                f"longer than {max_length} tokens: training and scoring ignore the rest."
             )
         if task == "token-classification":
             found += _inside_words(getattr(splits, split), encoded.texts, encoded.encodings, split)
@@ -82,13 +82,13 @@ def _in_two_splits(splits: Splits) -> list[str]:
         ", ".join(each for each in SPLIT_ORDER if each in names) for names in where.values() if len(names) > 1
     )
     return [
-        f"{counted(count, 'text stands', 'texts stand')} in more than one split ({names}): scores there are too high for every model."
+        f"{counted(count, 'text is', 'texts are')} in more than one split ({names}): scores on them are too high for every model."
         for names, count in sorted(shared.items())
     ]
 
 
 def _inside_words(examples: Sequence[Example], texts: Sequence[str], encodings: Sequence, split: str) -> list[str]:  # type: ignore[type-arg]
-    """Entities that begin or end inside a word can never be found exactly."""
+    """A warning about entities that begin or end inside a word, which no model can match exactly."""
     from serve.text.spans import words
 
     lost = 0
@@ -104,5 +104,5 @@ def _inside_words(examples: Sequence[Example], texts: Sequence[str], encodings: 
 
 
 def counted(count: int, one: str, several: str) -> str:
-    """`1 text stands`, `2 texts stand`."""
+    """The count with the form that fits it: `1 text is`, `2 texts are`."""
     return f"{count} {one if count == 1 else several}"

@@ -1,4 +1,4 @@
-"""A task-agnostic student from a teacher and plain text."""
+"""Distils a task-agnostic student from a teacher on plain text."""
 
 import dataclasses
 import os
@@ -33,6 +33,7 @@ from compress.input_errors import Faults
 from compress.methods.catalogue import Stage, chain_of
 from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, layers_fit, shape_in, starting_layers
+from compress.models.layer_maps import LAYER_MAPS
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer
 from compress.models.shapes import BY_RULE, Shape, assistants_of, shape_of
@@ -49,12 +50,12 @@ USED_BY = {
     "teacher_layer": ("minilmv2", "directminilm"),
     "layer_map": ("hidden-states", "output-distribution"),
 }
-BATCH, TOKENS = 32, 128  # where neither a setting nor a schedule says otherwise
+BATCH, TOKENS = 32, 128  # defaults if neither a setting nor a schedule gives a value
 
 
 @dataclass(frozen=True)
 class _Given:
-    """What was opened and checked."""
+    """The opened and checked inputs."""
 
     opened: Opened
     tokenizer: Tokenizer
@@ -63,7 +64,7 @@ class _Given:
     texts: TextFiles
     texts_fingerprint: str
     settings: Distillation
-    messages: tuple[str, ...]  # that a person should see
+    messages: tuple[str, ...]  # to report before training
 
 
 def distill(
@@ -71,8 +72,8 @@ def distill(
 ) -> Path:
     """Distil a task-agnostic student on plain text, and write it as a checkpoint that `AutoModel` opens.
 
-    Settings are the fields of `Distillation`: student, method, epochs, and so on. A killed call goes on from its last
-    checkpoint when it is made again. `progress` hears each `Event`. Returns `out`.
+    Settings are the fields of `Distillation`: student, method, epochs, and so on. After a kill, the same call resumes from
+    the last checkpoint. `progress` is called with each `Event`. Returns `out`.
 
     Raises:
         BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
@@ -84,7 +85,7 @@ def distill(
 def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     """See `distill`."""
     teacher, corpus, out = settings.teacher, [Path(path) for path in settings.corpus], Path(settings.out)
-    notify = notify if distributed.main() else silent  # of several processes one speaks for all
+    notify = notify if distributed.main() else silent  # only the main process reports
     target = free_target(out)
     given = _checked(teacher, corpus, target, settings)
     for line in given.messages:
@@ -94,7 +95,7 @@ def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     same_bits(settings.threads)
     common = [folder_fingerprint(given.opened.folder), given.texts_fingerprint, trained_with(settings.device)]
     start = folder_fingerprint(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
-    # Who is told of a training changes nothing about it, nor where the cache lies; the teacher's files say its revision.
+    # Trackers and the cache's path do not change the training; the fingerprints of teacher and texts cover the other two.
     decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache), "revision": "", "text_column": ""}
     run_fingerprint = fingerprint("distill", *common, start, _chosen(settings) | decide)
     workdir = Workdir(target.with_name(target.name + ".distill-work"))
@@ -104,7 +105,7 @@ def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
 
 
 def distill_result(checkpoint: Path) -> dict[str, Any]:
-    """What `distill` made: `{checkpoint, student, method, teacher, epochs, steps, loss}`, with the loss of its last steps."""
+    """The result of `distill`: `{checkpoint, student, method, teacher, epochs, steps, loss}`; `loss` is that of the last step."""
     lineage = read_lineage(checkpoint)
     steps, loss = lineage["loss"][-1]
     found = {name: lineage[name] for name in ("student", "method", "teacher", "epochs")}
@@ -134,9 +135,8 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     shapes = (*assistants_of(s.assistants, shape, opened.config), shape)
     messages: tuple[str, ...] = ()
     if tuple(s.assistants) == (BY_RULE,):
-        messages = (
-            f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or 'none; the student is no half of its teacher'}.",
-        )
+        none = "none; the student has more than half of the teacher's layers or width"
+        messages = (f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or none}.",)
     if s.schedule:
         preset_of(s.schedule, "distillation")
     _check_start(s, shapes, opened.config)
@@ -144,12 +144,12 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     stages = chain_of(s.method, shapes, opened.config, **choices)
     if s.schedule and len(stages[-1]) > 1:
         raise BadInput(
-            f"--schedule is of one stage, and --method {s.method} has {len(stages[-1])} with rates of their own. Leave it out and give "
-            "--epochs and --batch (the paper's output distribution is --epochs 10 --batch 32 --tokens 256)."
+            f"--schedule sets one stage, and --method {s.method} has {len(stages[-1])} stages with their own learning rates. Leave "
+            "--schedule out and give --epochs and --batch (the paper's output distribution is --epochs 10 --batch 32 --tokens 256)."
         )
     masks = any(stage.objective.masks_tokens for several in stages for stage in several)
     if s.whole_words and not masks:
-        raise BadInput(f"--whole-words says nothing to --method {s.method}, which hides no words. Leave it out.")
+        raise BadInput(f"--whole-words has no effect on --method {s.method}, which masks no text. Leave it out.")
     if s.teacher_cache:
         _check_cache(s, opened, stages[0], out)
     texts = TextFiles(tuple(corpus), columns_of(s))
@@ -157,38 +157,38 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
 
 
 def _check_settings(s: Distillation) -> None:
-    """Nothing, when the settings can be used, whatever the teacher is."""
+    """Check the settings that do not depend on the teacher."""
     check_trackers(s.trackers)
     for name, users in USED_BY.items():
         if getattr(s, name) and s.method not in users and not (name == "layer_map" and s.start == "layer-map"):
             raise BadInput(
-                f"--{name.replace('_', '-')} says nothing to --method {s.method}; it is for {' and '.join(users)}. Leave it out."
+                f"--{name.replace('_', '-')} has no effect on --method {s.method}, only on {' and '.join(users)}. Leave it out."
             )
 
 
 def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage], out: Path) -> None:
-    """Nothing, when the method can read a teacher's cache and the folder is one for it."""
+    """Check that the method can read a teacher cache, and that the folder is free or holds one for it."""
     parts = kept_parts(stages)
     if not parts:
         raise BadInput(
-            f"--teacher-cache keeps vectors of text as it is, and --method {settings.method} asks the teacher about masked text or not at "
-            "all. Leave it out."
+            f"--teacher-cache keeps activations on unmasked text, and --method {settings.method} reads the teacher on masked text or not "
+            "at all. Leave it out."
         )
     if settings.assistants:
         raise BadInput(
-            "--teacher-cache keeps what one teacher computes, and an --assistant is another. Leave one of the two out."
+            "--teacher-cache keeps the activations of one teacher, and an --assistant is a second one. Leave one of the two out."
         )
     folder = Path(os.path.abspath(settings.teacher_cache))
     target = Path(os.path.abspath(out))
     if folder == target or target in folder.parents or folder.is_file():
         raise BadInput(
-            f"--teacher-cache {settings.teacher_cache} is a file, or where --out is to stand. Give a folder of its own."
+            f"--teacher-cache {settings.teacher_cache} is a file, or the folder of --out or inside it. Give another folder."
         )
     check_cache(folder, identity_of(cached_of(opened, settings.device), parts, settings.precision))
 
 
 def _shape(settings: Distillation, teacher: Opened) -> Shape:
-    """The shape asked for, or that of the checkpoint that the student starts from."""
+    """The shape in the settings, or that of the checkpoint that the student starts from."""
     if not is_checkpoint(settings.start):
         return shape_of(settings.student or "3x384")
     checkpoint = open_model(settings.start, role="--start")
@@ -200,31 +200,31 @@ def _shape(settings: Distillation, teacher: Opened) -> Shape:
 
 
 def _check_start(settings: Distillation, shapes: Sequence[Shape], config: Any) -> None:
-    """Nothing, when the layers that were asked for can be copied."""
+    """Check that the layers that --start names can be copied."""
     if settings.start in ("uniform", RANDOM) or is_checkpoint(settings.start):
         return
     if settings.start == "layer-map" and not settings.layer_map:
-        raise BadInput("--start layer-map starts from the layers of a --layer-map; give its name (uniform, last, ...).")
+        raise BadInput(f"--start layer-map needs --layer-map. Give {', '.join(LAYER_MAPS[:-1])} or {LAYER_MAPS[-1]}.")
     teacher: Any = config
     for shape in shapes:
         if not layers_fit(teacher, shape):
             raise BadInput(
                 f"--start {settings.start} copies the teacher's layers, and {shape} has another width or number of heads "
-                f"({teacher.hidden_size}, {teacher.num_attention_heads}) or more layers. Take such a student, or another --start."
+                f"({teacher.hidden_size}, {teacher.num_attention_heads}) or more layers. Give a student that fits, or another --start."
             )
         starting_layers(settings.start, teacher.num_hidden_layers, shape.layers, map_name=settings.layer_map)
         teacher = shape.as_config()
 
 
 def _chosen(settings: Distillation) -> dict[str, Any]:
-    """The settings without the places where files lie."""
+    """The settings without the paths of teacher, corpus and output."""
     return {
         name: value for name, value in dataclasses.asdict(settings).items() if name not in ("teacher", "corpus", "out")
     }
 
 
 def _in_lineage(settings: Distillation) -> dict[str, Any]:
-    """What the student's lineage says of the settings; where a folder lies is a private matter."""
+    """The settings for the student's lineage, without local paths."""
     found = _chosen(settings) | {"teacher_cache": bool(settings.teacher_cache)}
     return found | ({"start": open_model(settings.start).public_name} if is_checkpoint(settings.start) else {})
 
@@ -238,7 +238,7 @@ def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) 
     longest = min(s.tokens or (preset.tokens if preset else TOKENS), *(reader.max_length for reader in readers))
     pieces = tokenised(given.texts, tokenizer, longest, workdir.root / "corpus", fingerprint=given.texts_fingerprint)
     if not len(pieces):
-        raise BadInput("The --corpus holds no words: every line of it is empty. Give files with text.")
+        raise BadInput("--corpus holds no words. Give files with text.")
     steps_per_epoch = -(-len(pieces) // batch)
     schedule = preset.schedule(steps_per_epoch) if preset else None
     epochs = s.epochs or (schedule.steps / steps_per_epoch if schedule else 1.0)

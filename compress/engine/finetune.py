@@ -1,4 +1,4 @@
-"""A model with a head for a task, trained on labels, or on a teacher's soft labels and them."""
+"""Fine-tunes a model with a head for a task, on labels, or on labels and a teacher's soft labels."""
 
 import dataclasses
 from functools import partial
@@ -12,6 +12,7 @@ from compress.data.examples import check_task
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
+from compress.engine.label_checks import some
 from compress.engine.lineage import read_lineage
 from compress.engine.resumable_stages import Workdir, check_writable, free_target
 from compress.engine.task_inputs import TaskInputs, open_task
@@ -26,18 +27,18 @@ from serve.options import make
 
 
 def _resolved(settings: FineTuning) -> FineTuning:
-    """`settings` with what they leave open as the schedule says, or as usual.
+    """`settings` with open values filled in from the schedule, or with the defaults.
 
     Raises:
-        BadInput: a schedule that is not known, a number out of its range, or settings of a teacher without one.
+        BadInput: an unknown schedule, a number out of its range, or settings that need a teacher without one.
     """
     for flag, value, meaning in (
-        ("--unlabelled", settings.unlabelled, "is text that a teacher labels"),
-        ("--temperature", settings.temperature, "is of a teacher's soft labels"),
-        ("--soft-weight", settings.soft_weight, "is of a teacher's soft labels"),
+        ("--unlabelled", settings.unlabelled, "names text that a teacher labels"),
+        ("--temperature", settings.temperature, "applies to a teacher's soft labels"),
+        ("--soft-weight", settings.soft_weight, "applies to a teacher's soft labels"),
     ):
         if value not in (None, ()) and not settings.teacher:
-            raise BadInput(f"{flag} {meaning}, and no --teacher was given. Give one, or leave it out.")
+            raise BadInput(f"{flag} {meaning}, but --teacher is not given. Give --teacher, or leave {flag} out.")
     usual = {"epochs": 5.0, "learning_rate": 1e-4, "batch": 32, "temperature": 2.0, "soft_weight": 0.9}
     if settings.schedule:
         preset = preset_of(settings.schedule, "fine-tuning")
@@ -49,13 +50,13 @@ def _resolved(settings: FineTuning) -> FineTuning:
 
 
 def finetune(model: str, task: str, data: str, out: Path | str, *, progress: Notify = silent, **settings: Any) -> Path:
-    """Fine-tune a model on a task, on labels or on a teacher's soft labels too, and write it as a checkpoint with a head.
+    """Fine-tune a model on a task, on labels and optionally a teacher's soft labels, and write it as a checkpoint with a head.
 
-    Settings are the fields of `FineTuning`: teacher, unlabelled, epochs, and so on. The weights that did best on validation
-    are kept. A killed call goes on from its last checkpoint when it is made again. `progress` hears each `Event`. Returns `out`.
+    Settings are the fields of `FineTuning`: teacher, unlabelled, epochs, and so on. The weights that scored best on validation
+    are kept. After a kill, the same call resumes from the last checkpoint. `progress` is called with each `Event`. Returns `out`.
 
     Raises:
-        BadInput: the model, the teacher or the data cannot be used, or the two read text in different ways.
+        BadInput: the model, the teacher or the data cannot be used, or model and teacher have different tokenizers.
     """
     places = {"model": model, "task": task, "data": data, "out": out}
     return fine_tune(make(FineTuning, places | settings), progress)
@@ -64,7 +65,7 @@ def finetune(model: str, task: str, data: str, out: Path | str, *, progress: Not
 def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
     """See `finetune`."""
     model, out = settings.model, Path(settings.out)
-    notify = notify if distributed.main() else silent  # of several processes one speaks for all
+    notify = notify if distributed.main() else silent  # only the main process reports
     target = free_target(out)
     settings = _resolved(settings)
     inputs, teacher = _opened(model, target, settings, notify)
@@ -78,7 +79,7 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
         "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "", inputs.data_fingerprint,
         list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision,
         trained_with(inputs.settings.device),
-        # What is said of these by what they name; who is told of a training changes nothing about it.
+        # The contents of these are fingerprinted above; trackers do not change the training.
         dataclasses.asdict(settings)
         | dict.fromkeys(
             ("model", "data", "out", "teacher", "unlabelled", "trackers", "device", "revision", *WHERE_DATA_IS), ""
@@ -99,25 +100,25 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
 
 
 def finetune_result(checkpoint: Path) -> dict[str, Any]:
-    """What `finetune` made: `{checkpoint, metric, value, examples, step, steps, model, method}`.
+    """The result of `finetune`: `{checkpoint, metric, value, examples, step, steps, model, method}`.
 
-    `value` is the score on `examples` texts of validation of the weights that were kept, those of step `step`.
+    `value` is the score of the kept weights, those of step `step`, on the `examples` texts of validation.
     """
     lineage = read_lineage(checkpoint)
-    looks = dict(lineage["validation"])
+    validated = dict(lineage["validation"])
     return {
         "checkpoint": str(checkpoint),
         "metric": lineage["metric"],
-        "value": looks[lineage["best_step"]],
+        "value": validated[lineage["best_step"]],
         "examples": lineage["validation_texts"],
         "step": lineage["best_step"],
-        "steps": max(looks),
+        "steps": max(validated),
         **{name: lineage[name] for name in ("model", "method")},
     }
 
 
 def result_line(result: dict[str, Any]) -> str:
-    """What `finetune_result` gave, for a person."""
+    """The result of `finetune_result` as one line of text."""
     return (
         f"validation: {result['metric']} {result['value']:.4f} on {result['examples']} texts, best after {result['step']} of "
         f"{result['steps']} steps"
@@ -125,7 +126,7 @@ def result_line(result: dict[str, Any]) -> str:
 
 
 def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> tuple[TaskInputs, TaskInputs | None]:
-    """What the model is trained on, and, where there is a teacher, what that labels with."""
+    """The inputs of the model's training, and those of the teacher's labelling if there is a teacher."""
     opened = open_model(model, role="--model", revision=settings.revision)
     given = dataclasses.replace(_task_settings(model, settings), student=str(shape_in(opened)))
     inputs = open_task(
@@ -141,15 +142,15 @@ def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> t
     teacher = open_task(from_teacher, target, notify=notify)
     if not teacher.teacher_has_head:
         raise BadInput(
-            f"--teacher {settings.teacher} has no head for {settings.task}; it is to be fine-tuned on the task already. "
-            f"Do that first: stillroom finetune --model {settings.teacher} ..."
+            f"--teacher {settings.teacher} has no head for {settings.task}; a teacher fine-tuned on the task is needed. "
+            f"Fine-tune it first: stillroom finetune --model {settings.teacher} ..."
         )
     if teacher.labels != inputs.labels:
-        # The order of labels is the teacher's; a head of the model's own in another order would be read wrongly.
+        # Soft labels follow the teacher's order of labels, so the model's own head must have the same order.
         if inputs.teacher_has_head:
             raise BadInput(
-                f"--model {model} has a head for {', '.join(inputs.labels[:5])} ..., in another order or of other labels than "
-                f"--teacher {settings.teacher}. Give --new-head."
+                f"--model {model} has a head for {some(inputs.labels)}; --teacher {settings.teacher} has other labels or another order "
+                "of them. Give --new-head to make a new head for the teacher's labels."
             )
         inputs = dataclasses.replace(inputs, labels=teacher.labels)
     check_same_tokens(teacher.opened, inputs.opened)
@@ -157,7 +158,7 @@ def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> t
 
 
 def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
-    """The settings of training on a task whose teacher is the model itself."""
+    """`settings` as those of training on a task; the model takes the place of the teacher."""
     names = (
         "task",
         "data",
@@ -184,10 +185,8 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
 
 
 def _steps(inputs: TaskInputs, settings: FineTuning) -> int:
-    """How many steps it takes at most."""
-    return max(
-        1, round(-(-len(inputs.train) // inputs.settings.batch) * (settings.epochs or 0))
-    )  # epochs are known by now
+    # `_resolved` has set the epochs.
+    return max(1, round(-(-len(inputs.train) // inputs.settings.batch) * (settings.epochs or 0)))
 
 
 def _train(

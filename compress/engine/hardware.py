@@ -1,4 +1,4 @@
-"""What this machine trains on, and how torch gives the same bits on it each time."""
+"""The device, cores and precision to train with on this machine, and torch's settings for reproducible bits."""
 
 import os
 from dataclasses import replace
@@ -16,32 +16,32 @@ AnyTraining = TypeVar("AnyTraining", bound=TaskSettings | Distillation)
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether `device` runs matrix products in bfloat16 natively; otherwise they are emulated, and slower than float32."""
+    """Whether `device` has bfloat16 matrix products; otherwise they are emulated, and slower than float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
     return bool({"amx_bf16", "avx512_bf16"} & cpu_features())
 
 
 def device_here(asked: str = "auto") -> torch.device:
-    """Where models are trained and label texts: as `asked`, or with `auto` on a GPU where torch sees one.
+    """The device to train and predict on: `asked`; for `auto` a GPU if torch finds one, otherwise the CPU.
 
     Raises:
-        BadInput: it is `cuda`, and torch sees none.
+        BadInput: `asked` is `cuda` and torch finds no GPU.
     """
     if asked == "cuda" and not torch.cuda.is_available():
-        built = "was built for CPUs alone" if torch.version.cuda is None else f"was built for CUDA {torch.version.cuda}"
+        built = "for CPUs only" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
         raise BadInput(
-            f"--device is cuda, and torch sees no GPU here: torch {torch.__version__} {built}, and there are {os.cpu_count()} cores. "
-            "Give --device cpu, or a torch and a driver for the GPU."
+            f"--device is cuda, but torch finds no GPU: torch {torch.__version__} was built {built}. Give --device cpu "
+            f"(this machine has {os.cpu_count()} cores), or install a torch and a driver for the GPU."
         )
     return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def on_this_machine(settings: AnyTraining) -> AnyTraining:
-    """`settings` with what they leave to the machine spelled out: the device, the cores to train on, and the precision.
+    """`settings` with device, threads and precision resolved for this machine.
 
     Raises:
-        BadInput: the device is not here.
+        BadInput: the machine has no such device.
     """
     device = device_here(settings.device)
     precision = settings.precision
@@ -53,7 +53,7 @@ def on_this_machine(settings: AnyTraining) -> AnyTraining:
 
 
 def same_bits(threads: int) -> None:
-    """Torch on so many cores, shared with the other processes here, by ways that give the same bits each time."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products on CUDA ask for
+    """Let torch use `threads` cores, shared by the processes on this machine, and only deterministic algorithms."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products on CUDA need it
     torch.set_num_threads(max(1, threads // distributed.count_here()))
     torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""Labels that a person should look at, though they are no fault: such as are written in two ways, or hardly ever."""
+"""Warnings about labels that may be mistakes: spelt in two ways, or rare."""
 
 import difflib
 import re
@@ -7,32 +7,32 @@ from collections.abc import Iterable, Sequence
 
 from compress.data.examples import SPLITS, Example, Splits, Task
 
-RARE = 3  # a label with fewer examples in train is rare, where most examples have a label with many
+RARE = 3  # a label with fewer examples in train is rare, if most examples have a label with `MANY`
 MANY = 10 * RARE
-ALIKE = 0.75  # of two names, by difflib: from here on a rare one may be a frequent one misspelt
+ALIKE = 0.75  # difflib's similarity, 0 to 1, from which a rare label may be a misspelt frequent one
 SHOWN = 3
 
 
 def label_warnings(splits: Splits, task: Task) -> list[str]:
-    """One sentence for each kind of doubt about the labels of `splits`."""
+    """One sentence for each kind of warning about the labels of `splits`."""
     counts = {split: _counts(getattr(splits, split), task) for split in SPLITS}
     found = [*_alike(sum(counts.values(), Counter())), *_rare(counts["train"])]
     for split in ("validation", "test"):
         if unseen := sorted(counts[split].keys() - counts["train"].keys()):
-            found.append(f"{split} has labels that train lacks: {some(unseen)}. They count as errors of every model.")
+            found.append(f"{split} has labels that train lacks: {some(unseen)}. Every model gets them wrong.")
     if unscored := sorted(counts["train"].keys() - counts["validation"].keys() - counts["test"].keys()):
-        found.append(f"Only train has the labels {some(unscored)}: no score says how well they are learned.")
+        found.append(f"Only train has the labels {some(unscored)}: no score measures how well they are learned.")
     return found
 
 
 def some(names: Sequence[str]) -> str:
-    """The first few of `names`, and how many more there are."""
+    """The first `SHOWN` of `names`, and the number of others."""
     shown = ", ".join(names[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 
 
 def _counts(examples: Iterable[Example], task: Task) -> Counter[str]:
-    """How often each label stands in `examples`."""
+    """How often each label occurs in `examples`."""
     if task == "token-classification":
         return Counter(entity.label for example in examples for entity in example.entities or ())
     return Counter(
@@ -43,7 +43,7 @@ def _counts(examples: Iterable[Example], task: Task) -> Counter[str]:
 
 
 def _alike(counts: Counter[str]) -> list[str]:
-    """Labels that differ in capitals, blanks, dashes and underscores alone."""
+    """A warning about labels that differ only in capitals, blanks, dashes and underscores."""
     alike: dict[str, list[str]] = {}
     for label in sorted(counts):
         alike.setdefault(re.sub(r"[\s_-]+", " ", label).casefold(), []).append(label)
@@ -51,16 +51,16 @@ def _alike(counts: Counter[str]) -> list[str]:
     if not groups:
         return []
     listed = "; ".join(groups[:SHOWN]) + (f"; and {len(groups) - SHOWN} more" if len(groups) > SHOWN else "")
-    return [f"Labels differ only in capitals, blanks or dashes, and are learned as different ones: {listed}."]
+    return [f"Some labels differ only in capitals, blanks or dashes, and are learned as different labels: {listed}."]
 
 
 def _rare(train: Counter[str]) -> list[str]:
-    """Labels that hardly stand in train, where others do; and which other label each may be a misspelling of."""
+    """A warning about labels that are rare in train while others are frequent, each with the label it may misspell."""
     frequent = [label for label in sorted(train) if train[label] >= MANY]
     if 2 * sum(train[label] for label in frequent) <= train.total():
-        return []  # examples are few altogether
+        return []  # few examples of any label
     rare = []
     for label in sorted(label for label in train if train[label] < RARE):
         near = difflib.get_close_matches(label, frequent, 1, ALIKE)
         rare.append(f"{label} ({train[label]}{f'; {near[0]} misspelt?' if near else ''})")
-    return [f"Train has fewer than {RARE} of some labels, too few to learn them: {some(rare)}."] if rare else []
+    return [f"Train has fewer than {RARE} examples of some labels, too few to learn: {some(rare)}."] if rare else []

@@ -1,4 +1,4 @@
-"""A checkpoint as every stage leaves it: a folder that `AutoModel` opens, and beside the weights what they were made from."""
+"""Writes a checkpoint that `AutoModel` opens, with its lineage: what the weights were made from."""
 
 import json
 from importlib.metadata import version
@@ -13,7 +13,7 @@ LINEAGE = "lineage.json"
 
 
 def save_with_lineage(model: Any, opened: Opened, folder: Path, details: dict[str, Any]) -> None:
-    """Write `model` with the tokenizer of `opened`; `details` and the versions at work stand in its lineage."""
+    """Write `model` with the tokenizer of `opened`; the lineage holds `details` and the versions of the libraries."""
     model.config.architectures = [type(model).__name__]
     with quiet():
         model.to("cpu").save_pretrained(folder)
@@ -25,18 +25,18 @@ def save_with_lineage(model: Any, opened: Opened, folder: Path, details: dict[st
 
 
 def base_model_of(opened: Opened) -> str | None:
-    """The model of the Hub that `opened` is or was made from, as far as its lineage says; None where it does not."""
+    """The Hub model that `opened` is, or that its lineage names as its origin; None if unknown."""
     try:
         return opened.hub_name or read_lineage(opened.folder).get("base_model")
-    except BadInput:  # a damaged file costs the name and not what was trained
+    except BadInput:  # a damaged lineage must not stop the caller: the name is optional
         return None
 
 
 def read_lineage(folder: Path) -> dict[str, Any]:
-    """What the checkpoint in `folder` was made from; empty when it does not say.
+    """The lineage of the checkpoint in `folder`; empty if it has none.
 
     Raises:
-        BadInput: the file that says it is damaged.
+        BadInput: the lineage file is damaged.
     """
     file = folder / LINEAGE
     if not file.is_file():

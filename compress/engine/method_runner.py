@@ -1,4 +1,4 @@
-"""From a teacher through the stages of a method to a student, by way of assistants if there are any: each stage a folder."""
+"""Runs the stages of a method, from a teacher over assistants (if any) to a student; each stage has a folder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,11 +34,11 @@ from compress.training.stage import StageSettings, train_stage
 from compress.training.task_training import validating
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
 
-MAPS = "maps.safetensors"  # what an objective learned beside the student
+MAPS = "maps.safetensors"  # the learned maps of an objective
 RANDOM = "random"  # new layers
 WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification")
-VALIDATIONS = 10  # in one training
-HEAD_SHARE = 0.2  # of the tokens of plain text, for fitting a head for masked words
+VALIDATIONS = 10  # per training
+HEAD_SHARE = 0.2  # share of the corpus's tokens for fitting a masked-language-model head
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class MethodInputs:
-    """What the stages of a method have at hand: the teacher as it was given, what is read, and how."""
+    """The inputs of a method's stages: the given teacher, the text, and how to train."""
 
     opened: Opened
     tokenizer: Tokenizer
@@ -64,43 +64,43 @@ class MethodInputs:
     seed: int
     precision: str
     device: str  # cpu or cuda
-    # The teacher with a head for masked words, if a stage asks for one.
+    # The teacher with a masked-language-model head, if a stage needs one.
     words: Path | None = None
-    # In place of each stage's own rate; 0 keeps that.
+    # Replaces each stage's own rate; 0 keeps that.
     learning_rate: float = 0.0
-    # In place of each stage's warm-up, decay and rate; steps stay a matter of tokens.
+    # Replaces each stage's warm-up, decay and rate; the number of steps still follows from the tokens.
     schedule: Schedule | None = None
     accumulate: int = 1
     trackers: tuple[str, ...] = ()
-    # The student's first weights: `random`, the teacher's layers of a name in `STARTS`, or a checkpoint of its own.
+    # The student's first weights: `random`, teacher layers by a name in `STARTS`, or a checkpoint.
     start: str = "uniform"
-    layer_map: str = ""  # of the start `layer-map`
-    whole_words: bool = False  # are hidden from it, and not tokens, where it learns from masked text
-    lineage: dict[str, Any] = field(default_factory=dict)  # what every checkpoint's lineage says beside
-    teacher_cache: Path | None = None  # keeps what the teacher computes of `pieces`
+    layer_map: str = ""  # for the start `layer-map`
+    whole_words: bool = False  # whether whole words are masked, not single tokens
+    lineage: dict[str, Any] = field(default_factory=dict)  # added to every checkpoint's lineage
+    teacher_cache: Path | None = None  # folder of the teacher's activations on `pieces`
     notify: Notify = silent
 
 
 @dataclass(frozen=True)
 class Link:
-    """A student on the way and how it is trained: the last one is what was asked for, those before it are assistants."""
+    """A student to train and its stages: the last link is the student asked for, those before it are assistants."""
 
     shape: Shape
     stages: tuple[Stage, ...]
     tokens: tuple[float, ...]  # that each stage reads
-    # Whose parts it starts from, for the first link: the teacher as it was given, or the one fine-tuned on a task.
+    # The teacher that the first link starts from: `corpus` is the given one, otherwise the one fine-tuned on that text.
     starts_from: str = "corpus"
 
     @property
     def masks(self) -> bool:
-        """Whether the student carries a head for masked words on its way."""
+        """Whether a stage needs the student to have a masked-language-model head."""
         return any(stage.objective.masks_tokens for stage in self.stages)
 
 
 def run_method(workdir: Workdir, run_fingerprint: str, links: Sequence[Link], given: MethodInputs) -> list[Path]:
-    """The folder of each stage of each link, in order; the last holds the student. `run_fingerprint` fingerprints everything given.
+    """The folder of each stage of each link, in order; the last holds the student. `run_fingerprint` covers all inputs.
 
-    An assistant learns from the teacher, and the next student learns from the assistant what it would from the teacher.
+    The first assistant learns from the teacher; each next student learns from the assistant before it.
     """
     folders: list[Path] = []
     plain: Path | Opened = given.opened
@@ -124,18 +124,18 @@ def run_method(workdir: Workdir, run_fingerprint: str, links: Sequence[Link], gi
 
 
 def asks_words(stages: Sequence[Stage]) -> bool:
-    """Whether the teacher is asked for masked words."""
+    """Whether a stage needs the teacher's predictions of masked tokens."""
     return any(stage.objective.masks_tokens and stage.objective.asks_teacher for stage in stages)
 
 
 def fit_head(folder: Path, given: MethodInputs, tokens: float) -> None:
-    """The teacher with a head for masked words: its own, or one fitted to the corpus on a share of `tokens`."""
+    """Save the teacher with a masked-language-model head: its own, or one fitted on `HEAD_SHARE` of the corpus's `tokens`."""
     model = load_encoder(given.opened, seed=given.seed, vocabulary=True)
     details: dict[str, Any] = {}
     if not has_vocabulary_head(given.opened):
         message(
             given.notify,
-            "The teacher has no head for masked words; one is fitted to the corpus, its encoder untouched.",
+            "The teacher has no masked-language-model head. One is fitted to the corpus; the teacher's encoder does not change.",
         )
         text = _corpus(given, masks=True)
         with advancing(given.notify, HEAD_STAGE.name) as shown:
@@ -154,7 +154,7 @@ def fit_head(folder: Path, given: MethodInputs, tokens: float) -> None:
 
 
 def _begin(folder: Path, given: MethodInputs, link: Link, source: Path | Opened, *, last: bool) -> None:
-    """The student before training, of the class that its first stage needs, from parts of the model in `source`."""
+    """Save the student before training, of the class that its first stage needs, from parts of the model in `source`."""
     if last and is_checkpoint(given.start):
         student, origin = student_from(given.start, given.opened, seed=given.seed, vocabulary=link.masks)
     else:
@@ -171,19 +171,19 @@ def _begin(folder: Path, given: MethodInputs, link: Link, source: Path | Opened,
 
 
 def _chosen(given: MethodInputs, link: Link, config: Any) -> tuple[int, ...]:
-    """The teacher's layers that the student starts from by the start's name; none leaves it to `student_of`."""
+    """The teacher layers that the start's name selects; empty if `student_of` chooses them."""
     if given.start in ("uniform", RANDOM) or is_checkpoint(given.start):
         return ()
     return starting_layers(given.start, config.num_hidden_layers, link.shape.layers, map_name=given.layer_map)
 
 
 def is_checkpoint(start: str) -> bool:
-    """Whether a student starts from a checkpoint and not from its teacher."""
+    """Whether `start` names a checkpoint."""
     return start not in (*STARTS, RANDOM)
 
 
 def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: Path, teacher: Path | Opened) -> None:
-    """The student of `before` after stage `number` of its link."""
+    """Train the student of `before` on stage `number` of its link and save it."""
     stage, tokens = link.stages[number - 1], link.tokens[number - 1]
     asks = bool(stage.objective.layers) or stage.objective.asks_teacher
     validation = None
@@ -242,7 +242,7 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
 
 
 def _with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: bool) -> Any:
-    """The student of `before` with a head for the task: the one it has where it is of this task (`keeps`), else a new one."""
+    """The student of `before` with a head for the task: its own if it is of this task (`keeps`), otherwise a new one."""
     opened = open_model(str(before))
     own = opened.head_for(labelled.task)
     torch.manual_seed(given.seed)
@@ -255,7 +255,7 @@ def _with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: 
 
 
 def _give_pooler(student: Any, given: MethodInputs) -> None:
-    """The general teacher's pooler to a student of its width that was trained with a head which reads none."""
+    """Copy the given teacher's pooler into a student of the same width whose earlier head had no pooler."""
     ours = getattr(encoder_of(student), "pooler", None)
     theirs = getattr(load_encoder(given.opened.folder, seed=0), "pooler", None)
     if ours is not None and theirs is not None and student.config.hidden_size == given.opened.config.hidden_size:
@@ -271,13 +271,13 @@ def _corpus(given: MethodInputs, *, masks: bool) -> CorpusText:
 
 
 def kept_parts(stages: Sequence[Stage]) -> list[Part]:
-    """The vectors of the teacher that `stages` read and a cache can hold."""
+    """The teacher's vectors that `stages` read and that a cache can hold."""
     wanted = {part for stage in stages if stage.objective.can_be_kept for part in stage.objective.teacher_parts()}
     return sorted(sources_of(wanted))
 
 
 def _cached(given: MethodInputs, link: Link, teacher: Any) -> TeacherCache:
-    """What `teacher` computes for all stages of `link` that can read it from a disk."""
+    """The cache of the `teacher`'s activations for all stages of `link` that can read one."""
     assert given.teacher_cache is not None
     assert isinstance(given.pieces, CorpusFile)
     opened, folder = given.opened, given.teacher_cache
@@ -289,18 +289,18 @@ def _cached(given: MethodInputs, link: Link, teacher: Any) -> TeacherCache:
             pad_id=pad_id_of(given.tokenizer), precision=given.precision, identity=identity, device=given.device, report=shown,
         )  # fmt: skip
     about = cache.about
-    size = f"{about['tokens']:,} tokens, {about['bytes_per_token']:,} bytes each, {about['relative_error']:.1%} lost in rounding"
+    size = f"{about['tokens']:,} tokens, {about['bytes_per_token']:,} bytes each, rounding error {about['relative_error']:.1%}"
     message(given.notify, f"  teacher cache {'written' if new else 'found'}: {size}")
     return cache
 
 
 def cached_of(opened: Opened, device: str) -> dict[str, str]:
-    """What a cache's numbers depend on beside the text: the teacher, and what computed it."""
+    """What a cache's numbers depend on besides the text: the teacher, the library versions and the device."""
     return {"teacher": folder_fingerprint(opened.folder), "environment": ", ".join(trained_with(device))}
 
 
 def _settings(given: MethodInputs, text: CorpusText | TaskText, tokens: float) -> StageSettings:
-    """As many steps as read `tokens` tokens."""
+    """The settings of a stage whose steps read about `tokens` tokens."""
     steps = max(1, round(tokens / text.tokens_per_step))
     schedule = given.schedule
     if schedule:
@@ -312,7 +312,7 @@ def _settings(given: MethodInputs, text: CorpusText | TaskText, tokens: float) -
 
 
 def _maps(stage: Stage, teacher: Any, student: Any, before: Path, seed: int) -> Projections:
-    """The learned maps of the objective: those of the stage before, where it had the same ones (TinyBERT's two steps)."""
+    """The learned maps of the objective: those of the stage before if it had the same (TinyBERT's two steps), else new ones."""
     torch.manual_seed(seed)
     maps = Projections(stage.objective, (student if teacher is None else teacher).config, student.config)
     if (before / MAPS).is_file():

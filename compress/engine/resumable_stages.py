@@ -1,9 +1,9 @@
-"""A run as a list of stages: each has a folder, and a fingerprint of everything that decides what ends up in it.
+"""A run as a list of stages: each has a folder, and a fingerprint of everything that decides the folder's content.
 
-A stage works in `NAME.partial` and is renamed to `NAME` when it is finished, so a folder without `.partial` is whole.
+A stage works in `NAME.partial`, which is renamed to `NAME` when the stage is finished: a folder without `.partial` is whole.
 
-Of several processes (`compress.distributed`) the main one has the folder. The others follow it from stage to stage, make each
-that it makes in a folder that is thrown away, and end with its last one: what is not training they do in vain.
+With several processes (`compress.distributed`) the main process owns the folder. The others run the same stages in temporary
+folders, whose results are discarded, and end after the last stage.
 """
 
 import fcntl
@@ -22,76 +22,76 @@ from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 
 STATE = "stage.json"
-# Of a training, as `compress.training.loop` and `compress.training.trackers` write them; kept when its checkpoints go.
+# Written by `compress.training.loop` and `compress.training.trackers`; kept when the training's checkpoints are removed.
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 TRAINING = "training"  # checkpoints of a stage under way
-OURS = "made-by-stillroom"  # an empty file that says whose folder this is
+OURS = "made-by-stillroom"  # an empty file that marks a folder of stages
 LOCK = "lock"
 SCRATCH = "scratch"
 
 
 def free_target(out: Path) -> Path:
-    """The whole path of `out`, where a checkpoint is to stand.
+    """The absolute path of `out`, where a checkpoint will be written.
 
     Raises:
-        BadInput: something stands there.
+        BadInput: `out` is a file, or a folder that is not empty.
     """
     target = Path(os.path.abspath(out))
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
-        raise BadInput(f"--out {out} is there already; nothing in it was touched. Give another folder.")
+        raise BadInput(f"--out {out} already exists; it was not changed. Give another folder.")
     return target
 
 
 def check_writable(out: Path) -> None:
-    """Nothing, when `out` can be made where it is to stand.
+    """Check that `out` can be created.
 
     Raises:
-        BadInput: what is there is no folder, or one that this user may not write in.
+        BadInput: its nearest existing parent is not a folder, or not writable by this user.
     """
     there = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
     if not there.is_dir():
-        raise BadInput(f"--out {out} cannot be made: {there} is not a folder. Give another place.")
+        raise BadInput(f"--out {out} cannot be created: {there} is not a folder. Give another path.")
     if not os.access(there, os.W_OK):
-        raise BadInput(f"--out {out} cannot be made: this user may not write in {there}. Give another place.")
+        raise BadInput(f"--out {out} cannot be created: this user may not write in {there}. Give another path.")
 
 
 class Workdir:
-    """The folder `OUT.work`, and which stages in it are finished."""
+    """The folder of a run's stages, and which of them are finished."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.seconds: dict[str, float] = {}
-        self._whole: set[str] = set()  # finished stages whose files were looked at
-        # What the main process said of the stage that comes next: whether it is finished. It says none when it goes on alone.
+        self._whole: set[str] = set()  # finished stages whose files were checked
+        # In other processes: whether the next stage is finished; None once the main process continues alone.
         self.next_is_finished: bool | None = None
 
     def finished(self, name: str, fingerprint: str) -> bool:
-        """Whether stage `name` stands there, made from the inputs that `fingerprint` names.
+        """Whether stage `name` is finished, from the inputs of `fingerprint`.
 
         Raises:
-            BadInput: it does, and its files are damaged.
+            BadInput: it is, but its files are damaged.
         """
         done = self.root / name
         if _read_state(done).get("fingerprint") != fingerprint:
             return False
         if distributed.main() and name not in self._whole:
             if fault := _damage_in(done):
-                self.alone()  # the others wait for what comes next, and end
+                self.alone()  # ends the other processes, which wait for the next stage
                 raise BadInput(
-                    f"What an earlier call left in {done} is damaged: {fault}. Remove the folder {done} and give the command again: "
-                    "this stage is made anew."
+                    f"The folder {done} of an earlier call is damaged: {fault}. Remove it and run the command again, which repeats "
+                    "this stage."
                 )
             self._whole.add(name)
         return True
 
     def stage(self, name: str, fingerprint: str, make: Callable[[Path], None]) -> Path:
-        """The folder of stage `name`, made by `make(folder)` unless it is there already.
+        """The folder of stage `name`; `make(folder)` fills it unless it is finished.
 
-        What a stage of other inputs left is removed; what an unfinished one of the same inputs left is handed to `make`.
+        An unfinished folder is removed if its inputs were others, and passed to `make` if they were the same.
 
         Raises:
-            BadInput: there is no room for what it writes, or what is there is damaged.
+            BadInput: the disk is full, or the finished folder is damaged.
         """
         from compress.training.checkpoint import full_disk_reported
 
@@ -117,7 +117,7 @@ class Workdir:
         finally:
             self.seconds[name] = before + time.monotonic() - started
             if partial.is_dir():
-                with suppress(OSError):  # seconds are not worth hiding why it stopped, nor worth stopping for
+                with suppress(OSError):  # a failure to save the seconds must not hide the stage's own error
                     _write_state(partial, {"fingerprint": fingerprint, "seconds": self.seconds[name]})
         metrics = partial / TRAINING / METRICS
         if metrics.is_file() and (metrics.stat().st_size or not (partial / METRICS).is_file()):
@@ -126,24 +126,24 @@ class Workdir:
             (partial / TRAINING / TENSORBOARD).replace(partial / TENSORBOARD)
         shutil.rmtree(done, ignore_errors=True)
         partial.replace(done)
-        # Only now: a kill before the rename goes on from the checkpoint in it.
+        # Removed last: after a kill before the rename, the stage resumes from the checkpoint in it.
         shutil.rmtree(done / TRAINING, ignore_errors=True)
         return done
 
     def publish(self, folder: Path, target: Path) -> None:
-        """Put what the last stage made at `target`, in one step, and remove the others."""
+        """Rename `folder`, of the last stage, to `target`, and remove the other stages."""
         folder.replace(target)
         (target / STATE).unlink()
         self._remove()
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """An empty folder that goes, and all of the work with it, when it is left; only the main process comes in.
+        """Context with an empty folder; at its end the whole work folder is removed. Only the main process enters.
 
-        What a killed call left in it is removed first.
+        The remains of a killed call are removed first.
 
         Raises:
-            BadInput: another run is at work here.
+            BadInput: another run uses this folder.
         """
         with self.locked():
             self.alone()
@@ -156,13 +156,13 @@ class Workdir:
                 self._remove()
 
     def _remove(self) -> None:
-        """Remove the folder, whose lock this call holds. The lock goes last: what comes after it is the next run's."""
+        """Remove the folder, whose lock this call holds. The lock is removed last, as the next run may then begin."""
         for path in sorted(self.root.iterdir(), key=lambda path: (path.name == LOCK, path.name == OURS)):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        with suppress(OSError):  # the next run is there already
+        with suppress(OSError):  # the next run has begun
             self.root.rmdir()
 
     def clear(self, *, but: str) -> None:
@@ -172,39 +172,41 @@ class Workdir:
                 shutil.rmtree(folder)
 
     def alone(self) -> None:
-        """Go on without the other processes, which end here: what follows is no training."""
+        """Continue in the main process only; the others end here, because no training follows."""
         if distributed.count() > 1:
             distributed.broadcast(None)
             distributed.leave_group()
 
     def _follow(self) -> None:
-        """Wait for what the main process does next; end when it goes on alone."""
+        """Wait for the main process's next stage; end if it continues alone."""
         self.next_is_finished = distributed.broadcast(None)
         if self.next_is_finished is None:
             distributed.leave_group()
             raise SystemExit(0)
 
     def refuse_foreign(self) -> None:
-        """Nothing, when the folder is free or ours.
+        """Check that the folder is absent, or was made by stillroom.
 
         Raises:
-            BadInput: something else stands there, which a stage might remove.
+            BadInput: it holds other files, which a stage might remove.
         """
         if not self.root.exists() or (
             self.root.is_dir()
             and ((self.root / OURS).exists() or {path.name for path in self.root.iterdir()} <= {LOCK})
         ):
             return
-        raise BadInput(f"{self.root}, where stages would live, is there already and is not ours. Give another --out.")
+        raise BadInput(
+            f"{self.root}, the folder for stages, already exists and stillroom did not make it. Give another --out."
+        )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Within it no other run works in this folder; of several processes only the main one gets beyond its end.
+        """Context in which no other run uses this folder. With several processes, only the main one continues after it.
 
         Raises:
-            BadInput: another one does.
+            BadInput: another run uses it.
         """
-        distributed.wait()  # until all have seen what was there before the first stage
+        distributed.wait()  # all processes must have checked the folder before the first stage changes it
         fault = ""
         with ExitStack() as stack:
             if distributed.main():
@@ -228,18 +230,18 @@ class Workdir:
             try:
                 file = stack.enter_context((self.root / LOCK).open("w"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The run that held it may have removed it since it was opened.
+                # The run that held the lock may have removed the file since it was opened.
                 held = os.path.samestat(os.fstat(file.fileno()), (self.root / LOCK).stat())
             except (BlockingIOError, FileNotFoundError):
                 held = False
             if not held:
-                raise BadInput(f"Another run is at work in {self.root}. Wait for it, or give another --out.")
+                raise BadInput(f"Another run uses {self.root}. Wait until it ends, or give another --out.")
             (self.root / OURS).touch()
             yield
 
 
 def _damage_in(folder: Path) -> str:
-    """What is wrong with the files of a finished stage; empty when nothing is."""
+    """What is wrong with the files of a finished stage; empty if they are whole."""
     import numpy as np
     from safetensors import SafetensorError, safe_open
 
@@ -260,7 +262,7 @@ def _damage_in(folder: Path) -> str:
         try:
             check_checkpoint(folder, "its checkpoint")
         except BadInput as error:
-            return error.message.partition(". ")[0]  # what to do about it is said once
+            return error.message.partition(". ")[0]  # without the remedy, which the caller states
     return ""
 
 

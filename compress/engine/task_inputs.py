@@ -1,4 +1,4 @@
-"""What training on a task stands on: its settings, the opened teacher and the texts, all of it checked. Nothing here trains or writes."""
+"""The inputs of training on a task, opened and checked: settings, teacher and texts. Nothing here trains or writes."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers
 
-# Float32 copies of the teacher's weights that a run keeps at most: checkpoints with two moments each, stages, graphs.
+# Most float32 copies of the teacher's weights that a run keeps: checkpoints with two moments each, stages, graphs.
 DISK_COPIES = 12
 
 
@@ -44,7 +44,7 @@ class TaskInputs:
     opened: Opened
     splits: Splits
     outside: Splits | None
-    """Texts out of scope, which are in none of `splits`."""
+    """The texts out of scope, which `splits` lacks; None if no label of them is set."""
     shape: Shape
     labels: tuple[str, ...]
     teacher_has_head: bool
@@ -73,7 +73,7 @@ class TaskInputs:
 
     @cached_property
     def in_domain(self) -> Encoded | None:
-        """The texts that only the teacher labels, tokenised: given and generated ones; None when there are none."""
+        """The texts that only the teacher labels, tokenised: given and generated ones; None if there are none."""
         made = augmented(self.splits.train, self.tokenizer, self.settings.augment, self.settings.seed)
         texts = [Example(text) for text in self.unlabelled] + unseen(made, self.splits)
         return self._encoded(texts) if texts else None
@@ -84,7 +84,7 @@ class TaskInputs:
         return self.train if self.in_domain is None else self.train + self.in_domain
 
     def out_of_scope(self, split: str) -> Encoded | None:
-        """The texts of `split` that are out of scope, tokenised; None when there are none."""
+        """The texts of `split` that are out of scope, tokenised; None if there are none."""
         texts = getattr(self.outside, split) if self.outside else []
         return self._encoded(texts) if texts else None
 
@@ -100,19 +100,19 @@ class TaskInputs:
 
     @property
     def relation_heads(self) -> int:
-        """As the settings say, or the usual number for these widths."""
+        """The setting, or the usual number for these widths."""
         return self.settings.relation_heads or usual_relation_heads(self.opened.config.hidden_size, self.shape.hidden)
 
     @property
     def relation_layer(self) -> int:
-        """As the settings say, or the usual one for this depth."""
+        """The setting, or the usual teacher layer for these sizes."""
         config, shape = self.opened.config, self.shape
         sizes = Sizes(config.num_hidden_layers, shape.layers, config.hidden_size, shape.hidden)
         return self.settings.relation_layer or usual_teacher_layer(sizes)
 
     @property
     def data_fingerprint(self) -> str:
-        """What the examples are, whatever files they came in."""
+        """The SHA-256 of the examples, whatever their file format."""
         return self.splits.fingerprint
 
 
@@ -128,10 +128,10 @@ def open_task(
 
     Args:
         settings: the teacher, the task, its data, and how to train.
-        writes_to: the folder that will hold what is trained, whose disk needs room.
-        role: the flag that the teacher was given by.
-        more_checks: of the caller; what they raise stands in the same message.
-        notify: hears of progress.
+        writes_to: the folder that will hold the results; its disk must have room for them.
+        role: the flag that names the teacher.
+        more_checks: further checks of the caller; their faults are listed in the same message.
+        notify: called with each event of progress.
 
     Raises:
         BadInput: every fault found, in one message.
@@ -178,8 +178,8 @@ def open_task(
     if not layers_fit(opened.config, shape):
         warnings.append(
             f"The student's layers start at random: {shape} has another width or number of heads than the teacher "
-            f"({opened.config.hidden_size}, {opened.config.num_attention_heads}), or more layers. It needs far more training than one "
-            "that starts from the teacher's layers."
+            f"({opened.config.hidden_size}, {opened.config.num_attention_heads}), or more layers. It needs far more training than a "
+            "student that starts from the teacher's layers."
         )
     return TaskInputs(
         here,
@@ -199,34 +199,34 @@ def open_task(
 
 
 def check_relations(settings: TaskSettings, opened: Opened, shape: Shape | None) -> None:
-    """Nothing, when the relation stage's layer and heads fit the teacher and the student.
+    """Check that the relation stage's layer and heads fit the teacher and the student.
 
     Raises:
         BadInput: they do not.
     """
     depth = opened.config.num_hidden_layers
     if settings.relation_layer > depth:
-        raise BadInput(f"`relation_layer` is {settings.relation_layer}; the teacher has layers 1 to {depth}.")
+        raise BadInput(f"--relation-layer is {settings.relation_layer}; give one of the teacher's layers 1 to {depth}.")
     if shape and settings.relation_heads:
         check_relation_heads(settings.relation_heads, opened.config.hidden_size, shape.hidden)
 
 
 def check_marked(unlabelled: Sequence[str]) -> None:
-    """Nothing, when each of the texts that a teacher of relations shall label has its head and tail marked.
+    """Check that each unlabelled text has the markers of head and tail, which a teacher of relations needs.
 
     Raises:
-        BadInput: one has not.
+        BadInput: a text lacks them.
     """
     bare = [text for text in unlabelled if not has_markers(text)]
     if bare:
         raise BadInput(
-            f"{len(bare)} of {len(unlabelled)} texts of --unlabelled lack {', '.join(MARKERS)} round head and tail, and the data has "
-            f"relations between these; the first is {bare[0][:80]!r}. Put the markers into the texts."
+            f"{len(bare)} of {counted(len(unlabelled), 'text', 'texts')} of --unlabelled {'lacks' if len(bare) == 1 else 'lack'} the "
+            f"markers {', '.join(MARKERS)} around head and tail, which relations need; the first is {bare[0][:80]!r}. Add the markers."
         )
 
 
 def unseen(examples: list[Example], splits: Splits) -> list[Example]:
-    """`examples` without those whose text stands in validation or test, which no training may see."""
+    """`examples` without those whose text is in validation or test, which no training may read."""
     held = {
         text.strip() for example in (*splits.validation, *splits.test) for text in (example.text, example.text_read)
     }
@@ -234,11 +234,11 @@ def unseen(examples: list[Example], splits: Splits) -> list[Example]:
 
 
 def _unseen_texts(texts: list[str], splits: Splits, what: str, warnings: list[str]) -> list[str]:
-    """The unseen ones of the texts given as --`what`; `warnings` tells of the others."""
+    """The `unseen` texts of --`what`; a warning counts the others."""
     kept = [example.text for example in unseen([Example(text) for text in texts], splits)]
     if len(kept) < len(texts):
-        where = "in validation or test;"
-        one, several = f"text of --{what} stands {where} it was", f"texts of --{what} stand {where} they were"
+        where = "in validation or test and"
+        one, several = f"text of --{what} is {where} was", f"texts of --{what} are {where} were"
         warnings.append(f"{counted(len(texts) - len(kept), one, several)} left out.")
     return kept
 
@@ -251,26 +251,26 @@ def _texts(faults: Faults, paths: Sequence[str], columns: Columns) -> list[str]:
 
 
 def check_disk(out: Path, opened: Opened) -> None:
-    """Nothing, when there is room for what a run writes.
+    """Check that the disk has room for the files of a run.
 
     Raises:
-        BadInput: too little is free.
+        BadInput: it has not.
     """
     needed = DISK_COPIES * sum(file.stat().st_size for file in opened.folder.glob("*.safetensors"))
     parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise BadInput(
-            f"--out {out}: {free / 1e9:.1f} GB are free there and about {needed / 1e9:.1f} GB are needed. Free some, or give another place."
+            f"--out {out} needs about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there. Free some space, or give another path."
         )
 
 
 def usable_length(asked: int, opened: Opened) -> int:
-    """The longest text in tokens: as asked, or all that the teacher takes.
+    """The longest text in tokens: `asked`, or the teacher's maximum if that is 0.
 
     Raises:
-        BadInput: longer than the teacher's position table, or too short to hold a word.
+        BadInput: `asked` is below 8 or above the teacher's maximum.
     """
     if asked and not 8 <= asked <= opened.max_length:
-        raise BadInput(f"--max-length is {asked}; {opened.name} takes 8 to {opened.max_length} tokens.")
+        raise BadInput(f"--max-length is {asked}; give 8 to {opened.max_length} tokens, which {opened.name} can read.")
     return asked or opened.max_length

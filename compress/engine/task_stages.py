@@ -1,4 +1,4 @@
-"""The stages that train: teacher, the student's start, relations, soft labels, the undistilled student, the student."""
+"""The stages of training on a task: teacher, the student's start, relations, soft labels, undistilled student, student."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +27,9 @@ from compress.training.stage import StageSettings, train_stage
 from compress.training.task_training import TaskTraining, train_on_task
 from serve.errors import BadInput
 
-# Texts that are labelled between two savings: the work that a kill in the middle of labelling loses.
+# Texts whose soft labels are saved at once: the most work that a kill during labelling loses.
 SHARD_TEXTS = 4_096
-# Below these, a teacher that seems no better than chance may only have been trained or looked at too little.
+# With fewer steps or validation texts, the error about a teacher no better than chance suggests more of these.
 FEW_STEPS, FEW_TEXTS = 200, 100
 
 
@@ -39,7 +39,7 @@ def load_stage(folder: Path, inputs: TaskInputs) -> Any:
 
 
 def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
-    """The teacher with a head for the task: its own, or one fine-tuned until validation stops improving."""
+    """Save the teacher with a head for the task: its own, or one fine-tuned until validation stops improving."""
     settings = inputs.settings
     torch.manual_seed(settings.seed)
     task = check_task(settings.task)
@@ -55,14 +55,14 @@ def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
 
 
 def make_start(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
-    """The student before training: parts of the teacher where shapes allow."""
+    """Save the student before training, made from parts of the teacher where shapes allow."""
     model = load_stage(teacher, inputs)
     student, origin = student_of(model, inputs.opened.family, inputs.shape, seed=inputs.settings.seed)
     save(student, folder, inputs, Progress(), {"role": "start", "student": str(inputs.shape), "origin": origin})
 
 
 def make_relations(folder: Path, inputs: TaskInputs, teacher: Path, start: Path, steps: int) -> None:
-    """The student after MiniLMv2 relation distillation on the task's own text, the in-domain text and the corpus."""
+    """Train the student by MiniLMv2 relation distillation on the task's text, the unlabelled text and the corpus."""
     given = inputs.settings
     settings = StageSettings(
         steps, given.seed, given.precision, given.checkpoint_seconds, given.relation_learning_rate,
@@ -85,23 +85,23 @@ def make_relations(folder: Path, inputs: TaskInputs, teacher: Path, start: Path,
 
 
 def relation_stage(inputs: TaskInputs) -> Stage:
-    """What the relation stage trains on."""
+    """The relation stage: MiniLMv2 for the sizes of teacher and student."""
     config, shape = inputs.opened.config, inputs.shape
     widths = (config.num_hidden_layers, shape.layers, config.hidden_size, shape.hidden)
     return minilmv2(Sizes(*widths, relation_heads=inputs.relation_heads, teacher_layer=inputs.relation_layer))[0]
 
 
 def relation_pieces(inputs: TaskInputs) -> list[Piece]:
-    """All text at hand, cut to the length in the settings."""
+    """The train, unlabelled and corpus texts, cut into pieces of at most `relation_tokens` tokens."""
     texts = [example.text_read for example in inputs.splits.train] + inputs.unlabelled + inputs.corpus
     return chunks(texts, inputs.tokenizer, min(inputs.settings.relation_tokens, inputs.max_length))
 
 
 def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
-    """The teacher's logits on train and the in-domain text; and whether it is better than chance.
+    """Check the teacher, then save its logits on train and the in-domain text.
 
     Raises:
-        BadInput: a teacher whose validation score is no better than chance.
+        BadInput: the teacher's validation score is not shown to be better than chance.
     """
     model = load_stage(teacher, inputs).to(device_here(inputs.settings.device))
     check_teacher(model, inputs, teacher)
@@ -127,47 +127,45 @@ def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
 
 
 def check_teacher(model: Any, inputs: TaskInputs, teacher: Path) -> None:
-    """Nothing, when the model of the stage `teacher` is better than chance on validation.
+    """Check that the model of the stage `teacher` is better than chance on validation.
 
     Raises:
-        BadInput: it is not shown to be.
+        BadInput: the lower end of its score's interval does not exceed chance.
     """
     task = check_task(inputs.settings.task)
     gold = [gold_of(example, task) for example in inputs.splits.validation]
-    said = predictions(inputs.validation, row_logits(model, inputs.validation))
-    reached, blind = score(gold, said), chance(gold, said, constant_predictions(inputs.validation))
+    answers = predictions(inputs.validation, row_logits(model, inputs.validation))
+    reached, blind = score(gold, answers), chance(gold, answers, constant_predictions(inputs.validation))
     message(
         inputs.notify,
-        f"  teacher on validation: {inputs.metric} {reached}; without looking at the text it would be {blind:.4f}",
+        f"  teacher on validation: {inputs.metric} {reached}; chance is {blind:.4f}",
     )
     if reached.low <= blind:
         raise BadInput(
             f"The teacher is not shown to be better than chance on this task: {inputs.metric} {reached} on {len(gold)} validation "
-            f"texts, where {blind:.4f} needs no look at the text. {_what_would_help(inputs, steps_of(teacher))}"
+            f"texts; {blind:.4f} is possible without reading the text. {_what_would_help(inputs, steps_of(teacher))}"
         )
 
 
 def steps_of(teacher: Path) -> int:
-    """Steps after which the teacher was best; 0 when it came with its head."""
+    """The step at which the teacher was best on validation; 0 if it was given with its head."""
     return int(read_lineage(teacher)["best_step"])
 
 
 def _what_would_help(inputs: TaskInputs, steps: int) -> str:
-    """What to do about a teacher that cannot be told from chance."""
+    """What to do about a teacher that is not shown to be better than chance."""
     if steps and steps < FEW_STEPS:
         return (
             f"It was best after {steps} steps of fine-tuning: give more --teacher-epochs, a smaller --batch or more labelled text. "
             "If that does not help, check labels and texts."
         )
     if len(inputs.splits.validation) < FEW_TEXTS:
-        return (
-            "So few texts show little: give a larger validation split. If that does not help, check labels and texts."
-        )
+        return "These are too few texts to show it: give a larger validation split. If that does not help, check labels and texts."
     return "A student would learn nothing from it. Check labels and texts, or give a better teacher."
 
 
 def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None]) -> np.ndarray:
-    """The logits of all rows of `texts`, from `file` if an earlier process finished it."""
+    """The logits of all rows of `texts`, from `file` if it was saved before."""
     if file.is_file():
         advance(len(texts))
         done: np.ndarray = load_file(file)["logits"].numpy()
@@ -179,7 +177,7 @@ def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None
 
 
 def read_soft_labels(folder: Path, inputs: TaskInputs) -> list[np.ndarray]:
-    """The teacher's logits of each text's rows, as `make_soft_labels` left them."""
+    """The teacher's logits of each text's rows, as `make_soft_labels` saved them. ValueError if the texts have other rows."""
     texts = inputs.soft_labelled
     logits = np.load(folder / "logits.npy", mmap_mode="r", allow_pickle=False)
     ends = np.cumsum([len(rows) for rows in texts.rows])
@@ -189,7 +187,7 @@ def read_soft_labels(folder: Path, inputs: TaskInputs) -> list[np.ndarray]:
 
 
 def make_undistilled(folder: Path, inputs: TaskInputs, start: Path, steps: int) -> None:
-    """The same student from the same start for the same steps, on labels only: what distillation has to beat."""
+    """Train the same student from the same start for the same steps on labels only, as the baseline of distillation."""
     model = load_stage(start, inputs)
     rate = inputs.settings.student_learning_rate
     progress = on_task(model, folder, inputs, steps, rate, "student without distillation")
@@ -197,7 +195,7 @@ def make_undistilled(folder: Path, inputs: TaskInputs, start: Path, steps: int) 
 
 
 def make_student(folder: Path, inputs: TaskInputs, start: Path, soft_labels: Path, steps: int) -> None:
-    """The student, trained on the teacher's soft labels and the labels."""
+    """Train the student on the teacher's soft labels and the labels."""
     model = load_stage(start, inputs)
     soft = read_soft_labels(soft_labels, inputs)
     progress = on_task(model, folder, inputs, steps, inputs.settings.student_learning_rate, "student", soft=soft)
@@ -216,7 +214,7 @@ def on_task(
     patience: int | None = None,
     soft: list[np.ndarray] | None = None,
 ) -> Progress:
-    """Train `model` on the task of `inputs`, on labels, or with the teacher's logits `soft` of `inputs.soft_labelled` on both."""
+    """Train `model` on the task of `inputs`: on labels, and on the teacher's logits `soft` of `inputs.soft_labelled` if given."""
     given = inputs.settings
     settings = TaskTraining(
         steps,
@@ -247,7 +245,7 @@ def on_task(
 
 
 def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, details: dict[str, Any]) -> None:
-    """A checkpoint with its lineage; what is doubtful about the training is told."""
+    """Save a checkpoint with its lineage, and report warnings about its loss."""
     warnings = doubts(progress.loss, details["role"])
     for doubt in warnings:
         message(inputs.notify, f"warning: {doubt}")

@@ -1,4 +1,4 @@
-"""What the inputs of a task were understood to be, before anything is trained on them: as data, and in a few lines. No torch."""
+"""A summary of a task's inputs before anything trains on them, as data and as a few lines of text. No torch."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from serve.text.labels import entity_labels, kind_of
 if TYPE_CHECKING:
     from compress.engine.task_inputs import TaskInputs
 
-FEW = 20  # labels that are all told of; of more, the ends of the list by frequency
+FEW = 20  # most labels that are all listed; of more, only the most and least frequent are
 AT_EACH_END = 3
 
 
 def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The task, its data and its models, as JSON carries them; `steps` of each training by its name, where they are known.
+    """The task, its data and its models, as JSON; `steps` are those of each training by name, if known.
 
-    `labels` are counted in train: texts that have them, or entities.
+    `labels` counts the texts, or entities, of train that have each label.
     """
     task, splits, opened = check_task(inputs.settings.task), inputs.splits, inputs.opened
     own = opened.head_for(task)
@@ -54,7 +54,7 @@ def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> 
 
 
 def understood_lines(found: Mapping[str, Any]) -> list[str]:
-    """What `understood` gave, for a person: a line each of the task, the texts, the labels, the head, the student, the steps."""
+    """The result of `understood` as text: a line each for task, texts, labels, head, student and steps."""
     rows, outside = found["rows"], found.get("rows_out_of_scope")
     lines = [
         f"task: {found['task']} ({found['kind']}), scored by {found['metric']}",
@@ -76,7 +76,7 @@ def _by_split(rows: Mapping[str, int]) -> str:
 
 
 def _counted(inputs: "TaskInputs") -> dict[str, int]:
-    """How often each label stands in train, the most frequent first."""
+    """How often each label occurs in train, the most frequent first."""
     task = check_task(inputs.settings.task)
     counts: Counter[str] = Counter()
     for example in inputs.splits.train:
@@ -98,7 +98,7 @@ def _labels_line(labels: Mapping[str, int]) -> str:
 def _head_line(head: Mapping[str, Any], labels: int) -> str:
     whose, own, there = f"the {head['role']}'s own head", head["own_labels"], head["own_labels_in_data"]
     if not head["own_is_used"]:
-        left = f"; {whose}, of {_labels(len(own))}, is left out" if own else ""
+        left = f"; {whose}, of {_labels(len(own))}, is not used" if own else ""
         return f"{head['model']} gets a new head for {_labels(labels)}{left}"
     if len(there) == len(own):
         return f"{whose} is used: {_labels(len(own))}, all of which occur in the data"

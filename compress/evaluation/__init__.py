@@ -1,1 +1,1 @@
-"""What a model says of texts, and how well: predictions, metrics, bootstrap intervals."""
+"""A model's predictions on texts, their metrics and bootstrap intervals."""

@@ -1,7 +1,7 @@
-"""The task metric, its bootstrap interval, and whether one model really beats another. No torch.
+"""The task metric, its bootstrap interval, and the paired interval of a difference. No torch.
 
-Entities: micro F1 over exact spans (start, end and label all right), the CoNLL shared task's measure.
-Classes: accuracy; where any number of labels may apply to a text, micro F1 over pairs of a text and a label.
+Entities: micro F1 over exact spans (start, end and label must match), the CoNLL shared task's measure.
+Classes: accuracy; if any number of labels may apply to a text, micro F1 over pairs of a text and a label.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ import numpy as np
 from compress.data.examples import Example, Task
 from serve.text.answers import Answer, EntitiesAnswer
 
-# What a model says of one text: its set of (start, end, label), its class, or the set of labels that apply.
+# A model's answer to one text: its set of (start, end, label), its class, or the set of labels that apply.
 Prediction = frozenset[tuple[int, int, str]] | str | frozenset[str]
 RESAMPLES = 2_000
 METRICS = {"token-classification": "entity_f1", "text-classification": "accuracy"}
@@ -33,19 +33,19 @@ class Score:
 
 
 def metric_name(task: Task, *, multi_label: bool) -> str:
-    """What the metric of a task is called; `multi_label` says that any number of labels may apply to a text."""
+    """The name of a task's metric; with `multi_label` any number of labels may apply to a text."""
     return "micro_f1" if multi_label else METRICS[task]
 
 
 def gold_of(example: Example, task: Task) -> Prediction:
-    """What a perfect model would say of `example`."""
+    """The correct answer to `example`."""
     if task == "text-classification":
         return frozenset(example.label) if isinstance(example.label, tuple) else example.label or ""
     return frozenset((entity.start, entity.end, entity.label) for entity in example.entities or ())
 
 
 def prediction_of(answer: Answer, *, multi_label: bool) -> Prediction:
-    """What a server's answer says of its text."""
+    """A server's answer as a `Prediction`."""
     if "entities" in answer:
         found = cast(EntitiesAnswer, answer)["entities"]
         return frozenset((each["start"], each["end"], each["label"]) for each in found)
@@ -54,7 +54,7 @@ def prediction_of(answer: Answer, *, multi_label: bool) -> Prediction:
 
 
 def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.ndarray:
-    """Per text: what was right, what was predicted, what was there; shape (texts, 3). A class counts as one of each."""
+    """Per text the numbers of correct, predicted and gold items, (texts, 3); a class is one item. ValueError if lengths differ."""
     if len(gold) != len(predicted):
         raise ValueError(f"{len(gold)} gold answers but {len(predicted)} predictions")
     rows = np.zeros((len(gold), 3))
@@ -67,7 +67,7 @@ def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.nd
 
 
 def metric_of(totals: np.ndarray) -> np.ndarray:
-    """F1 from summed counts `(..., 3)`; 1 where there was nothing to find and nothing was said. Accuracy is its case of one each."""
+    """F1 from summed counts `(..., 3)`; 1 if there are no gold and no predicted items. With one item each it is accuracy."""
     right, predicted, there = totals[..., 0], totals[..., 1], totals[..., 2]
     both = predicted + there
     return np.where(both > 0, 2 * right / np.maximum(both, 1), 1.0)
@@ -81,9 +81,9 @@ def score(gold: Sequence[Prediction], predicted: Sequence[Prediction], *, seed: 
 
 
 def difference(gold: Sequence[Prediction], a: Sequence[Prediction], b: Sequence[Prediction], *, seed: int = 0) -> Score:
-    """Metric of `a` less metric of `b`, with its paired bootstrap interval: both are scored on the same resampled texts.
+    """The metric of `a` minus that of `b`, with its paired bootstrap interval: both are scored on the same resampled texts.
 
-    The difference is supported when the interval leaves out 0.
+    The data supports a difference if the interval excludes 0.
     """
     rows_a, rows_b = counts(gold, a), counts(gold, b)
     resampled_a, resampled_b = _resampled([rows_a, rows_b], seed)
@@ -93,13 +93,13 @@ def difference(gold: Sequence[Prediction], a: Sequence[Prediction], b: Sequence[
 
 
 def mean_score(rows: Sequence[np.ndarray], *, less: Sequence[np.ndarray] = (), seed: int = 0) -> Score:
-    """The mean metric of several trainings on the same texts, less that of others, with its bootstrap interval.
+    """The mean metric of several trainings on the same texts, minus that of others, with its bootstrap interval.
 
-    Texts are resampled, the same for every training, so the interval speaks of other texts and not of other seeds.
+    All trainings are scored on the same resampled texts, so the interval covers other texts, not other seeds.
 
     Args:
-        rows: what `counts` says of each training, (texts, 3).
-        less: of the trainings that it is compared with; none for the mean itself.
+        rows: the result of `counts` for each training, (texts, 3).
+        less: the same for the trainings to subtract; empty for the mean itself.
         seed: of the resampling.
     """
     resampled = [metric_of(sums) for sums in _resampled([*rows, *less], seed)]
@@ -116,21 +116,21 @@ def mean_score(rows: Sequence[np.ndarray], *, less: Sequence[np.ndarray] = (), s
 def chance(
     gold: Sequence[Prediction], predicted: Sequence[Prediction], constant: Iterable[Sequence[Prediction]] = ()
 ) -> float:
-    """What can be scored without paying attention to what a text says.
+    """The highest metric that a model can reach without reading the text.
 
-    The best of two: each of `predicted` paired with the gold of another text drawn at random, so that their frequencies
-    stay and their aim is lost; and every list in `constant`, the answers of models that say one thing always.
+    It is the largest of the scores of `predicted` shuffled over the texts, which keeps the frequencies of answers, and of each
+    list in `constant`, the answers of a model that gives every text the same one.
     """
-    # Shuffled before it is shifted: in a file sorted by class the next text has the same label.
+    # Shuffled before shifting: in a file sorted by class the next text has the same label.
     order = np.random.default_rng(0).permutation(len(gold))
     strangers = [predicted[0]] * len(gold)
     for text, other in zip(order, np.roll(order, 1), strict=True):
         strangers[text] = predicted[other]
-    return max(float(metric_of(counts(gold, said).sum(axis=0))) for said in (strangers, *constant))
+    return max(float(metric_of(counts(gold, answers).sum(axis=0))) for answers in (strangers, *constant))
 
 
 def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
-    """For each label: precision, recall, f1 and support (how often it stands in the gold)."""
+    """For each label: precision, recall, f1 and support (how often it occurs in the gold)."""
     right: Counter[str] = Counter()
     said: Counter[str] = Counter()
     there: Counter[str] = Counter()
@@ -151,7 +151,7 @@ def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> di
 
 
 def _items(answer: Prediction) -> set[str | tuple[int, int, str]]:
-    """What an answer holds: entities or labels, any number of them, or one class."""
+    """The items of an answer: its entities, its labels, or its one class."""
     return {answer} if isinstance(answer, str) else set(answer)
 
 
@@ -162,15 +162,13 @@ def _label(item: str | tuple[int, int, str]) -> str:
 def _resampled(rows: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
     """Summed counts of each of `rows` (texts, 3) over the same resampled texts: (RESAMPLES, 3) each.
 
-    Drawn a hundred resamples at a time, so that memory stays small whatever the number of texts.
+    100 resamples are drawn at a time, to limit memory.
     """
     generator = np.random.default_rng(seed)
     texts = len(rows[0])
     sums: list[list[np.ndarray]] = [[] for _ in rows]
     for _ in range(RESAMPLES // 100):
-        weights = generator.multinomial(
-            texts, np.full(texts, 1 / texts), size=100
-        )  # (100, texts): how often each stands
+        weights = generator.multinomial(texts, np.full(texts, 1 / texts), size=100)  # (100, texts)
         for found, counted in zip(sums, rows, strict=True):
             found.append(weights @ counted)
     return [np.concatenate(found) for found in sums]

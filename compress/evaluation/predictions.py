@@ -1,4 +1,4 @@
-"""What a model says of tokenised texts: logits of each row, and the answers that serving would give."""
+"""A model's logits on each row of tokenised texts, and the answers that serving would give."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from serve.text.spans import decode_spans
 def row_logits(
     model: Any, encoded: Encoded, *, remap: np.ndarray | None = None, advance: Any = None
 ) -> list[np.ndarray]:
-    """The logits of each text's rows, (rows, labels) a text, in order; `advance(texts)` is told of progress."""
+    """The logits of each text, (rows, labels), in order; `advance(texts)` is called after each batch."""
     out: list[np.ndarray] = [np.empty(0)] * len(encoded)
     device = next(model.parameters()).device
     was_training = model.training
@@ -35,7 +35,7 @@ def row_logits(
 
 
 def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
-    """What `logits` (rows, labels) a text say: the class, the labels that apply, or the spans that serving would answer with."""
+    """The answers that serving would give from each text's `logits` (rows, labels): a class, labels that apply, or spans."""
     if encoded.multi_label:
         return [frozenset(encoded.labels[i] for i in np.flatnonzero(applies(rows[0]))) for rows in logits]
     if encoded.task == "text-classification":
@@ -50,10 +50,10 @@ def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Predicti
 
 
 def constant_predictions(encoded: Encoded) -> Iterator[list[Prediction]]:
-    """For each label, what a model would say of every text that always says it: on each word alone, for tags.
+    """For each label, the answers of a model that always gives it; for tags, to each single word.
 
-    Where any number of labels may apply, it is the most frequent one, the two most frequent, and so on: of constant answers
-    of one size those score best.
+    If any number of labels may apply, the answers are the most frequent label, the two most frequent, and so on, because
+    these score best among constant answers of their size.
     """
     if encoded.multi_label:
         there = (np.concatenate(encoded.targets) == 1).sum(axis=0)

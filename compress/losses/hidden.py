@@ -1,4 +1,4 @@
-"""Losses on hidden states and embeddings: the student's, brought to the teacher's width, against the teacher's.
+"""Losses between the hidden states or embeddings of the student, mapped to the teacher's width, and the teacher's.
 
 Tensors are (batch, tokens, teacher's width); `mask` is (batch, tokens), 1 for a real token and 0 for padding, and each
 sequence has a real token. Means are over the real tokens of a sequence, then over sequences.
@@ -21,5 +21,5 @@ def summed_hidden_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor
 
 
 def cosine_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    """One less the cosine of the angle between the two (DistilBERT, section 3)."""
+    """One minus the cosine of the angle between the two (DistilBERT, section 3)."""
     return mean_over_tokens(1 - functional.cosine_similarity(full(teacher), full(student), dim=-1), mask)

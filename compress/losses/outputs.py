@@ -1,6 +1,6 @@
 """Losses on the outputs: labels, the teacher's soft labels, its logits.
 
-Rows are whatever gets one answer: texts, the first tokens of words, or tokens whose word is to be guessed.
+A row gets one answer: it is a text, the first token of a word, or a masked token.
 """
 
 import torch
@@ -11,14 +11,14 @@ from compress.data.encoded import IGNORED
 
 
 def full(x: Tensor) -> Tensor:
-    """`x` in float32 if it came in half precision: sums of exponents need the bits."""
+    """`x` in float32 if it is in half precision, which is too coarse for sums of exponentials."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def mean_over_tokens(rows: Tensor, mask: Tensor) -> Tensor:
     """The mean of `rows` (batch, tokens) over the real tokens of each sequence, then over sequences.
 
-    What stands in padding is left out, be it nan; `mask` is (batch, tokens), 1 for a real token.
+    Values in padding are ignored, even NaN. `mask` is (batch, tokens), 1 for a real token.
     """
     real = mask.bool()
     kept = torch.where(real, rows, torch.zeros_like(rows))
@@ -26,13 +26,13 @@ def mean_over_tokens(rows: Tensor, mask: Tensor) -> Tensor:
 
 
 def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy with labels, mean over the rows that have one; 0 when none has.
+    """Cross-entropy with labels, mean over the rows that have one; 0 if no row has.
 
-    Where any number of labels may apply to a row it is the binary cross-entropy of each, mean over labels and rows.
+    If any number of labels may apply to a row it is the binary cross-entropy of each label, mean over labels and rows.
 
     Args:
         logits: (rows, labels).
-        targets: (rows,), a label's index or `IGNORED`; or (rows, labels), 1 where it applies, 0 where not, or `IGNORED`.
+        targets: (rows,), a label's index or `IGNORED`; or (rows, labels), 1 if the label applies, 0 if not, or `IGNORED`.
     """
     if targets.ndim == 2:
         known = targets != IGNORED
@@ -43,14 +43,14 @@ def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def soft_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
-    """`T^2 KL(softmax(teacher / T) || softmax(student / T))`, mean over rows; 0 when they agree.
+    """`T^2 KL(softmax(teacher / T) || softmax(student / T))`, mean over rows; 0 if they agree.
 
-    The factor `T^2` keeps gradients of one size whatever the temperature (Hinton et al. 2015, section 2).
+    The factor `T^2` keeps the size of gradients about the same at every temperature (Hinton et al. 2015, section 2).
 
     Args:
         teacher_logits: (rows, labels), no gradient.
         student_logits: (rows, labels).
-        temperature: above 0; higher shows more of how the teacher ranks the labels it does not choose.
+        temperature: above 0; a higher one gives more weight to the labels that the teacher ranks low.
     """
     target = functional.log_softmax(full(teacher_logits) / temperature, dim=-1)
     ours = functional.log_softmax(full(student_logits) / temperature, dim=-1)
@@ -59,9 +59,9 @@ def soft_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature:
 
 
 def soft_multi_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
-    """`T^2 KL(sigmoid(teacher / T) || sigmoid(student / T))` of each label on its own, mean over labels and rows; 0 when they agree.
+    """`T^2 KL(sigmoid(teacher / T) || sigmoid(student / T))` of each label, mean over labels and rows; 0 if they agree.
 
-    `soft_label_loss` where any number of labels may apply to a row: each label is a distribution over yes and no.
+    It is `soft_label_loss` for rows to which any number of labels may apply: each label is a distribution over yes and no.
 
     Args:
         teacher_logits: (rows, labels), no gradient.
@@ -76,7 +76,7 @@ def soft_multi_label_loss(teacher_logits: Tensor, student_logits: Tensor, temper
 
 
 def soft_loss(teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """The soft-label loss of the kind of task that `targets`, as `label_loss` takes them, are of."""
+    """`soft_multi_label_loss` for `targets` (rows, labels), otherwise `soft_label_loss`."""
     loss = soft_multi_label_loss if targets.ndim == 2 else soft_label_loss
     return loss(teacher_logits, student_logits, temperature)
 
@@ -95,9 +95,9 @@ def logit_loss(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
 def mixed_loss(
     logits: Tensor, targets: Tensor, teacher_logits: Tensor | None, *, temperature: float, soft_weight: float
 ) -> dict[str, Tensor]:
-    """The terms of task distillation, already weighted: they add up to what is minimised.
+    """The weighted terms of task distillation; their sum is minimised.
 
-    Without `teacher_logits` it is the label loss alone: the undistilled student.
+    Without `teacher_logits` there is only the label loss, by which the undistilled student trains.
     """
     if teacher_logits is None:
         return {"labels": label_loss(logits, targets)}

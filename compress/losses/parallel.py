@@ -1,7 +1,7 @@
-"""Many small computations side by side, each on a core of its own.
+"""Runs many small computations in parallel, each on its own core.
 
-Torch divides every single operation among the cores. On a tile an operation takes a tenth of a millisecond, and handing
-its parts out takes about as long: two cores are then hardly faster than one.
+Torch divides every operation among the cores. An operation on a tile takes 0.1 ms, and dividing it takes about as long, so
+two cores are hardly faster than one.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,9 +17,9 @@ Answer = TypeVar("Answer")
 
 
 def on_cores(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
-    """What `work` makes of each of `items`, in their order, on as many cores as torch may use; without gradients.
+    """`work(item)` for each of `items`, in their order, on as many cores as torch may use; without gradients.
 
-    Each is computed by one thread on one core, so its bits do not depend on how many there are.
+    One thread on one core computes each, so its bits do not depend on the number of cores.
     """
     items, cores = list(items), torch.get_num_threads()
 
@@ -37,14 +37,14 @@ def _workers(cores: int) -> ThreadPoolExecutor:
     everyone = Barrier(cores)
 
     def begin() -> None:
-        # Asked for the first time in a thread torch takes the number of the process, and would do so later over ours.
+        # In each thread torch's first call adopts the process's number; make it now, so that it cannot override ours later.
         torch.get_num_threads()
         torch.set_num_threads(1)
         everyone.wait()
 
     workers = ThreadPoolExecutor(cores, "core", initializer=begin)
     for _ in range(cores):
-        workers.submit(lambda: None)  # each starts one more, since none is idle until all have begun
+        workers.submit(lambda: None)  # each call starts one more worker, as none is idle until all have begun
     assert workers.submit(torch.get_num_threads).result() == 1
-    torch.set_num_threads(cores)  # the number last set is also what threads begin with that torch starts later
+    torch.set_num_threads(cores)  # threads that torch starts later take the number that was set last
     return workers

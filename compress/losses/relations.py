@@ -1,9 +1,9 @@
-"""What the tokens of one layer say of each other: attention, and the relations of queries, keys, values or hidden states.
+"""Losses on attention, and on the relations of queries, keys, values or hidden states of one layer.
 
-Tensors are (batch, heads, tokens, width of a head), or (batch, heads, tokens, tokens) for scores: the numbers before
+Tensors are (batch, heads, tokens, width of a head), or (batch, heads, tokens, tokens) for scores, the numbers before
 padding is masked and the softmax taken. `mask` is (batch, tokens), 1 for a real token and 0 for padding, and each
 sequence has a real token. Padded keys get no probability and padded queries no weight; means are over the real queries
-of a sequence and the heads, then over sequences. Every loss is a scalar, 0 when the student agrees with the teacher.
+of a sequence and the heads, then over sequences. Every loss is a scalar, 0 if the student agrees with the teacher.
 """
 
 import torch
@@ -15,17 +15,17 @@ from serve.errors import BadInput
 
 
 def check_relation_heads(relation_heads: int, *widths: int) -> None:
-    """Nothing, when `relation_heads` divides every width.
+    """Check that `relation_heads` divides every width.
 
     Raises:
-        BadInput: it does not; the message names the numbers that would.
+        BadInput: it does not; the message lists the numbers that do.
     """
     if relation_heads < 1 or any(width % relation_heads for width in widths):
         smallest = min(widths)
         works = [n for n in range(1, smallest + 1) if not any(width % n for width in widths)]
         raise BadInput(
-            f"{relation_heads} relation heads do not divide the widths {' and '.join(map(str, widths))} of teacher and student. "
-            f"Take one of {', '.join(map(str, works))}."
+            f"--relation-heads is {relation_heads}, which does not divide the widths {' and '.join(map(str, widths))} of teacher and "
+            f"student. Give one of {', '.join(map(str, works))}."
         )
 
 
@@ -44,9 +44,8 @@ def dot_scores(x: Tensor, y: Tensor) -> Tensor:
 def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
     """KL divergence of the student's relation from the teacher's, where a relation is `softmax(X X^T / sqrt(width))`.
 
-    Of queries, keys and values, re-split into any number of heads, it is MiniLMv2's (eqs 7-9); of values at the
-    attention's own heads, MiniLM's value relation (section 3). The papers' cross-entropy differs by the teacher's
-    entropy alone.
+    For queries, keys and values, re-split into any number of heads, it is MiniLMv2's loss (eqs 7-9); for values at the
+    attention's own heads, MiniLM's value relation (section 3). The papers' cross-entropy differs only by the teacher's entropy.
 
     Args:
         teacher: (batch, heads, tokens, teacher's width), no gradient.
@@ -67,7 +66,7 @@ def attention_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
     """
     padded_keys = ~mask.bool()[:, None, None, :]  # (batch, 1, 1, tokens)
     target, ours = _log_attention(teacher, padded_keys), _log_attention(student, padded_keys)
-    # A padded key has log-probability -inf on both sides: its term is 0, where the arithmetic would say nan.
+    # A padded key has log-probability -inf on both sides; without the fill its term would be NaN.
     terms = (target.exp() * (target - ours)).masked_fill(padded_keys, 0.0)
     return mean_over_tokens(terms.sum(dim=-1).mean(dim=1), mask)
 
@@ -75,7 +74,7 @@ def attention_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
 def attention_square_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
     """Half the squared difference of the attention distributions, summed over keys (XtremeDistil, eq. 9, of one layer).
 
-    Arguments as those of `attention_loss`.
+    It takes the arguments of `attention_loss`.
     """
     padded_keys = ~mask.bool()[:, None, None, :]
     apart = _log_attention(teacher, padded_keys).exp() - _log_attention(student, padded_keys).exp()
@@ -85,7 +84,7 @@ def attention_square_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Ten
 def score_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
     """Mean squared difference of the scores before the softmax, over pairs of real tokens and heads (TinyBERT, section 3).
 
-    Arguments as those of `attention_loss`.
+    It takes the arguments of `attention_loss`.
     """
     weights = mask.to(torch.float32)
     apart = (full(teacher) - full(student)).square().masked_fill(~mask.bool()[:, None, None, :], 0.0)
@@ -94,7 +93,7 @@ def score_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
 
 
 def direct_loss(teacher: Tensor, student: Tensor, projection: Tensor, mask: Tensor) -> Tensor:
-    """Mean squared difference of queries, keys or values after a matrix of each head, summed over heads (DirectMiniLM, eq. 10).
+    """Mean squared difference of queries, keys or values, mapped by a matrix per head, summed over heads (DirectMiniLM, eq. 10).
 
     Args:
         teacher: (batch, heads, tokens, teacher's width), no gradient.

@@ -1,14 +1,14 @@
-"""Losses between two attentions that never hold either of them whole.
+"""Losses between two attentions, computed in tiles: neither attention is ever held whole.
 
-An attention is the softmax of the scaled products of queries and keys; of 512 tokens and 48 heads it has twelve million
-numbers, and a loss on it as it is usually written keeps several of that size for the way back. Here a tile of some heads
-and queries is computed over all keys, compared, turned into its part of the gradient of queries and keys, and forgotten:
-memory grows as tokens times width (but for a bias by distance, where a family has one: it and its gradient are held once). The
-gradient is taken on the way forward, since the loss is a number and the way back can only scale it. Padding is left out before
-anything is computed; sequences of the same length share tiles.
+An attention is the softmax of the scaled products of queries and keys. With 512 tokens and 48 heads it has 12.6 million
+numbers, and the usual form of a loss on it keeps several tensors of that size for the backward pass. Here a tile of some heads
+and queries is computed over all keys, compared, turned into its part of the gradient of queries and keys, and discarded, so
+memory grows as tokens times width. (A family's bias by distance and its gradient are held once.) The gradient is computed in the
+forward pass, because the loss is a scalar and the backward pass can only scale it. Padding is removed first; sequences of the
+same length share tiles.
 
-On a GPU the divergence has kernels of its own (`compress.losses.triton_kl`). `compress.losses.relations` has the same losses as they are
-written in the papers.
+On a GPU the divergence has its own kernels (`compress.losses.triton_kl`). `compress.losses.relations` has the same losses in the form of
+the papers.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,41 +24,41 @@ from compress.losses.outputs import full
 from compress.losses.parallel import on_cores
 from compress.losses.relations import dot_scores
 
-# Of a tile: queries at most, and numbers in all. On a CPU half a megabyte stays in a core's cache with what is made from it
-# (measured from 2^15 to 2^22 numbers); a GPU wants more at a time.
+# Of a tile: most queries, and most numbers. On a CPU a tile of 0.5 MB and its results stay in a core's cache
+# (measured from 2^15 to 2^22 numbers); a GPU is faster with larger tiles.
 ROWS, NUMBERS, NUMBERS_ON_GPU = 128, 1 << 17, 1 << 25
 
 
 class Dots(NamedTuple):
-    """What an attention is made from: its scores are `queries keys^T / sqrt(width of a head) + bias`, before masks and softmax."""
+    """The factors of an attention's scores, `queries keys^T / sqrt(width of a head) + bias`, before masks and softmax."""
 
     queries: Tensor  # (batch, heads, tokens, width of a head)
-    keys: Tensor | None = None  # the same shape; without them the queries are the keys: a relation
+    keys: Tensor | None = None  # the same shape; None for a relation, whose keys are its queries
     bias: Tensor | None = None  # (heads, tokens, tokens)
 
     def scores(self) -> Tensor:
-        """All of them, (batch, heads, tokens, tokens)."""
+        """All scores, (batch, heads, tokens, tokens)."""
         scores = dot_scores(self.queries, self.queries if self.keys is None else self.keys)
         return scores if self.bias is None else scores + self.bias
 
 
-# The sum of a tile's losses, and their gradient in the student's scores: given the scores of teacher and student, both
-# (heads, queries, keys) and free to be written over.
+# Takes the scores of teacher and student, both (heads, queries, keys), which it may overwrite; gives the sum of the tile's
+# losses and its gradient in the student's scores.
 TileLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def tiled_loss(loss: str, teacher: Dots, student: Dots, mask: Tensor) -> Tensor:
-    """The loss that `compress.methods.objectives` calls `loss` (kl, squares or mse) of scores, in memory that grows as tokens times width.
+    """The loss `loss` (kl, squares or mse, as in `compress.methods.objectives`) of scores, in memory that grows as tokens times width.
 
     Args:
         loss: `kl`, the divergence of `compress.losses.relations.attention_loss`; `squares`, of `attention_square_loss`; `mse`, of
             `score_loss`.
-        teacher: no gradient.
-        student: of as many heads; the width of a head may differ.
+        teacher: gets no gradient.
+        student: has as many heads; their width may differ.
         mask: (batch, tokens), 1 for a real token and 0 for padding; each sequence has a real token.
 
     Returns:
-        A scalar, 0 when the student's scores are the teacher's.
+        A scalar, 0 if the student's scores equal the teacher's.
     """
     parts: list[Tensor | None] = [*teacher, *student]
     if not torch.is_grad_enabled():
@@ -74,7 +74,7 @@ def tiled_loss(loss: str, teacher: Dots, student: Dots, mask: Tensor) -> Tensor:
 
 
 def _on_gpu(teacher: Dots, student: Dots) -> Callable[..., Tensor] | None:
-    """The kernels of a GPU, where they are for it: they know no bias, and Triton comes with torch for the GPUs that it knows."""
+    """The GPU kernels, if they can compute this loss: there is no bias, and Triton, part of torch for GPUs, is installed."""
     if teacher.bias is not None or student.bias is not None or not student.queries.is_cuda or not find_spec("triton"):
         return None
     from compress.losses.triton_kl import divergence_loss, fits
@@ -92,7 +92,7 @@ class _Tiled(torch.autograd.Function):
         biased = teacher.bias is not None or student.bias is not None  # one of the two may be of another family
         for some in _of_one_length(mask, alone=biased):
             real = mask[some].nonzero()[:, 1].view(len(some), -1)
-            weight = 1 / (batch * heads * real.shape[1])  # of a query of a head
+            weight = 1 / (batch * heads * real.shape[1])  # of one query of one head
             ours = _real(student, some, real)
             found = _zeros(ours) if slopes else None
             value += weight * _over_tiles(loss, _real(teacher, some, real), ours, found)
@@ -108,7 +108,7 @@ class _Tiled(torch.autograd.Function):
 
 
 def _of_one_length(mask: Tensor, *, alone: bool) -> Iterator[Tensor]:
-    """Indices of sequences that have as many real tokens as each other; or of one at a time."""
+    """Groups of indices of sequences with equally many real tokens; with `alone` one index at a time."""
     lengths = mask.sum(dim=1).tolist()
     for length in sorted(set(lengths)):
         some = torch.tensor([i for i, other in enumerate(lengths) if other == length], device=mask.device)
@@ -116,15 +116,15 @@ def _of_one_length(mask: Tensor, *, alone: bool) -> Iterator[Tensor]:
 
 
 def _real(dots: Dots, some: Tensor, real: Tensor) -> Dots:
-    """The tokens `real` (sequences, tokens) of the sequences `some`, one head after the other, (sequences * heads, tokens, width).
+    """The tokens `real` (sequences, tokens) of the sequences `some`, head after head, (sequences * heads, tokens, width).
 
-    They are scaled, so that scores are bare products. A bias is of a single sequence.
+    They are scaled, so that scores are plain products. With a bias there is one sequence.
     """
     tokens = dots.queries.shape[2]
     rows = (some[:, None] * tokens + real).flatten()
 
     def chosen(x: Tensor, scale: float) -> Tensor:
-        # Projections lie as (batch, tokens, heads, width): whole tokens are taken, which is ten times as fast as numbers here and there.
+        # Projections lie as (batch, tokens, heads, width): taking whole tokens is 10 times as fast as gathering single numbers.
         taken = x.transpose(1, 2).flatten(0, 1).index_select(0, rows).view(*real.shape, *x.shape[1::2])
         return taken.transpose(1, 2).flatten(0, 1).mul_(scale)
 
@@ -133,7 +133,7 @@ def _real(dots: Dots, some: Tensor, real: Tensor) -> Dots:
 
 
 def _put(slopes: Dots, some: Tensor, real: Tensor, found: Dots, weight: float) -> None:
-    """The way back of `_real`: gradients of its parts, times `weight`, as gradients of the whole."""
+    """The backward of `_real`: write the gradients `found` of its parts, times `weight`, into `slopes`, those of the whole."""
     rows = (some[:, None] * slopes.queries.shape[2] + real).flatten()
     for into, slope, scale in ((slopes.queries, found.queries, _scale(slopes)), (slopes.keys, found.keys, 1.0)):
         if into is not None and slope is not None:
@@ -144,12 +144,12 @@ def _put(slopes: Dots, some: Tensor, real: Tensor, found: Dots, weight: float) -
 
 
 def _scale(dots: Dots) -> float:
-    """Of the queries; where they are the keys too, both together scale the scores."""
+    """The factor of the queries; in a relation it applies twice, as queries are also keys."""
     return float(dots.queries.shape[-1] ** (-0.5 if dots.keys is not None else -0.25))
 
 
 def _zeros(like: Dots) -> Dots:
-    """Of the same shapes; with a batch they lie in memory as `_put` needs them, (batch, tokens, heads, width)."""
+    """Zeros of the same shapes; with a batch they lie in memory as (batch, tokens, heads, width), as `_put` needs."""
 
     def zeros(x: Tensor) -> Tensor:
         return torch.zeros_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
@@ -189,7 +189,7 @@ def _keys(dots: Dots) -> Tensor:
 
 
 def _tile(dots: Dots, heads: slice, queries: slice) -> Tensor:
-    """Some rows of the scores of a sequence, new numbers."""
+    """Some rows of the scores of a sequence, in new memory."""
     products = dots.queries[heads, queries] @ _keys(dots)[heads].transpose(-1, -2)
     return products if dots.bias is None else products.add_(dots.bias[heads, queries])
 

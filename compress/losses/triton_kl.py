@@ -1,13 +1,13 @@
-"""The divergence of relations and attentions on a GPU: two Triton kernels that hold nothing of tokens by tokens.
+"""The KL divergence of relations and attentions on a GPU: two Triton kernels that store no (tokens, tokens) matrix.
 
-The first goes over all keys with a block of queries at a time, with running maxima and sums of exponents, and leaves the
-normalisers of each query and its divergence. The second computes the same blocks of scores once more, turns them into
-their part of the gradient and multiplies that with the other side at once. Real tokens alone are read, packed one sequence
-after the other, so padding costs nothing; the order of all sums is fixed, so the same input gives the same bits.
+The first kernel takes a block of queries over all keys, with running maxima and sums of exponentials, and stores each query's
+normalisers and divergence. The second recomputes the same blocks of scores, turns them into their part of the gradient and
+multiplies that with the other side at once. Only real tokens are read, packed one sequence after the other, so padding costs
+nothing. The order of all sums is fixed, so the same input gives the same bits.
 
-Of bfloat16 the products are exact and added up in float32: its numbers fit into tf32, in which tensor cores multiply. What is
-multiplied to a gradient is rounded to tf32, which is finer than the bfloat16 that the gradient is given in. Of float32 each
-product is made of three in tf32, which keeps about its precision. Gradients stay in float32 until they are scaled.
+Products of bfloat16 are exact and summed in float32: bfloat16 fits into tf32, in which tensor cores multiply. Factors of a
+gradient are rounded to tf32, which is finer than the gradient's own bfloat16. A product of float32 is made of three products
+in tf32, which nearly keeps its precision. Gradients stay in float32 until they are scaled.
 """
 
 import os
@@ -20,23 +20,23 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BLOCK = 64  # queries, and keys, of a block; half of it where heads are wide
-WIDEST = 128  # numbers of a head of teacher and student together, padded: what fits into 96 KiB of shared memory, as most GPUs have
+BLOCK = 64  # queries, and keys, of a block; half for wide heads
+WIDEST = 128  # most padded head width of teacher and student together: it fits into 96 KiB of shared memory, as most GPUs have
 
 
 class Packed(NamedTuple):
     """Real tokens of all sequences, one sequence after the other."""
 
-    rows: Tensor  # (tokens,) where they stand in (batch * tokens)
-    starts: Tensor  # (sequences + 1,) int32: where each sequence begins, and where the last ends
+    rows: Tensor  # (tokens,) their indices into (batch * tokens)
+    starts: Tensor  # (sequences + 1,) int32: the start of each sequence, and the end of the last
     longest: int
 
     def take(self, x: Tensor) -> Tensor:
-        """Of `x` (batch, heads, tokens, width): (tokens, heads, width)."""
+        """The real tokens of `x` (batch, heads, tokens, width) as (tokens, heads, width)."""
         return x.transpose(1, 2).flatten(0, 1).index_select(0, self.rows)
 
     def put(self, packed: Tensor, like: Tensor) -> Tensor:
-        """The way back, 0 where nothing stood."""
+        """The inverse of `take`, in the shape of `like`; padding is 0."""
         batch, heads, tokens, width = like.shape
         whole = packed.new_zeros(batch * tokens, heads, width).index_copy_(0, self.rows, packed)
         return whole.view(batch, tokens, heads, width).transpose(1, 2)
@@ -49,7 +49,7 @@ def divergence_loss(
     student_keys: Tensor | None,
     mask: Tensor,
 ) -> Tensor:
-    """The KL divergence of `compress.losses.tiled_relations.tiled_loss`; all (batch, heads, tokens, width), a relation has no keys."""
+    """The KL divergence of `tiled_loss`, a scalar; all vectors are (batch, heads, tokens, width), and a relation has no keys."""
     value: Tensor = _Divergence.apply(  # type: ignore[no-untyped-call]
         mask, teacher_queries, teacher_keys, student_queries, student_keys
     )
@@ -72,7 +72,7 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
-        # Scaled before they are rounded: the scale of a loss in float16 is there to keep small gradients.
+        # Scaled before rounding: float16 training scales the loss to keep small gradients.
         slopes = [(up * slope).to(ctx.dtype) for slope in ctx.saved_tensors]
         return (None, None, None, slopes[0], slopes[1] if len(slopes) > 1 else None)
 
@@ -80,10 +80,10 @@ class _Divergence(torch.autograd.Function):
 def _divergence(
     packed: Packed, tq: Tensor, tk: Tensor | None, sq: Tensor, sk: Tensor | None, *, wanted: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """The loss, float64, and if `wanted` its gradient in the student's queries and, where there are any, keys."""
+    """The loss, float64, and if `wanted` its gradients in the student's queries and keys (if there are keys)."""
     tokens, heads, _ = tq.shape
     lengths, sequences = packed.starts.diff(), len(packed.starts) - 1
-    weights = 1.0 / (lengths * (heads * sequences)).float()  # of a query of a head
+    weights = 1.0 / (lengths * (heads * sequences)).float()  # of one query of one head
     norms = torch.empty(2, heads, tokens, dtype=torch.float32, device=tq.device)
     rows = torch.empty(heads, tokens, dtype=torch.float32, device=tq.device)
     shape = options(tq, sq)
@@ -102,39 +102,39 @@ def _divergence(
 
     if not wanted:
         return value, []
-    if sk is None:  # scores are symmetric: what a token gains as query and as key comes of the same blocks
+    if sk is None:  # scores are symmetric: the gradients of a token as query and as key come from the same blocks
         return value, [slope(0, 0, row=True, column=True)]
     return value, [slope(0, 1, row=True, column=False), slope(1, 0, row=False, column=True)]
 
 
 def options(teacher: Tensor, student: Tensor) -> dict[str, Any]:
-    """What the kernels are compiled for: the widths of a head, the block, how products are made."""
+    """The compile-time options of the kernels: head widths, block size and precision of products."""
     wide = _padded(teacher) + _padded(student)
     precise = ["tf32x3" if x.dtype == torch.float32 else "tf32" for x in (teacher, student)]
     return {
         "T": teacher.shape[-1], "S": student.shape[-1], "PAD_T": _padded(teacher), "PAD_S": _padded(student),
         "BLOCK": BLOCK if wide <= WIDEST // 2 else max(16, BLOCK // 2), "T_PRECISION": precise[0], "S_PRECISION": precise[1],
-        "num_stages": 1,  # a second one takes twice the shared memory
+        "num_stages": 1,  # 2 would take twice the shared memory
     }  # fmt: skip
 
 
 def fits(teacher: Tensor, student: Tensor) -> bool:
-    """Whether the kernels are for heads of these widths and for this machine.
+    """Whether the kernels support these head widths and this machine.
 
-    AMD's GPUs have no product of three, and Triton needs a C compiler for what calls a kernel.
+    AMD's GPUs lack products in three tf32 steps, and Triton needs a C compiler for the code that launches a kernel.
     """
     compiler = os.environ.get("CC") or which("gcc") or which("clang")
     return _padded(teacher) + _padded(student) <= WIDEST and torch.version.hip is None and compiler is not None
 
 
 def _padded(x: Tensor) -> int:
-    """The width of a head as the matrix units take it: a power of two from 16 on."""
+    """The width of a head, padded for the matrix units: a power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(x.shape[-1])))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _load(x, start, count, first, head, heads, WIDTH: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Tokens `first` and those after it of a sequence, (BLOCK, PAD), 0 beyond its end and beyond the width."""
+    """BLOCK tokens of a sequence from `first` on, (BLOCK, PAD); 0 past the sequence's end and past the width."""
     token, column = first + tl.arange(0, BLOCK), tl.arange(0, PAD)
     place = ((start + token).to(tl.int64) * heads + head)[:, None] * WIDTH + column[None, :]
     return tl.load(x + place, mask=(token < count)[:, None] & (column < WIDTH)[None, :], other=0.0).to(tl.float32)
@@ -151,7 +151,7 @@ def _rows(  # type: ignore[no-untyped-def]
     T: tl.constexpr, S: tl.constexpr, PAD_T: tl.constexpr, PAD_S: tl.constexpr, BLOCK: tl.constexpr,
     T_PRECISION: tl.constexpr, S_PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of each query: the logarithms of both sums of exponents, (2, heads, tokens), and the divergence, (heads, tokens)."""
+    """For each query the logarithms of both sums of exponentials, (2, heads, tokens), and the divergence, (heads, tokens)."""
     first, head, sequence = tl.program_id(0) * BLOCK, tl.program_id(1), tl.program_id(2)
     start = tl.load(starts + sequence)
     count = tl.load(starts + sequence + 1) - start
@@ -161,7 +161,7 @@ def _rows(  # type: ignore[no-untyped-def]
         lowest = tl.full((BLOCK,), float("-inf"), tl.float32)
         t_most, s_most = lowest, lowest
         t_sum, s_sum = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-        apart = tl.zeros((BLOCK,), tl.float32)  # the difference of the scores, weighed by the teacher's exponents
+        apart = tl.zeros((BLOCK,), tl.float32)  # difference of the scores, weighted by the teacher's exponentials
         for other in range(0, count, BLOCK):
             real = (other + tl.arange(0, BLOCK) < count)[None, :]
             t = _scores(theirs, _load(tk, start, count, other, head, heads, T, PAD_T, BLOCK), T, T_PRECISION)
@@ -190,9 +190,9 @@ def _slopes(  # type: ignore[no-untyped-def]
     T: tl.constexpr, S: tl.constexpr, PAD_T: tl.constexpr, PAD_S: tl.constexpr, BLOCK: tl.constexpr,
     T_PRECISION: tl.constexpr, S_PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient in each row's vector of the divergence of rows (ROW), of columns (COLUMN), or of both.
+    """The gradient, in each row's vector, of the divergence of rows (ROW), of columns (COLUMN), or of both.
 
-    Of an attention rows are queries and columns keys for the gradient in queries, and the other way round for that in keys.
+    For an attention's gradient in queries, rows are queries and columns are keys; for that in keys it is the reverse.
     """
     first, head, sequence = tl.program_id(0) * BLOCK, tl.program_id(1), tl.program_id(2)
     start = tl.load(starts + sequence)

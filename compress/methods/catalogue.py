@@ -1,7 +1,6 @@
-"""The methods of the papers, as data: each is a short list of stages, and a stage says what is trained on what.
+"""The methods of the papers, as data: each is a short list of stages with their objective and text.
 
-`docs/reference/methods.md` explains each; formulas are in `compress/losses/`. Where a paper leaves a choice open, the comment says that the
-choice is ours.
+`docs/reference/methods.md` explains each; formulas are in `compress/losses/`. "Ours" marks a choice that the paper leaves open.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +15,12 @@ from serve.errors import BadInput
 
 @dataclass(frozen=True)
 class Stage:
-    """One training: its objective, on which text, what of the student moves, and its part of the method's tokens."""
+    """One training: its objective, its text, the part of the student that trains, and its share of the method's tokens."""
 
     name: str
     objective: Objective
-    # `corpus` is plain text that needs no labels; `task` is the task's own text, with a teacher fine-tuned on the task;
-    # `source` is the same of another task, from which the student carries over all but its head.
+    # `corpus` is plain text without labels; `task` is the task's text, with a teacher fine-tuned on the task; `source` is
+    # another task's text and teacher, after which the student keeps all but its head.
     text: Literal["corpus", "task", "source"] = "corpus"
     trains: Literal["all", "encoder", "head"] = "all"
     share: float = 1.0
@@ -32,7 +31,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a method needs to know of teacher and student; 0 leaves a choice to the method."""
+    """The sizes of teacher and student, and choices; 0 or an empty string leaves a choice to the method."""
 
     teacher_layers: int
     student_layers: int
@@ -62,23 +61,23 @@ def minilm(sizes: Sizes) -> tuple[Stage, ...]:
 
 
 def minilm_no_value_relation(sizes: Sizes) -> tuple[Stage, ...]:
-    """Its ablation without the value relation (MiniLM, Table 5)."""
+    """The ablation of MiniLM without the value relation (MiniLM, Table 5)."""
     return (Stage("minilm", Objective(_last_attention(sizes))),)
 
 
 def minilm_value_mse(sizes: Sizes) -> tuple[Stage, ...]:
-    """Its ablation with values compared directly, through a matrix only where the student is narrower (MiniLM, Table 6)."""
+    """The ablation of MiniLM that compares values directly, through a matrix only if the widths differ (MiniLM, Table 6)."""
     mapped = "values" if sizes.student_width != sizes.teacher_width else ""
     return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("mse", "values", 0, 0, projection=mapped)))),)
 
 
 def minilm_hidden_relation(sizes: Sizes) -> tuple[Stage, ...]:
-    """Its ablation with the relation of hidden states, split as values are (ours), in place of values."""
+    """The ablation of MiniLM with the relation of hidden states, split like values (ours), instead of values."""
     return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("relation", "hidden", 0, 0)))),)
 
 
 def minilm_layer_to_layer(sizes: Sizes) -> tuple[Stage, ...]:
-    """Its ablation with the same knowledge at every layer of a uniform map (MiniLM, Table 7)."""
+    """The ablation of MiniLM with the same losses at every layer of a uniform map (MiniLM, Table 7)."""
     terms = [
         LayerTerm(loss, of, theirs, ours)
         for ours, theirs in _pairs("uniform", sizes)
@@ -96,21 +95,21 @@ def minilmv2(sizes: Sizes) -> tuple[Stage, ...]:
 
 
 def directminilm(sizes: Sizes) -> tuple[Stage, ...]:
-    """Queries, keys and values of one teacher layer through a matrix a head (comparative analysis, eq. 10)."""
+    """Queries, keys and values of one teacher layer through a matrix per head (comparative analysis, eq. 10)."""
     layer = sizes.teacher_layer or usual_teacher_layer(sizes, direct=True)
     terms = [LayerTerm("direct", of, layer, sizes.student_layers, projection=of) for of in QKV]
     return (Stage("directminilm", Objective(tuple(terms))),)
 
 
 def hidden_states(sizes: Sizes) -> tuple[Stage, ...]:
-    """Hidden states through a matrix a pair of layers (comparative analysis, eq. 6); the map that served the size best there."""
+    """Hidden states through a matrix per pair of layers (comparative analysis, eq. 6), by default with `usual_layer_map`."""
     return (Stage("hidden-states", _hidden_states(sizes.layer_map or usual_layer_map(sizes), sizes)),)
 
 
 def output_distribution(sizes: Sizes) -> tuple[Stage, ...]:
     """Hidden states first, then the teacher's distribution over the vocabulary (comparative analysis, eq. 5 and appendix B).
 
-    At every real token of masked text (ours); 7 epochs of the one and 3 of the other in the paper.
+    The second stage compares every real token of masked text (ours). The paper trains 7 epochs of the first and 3 of the second.
     """
     objective = Objective(outputs=(OutputTerm("soft labels", "vocabulary", everywhere=True),))
     return (
@@ -125,14 +124,14 @@ def mlm_kd(_sizes: Sizes) -> tuple[Stage, ...]:
 
 
 def mlm(_sizes: Sizes) -> tuple[Stage, ...]:
-    """No teacher: a masked language model of the student's own (the baseline BERT_SMALL of MiniLM)."""
+    """Masked language modelling without a teacher (the baseline BERT_SMALL of MiniLM)."""
     return (Stage("mlm", Objective(outputs=(VOCABULARY_LABELS,))),)
 
 
 def distilbert(sizes: Sizes) -> tuple[Stage, ...]:
-    """Soft labels at temperature 2, masked language model and cosine of the last hidden states, added up (DistilBERT, section 3).
+    """The sum of soft labels at temperature 2, masked language modelling and cosine of the last hidden states (DistilBERT, section 3).
 
-    Soft labels at masked tokens, all three of weight 1 (ours).
+    Soft labels are compared at masked tokens, and all three have weight 1 (ours).
     """
     objective = Objective(
         (LayerTerm("cosine", "hidden", sizes.teacher_layers, sizes.student_layers),),
@@ -142,7 +141,7 @@ def distilbert(sizes: Sizes) -> tuple[Stage, ...]:
 
 
 def tinybert_general(sizes: Sizes) -> tuple[Stage, ...]:
-    """Embeddings, hidden states and attention scores of a uniform map, on plain text (TinyBERT, section 3)."""
+    """Embeddings, hidden states and attention scores by a uniform map, on plain text (TinyBERT, section 3)."""
     return (Stage("tinybert-general", _tinybert(sizes)),)
 
 
@@ -157,37 +156,38 @@ def tinybert(sizes: Sizes) -> tuple[Stage, ...]:
 
 
 def xtremedistil(sizes: Sizes) -> tuple[Stage, ...]:
-    """Algorithm 1: hidden states and attention, then logits, then labels; the head alone before all of it. Shares are ours."""
+    """XtremeDistil's algorithm 1: hidden states and attention, then logits, then labels; before each of the last two stages the
+    head trains alone. Shares are ours."""
     return tuple(_xtremedistil(sizes))
 
 
 def xtremedistil_no_freezing(sizes: Sizes) -> tuple[Stage, ...]:
-    """Its ablation that trains the whole student from the first (XtremeDistil, Table 9)."""
+    """The ablation of XtremeDistil without the stages that train the head alone (XtremeDistil, Table 9)."""
     stages = [stage for stage in _xtremedistil(sizes) if stage.trains != "head"]
     rest = sum(stage.share for stage in stages)
     return tuple(replace(stage, share=stage.share / rest) for stage in stages)
 
 
 def xtremedistil_no_attention(sizes: Sizes) -> tuple[Stage, ...]:
-    """Its ablation without the attention loss (XtremeDistil, Table 9)."""
+    """The ablation of XtremeDistil without the attention loss (XtremeDistil, Table 9)."""
     first, *others = _xtremedistil(sizes)
     kept = tuple(term for term in first.objective.layers if term.of == "hidden")
     return (replace(first, objective=Objective(kept)), *others)
 
 
 def xtremedistil_transfer(sizes: Sizes) -> tuple[Stage, ...]:
-    """Algorithm 1 on a source task, then the task itself with a new head (XtremeDistil, section 2.2). Shares are ours."""
+    """XtremeDistil on a source task, then the task itself with a new head (XtremeDistil, section 2.2). Shares are ours."""
     source = [replace(stage, text="source", share=stage.share / 2) for stage in _xtremedistil(sizes)]
     return (*source, replace(LABELS, share=0.5))
 
 
 def labels(_sizes: Sizes) -> tuple[Stage, ...]:
-    """No distillation: labels alone, from parts of the teacher that was fine-tuned on the task."""
+    """No distillation: labels alone, starting from parts of the teacher that was fine-tuned on the task."""
     return (LABELS,)
 
 
 def soft_labels(_sizes: Sizes) -> tuple[Stage, ...]:
-    """The teacher's soft labels at temperature 2 and the labels, nine to one: what `stillroom run` does (Hinton et al. 2015)."""
+    """The teacher's soft labels at temperature 2 (weight 0.9) and the labels (0.1), as in `stillroom run` (Hinton et al. 2015)."""
     objective = Objective(
         outputs=(OutputTerm("labels", "classes", 0.1), OutputTerm("soft labels", "classes", 0.9, temperature=2.0))
     )
@@ -225,12 +225,12 @@ def stages_of(method: str, sizes: Sizes) -> tuple[Stage, ...]:
         BadInput: an unknown method, or a layer map that does not fit.
     """
     if method not in METHODS:
-        raise BadInput(f"The method {method!r} is not known; it is one of {', '.join(METHODS)}.")
+        raise BadInput(f"The method {method!r} is not known. Give one of {', '.join(METHODS)}.")
     return METHODS[method](sizes)
 
 
 def chain_of(method: str, shapes: Sequence[Shape], teacher: Any, **choices: Any) -> tuple[tuple[Stage, ...], ...]:
-    """The stages by which each of `shapes` learns from the one before it, the first from a teacher of that configuration.
+    """The stages of each of `shapes`: the first learns from a teacher of that configuration, each other from the one before.
 
     All but the last are assistants. `choices` are fields of `Sizes` that a method reads.
 
@@ -250,10 +250,11 @@ def chain_of(method: str, shapes: Sequence[Shape], teacher: Any, **choices: Any)
 
 
 def usual_teacher_layer(sizes: Sizes, *, direct: bool = False) -> int:
-    """The layer that served students of this size best (comparative analysis, section 5).
+    """The teacher layer that was best for students of this size (comparative analysis, section 5).
 
-    Of twelve or more: `L - 1` for six layers or more that are narrower than the teacher, and for six or more of any width by
-    DirectMiniLM (`direct`); otherwise `L - 2`. Of a shallower teacher, which the paper has not, `L - 1` (ours).
+    For a teacher of `L` >= 12 layers it is `L - 1` if the student has 6 or more layers and is narrower than the teacher, or has
+    6 or more layers of any width with DirectMiniLM (`direct`); otherwise `L - 2`. For a shallower teacher, which the paper
+    does not test, it is `L - 1` (ours).
     """
     deep = sizes.student_layers >= 6
     narrower = sizes.student_width < sizes.teacher_width
@@ -262,20 +263,20 @@ def usual_teacher_layer(sizes: Sizes, *, direct: bool = False) -> int:
 
 
 def usual_relation_heads(teacher_width: int, student_width: int) -> int:
-    """The paper's 48 where it divides both widths, otherwise the largest number below it that does."""
+    """48, as in the paper, if it divides both widths, otherwise the largest number below 48 that does."""
     return max(n for n in range(1, 49) if teacher_width % n == 0 and student_width % n == 0)
 
 
 def usual_layer_map(sizes: Sizes) -> str:
-    """The map that served students like this one best (comparative analysis, section 5): `single` for three layers or
-    fewer, `uniform+last` at the teacher's width, otherwise `uniform-consecutive`."""
+    """The map that was best for students of this size (comparative analysis, section 5): `single` for 3 layers or fewer,
+    otherwise `uniform+last` at the teacher's width and `uniform-consecutive` at another."""
     if sizes.student_layers <= 3:
         return "single"
     return "uniform+last" if sizes.student_width == sizes.teacher_width else "uniform-consecutive"
 
 
 def _last_attention(sizes: Sizes, *more: LayerTerm) -> tuple[LayerTerm, ...]:
-    """Attention of the last layers, and `more` of the same layers."""
+    """The attention of the last layers, and the terms `more` of the same layers."""
     last = (sizes.teacher_layers, sizes.student_layers)
     return (
         LayerTerm("kl", "scores", *last),

@@ -1,4 +1,4 @@
-"""What a student is to agree on with its teacher. An objective is data, a list of terms; this computes them."""
+"""Objectives: on what a student must agree with its teacher, as lists of terms, and their computation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from compress.losses.tiled_relations import Dots, tiled_loss
 from compress.models.activations import Activations, Part
 from serve.errors import BadInput
 
-# Of vectors, (batch, tokens, width).
+# Losses of vectors (batch, tokens, width).
 VECTOR_LOSSES = {"mse": hidden_loss, "half squares": summed_hidden_loss, "cosine": cosine_loss}
 
 
 @dataclass(frozen=True)
 class LayerTerm:
-    """One thing of one student layer, drawn towards the same thing of one teacher layer.
+    """Agreement of one part of a student layer with the same part of a teacher layer.
 
-    `of` is hidden, queries, keys, values or scores (see `compress.models.activations.Part`); `loss` one of
-    `compress.losses.tiled_relations.TILE_LOSSES` for scores, and of `VECTOR_LOSSES`, `relation` or `direct` for the others. `projection`
-    names the learned map from the student's width to the teacher's; terms that name the same one share it, and with no
-    name the widths must agree.
+    `of` is hidden, queries, keys, values or scores (see `compress.models.activations.Part`). `loss` is one of
+    `compress.losses.tiled_relations.TILE_LOSSES` for scores; for the others one of `VECTOR_LOSSES`, `relation` or `direct`.
+    `projection` names the learned map from the student's width to the teacher's. Terms with the same name share the map;
+    without a name the widths must agree.
     """
 
     loss: str
@@ -33,14 +33,14 @@ class LayerTerm:
     teacher_layer: int
     student_layer: int
     weight: float = 1.0
-    # Relation heads; 0 is the attention's own.
+    # Relation heads; 0 takes the number of attention heads.
     heads: int = 0
     projection: str = ""
     bias: bool = False
 
     @property
     def name(self) -> str:
-        """What logs call it: terms of several layers are added up under one name."""
+        """The term's name in metrics; terms of several layers with one name are added up."""
         if self.of == "scores" and self.loss != "mse":
             return f"attention {self.loss}"
         return f"{'embeddings' if self.student_layer == 0 else self.of} {self.loss}"
@@ -48,10 +48,10 @@ class LayerTerm:
 
 @dataclass(frozen=True)
 class OutputTerm:
-    """Agreement on answers: with the labels (`labels`), the teacher's softened (`soft labels`) or its bare `logits`.
+    """Agreement of outputs: with the labels (`labels`), the teacher's soft labels (`soft labels`) or its `logits`.
 
-    `of` is `classes`, what the task head says of each text or word, or `vocabulary`, what the masked language model's
-    head says of each masked token, or with `everywhere` of every real token.
+    `of` is `classes`, the task head's output for each text or word, or `vocabulary`, the masked-language-model head's output for
+    each masked token, or with `everywhere` for every real token.
     """
 
     loss: Literal["labels", "soft labels", "logits"]
@@ -62,7 +62,7 @@ class OutputTerm:
 
     @property
     def name(self) -> str:
-        """What logs call it."""
+        """The term's name in metrics."""
         return self.loss if self.of == "classes" else f"vocabulary {self.loss}"
 
 
@@ -75,33 +75,33 @@ class Objective:
 
     @property
     def masks_tokens(self) -> bool:
-        """Whether it needs tokens hidden behind the mask token, as a masked language model is trained."""
+        """Whether it trains on masked tokens, as a masked language model does."""
         return any(term.of == "vocabulary" for term in self.outputs)
 
     @property
     def asks_teacher(self) -> bool:
-        """Whether the teacher's answer is needed, and not only what it computes on the way."""
+        """Whether it needs the teacher's output, not only its activations."""
         return any(term.loss != "labels" for term in self.outputs)
 
     @property
     def can_be_kept(self) -> bool:
-        """Whether what it reads of the teacher is the same each time a text is read: vectors, of text that nothing is hidden from."""
+        """Whether a cache can hold all that it reads of the teacher: activations on unmasked text."""
         return bool(self.layers) and not self.masks_tokens and not self.asks_teacher
 
     def teacher_parts(self) -> set[Part]:
-        """What has to be read of the teacher."""
+        """The parts of the teacher that it reads."""
         return {Part(term.of, term.teacher_layer) for term in self.layers}
 
     def student_parts(self) -> set[Part]:
-        """What has to be read of the student."""
+        """The parts of the student that it reads."""
         return {Part(term.of, term.student_layer) for term in self.layers}
 
 
 def check_objective(objective: Objective, teacher: Any, student: Any) -> None:
-    """Nothing, when a student of this configuration can be trained on `objective` by a teacher of that one.
+    """Check that a student of this configuration can train on `objective` with a teacher of that one.
 
     Raises:
-        BadInput: heads that do not fit, a layer that is not there, or widths that differ where nothing maps them.
+        BadInput: heads that do not fit, a layer that does not exist, or different widths without a learned map.
     """
     for term in objective.layers:
         for layer, config, whose in (
@@ -109,7 +109,7 @@ def check_objective(objective: Objective, teacher: Any, student: Any) -> None:
             (term.student_layer, student, "student"),
         ):
             if not (0 if term.of == "hidden" else 1) <= layer <= config.num_hidden_layers:
-                raise BadInput(f"The {whose} has layers 1 to {config.num_hidden_layers}; layer {layer} was asked for.")
+                raise BadInput(f"The {whose} has no layer {layer}. Give a layer from 1 to {config.num_hidden_layers}.")
         if term.loss == "relation" and term.heads:
             check_relation_heads(term.heads, teacher.hidden_size, student.hidden_size)
         elif (
@@ -117,23 +117,23 @@ def check_objective(objective: Objective, teacher: Any, student: Any) -> None:
         ) and teacher.num_attention_heads != student.num_attention_heads:
             theirs, ours = teacher.num_attention_heads, student.num_attention_heads
             raise BadInput(
-                f"This method needs as many attention heads in the student as in the teacher; they have {ours} and {theirs}. "
-                f"Take a student of {theirs} heads, or minilmv2, which re-splits them."
+                f"This method needs as many attention heads in the student as in the teacher, but the student has {ours} and the "
+                f"teacher {theirs}. Give a student with {theirs} heads, or the method minilmv2, which re-splits them."
             )
         unmapped = term.of != "scores" and term.loss in VECTOR_LOSSES and not term.projection
         if unmapped and teacher.hidden_size != student.hidden_size:
             raise BadInput(
-                "This method compares hidden states as they are, so the student must be as wide as its teacher: "
-                f"{student.hidden_size} is not {teacher.hidden_size}. Take such a student, or a method with a learned map "
-                "(hidden-states, tinybert)."
+                "This method compares hidden states without a learned map, so the student must be as wide as its teacher, but the "
+                f"widths are {student.hidden_size} and {teacher.hidden_size}. Give a student as wide, or a method with a learned map "
+                "(hidden-states or tinybert)."
             )
 
 
 class Projections(nn.Module):
-    """The learned maps of an objective from the student's width to the teacher's, thrown away after training.
+    """The learned maps of an objective from the student's width to the teacher's, discarded after training.
 
-    A square map starts as the identity, so a student that starts as its teacher starts at zero loss; any other starts as
-    `torch.nn.Linear` does.
+    A square map starts as the identity, so a student equal to its teacher starts at a loss of 0. Other maps start as
+    `torch.nn.Linear` does; those of `direct` start normal, with variance 1 / student's width of a head.
     """
 
     def __init__(self, objective: Objective, teacher: Any, student: Any) -> None:
@@ -156,12 +156,10 @@ class Projections(nn.Module):
 
 
 def _key(term: LayerTerm) -> str:
-    return f"from {term.projection}"  # a bare `keys` would hide the dictionary's own
+    return f"from {term.projection}"  # a module named `keys` would hide the method of `ModuleDict`
 
 
 class _HeadMaps(nn.Module):
-    """A matrix a head."""
-
     def __init__(self, heads: int, narrow: int, wide: int) -> None:
         super().__init__()
         start = torch.eye(narrow) if narrow == wide else torch.randn(narrow, wide) / narrow**0.5
@@ -176,17 +174,17 @@ def layer_losses(
     heads: int,
     projections: Projections,
 ) -> dict[str, Tensor]:
-    """The weighted terms by name; each is 0 when the student agrees with the teacher.
+    """The weighted terms by name; each is 0 if the student agrees with the teacher.
 
     Args:
         terms: what is compared.
-        theirs: the parts of the teacher that they name.
-        ours: those of the student.
+        theirs: the teacher's parts.
+        ours: the student's parts.
         mask: (batch, tokens), 1 for a real token.
-        heads: attention heads, for terms that do not give their own.
+        heads: attention heads, for terms without a number of heads.
         projections: the learned maps that the terms name.
     """
-    # Matrix products too are in full precision here: a divergence is a small difference of large numbers.
+    # Full precision, also in matrix products: a divergence is a small difference of large numbers.
     with torch.autocast(mask.device.type, enabled=False):
         return _layer_losses(terms, theirs, ours, mask, heads, projections)
 
@@ -232,7 +230,7 @@ def output_losses(
     Args:
         terms: all of one head.
         ours: the student's logits (rows, labels).
-        theirs: the teacher's of the same rows, no gradient; None when no term asks for it.
+        theirs: the teacher's of the same rows, no gradient; None if no term needs them.
         targets: as `compress.losses.outputs.label_loss` takes them.
     """
     found: dict[str, Tensor] = {}

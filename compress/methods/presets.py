@@ -1,7 +1,7 @@
-"""The schedules of the papers, by name: what they trained with, to train the same way or to scale from.
+"""The training schedules of the papers, by name.
 
-A paper's batch may not fit a machine; `accumulate` (`compress.training.stage.StageSettings`) trains it in parts. Where a paper leaves
-a number open, the comment says that it is ours.
+A paper's batch may not fit into memory; `accumulate` (`compress.training.stage.StageSettings`) computes it in parts. "Ours" in a
+comment marks a number that the paper does not give.
 """
 
 import math
@@ -13,7 +13,7 @@ from serve.errors import BadInput
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a model is trained: `steps` in all, with linear warm-up over the share `warmup`, then linear decay to 0."""
+    """The schedule of a training: `steps` in all, with linear warm-up over the share `warmup`, then linear decay to 0."""
 
     steps: int
     learning_rate: float
@@ -32,23 +32,23 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Preset:
-    """One schedule: linear warm-up, then linear decay, by AdamW with dropout 0.1. Of steps and epochs one is given."""
+    """One schedule: linear warm-up, then linear decay, by AdamW with dropout 0.1. Either steps or epochs are given."""
 
     source: str
     use: Literal["distillation", "fine-tuning"]
     batch: int  # sequences a step
     tokens: int  # the longest sequence
-    # The peak; where a paper chose among several by validation, all of them, and the first is taken.
+    # The peak. If a paper chose among several by validation, all of them; the first is used.
     learning_rates: tuple[float, ...]
     steps: int = 0
     epochs: float = 0.0
     warmup_steps: int = 0
-    warmup: float = 0.0  # as a share of all steps, where the paper says it so
+    warmup: float = 0.0  # as a share of all steps, if the paper gives a share
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
 
     def schedule(self, steps_per_epoch: int) -> Schedule:
-        """The schedule on a text that is seen once in `steps_per_epoch` steps of this preset's batch."""
+        """The schedule for a text of `steps_per_epoch` steps at this preset's batch."""
         steps = self.steps or max(1, round(self.epochs * steps_per_epoch))
         warmup = self.warmup_steps / steps if self.warmup_steps else self.warmup
         return Schedule(steps, self.learning_rates[0], warmup, self.weight_decay, betas=self.betas)
@@ -56,8 +56,8 @@ class Preset:
 
 # MiniLM, section 4.1 of the long version: English, from BERT-base. Students other than 6x768.
 _MINILM = Preset("MiniLM, section 4.1", "distillation", 256, 512, (3e-4,), steps=400_000, warmup_steps=4_000)
-# The comparative analysis, appendix B. It has no word on weight decay: AdamW's own 0.01 is ours. It does not say whether
-# 32 is of one of its 30 GPUs or of all.
+# The comparative analysis, appendix B. It gives no weight decay: 0.01, AdamW's default, is ours. It does not say whether 32 is
+# the batch of each of its 30 GPUs or of all together.
 _COMPARED = Preset(
     "comparative analysis, appendix B",
     "distillation",
@@ -103,9 +103,9 @@ def preset_of(name: str, use: str) -> Preset:
     """The preset of that name for `use`, distillation or fine-tuning.
 
     Raises:
-        BadInput: there is none; the message names those that there are.
+        BadInput: there is none; the message lists the known ones.
     """
     fit = [known for known, preset in PRESETS.items() if preset.use == use]
     if name not in fit:
-        raise BadInput(f"The schedule {name!r} is not one of {use}; these are {', '.join(fit)}.")
+        raise BadInput(f"--schedule {name} is not a schedule of {use}. Give one of {', '.join(fit)}.")
     return PRESETS[name]

@@ -1,1 +1,1 @@
-"""Teachers and students: opening them, a student's shape and first weights, what is read inside them."""
+"""Teachers and students: opening them, a student's shape and first weights, and reading activations."""

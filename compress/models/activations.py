@@ -1,8 +1,7 @@
-"""Reading what a model computes on its way: hidden states, queries, keys, values, attention scores.
+"""Reads a model's activations: hidden states, queries, keys, values, attention scores.
 
-Forward hooks on the model's own modules do the reading, so any head will do, any attention kernel, and nothing in the
-model is changed. Where no answer is wanted the model is left as soon as the last part asked for has been computed: what
-lies above it costs nothing.
+Forward hooks on the model's modules read them, so any head and any attention kernel works, and the model does not change.
+If no output is wanted, the forward pass ends once the last wanted part has been computed, so later layers cost nothing.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -21,9 +20,9 @@ from serve.errors import BadInput
 
 
 class Part(NamedTuple):
-    """One thing that a model computes: `of` is hidden, queries, keys, values or scores; layers count from 1.
+    """One part of a model's activations: `of` is hidden, queries, keys, values or scores; layers count from 1.
 
-    `hidden` of layer 0 is what enters the first layer, of layer `l` what leaves it, and of the last what heads read.
+    `hidden` of layer 0 is the input of the first layer; of layer `l` its output; of the last layer the input of the head.
     """
 
     of: str
@@ -32,7 +31,7 @@ class Part(NamedTuple):
 
 @dataclass
 class Activations:
-    """What was read: vectors (batch, tokens, width), by layer what scores are made from; and the answer, if wanted."""
+    """What was read: vectors (batch, tokens, width); by layer the factors of scores; and the model's output, if wanted."""
 
     parts: dict[Part, Tensor]
     scores: dict[int, Dots] = field(default_factory=dict)
@@ -55,18 +54,18 @@ def read(
     output: bool = False,
     rows: Tensor | None = None,
 ) -> Activations:
-    """The parts `wanted` of `model` on `inputs`, with their gradients where they are recorded.
+    """The parts `wanted` of `model` on `inputs`; they carry gradients if torch records them.
 
-    Scores are those before any mask and the softmax, with the family's own positions in them.
+    Scores are those before any mask and the softmax, and include the family's positions.
 
     Args:
         model: an encoder of `family` with any head, or none.
-        family: where it keeps its parts.
-        inputs: what its forward takes: `input_ids` and `attention_mask`, both (batch, tokens), and others.
+        family: the model's module paths.
+        inputs: the arguments of its forward: `input_ids` and `attention_mask`, both (batch, tokens), and others.
         wanted: the parts.
-        output: whether the model's answer is wanted too; it is then in `output`.
-        rows: indices into (batch * tokens) of the tokens that a head with an answer a token is asked about; its logits are
-            then (1, rows, labels), and the others, which cost as much, are never computed.
+        output: whether the model's output is wanted too; it is then in `output`.
+        rows: indices into (batch * tokens) of the tokens for which a head with an output per token computes logits; these are
+            then (1, rows, labels), and logits of other tokens are not computed.
 
     Raises:
         BadInput: a layer that the model does not have.
@@ -74,7 +73,7 @@ def read(
     layers = layers_of(model, family)
     for part in wanted:
         if not (0 if part.of == "hidden" else 1) <= part.layer <= len(layers):
-            raise BadInput(f"The model has layers 1 to {len(layers)}; {part.of} of layer {part.layer} were asked for.")
+            raise BadInput(f"Layer {part.layer} has no {part.of} to read. Give a layer from 1 to {len(layers)}.")
     sources = sources_of(wanted)
     found: dict[Part, Tensor] = {}
     if not wanted and not output:
@@ -87,7 +86,7 @@ def read(
 
 
 def sources_of(wanted: Collection[Part]) -> set[Part]:
-    """The vectors that the parts `wanted` are, or are made from."""
+    """The vectors from which the parts `wanted` can be assembled."""
     made_from = {Part(of, part.layer) for part in wanted if part.of == "scores" for of in ("queries", "keys")}
     return {part for part in wanted if part.of != "scores"} | made_from
 
@@ -95,7 +94,7 @@ def sources_of(wanted: Collection[Part]) -> set[Part]:
 def assembled(
     model: nn.Module, family: Family, found: Mapping[Part, Tensor], wanted: Collection[Part], output: Any = None
 ) -> Activations:
-    """The parts `wanted`, of the vectors that they are made from: what `sources_of` names."""
+    """The parts `wanted`, assembled from `found`, the vectors of `sources_of`."""
     scores: dict[int, Dots] = {}
     layers = layers_of(model, family)
     for layer in {part.layer for part in wanted if part.of == "scores"}:
@@ -108,7 +107,7 @@ def assembled(
 
 @contextmanager
 def _only(model: nn.Module, rows: Tensor | None) -> Iterator[None]:
-    """Within it the head of `model` is given the hidden states of the tokens `rows` alone."""
+    """Context in which the head of `model` gets only the hidden states of the tokens `rows`."""
     if rows is None:
         yield
         return
@@ -129,7 +128,7 @@ def _only(model: nn.Module, rows: Tensor | None) -> Iterator[None]:
 def _hooks(
     model: nn.Module, family: Family, sources: set[Part], found: dict[Part, Tensor], *, leave: bool
 ) -> Iterator[None]:
-    """Within it each part of `sources` lands in `found` when `model` computes it; the last one leaves the forward pass."""
+    """Context in which `model` writes each part of `sources` into `found`; with `leave`, the last one ends the forward pass."""
     layers = layers_of(model, family)
 
     def keep(part: Part, value: Tensor) -> None:

@@ -1,9 +1,8 @@
 """Attention with dropout on a CPU, in tiles.
 
-The fast kernels that torch has for CPUs know no dropout: a student in training falls back to one that holds several
-matrices of tokens by tokens for every head and layer, and draws their dropout slowly. Here a tile of some queries is
-computed at a time and computed once more on the way back, its dropout drawn from the same seed, so that nothing of tokens
-by tokens is kept.
+Torch's fast CPU kernels have no dropout. Its fallback holds several (tokens, tokens) matrices for every head and layer, and
+draws their dropout slowly. Here a tile of some queries is computed at a time and recomputed in the backward pass, with dropout
+drawn from the same seed, so no (tokens, tokens) matrix is kept.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,12 +23,12 @@ SHORT = 48  # tokens below which torch is faster
 DRAWS = 1 << 16  # dropout is drawn in steps of one part of this
 
 
-# Of torch's own function, in the order that it takes them; what comes after has to be named.
+# The positional parameters of torch's function, in order; its others are keyword-only.
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 class TiledAttention(TorchFunctionMode):
-    """Within it `scaled_dot_product_attention` with dropout is computed in tiles on a CPU; anything else is as ever."""
+    """Context in which `scaled_dot_product_attention` with dropout is computed in tiles on a CPU; other calls do not change."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -71,8 +70,8 @@ def dropout_attention(
         query: (batch, heads, tokens, width).
         key: the same shape.
         value: the same shape.
-        mask: broadcastable to (batch, heads, tokens, tokens): what is added, or where it may look.
-        dropout: the share of the attention that is dropped, below 1, drawn from a seed that torch's generator gives.
+        mask: broadcastable to (batch, heads, tokens, tokens): numbers that are added, or True for pairs that may attend.
+        dropout: the share of the attention that is dropped, below 1; torch's generator draws the seed.
         scale: `1 / sqrt(width)` unless given.
 
     Returns:
@@ -82,7 +81,7 @@ def dropout_attention(
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
     seed = int(torch.randint(2**63 - 1, ()))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    # The way back is outside of autocast: there and here the same numbers are to be computed.
+    # The backward pass runs outside autocast, and must compute the same numbers as the forward pass.
     with torch.autocast("cpu", enabled=False):
         answer: Tensor = _Tiled.apply(query, key, value, mask, dropout, scale, seed)  # type: ignore[no-untyped-call]
     return answer
@@ -123,7 +122,7 @@ class _Tiled(torch.autograd.Function):
         query, key, value, mask, answer = ctx.saved_tensors
         dropout, scale, seed = ctx.settings
         slopes = [torch.zeros_like(part) for part in (query, key, value)]
-        added = _added(mask)  # once more: what all layers share is kept, and not a copy for each
+        added = _added(mask)  # recomputed: only the mask, which all layers share, is saved
 
         def of_heads(part: Heads) -> None:
             i, h, rows = part
@@ -152,12 +151,12 @@ class Heads(NamedTuple):
     rows: list[slice]
 
     def random(self, seed: int) -> np.random.Generator:
-        """What their dropout is drawn from: theirs alone, so that it does not matter when their turn comes."""
+        """The generator of their dropout; each part has its own, so the order of computation does not matter."""
         return np.random.Generator(np.random.SFC64([seed, self.texts.start, self.heads.start]))
 
 
 def _tiles(query: Tensor) -> Iterator[Heads]:
-    """What one core computes at a time: short sequences share a tile, of a long one it is some queries of a head."""
+    """The parts that one core computes at a time: short sequences share a tile; a long one gives several tiles a head."""
     batch, heads, tokens, _ = query.shape
     rows = min(tokens, max(1, NUMBERS // tokens))
     some = max(1, NUMBERS // (rows * tokens))
@@ -169,9 +168,9 @@ def _tiles(query: Tensor) -> Iterator[Heads]:
 
 
 def _added(mask: Tensor | None) -> Tensor | None:
-    """`mask` as what is added to scores, once for all heads that share it: adding is ten times as fast as filling.
+    """`mask` as numbers to add to scores, once for all heads that share it: adding is 10 times as fast as filling.
 
-    Where nothing may be looked at stands the least number and not -inf: a query that may look nowhere, as padding does, is no nan.
+    Masked pairs get the smallest float32, not -inf: a query whose keys are all masked, as in padding, must not give NaN.
     """
     if mask is None:
         return None
@@ -190,8 +189,8 @@ def _attention(queries: Tensor, keys: Tensor, mask: Tensor | None, tile: tuple[s
 
 
 def _kept(random: np.random.Generator, shape: torch.Size, dropout: float) -> Tensor:
-    """1 where the attention stays and 0 where it is dropped. Two bytes a draw from numpy take a tenth of the time of torch's."""
+    """1 where the attention is kept, 0 where it is dropped. Drawing 2 bytes by numpy takes a tenth of the time of torch's draw."""
     count = shape.numel()
     drawn = random.bit_generator.random_raw(-(-count // 4)).view(np.uint16)[:count]
-    # As float32, since torch multiplies that with its kind ten times as fast as with bool.
+    # Float32, because torch multiplies two float32 tensors 10 times as fast as float32 with bool.
     return torch.from_numpy((drawn >= round(dropout * DRAWS)).astype(np.float32)).view(shape)

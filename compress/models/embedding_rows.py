@@ -1,8 +1,8 @@
-"""Training only the rows of the word embedding that the texts at hand use.
+"""Trains only the rows of the word embedding that occur in the texts.
 
-A row whose token never occurs has no gradient, so Adam's moments for it stay zero and the row never moves (embeddings
-carry no weight decay here). Leaving it out changes no result and saves the optimiser's pass over it: of a 3x384
-student, embeddings are two parameters in three.
+A row whose token never occurs has no gradient, so Adam's moments for it stay 0 and the row never changes (embeddings have
+no weight decay here). Leaving it out changes no result and saves the optimiser's pass over it. Embeddings are two thirds
+of the parameters of a 3x384 student.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,11 +16,11 @@ from torch import nn
 
 @contextmanager
 def rows_in_use(model: Any, ids: Iterable[np.ndarray], pad_id: int) -> Iterator[np.ndarray]:
-    """Within it `model` holds only the embedding rows of `ids`; afterwards the whole table, with those rows as trained.
+    """Context in which `model` holds only the embedding rows of `ids`; afterwards it has the whole table with the trained rows.
 
     Yields:
         `remap`, so that `remap[token id]` is the row of that token. The pad token and all ids below it keep their rows,
-        since some families count positions from it.
+        because some families count positions from the pad id.
     """
     whole: nn.Embedding = model.get_input_embeddings()
     seen = np.zeros(whole.num_embeddings, dtype=bool)

@@ -1,4 +1,4 @@
-"""Where each family of encoders keeps its parts, by the public names of its modules."""
+"""The module paths of the parts of each family of encoders."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,26 +10,25 @@ from torch import Tensor, nn
 from compress.losses.tiled_relations import Dots
 from serve.errors import BadInput
 
-# What a family makes its attention scores from: given the encoder, the layer, and queries and keys by head, both
+# Gives the factors of a family's attention scores from the encoder, the layer, and queries and keys by head, both
 # (batch, heads, tokens, width of a head).
 Attends = Callable[[Any, Any, Tensor, Tensor], Dots]
 
 
 def plain(_encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> Dots:
-    """Of an encoder whose positions are in its embeddings."""
+    """For encoders with positions in their embeddings."""
     return Dots(queries, keys)
 
 
 def biased(encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> Dots:
-    """Of MPNet: a learned bias by distance is added."""
+    """For MPNet, which adds a learned bias by distance."""
     return Dots(queries, keys, encoder.encoder.compute_position_bias(queries[:, 0])[0])
 
 
 def rotary(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> Dots:
-    """Of ModernBERT: queries and keys are turned by their positions.
+    """For ModernBERT, which rotates queries and keys by their positions.
 
-    Its windows are masks like that of padding, so they are no part of the scores: those of a layer with a window can be
-    compared with those of one without.
+    Its windows are masks, like padding, and not part of the scores, so layers with and without a window can be compared.
     """
     positions = torch.arange(queries.shape[2], device=queries.device)[None]
     if hasattr(encoder, "rotary_emb"):  # transformers 5: one for all layers
@@ -49,26 +48,25 @@ def rotary(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> Dots:
 class Family:
     """Dotted paths: `layers` and `final_norm` from the encoder, the rest from one layer.
 
-    In all but ModernBERT the queries, keys and values of layer `l` are projections of the output of layer `l - 1` as it
-    stands; there a norm comes between.
+    Queries, keys and values of layer `l` are projections of the output of layer `l - 1`; only ModernBERT has a norm between.
     """
 
     layers: str
     attention_output: str
     ffn_in: str
     ffn_out: str
-    # Three projections, or one whose output is queries, keys and values side by side.
+    # Three projections, or one (`fused`) whose output is queries, keys and values side by side.
     query: str = ""
     key: str = ""
     value: str = ""
     fused: str = ""
-    # The configuration's name for the feed-forward width, where `intermediate_size` is not it.
+    # The configuration's name for the feed-forward width.
     ffn_size: str = "intermediate_size"
-    # How many rows of the first feed-forward matrix a unit has: two where one of them gates the other.
+    # Rows of the first feed-forward matrix per unit: 2 if one gates the other.
     ffn_rows: int = 1
-    # Rows at the head of the position table that no token uses.
+    # Unused rows at the start of the position table.
     position_offset: int = 0
-    # A norm between the last layer and what heads read.
+    # A norm between the last layer and the head.
     final_norm: str = ""
     attends: Attends = plain
 
@@ -123,21 +121,21 @@ FAMILIES = {
 
 
 def family_of(model_type: str, name: str) -> Family:
-    """The family of a configuration's `model_type`; `name` is what the caller calls the model.
+    """The family of a configuration's `model_type`; messages name the model as `name`.
 
     Raises:
-        BadInput: a family that is not known here; the message names those that are.
+        BadInput: an unknown family; the message lists the known ones.
     """
     if model_type not in FAMILIES:
         raise BadInput(
-            f"{name} is a {model_type!r} model, which is not an encoder that can be distilled here. "
+            f"{name} is a {model_type!r} model, which is not supported. "
             f"Give an encoder of one of these families: {', '.join(sorted(FAMILIES))}."
         )
     return FAMILIES[model_type]
 
 
 def encoder_of(model: nn.Module) -> nn.Module:
-    """The encoder inside `model`, whatever head it carries."""
+    """The encoder of `model`, without any head."""
     prefix = str(model.base_model_prefix)
     return model.get_submodule(prefix) if hasattr(model, prefix) else model
 

@@ -1,4 +1,4 @@
-"""A larger teacher from a smaller one, so that a true reduction of width and depth can be tried where no larger one is at hand."""
+"""Makes a larger teacher from a smaller one, to test a reduction of width and depth without a large model."""
 
 import copy
 from typing import Any
@@ -9,35 +9,34 @@ from torch import Tensor, nn
 from compress.models.families import Family, layers_of, linear
 from serve.errors import BadInput
 
-# Those whose layers are `LayerNorm(x + f(x))` with separate queries, keys and values, and embeddings as wide as they.
+# Families with layers `LayerNorm(x + f(x))`, separate queries, keys and values, and embeddings as wide as the layers.
 GROWABLE = ("bert", "roberta", "xlm-roberta")
 
 
 def grown(model: Any, family: Family) -> Any:
-    """A model twice as wide and twice as deep as `model` that says nearly the same.
+    """A model twice as wide and twice as deep as `model` that computes nearly the same function.
 
-    Every unit stands twice: embeddings and outputs are doubled, incoming weights halved, so that the function stays as
-    it was; heads are doubled in width, and queries divided by sqrt(2) for it. Below each layer's successor comes a new
-    layer whose two branches end in zeros: it passes on what it gets, but for its LayerNorms, which are set to the mean and
-    the spread that the layer below has on average.
+    Every unit occurs twice: embeddings and outputs are repeated and incoming weights halved, which keeps the function. Heads
+    are twice as wide, so queries are divided by sqrt(2). After each layer comes a new layer whose two branches end in zeros:
+    it passes its input on, except for its LayerNorms, which are set to the average mean and spread of the layer below.
 
     Args:
         model: an encoder, with or without a head for a task.
-        family: where it keeps its parts.
+        family: the model's module paths.
 
     Returns:
         A model of the same class whose hidden states (batch, tokens, 2 width) hold each unit's value twice; it has as many
         labels as `model`.
 
     Raises:
-        BadInput: a family whose layers are of another kind, or a head that guesses masked words.
+        BadInput: a family whose layers are of another kind, or a masked-language-model head.
     """
     config = copy.deepcopy(model.config)
     guesses = type(model).__name__.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel"))
     if config.model_type not in GROWABLE or guesses:
         raise BadInput(
-            f"A {config.model_type} model with this head cannot be grown; "
-            f"one of {', '.join(GROWABLE)} can, with a head for a task or none."
+            f"A {config.model_type} model with this head cannot be grown. Give one of {', '.join(GROWABLE)}, with a head for a task "
+            "or without a head."
         )
     config.hidden_size *= 2
     config.intermediate_size *= 2
@@ -62,9 +61,9 @@ def grown(model: Any, family: Family) -> Any:
 
 
 def _double(module: nn.Module, larger: nn.Module) -> None:
-    """Give the parameters that `larger` itself holds those of `module` with every unit twice, one beside the other.
+    """Set the own parameters of `larger` to those of `module`, with every unit repeated next to itself.
 
-    Weights of what comes in are halved where it comes twice; a table of words or positions has nothing coming in.
+    A matrix whose inputs occur twice is halved; a table of words or positions has no inputs.
     """
     for name, parameter in larger.named_parameters(recurse=False):
         value: Tensor = module.get_parameter(name)
@@ -79,13 +78,13 @@ def _double(module: nn.Module, larger: nn.Module) -> None:
 
 
 def _pass_on(new: nn.Module, below: nn.Module, family: Family) -> None:
-    """Make `new` pass on what the layer `below` gives."""
+    """Make `new` pass on the output of the layer `below`."""
     for path in (family.attention_output, family.ffn_out):
         projection: Any = linear(new, path)
         projection.weight.zero_()
         projection.bias.zero_()
     norms: list[Any] = [module for module in below.modules() if isinstance(module, nn.LayerNorm)]
-    last: Any = norms[-1]  # what it gives is `weight * n + bias` with n of mean 0 and spread 1
+    last: Any = norms[-1]  # its output is `weight * n + bias` with n of mean 0 and spread 1
     spread = (last.weight.square().mean() + last.bias.var(unbiased=False)).sqrt()
     theirs: list[Any] = [module for module in new.modules() if isinstance(module, nn.LayerNorm)]
     for norm in theirs:

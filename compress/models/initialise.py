@@ -1,4 +1,4 @@
-"""The student before it has learned anything: parts of the teacher where shapes allow, otherwise as transformers makes them."""
+"""The student's first weights: parts of the teacher where shapes allow, otherwise transformers' initialisation."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ SHOWN_TOKENS = 3
 
 
 def uniform_layers(teacher_layers: int, student_layers: int) -> tuple[int, ...]:
-    """Which teacher layers (from 1) a student starts from: evenly spread, ending with the last.
+    """The teacher layers (from 1) that a student starts from: evenly spread, ending with the last.
 
     >>> uniform_layers(12, 3), uniform_layers(6, 4)
     ((4, 8, 12), (2, 3, 5, 6))
@@ -26,17 +26,17 @@ def uniform_layers(teacher_layers: int, student_layers: int) -> tuple[int, ...]:
     return tuple(-(-(i * teacher_layers) // student_layers) for i in range(1, student_layers + 1))
 
 
-# Which layers of the teacher a student may start from.
+# Names of the choices of teacher layers.
 STARTS = ("uniform", "alternate", "first", "last", "layer-map")
 
 
 def starting_layers(name: str, teacher_layers: int, student_layers: int, *, map_name: str = "") -> tuple[int, ...]:
-    """The teacher layers (from 1) that the layers of a student start from, by name; what `student_of` takes as `chosen`.
+    """The teacher layers (from 1) that the layers of a student start from, by name; `student_of` takes them as `chosen`.
 
-    `uniform` is `uniform_layers`; `alternate` every second from the first (DistilBERT, section 3: one layer out of two);
-    `first` and `last` those below and above (Patient knowledge distillation, 2019, initialises from the first);
-    `layer-map` the last of those that each layer learns from by the layer map `map_name`, and for a layer that learns from
-    none the one of `uniform`.
+    `uniform` is `uniform_layers`. `alternate` takes every second layer from the first (DistilBERT, section 3: one layer out of
+    two). `first` and `last` take the lowest and the highest (Patient knowledge distillation, 2019, takes the first).
+    `layer-map` takes for each student layer the last teacher layer that it learns from by the layer map `map_name`; a layer
+    that learns from none takes that of `uniform`.
 
     Raises:
         BadInput: an unknown name or map, or a teacher with too few layers.
@@ -45,12 +45,12 @@ def starting_layers(name: str, teacher_layers: int, student_layers: int, *, map_
     ((1, 3, 5, 7, 9, 11), (3, 6, 9, 12))
     """
     if name not in STARTS:
-        raise BadInput(f"The start {name!r} is not known; it is one of {', '.join(STARTS)}.")
+        raise BadInput(f"--start {name} is not known. Give {', '.join(STARTS[:-1])} or {STARTS[-1]}.")
     needed = 2 * student_layers - 1 if name == "alternate" else student_layers
     if teacher_layers < needed:
         raise BadInput(
-            f"A student of {student_layers} layers that starts from the teacher's {name} ones needs a teacher of {needed} layers or "
-            f"more; this one has {teacher_layers}. Take a shallower student, or start it from new layers."
+            f"--start {name} for a student of {student_layers} layers needs a teacher of at least {needed} layers; this one has "
+            f"{teacher_layers}. Give a shallower student, or --start random."
         )
     uniform = uniform_layers(teacher_layers, student_layers)
     if name == "layer-map":
@@ -67,18 +67,18 @@ def starting_layers(name: str, teacher_layers: int, student_layers: int, *, map_
 def student_of(
     teacher: Any, family: Family, shape: Shape, *, seed: int, chosen: Sequence[int] = (), new_layers: bool = False
 ) -> tuple[Any, dict[str, str]]:
-    """A student of `shape` of the teacher's own class, and where each of its parts comes from.
+    """A student of `shape` and the teacher's class, and the origin of each of its parts.
 
-    Same width: embeddings and head are copied, layers are those of `uniform_layers` or the `chosen` ones (from 1), and of a
-    wider feed-forward layer the units of largest norm are kept. Narrower: word embeddings by truncated SVD (XtremeDistil,
-    section 3.1: the first columns of `U S`), the rest new. Deeper or wider than the teacher: what does not fit is new.
-    With `new_layers` the layers are new in any case.
+    At the teacher's width embeddings and head are copied, layers are copied from `uniform_layers` or the `chosen` ones (from 1),
+    and a wider feed-forward layer keeps its units of largest norm. A narrower student gets word embeddings by truncated SVD
+    (XtremeDistil, section 3.1: the first columns of `U S`); the rest is new. Of a deeper or wider student, parts that do not
+    fit are new. With `new_layers` the layers are always new. BadInput if `chosen` does not fit the layers of both.
     """
     chosen = tuple(chosen) or uniform_layers(teacher.config.num_hidden_layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= layer <= teacher.config.num_hidden_layers for layer in chosen):
         raise BadInput(
-            f"Layers {', '.join(map(str, chosen))} were asked for; a student of {shape.layers} layers needs {shape.layers} of the "
-            f"teacher's, which has 1 to {teacher.config.num_hidden_layers}."
+            f"The layers {', '.join(map(str, chosen))} were chosen; a student of {shape.layers} layers needs {shape.layers} of the "
+            f"teacher's layers 1 to {teacher.config.num_hidden_layers}. Give as many of these."
         )
     fits = layers_fit(teacher.config, shape) and not new_layers
     config = copy.deepcopy(teacher.config)
@@ -89,7 +89,7 @@ def student_of(
     if getattr(config, "embedding_size", None) == teacher.config.hidden_size:
         config.embedding_size = shape.hidden
     kinds = getattr(config, "layer_types", None)
-    if kinds:  # of ModernBERT's layers: a layer keeps the window that it was trained with
+    if kinds:  # ModernBERT: a copied layer keeps its window
         config.layer_types = [kinds[layer - 1] for layer in chosen] if fits else (kinds * shape.layers)[: shape.layers]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -101,7 +101,7 @@ def student_of(
     return student.eval(), origin
 
 
-# What tokenizers of one vocabulary may still take apart in different ways: case, accents, digits, scripts, spaces, long words.
+# Text that tokenizers with the same vocabulary may split differently: case, accents, digits, scripts, spaces, long words.
 PROBE = (
     "The QUICK brown fox isn't in Zürich, naïve café: 3.14159 + 2,000 = £2003.14? e-mail me@example.org\t#42_under  two spaces "
     "pneumonoultramicroscopicsilicovolcanoconiosis Ελληνικά русский 東京タワー हिन्दी عربي 👩‍🚀 ﬁne \u00ad½ İstanbul ẞ"
@@ -111,27 +111,27 @@ PROBE = (
 def student_from(
     checkpoint: str, teacher: Opened, *, seed: int, vocabulary: bool = False
 ) -> tuple[Any, dict[str, str]]:
-    """A student that starts from a checkpoint of its own, and where each of its parts comes from, as of `student_of`.
+    """A student that starts from a checkpoint, and the origin of each of its parts, as from `student_of`.
 
-    It may be of another family than its teacher and of any size, as long as both speak of the same tokens.
+    It may be of any size and of another family than its teacher, but must have the same tokenizer.
 
     Args:
         checkpoint: a transformers folder, or a Hub name.
-        teacher: what it will learn from.
-        seed: for what the checkpoint lacks.
-        vocabulary: whether it needs a head that guesses masked words.
+        teacher: the model that it will learn from.
+        seed: for parts that the checkpoint lacks.
+        vocabulary: whether it needs a masked-language-model head.
 
     Raises:
-        BadInput: it cannot be opened, it is not an encoder of a known family, its tokenizer is another, or it is to guess
-            masked words and has another number of them.
+        BadInput: it cannot be opened, is not an encoder of a known family, or has another tokenizer; or with `vocabulary` the
+            sizes of the two vocabularies differ.
     """
     opened = open_model(checkpoint, role="--start")
     check_same_tokens(teacher, opened)
     theirs, ours = teacher.config.vocab_size, opened.config.vocab_size
     if vocabulary and theirs != ours:
         raise BadInput(
-            f"{opened.role} {checkpoint} guesses among {ours} tokens and {teacher.role} {teacher.name} among {theirs}, and this method "
-            "compares their guesses. Take a method that reads hidden states or attention (minilmv2, hidden-states), or another start."
+            f"{opened.role} {checkpoint} has a vocabulary of {ours} tokens and {teacher.role} {teacher.name} one of {theirs}, but this "
+            "method compares predictions of tokens. Give another --start, or a method on hidden states or attention (minilmv2)."
         )
     student = load_encoder(opened.folder, seed=seed, vocabulary=vocabulary).eval()
     head = "none"
@@ -148,49 +148,49 @@ def shape_in(opened: Opened) -> Shape:
 
 
 def check_same_tokens(teacher: Opened, student: Opened) -> None:
-    """Nothing, when both models read every text as the same ids.
+    """Check that the tokenizers of both models give the same ids: for their vocabularies and for a probe text.
 
     Raises:
-        BadInput: their tokenizers differ; it says where.
+        BadInput: the tokenizers differ; the message names a difference.
     """
     theirs, ours = open_tokenizer(teacher), open_tokenizer(student)
-    theirs.no_truncation()  # one model may take longer texts than the other
+    theirs.no_truncation()  # the models may differ in their longest text
     ours.no_truncation()
     differs = _differing_tokens(theirs, ours) or _differing_reading(theirs, ours)
     if differs:
         raise BadInput(
             f"{student.role} {student.name} and {teacher.role} {teacher.name} do not share a tokenizer: {differs} A student learns token "
-            "by token from its teacher, so both must cut text alike. Give a checkpoint with the teacher's tokenizer, or start from "
-            "the teacher's own layers."
+            "by token from its teacher, so both must split text the same way. Give a checkpoint with the teacher's tokenizer, or start "
+            "from the teacher's layers."
         )
 
 
 def _differing_tokens(theirs: Tokenizer, ours: Tokenizer) -> str:
-    """The first tokens whose ids differ, in words."""
+    """The first tokens whose ids differ, as text; empty if none do."""
     teacher, student = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (theirs, ours))
     apart = [token for token in {**teacher, **student} if teacher.get(token) != student.get(token)]
     if not apart:
         return ""
     apart.sort(key=lambda token: min(known[token] for known in (teacher, student) if token in known))
     named = [
-        f"{token!r} is {teacher.get(token, 'unknown')} to the teacher and {student.get(token, 'unknown')} to the student"
+        f"{token!r} is {teacher.get(token, 'missing')} in the teacher's ids and {student.get(token, 'missing')} in the student's"
         for token in apart[:SHOWN_TOKENS]
     ]
     return f"of {len(teacher)} and {len(student)} tokens {len(apart)} differ; {'; '.join(named)}."
 
 
 def _differing_reading(theirs: Tokenizer, ours: Tokenizer) -> str:
-    """Where the same vocabulary reads the probe in another way, in words."""
+    """The first difference of the two tokenizers on the probe text, as text; empty if there is none."""
     teacher, student = theirs.encode(PROBE), ours.encode(PROBE)
     if teacher.ids == student.ids:
         return ""
     at = next((i for i, (a, b) in enumerate(zip(teacher.ids, student.ids, strict=False)) if a != b), None)
     if at is None:
-        return f"of a probe text the teacher's makes {len(teacher.ids)} tokens, the student's {len(student.ids)}."
+        return f"a probe text has {len(teacher.ids)} tokens by the teacher's tokenizer and {len(student.ids)} by the student's."
     text = PROBE[slice(*teacher.offsets[at])]
     return (
-        f"their vocabularies agree, but at token {at} of a probe text ({text!r}) the teacher's reads {teacher.tokens[at]!r} "
-        f"({teacher.ids[at]}), the student's {student.tokens[at]!r} ({student.ids[at]})."
+        f"their vocabularies agree, but token {at} of a probe text ({text!r}) is {teacher.tokens[at]!r} ({teacher.ids[at]}) by the "
+        f"teacher's and {student.tokens[at]!r} ({student.ids[at]}) by the student's."
     )
 
 
@@ -211,9 +211,9 @@ def _embeddings(teacher: Any, student: Any) -> dict[str, str]:
 
 
 def truncated(embedding: torch.Tensor, width: int) -> torch.Tensor:
-    """The first `width` columns of `U S` of `embedding` (rows, d), as (rows, width): the best product of that rank.
+    """The first `width` columns of `U S` of the SVD of `embedding` (rows, d), as (rows, width).
 
-    `U S = embedding V`, and `V` is found from the small `(d, d)` Gram matrix, in float64.
+    `U S = embedding V`, and `V` is computed from the small `(d, d)` Gram matrix, in float64.
     """
     wide = embedding.double()
     _, vectors = torch.linalg.eigh(wide.T @ wide)  # ascending
@@ -235,7 +235,7 @@ def layers_fit(config: Any, shape: Shape) -> bool:
 
 def _layers(teacher: Any, student: Any, family: Family, shape: Shape, chosen: Sequence[int]) -> dict[str, str]:
     theirs, ours = layers_of(teacher, family), layers_of(student, family)
-    # What belongs to all layers: a norm above the last, a bias by distance.
+    # Parts shared by all layers: a norm after the last, a bias by distance.
     apart = [name for name, _ in encoder_of(student).named_children() if name not in {"embeddings", "pooler"}]
     for name in apart:
         _copy_matching(
@@ -254,7 +254,7 @@ def _layers(teacher: Any, student: Any, family: Family, shape: Shape, chosen: Se
         kept = largest_units(wide, wide_out, out.in_features)
         fewer |= len(kept) < wide_out.in_features
         _copy_matching(source, layer)
-        # A gated unit has a row in each half.
+        # A gated unit has one row in each half.
         rows = torch.cat([kept + half * wide_out.in_features for half in range(family.ffn_rows)])
         narrow.weight.copy_(wide.weight[rows])
         if narrow.bias is not None:
@@ -278,7 +278,7 @@ def _head(teacher: Any, student: Any) -> dict[str, str]:
     if teacher.config.hidden_size != student.config.hidden_size:
         return {"head": "new"}
     inside = encoder_of(teacher)
-    # An encoder without a head is its own inside: its children are no heads.
+    # For an encoder without a head `encoder_of` is the model itself: its children are not heads.
     children = {} if inside is teacher else dict(teacher.named_children())
     heads = {name: module for name, module in children.items() if module is not inside}
     for name, module in heads.items():

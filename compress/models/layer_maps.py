@@ -1,4 +1,4 @@
-"""Which teacher layers each student layer learns from. Layers are numbered from 1."""
+"""Maps from each student layer to the teacher layers that it learns from. Layers are numbered from 1."""
 
 from serve.errors import BadInput
 
@@ -6,11 +6,11 @@ LAYER_MAPS = ("single", "last", "uniform", "uniform-consecutive", "uniform+last"
 
 
 def layer_map(name: str, teacher_layers: int, student_layers: int) -> dict[int, tuple[int, ...]]:
-    """For each student layer that learns from any: the teacher layers (comparative analysis, section 3.1).
+    """The teacher layers of each student layer that learns from any (comparative analysis, section 3.1).
 
-    With `k = ceil(L / M)` of `L` teacher and `M` student layers, `single` is only `M` from `L`; `last` is `i` from
-    `L - M + i`; `uniform` is `i` from `k i`; `uniform-consecutive` is `i` from `k (i - 1) + 1` to `k i`; `uniform+last` is
-    the two together. Numbers past `L` drop out.
+    With `L` teacher layers, `M` student layers and `k = ceil(L / M)`, student layer `i` learns by `single` from `L` if `i = M`
+    and from none otherwise; by `last` from `L - M + i`; by `uniform` from `k i`; by `uniform-consecutive` from `k (i - 1) + 1`
+    to `k i`; by `uniform+last` from the layers of both maps. Layers above `L` are left out.
 
     Raises:
         BadInput: an unknown map, or a student deeper than its teacher.
@@ -19,11 +19,11 @@ def layer_map(name: str, teacher_layers: int, student_layers: int) -> dict[int, 
     ((3, 4), {1: (2, 4), 2: (4, 5), 3: (6,)})
     """
     if name not in LAYER_MAPS:
-        raise BadInput(f"The layer map {name!r} is not known; it is one of {', '.join(LAYER_MAPS)}.")
+        raise BadInput(f"--layer-map {name} is not known. Give {', '.join(LAYER_MAPS[:-1])} or {LAYER_MAPS[-1]}.")
     if student_layers > teacher_layers:
         raise BadInput(
-            f"A layer map needs a student no deeper than its teacher; {student_layers} layers cannot be mapped to {teacher_layers}. "
-            "Take a shallower student, or a method without a layer map (minilm, minilmv2, directminilm)."
+            f"A layer map needs a student no deeper than its teacher; the student has {student_layers} layers and the teacher "
+            f"{teacher_layers}. Give a shallower student, or a method without a layer map (minilm, minilmv2 or directminilm)."
         )
     step = -(-teacher_layers // student_layers)
     found: dict[int, tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
-"""In how many bits matrices are multiplied. Weights that are trained stay in float32, and so does what is summed and compared."""
+"""The precision of matrix products. Trained weights, sums and losses stay in float32."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,35 +13,35 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Nothing, when `device` can be trained on in `precision`.
+    """Check that `device` can train in `precision`.
 
     Raises:
         BadInput: float16 on a CPU.
     """
     if precision == "fp16" and device.type != "cuda":
         raise BadInput(
-            f"fp16 trains on CUDA GPUs, and this would run on {device.type}, which has no fast products in float16. "
-            "Take bf16, which has the range of float32 and needs no scaling of gradients, or fp32."
+            f"--precision is fp16, which needs a CUDA GPU, and the device is {device.type}, which has no fast float16 products. "
+            "Give bf16, which has the range of float32 and needs no scaling of gradients, or fp32."
         )
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Within it matrix products are in `precision`, whatever the weights are in."""
+    """Context in which matrix products are in `precision`, whatever the type of the weights."""
     return torch.autocast(device.type, HALVES.get(precision, torch.bfloat16), enabled=precision in HALVES)
 
 
 @contextmanager
 def computing(device: torch.device, precision: str) -> Iterator[None]:
-    """Within it a model in training goes forward as the loop has it: products in `precision`, on a CPU attention in tiles."""
+    """Context of a training's forward pass: products in `precision`, and on a CPU attention in tiles."""
     with autocast(device, precision), TiledAttention() if device.type == "cpu" else nullcontext():
         yield
 
 
 @contextmanager
 def matrices_in(model: nn.Module, precision: str) -> Iterator[None]:
-    """Within it the matrices of `model`, which is not trained, are held as `autocast` would otherwise make them in every step.
+    """Context in which the matrices of `model`, which does not train, are held in `precision`; `autocast` would convert them each step.
 
-    What it computes is the same to the bit. Embeddings stay as they are, and so does a matrix that is an embedding too.
+    Results are the same to the bit. Embeddings, and matrices shared with an embedding, are not converted.
     """
     half = HALVES.get(precision)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}

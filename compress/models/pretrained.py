@@ -1,4 +1,4 @@
-"""Opening a teacher or student: a folder on disk or a Hub name, checked before anything is built on it."""
+"""Opens a teacher or student, a folder on disk or a Hub name, and checks it before use."""
 
 import json
 import tempfile
@@ -23,25 +23,25 @@ from serve.text.tokenizer import load_tokenizer
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-MEND = "Copy the folder again, or save the model anew with save_pretrained."
-MEND_TOKENIZER = "Copy the folder again, or save the tokenizer anew with save_pretrained."
-LONGEST_TEXT = 512  # tokens; more than the papers' teachers were trained on helps nobody
+MEND = "Copy the folder again, or save the model again with save_pretrained."
+MEND_TOKENIZER = "Copy the folder again, or save the tokenizer again with save_pretrained."
+LONGEST_TEXT = 512  # tokens, as the papers' teachers were trained on
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model folder that passed the checks: what the caller called it, where it is, its configuration and family."""
+    """A model folder that passed the checks: its given name, its path, configuration and family."""
 
     name: str
     folder: Path
     config: Any
     family: Family
-    role: str = "--teacher"  # what the caller called it by
-    added: tuple[str, ...] = ()  # special tokens that its vocabulary lacks: whoever loads it gets them
+    role: str = "--teacher"  # the flag that named it
+    added: tuple[str, ...] = ()  # special tokens that its vocabulary lacks; loading adds them
 
     @property
     def public_name(self) -> str:
-        """What may be told of it: its name on the Hub, or the last part of a folder's path, which is a private matter."""
+        """The name for published files: its Hub name, or only the last part of its path, since the path is private."""
         return self.folder.resolve().name if Path(self.name).exists() else self.name
 
     @property
@@ -57,12 +57,12 @@ class Opened:
 
     @property
     def max_length(self) -> int:
-        """The longest input in tokens that its position table holds, at most `LONGEST_TEXT`."""
+        """The longest input in tokens: the size of its position table, at most `LONGEST_TEXT`."""
         return min(LONGEST_TEXT, int(self.config.max_position_embeddings) - self.family.position_offset)
 
     @property
     def multi_label(self) -> bool:
-        """Whether its head, if it has one, says of each label apart whether it applies to a text."""
+        """Whether its head, if it has one, is for texts with any number of labels."""
         return bool(self.config.problem_type == MULTI_LABEL)
 
     @property
@@ -71,16 +71,16 @@ class Opened:
         return any(self.head_for(task) for task in get_args(Task))
 
     def head_for(self, task: Task) -> tuple[str, ...] | None:
-        """The labels of the head it has for `task`, by index; None when it has no such head."""
+        """The labels of its head for `task`, by index; None if it has no such head."""
         return _head_for(self.config, task)
 
 
 def open_model(
     name: str, *, role: str = "--teacher", wanted: str = "a transformers folder", revision: str = ""
 ) -> Opened:
-    """The model folder that `name` is, or that it names on the Hub; `wanted` is what could have been given in its place.
+    """The model in the folder `name`, or of that name on the Hub; errors say that `wanted` is needed.
 
-    `revision` is a branch, a tag or a commit of the Hub's model; none is its main branch.
+    `revision` is a branch, tag or commit of the Hub's model; empty for its main branch.
 
     Raises:
         BadInput: no such folder or Hub name, files missing or damaged, not an encoder of a known family, pickled weights only,
@@ -89,7 +89,7 @@ def open_model(
     here = Path(name).exists()
     if here and revision:
         raise BadInput(
-            f"--revision is {revision}, and {role} {name} is a folder here; only models of the Hub have revisions. Leave it out."
+            f"--revision is {revision}, but {role} {name} is a local folder; only models of the Hub have revisions. Leave it out."
         )
     folder = Path(name) if here else _download(name, role, wanted, revision)
     if not (folder / CONFIG).is_file():
@@ -97,10 +97,10 @@ def open_model(
     config = _config_in(folder, f"{role} {name}", any_family=False)
     family = family_of(config.model_type, f"{role} {name}")
     if getattr(config, "is_decoder", False):
-        raise BadInput(f"{role} {name} is set up as a decoder (is_decoder is true); an encoder is needed.")
+        raise BadInput(f"{role} {name} is a decoder (is_decoder is true in {CONFIG}); give an encoder.")
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise BadInput(
-            f"{role} {name} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). "
+            f"{role} {name} has no tokenizer; {', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]} is needed. "
             "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         )
     _check_weights(folder, config, f"{role} {name}")
@@ -108,11 +108,11 @@ def open_model(
 
 
 def check_checkpoint(folder: Path, named: str) -> None:
-    """Nothing, when the model in `folder`, of any family and with or without a tokenizer, can be loaded.
+    """Check that the model in `folder`, of any family and with or without a tokenizer, can be loaded.
 
     Raises:
-        BadInput: its configuration, its weights or its tokenizer.json are damaged, or do not fit each other; the message
-            calls it `named`.
+        BadInput: its configuration, weights or tokenizer.json are damaged, or do not fit each other. The message names the
+            model as `named`.
     """
     config = _config_in(folder, named, any_family=True)
     _check_weights(folder, config, named)
@@ -127,9 +127,9 @@ def check_checkpoint(folder: Path, named: str) -> None:
 
 
 def _check_ids(tokenizer: Tokenizer, config: Any, named: str) -> None:
-    """Nothing, when the embedding that `config` speaks of has a row for every id of the tokenizer.
+    """Check that the embedding of `config` has a row for every id of the tokenizer.
 
-    Special tokens are passed over: transformers adds those that a file lacks, such as [MASK], and plain text has none.
+    Special tokens are not checked: transformers adds those that a file lacks, such as [MASK], and plain text has none.
     """
     special = {each.content for each in tokenizer.get_added_tokens_decoder().values() if each.special}
     vocabulary = {token: id for token, id in tokenizer.get_vocab().items() if token not in special}
@@ -137,42 +137,41 @@ def _check_ids(tokenizer: Tokenizer, config: Any, named: str) -> None:
     if largest >= rows:
         token = next(token for token, id in vocabulary.items() if id == largest)
         raise BadInput(
-            f"{named}: its tokenizer has ids up to {largest} ({token!r}), and its embedding has {rows} rows. "
+            f"{named}: its tokenizer has ids up to {largest} ({token!r}), but its embedding has only {rows} rows. "
             "Call model.resize_token_embeddings(len(tokenizer)) and train the new rows, or save the tokenizer that the model was "
             "trained with."
         )
 
 
 def _head_for(config: Any, task: Task) -> tuple[str, ...] | None:
-    """The labels of the head for `task` that `config` speaks of, by index; None when it speaks of none."""
+    """The labels of the head for `task` in `config`, by index; None if it has no such head."""
     if not any(str(name).endswith(HEADS[task]) for name in config.architectures or []):
         return None
     return tuple(config.id2label[index] for index in range(config.num_labels))
 
 
 def _config_in(folder: Path, named: str, *, any_family: bool) -> Any:
-    """The configuration of the model in `folder`, which messages call `named`."""
+    """The configuration of the model in `folder`; messages name the model as `named`."""
     from transformers import AutoConfig
 
     try:
-        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        kind = said.get("model_type", "unknown")
+        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type", "unknown")
         if not any_family:
             family_of(str(kind), named)
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         names = [config.id2label[index] for index in range(config.num_labels)]
         if not all(isinstance(label, str) for label in names):
-            raise ValueError("id2label holds something else than names")
+            raise ValueError("id2label holds something that is not a string")
     except BadInput:
         raise
     except Exception as error:
-        # The configuration classes raise whatever its values made them stumble over.
+        # The configuration classes raise any kind of error.
         raise BadInput(f"{named}: its {CONFIG} cannot be read ({in_one_line(error)}). {MEND}") from None
     return config
 
 
 def _check_weights(folder: Path, config: Any, named: str) -> None:
-    """Nothing, when the folder's weights are whole, finite, and those that its configuration speaks of."""
+    """Check that the folder's weights are whole, finite, and those that its configuration needs."""
     from safetensors import SafetensorError
 
     strange = []
@@ -189,31 +188,31 @@ def _check_weights(folder: Path, config: Any, named: str) -> None:
                 output_loading_info=True, ignore_mismatched_sizes=True,
             )  # fmt: skip
     except Exception as error:
-        raise BadInput(f"{named}: no model can be made as its {CONFIG} says ({in_one_line(error)}). {MEND}") from None
+        raise BadInput(f"{named}: no model can be built from its {CONFIG} ({in_one_line(error)}). {MEND}") from None
     has_head = any(_head_for(config, task) for task in get_args(Task))
     missing = sorted(key for key in found["missing_keys"] if has_head or not key.startswith("pooler."))
     if missing:
-        raise BadInput(f"{named}: its weights lack {_first_of(missing)}, of which its {CONFIG} speaks. {MEND}")
+        raise BadInput(f"{named}: its weights lack {_first_of(missing)}, which its {CONFIG} requires. {MEND}")
     other = sorted(
-        f"{key} as {tuple(stored)} and not {tuple(asked)}" for key, stored, asked in found["mismatched_keys"]
+        f"{key} of shape {list(stored)} instead of {list(asked)}" for key, stored, asked in found["mismatched_keys"]
     )
     if other:
-        raise BadInput(f"{named}: its weights hold {_first_of(other)}, as its {CONFIG} says. {MEND}")
+        raise BadInput(f"{named}: its weights do not fit its {CONFIG}: they hold {_first_of(other)}. {MEND}")
     if strange:
         key, count = strange[0]
-        more = f" and {len(strange) - 1} more weights such" if len(strange) > 1 else ""
+        more = f"; {len(strange) - 1} more of its weights have such values" if len(strange) > 1 else ""
         values = "1 value that is" if count == 1 else f"{count:,} values that are"
         raise BadInput(
-            f"{named}: its weight {key} has {values} not finite (NaN or infinite){more}, so it can give no answer. "
-            "Take a checkpoint from before its training went wrong, or copy the folder again."
+            f"{named}: its weight {key} has {values} not finite (NaN or infinite){more}. "
+            "Give a checkpoint from before its training failed, or copy the folder again."
         )
 
 
 @lru_cache(maxsize=32)
 def _not_finite(file: Path, _size_bytes: int, _mtime_ns: int) -> list[tuple[str, int]]:
-    """The weights in `file` that hold NaN or infinity, by name, and how many values of each do.
+    """The names of the weights in `file` that hold NaN or infinity, and how many such values each has.
 
-    Read once, while the file stays what it is: one call opens a model for several purposes. BERT-base takes about 0.3 s.
+    The result is cached until the file changes, because one call opens a model several times. BERT-base takes about 0.3 s.
     """
     from safetensors import safe_open
 
@@ -221,8 +220,8 @@ def _not_finite(file: Path, _size_bytes: int, _mtime_ns: int) -> list[tuple[str,
     with safe_open(file, "pt") as weights:
         for key in sorted(weights.keys()):
             tensor = weights.get_tensor(key)
-            # A sum is not finite where a value is not, and takes a fifth of the time of asking each. Of finite values it
-            # may overflow. Numbers of 8 bits have neither in torch; no encoder here is saved in them.
+            # The sum is not finite if a value is not, and takes a fifth of the time of checking each. A sum of finite values may
+            # overflow, so values are then counted. In 8 bits torch has neither operation; no encoder here is saved in them.
             if not tensor.dtype.is_floating_point or tensor.element_size() == 1 or tensor.sum().isfinite():
                 continue
             if count := int((~tensor.isfinite()).sum()):
@@ -231,13 +230,13 @@ def _not_finite(file: Path, _size_bytes: int, _mtime_ns: int) -> list[tuple[str,
 
 
 def _weight_files(folder: Path, named: str) -> list[Path]:
-    """The files that hold the weights, all of which are there."""
+    """The files that hold the weights. BadInput if one is missing, or the index is damaged."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     index = folder / f"{WEIGHTS}.index.json"
     if not index.is_file():
         raise BadInput(
-            f"{named} has no .safetensors weights. Pickled weights are not opened; save it with save_pretrained."
+            f"{named} has no .safetensors weights. Pickled weights are not opened; save the model with save_pretrained."
         )
     try:
         names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
@@ -249,7 +248,7 @@ def _weight_files(folder: Path, named: str) -> list[Path]:
 
 
 def _class_of(config: Any) -> Any:
-    """The class of the model as it was saved: with its head, where it has one for a task."""
+    """The class of the model as it was saved: with its head, if it has one for a task."""
     from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
     if _head_for(config, "token-classification"):
@@ -263,31 +262,31 @@ def _first_of(things: Sequence[str]) -> str:
 
 
 def in_one_line(error: Exception) -> str:
-    """The kind of `error` and what it says, in one line."""
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    """The class and message of `error`, in one line."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def _download(name: str, role: str, wanted: str, revision: str) -> Path:
     if not may_be_on_hub(name):
-        raise BadInput(f"{role} {name} is not there. Give the path of {wanted}, or a name on the Hub.")
+        raise BadInput(f"{role} {name} does not exist. Give the path of {wanted}, or a name on the Hub.")
     try:
         return download_model(name, revision)
     except LookupError as reason:
         raise BadInput(
-            f"{role} {name} is neither a folder here nor a model that the Hub gives ({reason}). "
+            f"{role} {name} is neither a local folder nor a model that can be read from the Hub ({reason}). "
             f"Give the path of {wanted}."
         ) from None
 
 
 def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
-    """Write the fast tokenizer of `opened` into `folder` and return it as serving will use it.
+    """Write the fast tokenizer of `opened` into `folder` and return it as serving loads it.
 
     Raises:
         BadInput: the tokenizer cannot be opened, has no fast form, or has ids that the embedding has no rows for.
     """
     tokenizer = _tokenizer_of(opened)
-    # What was set for one use (padding to a fixed length, say) is no property of the vocabulary.
+    # Settings of one use, such as padding to a fixed length, do not belong to the checkpoint.
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
     folder.mkdir(parents=True, exist_ok=True)
@@ -297,7 +296,7 @@ def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
 
 
 def with_markers(opened: Opened) -> Opened:
-    """`opened` as it reads relations: the markers of head and tail that its vocabulary lacks are added when it is loaded.
+    """`opened` for relations: loading it adds the markers of head and tail that its vocabulary lacks.
 
     Raises:
         BadInput: its tokenizer cannot be opened, has no fast form, or has ids that the embedding has no rows for.
@@ -313,7 +312,7 @@ def _tokenizer_of(opened: Opened) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(opened.folder, local_files_only=True)
     except Exception as error:
-        # The tokenizer classes raise whatever their files made them stumble over.
+        # The tokenizer classes raise any kind of error.
         there = ", ".join(name for name in TOKENIZER_FILES if (opened.folder / name).is_file())
         raise BadInput(
             f"{opened.role} {opened.name}: its tokenizer cannot be opened from {there} ({in_one_line(error)}). "
@@ -322,17 +321,17 @@ def _tokenizer_of(opened: Opened) -> Any:
     if not tokenizer.is_fast:
         raise BadInput(
             f"{opened.role} {opened.name} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
-            "Save a fast one (a tokenizer.json) beside it."
+            "Save a fast one (tokenizer.json) into the folder."
         )
     _check_ids(tokenizer.backend_tokenizer, opened.config, f"{opened.role} {opened.name}")
-    # The blank before a marker is part of it, so that byte pairs before and after are those of the text without it.
+    # A marker includes the blank before it, so that the text around it is tokenised as without the marker.
     tokens = [AddedToken(token, lstrip=True, normalized=False, special=True) for token in opened.added]
     tokenizer.add_tokens(tokens, special_tokens=True)
     return tokenizer
 
 
 def open_tokenizer(opened: Opened) -> Tokenizer:
-    """The tokenizer of `opened` as a checkpoint of it will carry it.
+    """The tokenizer of `opened` as a checkpoint made from it will hold it.
 
     Raises:
         BadInput: it cannot be opened, has no fast form, or has ids that the embedding has no rows for.
@@ -344,8 +343,8 @@ def open_tokenizer(opened: Opened) -> Tokenizer:
 def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, multi_label: bool = False) -> Any:
     """The model of `opened` with a head for `task`, in float32.
 
-    With `labels` the head is made new, for these labels by index, any number of which may apply to a text if `multi_label`;
-    without, the head in the folder is used.
+    With `labels` (by index) the head is new; with `multi_label` any number of labels may apply to a text. Without `labels` the
+    head in the folder is used.
     """
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
@@ -364,7 +363,7 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, m
             opened.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, **extra
         )
         if labels is not None:
-            # A head of the right size for another task would have been kept; a new one is what was asked for.
+            # `from_pretrained` keeps a head of the same size, even of another task; here the head must be new.
             fresh = classes[task].from_config(model.config)
             encoder_of(fresh).load_state_dict(encoder_of(model).state_dict())
             model = fresh.eval()
@@ -372,9 +371,9 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, m
 
 
 def _with_rows(model: Any, opened: Opened) -> Any:
-    """`model` with embeddings for the tokens that `opened` adds: drawn about the mean of the others, as far apart as they.
+    """`model` with embeddings for the tokens that `opened` adds, drawn with the mean and spread of the other embeddings.
 
-    Drawn the same each time; not the mean itself, by which the markers could not be told apart at first.
+    The seed is fixed. The mean itself would give all markers the same embedding.
     """
     if not opened.added:
         return model
@@ -389,9 +388,9 @@ def _with_rows(model: Any, opened: Opened) -> Any:
 
 
 def load_encoder(source: Path | Opened, *, seed: int, vocabulary: bool = False) -> Any:
-    """The model of `source` without a task's head, in float32; with `vocabulary`, with a head that guesses masked words.
+    """The model of `source` without a task's head, in float32; with `vocabulary` it has a masked-language-model head.
 
-    Such a head, like any part that the folder lacks, is new and drawn by `seed`.
+    Parts that the folder lacks, such as that head, are new and drawn with `seed`.
     """
     from transformers import AutoModel, AutoModelForMaskedLM
 
@@ -405,7 +404,7 @@ def load_encoder(source: Path | Opened, *, seed: int, vocabulary: bool = False) 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within it transformers draws no bars and lists no new head weights: what happens here is known and wanted."""
+    """Context in which transformers shows no progress bars and no warnings about new head weights, which are expected."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -420,5 +419,5 @@ def quiet() -> Iterator[None]:
 
 
 def has_vocabulary_head(opened: Opened) -> bool:
-    """Whether the model was saved with a head for masked words."""
+    """Whether the model was saved with a masked-language-model head."""
     return any(str(name).endswith("ForMaskedLM") for name in opened.config.architectures or [])

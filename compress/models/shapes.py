@@ -1,4 +1,4 @@
-"""The shapes that students come in: the papers' own (methods and figures in docs/choosing.md), or any other by its numbers."""
+"""The shapes of students: the papers' by name (methods and figures in docs/choosing.md), or any other by its numbers."""
 
 import difflib
 import re
@@ -20,7 +20,7 @@ class Shape:
     ffn: int
 
     def as_config(self) -> SimpleNamespace:
-        """The same numbers by the names that a transformers configuration has for them."""
+        """The same numbers under the names of a transformers configuration."""
         return SimpleNamespace(num_hidden_layers=self.layers, hidden_size=self.hidden, num_attention_heads=self.heads)
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ STUDENTS = {
     "4x384": Shape(4, 384, 12, 1536),
     "3x384-ffn1536": Shape(3, 384, 12, 1536),
 }
-ASSISTED_SHARE = 0.5  # of a teacher's layers and width: MiniLM's rule gives a student of no more an assistant
+ASSISTED_SHARE = 0.5  # most of the teacher's layers, and of its width, for an assistant by MiniLM's rule
 BY_RULE = "auto"
 FORM = "layers=5,hidden=320,heads=10,ffn=1280"
 
@@ -58,34 +58,34 @@ def shape_of(student: str) -> Shape:
         near = difflib.get_close_matches(student.lower(), STUDENTS, n=1, cutoff=0.4)
         hint = f"Did you mean {near[0]}? " if near else ""
         raise BadInput(
-            f"--student {student!r} is not known. {hint}It is one of {', '.join(STUDENTS)}, or numbers as in {FORM}."
+            f"--student {student!r} is not known. {hint}Give one of {', '.join(STUDENTS)}, or numbers as in {FORM}."
         )
     numbers: dict[str, int] = {}
     for part in student.split(","):
         name, _, value = part.strip().partition("=")
         if name not in Shape.__dataclass_fields__ or not re.fullmatch(r"[1-9]\d{0,4}", value) or name in numbers:
             raise BadInput(
-                f"--student {student!r}: {part!r} is not understood. The form is {FORM}, each a whole number from 1."
+                f"--student {student!r}: {part!r} is not understood. Give numbers as in {FORM}, each from 1 to 99999 and once."
             )
         numbers[name] = int(value)
     missing = [name for name in Shape.__dataclass_fields__ if name not in numbers]
     if missing:
-        raise BadInput(f"--student {student!r} lacks {', '.join(missing)}. The form is {FORM}.")
+        raise BadInput(f"--student {student!r} lacks {', '.join(missing)}. Give numbers as in {FORM}.")
     shape = Shape(**numbers)
     if shape.hidden % shape.heads:
         divisors = [n for n in range(1, min(shape.hidden, 64) + 1) if shape.hidden % n == 0]
         raise BadInput(
-            f"--student {student!r}: a width of {shape.hidden} does not divide into {shape.heads} heads. "
-            f"Take one of {', '.join(map(str, divisors))} heads, or another width."
+            f"--student {student!r}: a width of {shape.hidden} cannot be divided by {shape.heads} heads. "
+            f"Give heads as one of {', '.join(map(str, divisors))}, or another width."
         )
     return shape
 
 
 def assistants_of(names: Sequence[str], shape: Shape, teacher: Any) -> tuple[Shape, ...]:
-    """The students between a teacher of that configuration and one of `shape`, in order: those of `names`.
+    """The assistants `names`, in order, between a teacher of that configuration and a student of `shape`.
 
-    `auto` alone is MiniLM's rule (section 3.3): an assistant as deep as the teacher and as wide as the student, where the
-    student has at most half of the teacher's layers and of its width, and none elsewhere.
+    `auto` alone is MiniLM's rule (section 3.3): one assistant, as deep as the teacher and as wide as the student, if the
+    student has at most half of the teacher's layers and at most half of its width; otherwise none.
 
     Raises:
         BadInput: a name that `shape_of` does not know.

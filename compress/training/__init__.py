@@ -1,1 +1,1 @@
-"""One training: the loop, its checkpoints, what feeds it and what watches it."""
+"""One training: the loop, checkpoints, prefetching of batches, trackers and checks of the loss."""

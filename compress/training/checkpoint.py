@@ -1,4 +1,4 @@
-"""A training state in one safetensors file: weights, optimiser moments and where it stands; written in one step."""
+"""The state of a training in one safetensors file: weights, optimiser moments and progress. It is replaced atomically."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass
 class Progress:
-    """Where training stands after `step` steps. Curves are (step, value) pairs."""
+    """The progress of a training after `step` steps. Curves are (step, value) pairs."""
 
     step: int = 0
     loss: list[tuple[int, float]] = field(default_factory=list)
@@ -39,10 +39,10 @@ def save_checkpoint(
     progress: Progress,
     scaler: torch.amp.GradScaler | None = None,
 ) -> None:
-    """Write the state beside `path` and rename it into place: a kill, or a disk that fills, leaves the file before it whole.
+    """Write the state beside `path` and rename it into place: after a kill or on a full disk the previous file is whole.
 
     Raises:
-        BadInput: there is no room for it.
+        BadInput: the disk is full.
     """
     tensors = {f"model.{name}": value for name, value in own_tensors(model).items()}
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -59,7 +59,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, model: Any, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None
 ) -> Progress:
-    """Put the state of `path` into `model`, `optimizer` and `scaler`, and say where it stood."""
+    """Load the state in `path` into `model`, `optimizer` and `scaler`, and return its progress."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         stored = json.loads(metadata["progress"])
@@ -83,7 +83,7 @@ def load_checkpoint(
 
 
 def own_tensors(model: Any) -> dict[str, Tensor]:
-    """The state of `model` with each tensor once, under the first of its names: a head may share the embeddings."""
+    """The state dict of `model` with shared tensors once, under their first name: a head may share the embeddings."""
     seen: dict[tuple[int, tuple[int, ...]], str] = {}
     found: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
@@ -94,10 +94,10 @@ def own_tensors(model: Any) -> dict[str, Tensor]:
 
 
 def put_tensors(model: Any, tensors: dict[str, Tensor]) -> None:
-    """Put what `own_tensors` gave back into `model`, or one like it.
+    """Load the result of `own_tensors` into `model`, or into one of the same structure.
 
     Raises:
-        ValueError: the names are not those of this model.
+        ValueError: the names differ from those of this model.
     """
     if set(tensors) != set(own_tensors(model)):
         raise ValueError(
@@ -107,10 +107,10 @@ def put_tensors(model: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write `tensors` to `path` in one step, through a file beside it that does not stay when writing fails.
+    """Write `tensors` to a file beside `path` and rename it; the temporary file is removed if writing fails.
 
     Raises:
-        BadInput: there is no room for it.
+        BadInput: the disk is full.
     """
     beside = path.with_name(path.name + ".partial")
     try:
@@ -125,24 +125,23 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str
 
 @contextmanager
 def full_disk_reported(path: Path) -> Iterator[None]:
-    """Within it `path` is written; that there is no room for it becomes one message.
+    """Context for writing `path`.
 
     Raises:
-        BadInput: there is none.
+        BadInput: the disk is full, a quota is used up, or the file is too large.
     """
     try:
         yield
     except (OSError, SafetensorError) as error:
         if not _no_room(error):
             raise
-        # What it says of the cause is the system's own: a full disk, a quota, a limit.
         raise BadInput(
-            f"{path} could not be written: {error}. What stood there before is whole. Make room and give the same command again: "
-            "it goes on from the last checkpoint."
+            f"{path} could not be written: {error}. The previous file is unchanged. Free some space and run the same command again: "
+            "it resumes from the last checkpoint."
         ) from error
 
 
 def _no_room(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in NO_ROOM
-    return any(f"(os error {number})" in str(error) for number in NO_ROOM)  # safetensors says it in words alone
+    return any(f"(os error {number})" in str(error) for number in NO_ROOM)  # safetensors has no errno

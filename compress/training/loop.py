@@ -1,11 +1,11 @@
 """The training loop.
 
-A step is a pure function of the weights, the optimiser's moments, the seed and the step's number: random numbers are
-seeded anew for each step, and the batch of a step is computed, not remembered. So a run that is killed and resumed from
-its last checkpoint ends with the same bits as one that was not.
+A step is a pure function of the weights, the optimiser's moments, the seed and the step's number: the generator is
+seeded anew for each step, and the batch follows from the step's number. A run that is killed and resumed from its last
+checkpoint therefore ends with the same bits as one that was not.
 
-The batch of a step does not depend on how many processes train. Each takes some shares of it, in each of which means count
-for what the share holds of the batch, so that the gradients of all shares add up to that of the whole batch.
+The batch of a step does not depend on how many processes train. Each process takes some shares of it. A mean over a share is
+weighted by the part of the batch that the share holds, so the gradients of all shares add up to that of the whole batch.
 """
 
 import json
@@ -55,9 +55,9 @@ class Validation:
 
 
 class Report(Protocol):
-    """Told of each step: steps done, steps in all, the loss, and tokens a second where they are counted."""
+    """Called after each step with steps done, steps in all, the loss, and tokens per second where they are counted."""
 
-    def __call__(self, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None: ...  # noqa: D102 - the class says it
+    def __call__(self, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None: ...  # noqa: D102 - see the class
 
 
 def train(
@@ -76,30 +76,29 @@ def train(
     batches: Prefetcher | None = None,
     report: Report | None = None,
 ) -> Progress:
-    """Train `model` in place, from the checkpoint in `folder` if there is one; with `validation`, end with its best weights.
+    """Train `model` in place, from the checkpoint in `folder` if there is one; with `validation`, end with the best weights.
 
-    `folder/metrics.jsonl` gets a line for each of about 200 steps: the loss, its terms apart, rate and speed. Of several
-    processes (`compress.distributed`) each takes its shares of every batch, and the main one writes.
+    `folder/metrics.jsonl` gets a line for each of about 200 steps: the loss, each of its terms, learning rate and speed. With
+    several processes (`compress.distributed`) each takes its shares of every batch, and the main process writes.
 
     Args:
-        model: what is trained; parameters that need no gradient stay as they are.
-        loss_at: the weighted loss terms of a step, given its number from 0, on a share of its batch; those of all shares
-            add up to those of the batch.
+        model: the model to train; parameters that need no gradient stay as they are.
+        loss_at: gives the weighted loss terms of a step (its number, from 0) on a share of its batch; the terms of all
+            shares add up to those of the batch.
         schedule: steps and learning rate.
-        folder: holds the checkpoint and the best weights; made if absent. Of several processes the main one's counts.
-        seed: together with the numbers of step and share it fixes dropout.
-        validation: when to validate; the best weights are kept then, and training may stop early.
-        precision: `fp32`; or `bf16`, or on GPUs `fp16`, for matrix products in that with float32 weights.
-        device: `cpu`, `cuda`, or `auto`: a GPU where there is one.
+        folder: holds the checkpoint and the best weights; made if absent. Several processes use the main process's.
+        seed: fixes dropout, together with the numbers of step and share.
+        validation: when to validate; the best weights are then kept, and training may stop early.
+        precision: of matrix products: `fp32`, `bf16`, or on GPUs `fp16`. Weights stay in float32.
+        device: `cpu`, `cuda`, or `auto`: a GPU if there is one.
         accumulate: parts that a process cuts its part of a batch into, one after the other.
-        trackers: where else the metrics go.
-        checkpoint_every_s: seconds between checkpoints: the work that a kill loses at most.
-        batches: where `loss_at` takes them from, for the speed, padding and waiting that are told.
-        report: told of each step.
+        trackers: names of trackers that get the metrics too.
+        checkpoint_every_s: seconds between checkpoints: the most work that a kill loses.
+        batches: the source of `loss_at`'s batches, from which speed, padding and waiting are reported.
+        report: called after each step.
 
     Raises:
-        BadInput: float16 without a GPU, a tracker that is not installed, no room for what is written, or a loss that is no longer
-            a number.
+        BadInput: float16 without a GPU, a tracker that is not installed, a full disk, or a loss that is not finite.
     """
     place = device_of_process(device)
     check_precision(precision, place)
@@ -112,7 +111,7 @@ def train(
         progress = load_checkpoint(folder / CHECKPOINT, model, optimizer, scaler)
     distributed.broadcast_tensors(list(own_tensors(model).values()))
     settings = {"steps": schedule.steps, "learning_rate": schedule.learning_rate, "seed": seed, "precision": precision}
-    # No `prepare`: gradients are added up here, and unwrapped models keep their names in checkpoints.
+    # No `Accelerator.prepare`: gradients are summed here, and unwrapped models keep their names in checkpoints.
     with closing(Metrics(folder, progress.step, Trackers(trackers, folder, settings), batches)) as metrics:
         saved_at = time.monotonic()
         model.train()
@@ -138,13 +137,13 @@ def train(
                 report(progress.step, schedule.steps, value, speed.get("tokens_per_s"))
     if validation:
         put_tensors(model, load_file(folder / BEST))
-    distributed.wait()  # until all have read what whoever called may now move away
+    distributed.wait()  # all must have read the weights before the caller moves the folder
     model.eval()
     return progress
 
 
 def device_of_process(device: str = "auto") -> torch.device:
-    """Where this process trains: on the CPU if `device` says so, else on a GPU of its own where there are any."""
+    """The device that this process trains on: the CPU if `device` is `cpu`, otherwise its own GPU if there are any."""
     from accelerate import Accelerator
 
     distributed.join(device)
@@ -155,9 +154,9 @@ def device_of_process(device: str = "auto") -> torch.device:
 
 
 class Metrics:
-    """What is told of a training: a file of JSON lines, one a step that is told of, and trackers.
+    """The metrics of a training: a file with a JSON line for each reported step, and trackers.
 
-    What stands in the file beyond step `step` is dropped. Of several processes the main one writes.
+    Lines of steps after `step` are removed from the file. With several processes only the main one writes.
     """
 
     def __init__(self, folder: Path, step: int, trackers: Trackers, batches: Prefetcher | None) -> None:
@@ -169,7 +168,7 @@ class Metrics:
             return
         folder.mkdir(parents=True, exist_ok=True)
         lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True) if self.file.is_file() else []
-        # A kill may have left half a line, and lines of steps that are now trained again.
+        # A kill may leave half a line, and lines of steps that are trained again.
         kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= step]
         beside = self.file.with_name(self.file.name + ".partial")
         with full_disk_reported(self.file):
@@ -177,9 +176,10 @@ class Metrics:
             beside.replace(self.file)
 
     def speed(self) -> dict[str, float]:
-        """Of all steps since training began or went on, where batches are known.
+        """Averages over all steps since training started or resumed; empty without `batches`.
 
-        `tokens_per_s` counts real tokens, `padded_share` is of the tokens computed, `waiting_share` of the time.
+        `tokens_per_s` counts real tokens, `padded_share` is padding's share of the tokens computed, `waiting_share` the share
+        of time spent waiting for batches.
         """
         if self.batches is None:
             return {}
@@ -196,7 +196,7 @@ class Metrics:
         """Add the line of one step.
 
         Raises:
-            BadInput: there is no room for it.
+            BadInput: the disk is full.
         """
         if not distributed.main():
             return
@@ -212,7 +212,7 @@ class Metrics:
         self.trackers.write(line)
 
     def close(self) -> None:
-        """Let the trackers write what they hold back."""
+        """Let the trackers write what they have buffered."""
         self.trackers.close()
 
 
@@ -225,7 +225,7 @@ def _gradients(
     precision: str,
     scaler: torch.amp.GradScaler,
 ) -> dict[str, Tensor]:
-    """The loss terms of one step, scalars; its gradients, scaled, are added to those of `model`. Both of the whole batch."""
+    """The loss terms of one step, scalars. Its gradients, scaled, are added to those of `model`. Both are of the whole batch."""
     found: dict[str, Tensor] = {}
     for share in distributed.shares(accumulate):
         torch.manual_seed(_seed_of(seed, step, share))
@@ -234,37 +234,37 @@ def _gradients(
         scaler.scale(total(terms)).backward()  # type: ignore[no-untyped-call]
         found = {name: found[name] + term.detach() if found else term.detach() for name, term in terms.items()}
     values = torch.stack(list(found.values()))
-    # The same parameters in every process, since each computed the same terms.
+    # Every process computed the same terms, so the same parameters have gradients.
     distributed.all_reduce([values, *(p.grad for p in model.parameters() if p.grad is not None)])
     return dict(zip(found, values, strict=True))
 
 
 def _move(model: Any, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, clip_norm: float) -> None:
-    """One step along the gradients, which are cleared. Where float16 overflowed the step is left out and the scale lowered."""
+    """Take one optimiser step and clear the gradients. If float16 overflowed, skip the step and lower the scale."""
     scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], clip_norm)
     scaler.step(optimizer)
     scaler.update()
-    optimizer.zero_grad(set_to_none=False)  # new pages for every gradient cost more than clearing old ones
+    optimizer.zero_grad(set_to_none=False)  # clearing is faster than allocating new ones
 
 
 def _finite(terms: dict[str, Tensor], step: int) -> float:
     """The loss after `step` steps.
 
     Raises:
-        BadInput: it is not a number, which a learning rate that is too high makes of it.
+        BadInput: the loss is not finite, usually because the learning rate is too high.
     """
     value = total(terms).item()
     if not math.isfinite(value):
         apart = ", ".join(f"{name} {term.item():.4g}" for name, term in terms.items())
         raise BadInput(
-            f"The loss became {value} at step {step} ({apart}), and nothing more can be learned. Give a lower learning rate."
+            f"The loss became {value} at step {step} ({apart}); training cannot continue. Give a lower learning rate."
         )
     return value
 
 
 def _validate(model: Any, validation: Validation, progress: Progress, folder: Path) -> None:
-    """Validate, in the main process; keep the weights of a new best; stop after `patience` looks without one."""
+    """Validate in the main process; keep the weights of a new best; stop after `patience` validations without one."""
     value = 0.0
     if distributed.main():
         model.eval()
@@ -300,5 +300,5 @@ def _optimizer(model: Any, schedule: Schedule) -> torch.optim.Optimizer:
 
 
 def _seed_of(seed: int, step: int, share: Share) -> int:
-    """The same for the first share as without any: a 0 at the end changes nothing."""
+    """The seed of a share. Share 0 has the seed of the whole batch: `SeedSequence` ignores trailing zeros."""
     return int(np.random.SeedSequence([seed, step, share.number]).generate_state(1)[0])

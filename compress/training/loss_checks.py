@@ -1,17 +1,17 @@
-"""What a loss curve makes one doubt. A training that went nowhere still ends with a model; this is how somebody hears of it."""
+"""Warnings about a loss curve: a training that learned nothing still ends with a model."""
 
 from collections.abc import Sequence
 
 FIFTH = 5
-FEW = 10  # points below which a curve says nothing
-# Of the first losses: what is left where a divergence fell to nothing, which no student of a smaller size does.
+FEW = 10  # with fewer points a curve is not checked
+# Share of the first losses. No smaller student gets this close: at or below it teacher and student are one model.
 NOTHING_LEFT = 1e-5
 
 
 def doubts(curve: Sequence[tuple[int, float]], what: str) -> list[str]:
-    """What is wrong with the loss `curve` (step, loss) of `what`, in words; nothing when it fell as it should.
+    """A warning if the loss `curve` (step, loss) of `what` did not fall, or fell to nearly 0; otherwise an empty list.
 
-    Compared are the means of its first and last fifth, so that one batch does not decide.
+    The means of its first and last fifth are compared, so that one batch does not decide.
     """
     if len(curve) < FEW:
         return []
@@ -20,12 +20,12 @@ def doubts(curve: Sequence[tuple[int, float]], what: str) -> list[str]:
     first, last = sum(values[:part]) / part, sum(values[-part:]) / part
     if last <= NOTHING_LEFT * first or last == 0:
         return [
-            f"{what}: the loss fell from {first:.3g} to {last:.3g}, next to nothing. Are teacher and student the same model, "
-            "or is nearly all text padding?"
+            f"{what}: the loss fell from {first:.3g} to {last:.3g}, nearly 0. Check whether teacher and student are the same model, "
+            "or nearly all text is padding."
         ]
     if last >= first:
         return [
-            f"{what}: the loss did not fall ({first:.4g} at first, {last:.4g} at last). A lower learning rate, more steps or "
-            "another teacher layer may help."
+            f"{what}: the loss did not fall ({first:.4g} over the first fifth, {last:.4g} over the last). A lower learning rate, "
+            "more steps or another teacher layer may help."
         ]
     return []

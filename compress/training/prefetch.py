@@ -1,4 +1,4 @@
-"""The next batch is made while the one before it trains, and what waiting and padding cost is counted."""
+"""Makes the next batch while the current one trains, and counts waiting and padding."""
 
 import time
 from collections.abc import Callable
@@ -8,23 +8,23 @@ from compress.data.batches import Batch
 
 
 class Prefetcher:
-    """The batches of a training, one made ahead in a thread of its own; each is what `make` gives for its step.
+    """The batches of a training; a thread makes one batch ahead.
 
     Args:
-        make: the batch of a step, from 0, which depends on the number alone.
-        steps: how many there are; none is made beyond them.
+        make: gives the batch of a step (from 0); its result depends on the step alone.
+        steps: the number of steps; no batch is made beyond them.
     """
 
     def __init__(self, make: Callable[[int], Batch], steps: int) -> None:
         self.make, self.steps = make, steps
         self.waited_s = 0.0
-        self.tokens = self.positions = 0  # of all batches so far: the real ones, and with those of padding
+        self.tokens = self.positions = 0  # of all batches so far: real tokens; with padding
         self._last = -1
         self._maker = ThreadPoolExecutor(1, "batches")
         self._made: dict[int, Future[Batch]] = {}
 
     def at(self, step: int) -> Batch:
-        """The batch of `step`, at once if it was made ahead; that of the next step is begun."""
+        """The batch of `step`; the batch of the next step is started."""
         for wanted in range(step, min(step + 2, self.steps)):
             if wanted not in self._made:
                 self._made[wanted] = self._maker.submit(self.make, wanted)
@@ -32,7 +32,7 @@ class Prefetcher:
         batch = self._made[step].result()
         self.waited_s += time.perf_counter() - began
         self._made = {wanted: made for wanted, made in self._made.items() if wanted >= step}
-        if step != self._last:  # and not another part of the same
+        if step != self._last:  # count a batch once, though each of its shares asks for it
             mask = batch.inputs["attention_mask"]
             self.tokens += int(mask.sum())
             self.positions += mask.numel()

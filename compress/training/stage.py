@@ -1,4 +1,4 @@
-"""Running one stage of a method: a student is trained to agree with its teacher on the stage's objective."""
+"""Runs one stage of a method: trains a student to agree with its teacher on the stage's objective."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -26,36 +26,36 @@ from compress.training.prefetch import Prefetcher
 
 
 class Text(Protocol):
-    """What a stage is trained on: the batch of each step, and all ids that occur."""
+    """The text that a stage trains on: the batch of each step, and all token ids that occur."""
 
     @property
-    def pad_id(self) -> int: ...  # noqa: D102 - the class says it
+    def pad_id(self) -> int: ...  # noqa: D102 - see the class
 
     @property
     def sampler(self) -> Sampler: ...  # noqa: D102
 
     @property
-    def ids(self) -> list[np.ndarray]: ...  # noqa: D102 - the class says it
+    def ids(self) -> list[np.ndarray]: ...  # noqa: D102
 
     def at(self, step: int) -> Batch: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
 class StageSettings:
-    """What a stage does not decide itself."""
+    """Settings of a stage that its method leaves open."""
 
     steps: int
     seed: int = 0
     precision: str = "fp32"
     checkpoint_every_s: float = 30.0
-    # In place of the stage's own rate; 0 keeps that.
+    # Replaces the stage's own rate; 0 keeps that.
     learning_rate: float = 0.0
-    device: str = "auto"  # cpu, cuda, or auto: a GPU where there is one
-    # Parts that each batch is cut into, one after the other: less memory, the same gradients.
+    device: str = "auto"  # cpu, cuda, or auto: a GPU if there is one
+    # Parts that each batch is computed in, one after the other, to need less memory.
     accumulate: int = 1
-    # Where else metrics go: names of `compress.training.trackers`.
+    # Names of `compress.training.trackers` that get the metrics too.
     trackers: tuple[str, ...] = ()
-    # In place of `steps` and of all that the stage says of rates (see `compress.methods.presets`).
+    # Replaces `steps` and the stage's rate, warm-up and betas (see `compress.methods.presets`).
     schedule: Schedule | None = None
 
 
@@ -74,21 +74,21 @@ def train_stage(
 ) -> Progress:
     """Train `student` in place on the objective of `stage`.
 
-    Of both models only what the objective reads is computed: a student whose last values are compared keeps that layer's
-    output projection and feed-forward as they start.
+    Only the parts of both models that the objective reads are computed. If it compares the values of the student's last layer,
+    that layer's output projection and feed-forward keep their first weights.
 
     Args:
-        stage: the objective, what of the student moves, rate and schedule.
-        teacher: not changed; None when the objective asks for labels alone. For answers it needs the same kind of head.
-        student: of the same vocabulary; its family is what its configuration says.
-        family: where the teacher keeps its parts.
-        text: what they read.
+        stage: the objective, the part of the student that trains, rate and schedule.
+        teacher: not changed; None if the objective needs labels alone. An objective on outputs needs the same kind of head.
+        student: of the same vocabulary; its family is that of its configuration.
+        family: the teacher's module paths.
+        text: the text that both read.
         settings: steps, seed and precision.
         folder: for checkpoints.
         projections: the learned maps of the objective; new ones if not given.
-        validation: makes the `Validation`, where the best weights are wanted and not the last; called with `remap`, by which a
-            narrowed student's embeddings are found, or None.
-        report: told of each step.
+        validation: makes the `Validation` by which the best weights are kept; without it the last are. It is called with
+            `remap`, which maps token ids to rows of narrowed embeddings, or None.
+        report: called after each step.
 
     Raises:
         BadInput: heads, layers or widths that the objective cannot compare.
@@ -137,9 +137,9 @@ def step_losses(
     projections: Projections,
     remap: np.ndarray | None,
 ) -> dict[str, Tensor]:
-    """The weighted loss terms of one batch, or of a part of one: those of all its parts add up to its own.
+    """The weighted loss terms of a batch, or of a part of one; the terms of all parts add up to those of the batch.
 
-    `remap` gives each token id its row in a narrowed student's embeddings.
+    `remap` maps token ids to rows of the student's narrowed embeddings.
     """
     device = next(student.parameters()).device
     batch = to_device(batch, device)
@@ -158,15 +158,15 @@ def step_losses(
     inside = layer_losses(objective.layers, theirs, ours, batch.inputs["attention_mask"], heads, projections)
     terms = {name: batch.weights.texts * loss for name, loss in inside.items()}
     if objective.outputs:
-        said = None if theirs.output is None else _answers(theirs, batch, objective)
-        answered = output_losses(objective.outputs, _answers(ours, batch, objective), said, batch.targets)
+        expected = None if theirs.output is None else _answers(theirs, batch, objective)
+        answered = output_losses(objective.outputs, _answers(ours, batch, objective), expected, batch.targets)
         weights = {term.name: _weight(term, batch) for term in objective.outputs}
         terms |= {name: weights[name] * loss for name, loss in answered.items()}
     return terms
 
 
 class _Trained(nn.Module):
-    """The student and the maps that are thrown away, as one thing to train."""
+    """The student and the learned maps (discarded after training) as one module."""
 
     def __init__(self, student: nn.Module, projections: nn.Module) -> None:
         super().__init__()
@@ -175,9 +175,9 @@ class _Trained(nn.Module):
 
 @contextmanager
 def moving(student: Any, what: str) -> Iterator[None]:
-    """Within it only that part of the student is trained: `all`, the `encoder`, or the `head`.
+    """Context in which only one part of the student trains: `all`, the `encoder` or the `head`.
 
-    A pooler belongs to the head, wherever a family keeps it: nothing else reads it.
+    A pooler counts as part of the head, because only the head reads it.
     """
     inside = {id(p) for name, p in encoder_of(student).named_parameters() if not name.startswith("pooler.")}
     before = [(parameter, parameter.requires_grad) for parameter in student.parameters()]
@@ -192,7 +192,7 @@ def moving(student: Any, what: str) -> Iterator[None]:
 
 @contextmanager
 def rows_narrowed(student: Any, text: Text, objective: Objective) -> Iterator[np.ndarray | None]:
-    """Within it the student holds the embeddings in use alone, unless the objective speaks of the whole vocabulary."""
+    """Context in which the student holds only the embeddings in use, unless the objective needs the whole vocabulary."""
     if objective.masks_tokens or not next(iter(student.get_input_embeddings().parameters())).requires_grad:
         yield None
     else:
@@ -208,7 +208,7 @@ def _read(model: Any, family: Family, objective: Objective, batch: Batch, *, tea
 
 
 def _theirs(teacher: Any, family: Family, objective: Objective, batch: Batch) -> Activations:
-    """What the objective reads of the teacher, kept or computed."""
+    """The teacher's activations that the objective reads, from the cache or computed."""
     if batch.teacher_activations is None:
         return _read(teacher, family, objective, batch, teacher=True)
     kept = {Part(*part): value for part, value in batch.teacher_activations.items()}
@@ -216,21 +216,21 @@ def _theirs(teacher: Any, family: Family, objective: Objective, batch: Batch) ->
 
 
 def _weight(term: OutputTerm, batch: Batch) -> float:
-    """What the mean over the rows of `term` counts for, where `batch` is a part of one."""
+    """The weight of a mean over the rows of `term` in the whole batch, of which `batch` may be a part."""
     if term.loss == "labels":
         return batch.weights.labelled
     return batch.weights.tokens if term.everywhere else batch.weights.rows
 
 
 def _rows(batch: Batch, objective: Objective) -> Tensor:
-    """The tokens whose words are to be guessed: those that were hidden, or every real one."""
+    """The tokens whose ids are predicted: the masked ones, or every real one."""
     if any(term.everywhere for term in objective.outputs):
         return batch.inputs["attention_mask"].flatten().nonzero().flatten()
     return batch.row_index
 
 
 def _answers(found: Activations, batch: Batch, objective: Objective) -> Tensor:
-    """Logits of the rows that are compared, (rows, labels)."""
+    """Logits of the compared rows, (rows, labels)."""
     logits: Tensor = found.output.logits
     flat = logits.reshape(-1, logits.shape[-1])
     return flat if objective.masks_tokens else flat[batch.row_index]

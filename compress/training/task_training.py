@@ -31,7 +31,7 @@ class TaskTraining:
     steps: int
     learning_rate: float
     batch: int = 32
-    # Validation is looked at this often; None is once an epoch of the labelled texts.
+    # Steps between validations; None is once an epoch of the labelled texts.
     validate_every: int | None = None
     patience: int | None = None
     temperature: float = 2.0
@@ -39,11 +39,11 @@ class TaskTraining:
     soft_weight: float = 0.9
     seed: int = 0
     precision: str = "fp32"
-    device: str = "auto"  # cpu, cuda, or auto: a GPU where there is one
+    device: str = "auto"  # cpu, cuda, or auto: a GPU if there is one
     checkpoint_every_s: float = 30.0
-    # Parts that each batch is cut into, one after the other: less memory, the same gradients.
+    # Parts that each batch is computed in, one after the other, to need less memory.
     accumulate: int = 1
-    # Where else metrics go: names of `compress.training.trackers`.
+    # Names of `compress.training.trackers` that get the metrics too.
     trackers: tuple[str, ...] = ()
 
 
@@ -59,17 +59,18 @@ def train_on_task(
     soft: Sequence[np.ndarray] | None = None,
     report: Report | None = None,
 ) -> Progress:
-    """Train `model` in place and leave it with the weights that did best on validation.
+    """Train `model` in place; it ends with the weights that scored best on validation.
 
     Args:
         model: has a head whose labels are `labelled.labels`, by index.
         labelled: training texts with targets.
-        validation: the validation texts, `gold` their examples: the task metric is computed as serving would answer.
+        validation: the validation texts; the task metric is computed from the answers that serving would give.
+        gold: the examples of `validation`.
         settings: steps, rates and weights.
         folder: for checkpoints.
         unlabelled: texts that only the teacher labels; they need `soft`.
         soft: the teacher's logits (rows, labels) of each labelled, then each unlabelled text; None trains on labels only.
-        report: told of each step.
+        report: called after each step.
     """
     texts = labelled if unlabelled is None or soft is None else labelled + unlabelled
     lengths = np.array([len(ids) for ids in texts.ids])
@@ -121,9 +122,9 @@ def validating(
     remap: np.ndarray | None,
     patience: int | None = None,
 ) -> Validation:
-    """Validation by the task metric, computed as serving would answer, each `every` steps.
+    """Validation every `every` steps by the task metric, from the answers that serving would give.
 
-    `remap` gives each token id its row in narrowed embeddings; `patience` is how many looks without a new best end it.
+    `remap` maps token ids to rows of narrowed embeddings; training ends after `patience` validations without a new best.
     """
     answers = [gold_of(example, validation.task) for example in gold]
 

@@ -1,8 +1,8 @@
-"""What a teacher computes of a corpus, kept on disk: over many epochs, or for many students, it is asked once.
+"""A teacher's activations on a corpus, kept on disk: the teacher runs once for many epochs or many students.
 
-Kept are the hidden states, queries, keys or values that objectives read, a byte a number: each group of numbers, as wide as
-an attention head, is divided by a scale of its own, a 127th of its largest number in float16. How much that loses is measured
-while it is written. A cache says of which teacher, text, parts and precision it is, and is refused for any other.
+The cache holds the hidden states, queries, keys or values that objectives read, in int8: each group of numbers, as wide as an
+attention head, is divided by its own scale, 1/127 of its largest magnitude, in float16. The rounding error is measured while
+the cache is written. A cache records its teacher, text, parts and precision, and is refused for any other.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ from serve.bundle.manifest import canonical_json, sha256_file
 from serve.errors import BadInput
 
 NUMBERS, ABOUT, FORMAT = "numbers.bin", "cache.json", 1
-ROUND = 1 << 16  # tokens that are held and written at once: the work that a kill loses
-POSITIONS = 4_096  # tokens that the teacher is asked about at once, padding included
+ROUND = 1 << 16  # tokens held in memory and written at once: the most work that a kill loses
+POSITIONS = 4_096  # tokens of one batch of the teacher, padding included
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the numbers of one token lie: a byte for each, part by part, then the scale of each group in float16."""
+    """The bytes of one token: its numbers in int8, part by part, then the scale of each group in float16."""
 
     parts: tuple[Part, ...]
     width: int  # of a part
@@ -48,12 +48,12 @@ class Layout:
 
     @property
     def numbers(self) -> int:
-        """Of one token."""
+        """Numbers per token."""
         return len(self.parts) * self.width
 
     @property
     def bytes_per_token(self) -> int:
-        """On disk."""
+        """Bytes per token on disk."""
         return self.numbers + 2 * self.numbers // self.group
 
     def packed(self, x: np.ndarray) -> np.ndarray:
@@ -66,26 +66,26 @@ class Layout:
         return np.hstack([whole.view(np.uint8).reshape(len(x), -1), scales.view(np.uint8).reshape(len(x), -1)])
 
     def unpacked(self, raw: np.ndarray) -> np.ndarray:
-        """About the numbers that `packed` was given."""
+        """Float32 (tokens, numbers), rounded, from the result of `packed`."""
         whole = raw[:, : self.numbers].view(np.int8).reshape(len(raw), -1, self.group)
         scales = np.ascontiguousarray(raw[:, self.numbers :]).view(np.float16)
         return (whole * scales.astype(np.float32)[..., None]).reshape(len(raw), -1)
 
 
 class TeacherCache:
-    """A finished cache in `folder` of the pieces that `lengths` are the tokens of; `about` is what it says of itself."""
+    """A finished cache in `folder`; `lengths` are the tokens of each piece, `about` is its description, `cache.json`."""
 
     def __init__(self, folder: Path, about: dict[str, Any], lengths: np.ndarray) -> None:
         self.folder, self.about, self.lengths = folder, about, lengths
         parts = tuple(Part(of, layer) for of, layer in about["parts"])
         self.layout = Layout(parts, about["width"], about["group"])
         self.starts = np.concatenate([np.zeros(1, dtype=np.int64), lengths.cumsum(dtype=np.int64)])
-        # Held open as long as this is: who removes the folder for another run takes nothing from this one.
+        # Held open for the life of this object, so that removing the folder does not stop this run.
         self.numbers = os.open(folder / NUMBERS, os.O_RDONLY)
         weakref.finalize(self, os.close, self.numbers)
 
     def at(self, chosen: Sequence[int], width: int) -> dict[tuple[str, int], Tensor]:
-        """Of the pieces `chosen` each part (pieces, width, numbers), 0 where they are padded to `width` tokens."""
+        """Each part of the pieces `chosen`, (pieces, width, numbers); padding up to `width` tokens is 0."""
         found = np.zeros((len(chosen), width, self.layout.numbers), dtype=np.float32)
         size = self.layout.bytes_per_token
         for row, piece in enumerate(chosen):
@@ -98,19 +98,19 @@ class TeacherCache:
 
 @dataclass(frozen=True)
 class CachedTeacherText:
-    """The batches of `text`, each with what the teacher computes of it."""
+    """The batches of `text`, each with the teacher's activations."""
 
     text: CorpusText
     cache: TeacherCache
 
     @property
     def pad_id(self) -> int:
-        """That of the text."""
+        """The id that fills padding."""
         return self.text.pad_id
 
     @property
     def sampler(self) -> Sampler:
-        """Which pieces each step sees."""
+        """Chooses the pieces of each step."""
         return self.text.sampler
 
     @property
@@ -143,27 +143,27 @@ def teacher_cache(
     device: str = "auto",
     report: Callable[[int, int], None] | None = None,
 ) -> TeacherCache:
-    """The cache in `folder`: the one that stands there, or a new one. A kill in the middle loses a moment's work.
+    """The cache in `folder`, written first if absent. After a kill, writing resumes; it loses `ROUND` tokens at most.
 
     Several processes may ask for the same folder: one of them writes.
 
     Args:
         folder: made if absent.
-        load: gives the teacher, an encoder of `family`; called if it has to be asked.
-        family: where it keeps its parts.
+        load: loads the teacher, an encoder of `family`; called only if the cache has to be written.
+        family: the teacher's module paths.
         pieces: the text.
-        parts: vectors that objectives read (`compress.models.activations.VECTORS`).
-        pad_id: the id that fills batches.
-        precision: in which the teacher computes.
-        identity: what else the numbers depend on, by name: the teacher's weights, the text.
-        device: where it computes: cpu, cuda, or auto: a GPU where there is one.
-        report: told of tokens done and in all.
+        parts: the vectors that objectives read: hidden states, queries, keys or values.
+        pad_id: the id that fills padding.
+        precision: of the teacher's matrix products.
+        identity: by name, what else the numbers depend on: the teacher's weights, the text.
+        device: the teacher's: cpu, cuda, or auto: a GPU if there is one.
+        report: called with the tokens done and the tokens in all.
 
     Raises:
-        BadInput: `folder` holds something else, a cache of other things, or one that was changed; or there is no room.
+        BadInput: `folder` holds something else, another cache, or a cache that was changed; or the disk is full.
     """
     identity = identity_of(identity, parts, precision)
-    place = device_of_process(device)  # by all, before one of them goes on alone
+    place = device_of_process(device)  # all processes join here, before one of them takes the lock
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -177,27 +177,27 @@ def teacher_cache(
             _check_room(partial, pieces, layout, done)
             with full_disk_reported(partial):
                 _write(partial, done, model, family, pieces, layout, pad_id, precision, report)
-                partial.replace(folder)  # an empty folder may stand there
-        fcntl.flock(lock, fcntl.LOCK_SH)  # all may read it at once
+                partial.replace(folder)  # `folder` may exist if it is empty
+        fcntl.flock(lock, fcntl.LOCK_SH)  # several processes may read at once
         about = _about(folder)
         if about["sha256"] != sha256_file(folder / NUMBERS):
             raise BadInput(
-                f"The cache {folder} is not as it was written: its SHA-256 has changed. Remove it, and it is made anew."
+                f"The cache {folder} was changed after it was written: its SHA-256 differs. Remove it; it is then made again."
             )
         return TeacherCache(folder, about, pieces.lengths)
 
 
 def identity_of(others: Mapping[str, str], parts: Sequence[Part], precision: str) -> dict[str, str]:
-    """What the numbers of a cache depend on, by name."""
+    """By name, everything that the numbers of a cache depend on."""
     named = ", ".join(f"{part.of} of layer {part.layer}" for part in parts)
     return {**others, "part of the teacher": named, "precision": precision}
 
 
 def check_cache(folder: Path, identity: Mapping[str, str]) -> None:
-    """Nothing, when a cache of what `identity` says stands in `folder` or can be written there.
+    """Check that `folder` holds a cache of this `identity`, or that one can be written there.
 
     Raises:
-        BadInput: something else stands there.
+        BadInput: `folder` holds something else.
     """
     for place in (folder, _partial(folder)):
         if not place.exists() or (place.is_dir() and not any(place.iterdir())):
@@ -205,7 +205,7 @@ def check_cache(folder: Path, identity: Mapping[str, str]) -> None:
         about = _about(place)
         if not about:
             raise BadInput(
-                f"{place} is there already and holds no teacher's cache; nothing was written. Give another folder, or remove it."
+                f"{place} exists and is not a teacher cache; nothing was written. Give another folder, or remove this one."
             )
         theirs = about.get("identity", {})
         other = [name for name in identity if theirs.get(name) != identity[name]]
@@ -213,27 +213,26 @@ def check_cache(folder: Path, identity: Mapping[str, str]) -> None:
             other = ["version of stillroom"]
         if other:
             raise BadInput(
-                f"The cache {place} is not of this {' and this '.join(other)}; what it holds would teach something else. "
-                "Remove it, or give another folder."
+                f"The cache {place} was written for another {' and another '.join(other)}. Remove it, or give another folder."
             )
 
 
 def _partial(folder: Path) -> Path:
-    """Where a cache is written."""
+    """The folder in which a cache is written before it is renamed."""
     return folder.with_name(folder.name + ".partial")
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """What a cache, finished or not, says of itself; nothing where there is none that can be read."""
+    """The description of a cache, finished or not; empty if it is absent or cannot be read."""
     try:
-        said = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _begun(partial: Path, identity: Mapping[str, str]) -> dict[str, Any]:
-    """How far the cache in `partial` is written; it is made if absent, and anew if numbers are missing."""
+    """The progress of the cache in `partial`, which is made if absent and remade if numbers are missing."""
     done = _about(partial)
     size = (partial / NUMBERS).stat().st_size if (partial / NUMBERS).is_file() else 0
     if not done or size < done["tokens"] * done["bytes_per_token"]:
@@ -241,12 +240,12 @@ def _begun(partial: Path, identity: Mapping[str, str]) -> dict[str, Any]:
         partial.mkdir(parents=True)
         done = {"format": FORMAT, "identity": dict(identity), "pieces": 0, "tokens": 0, "seconds": 0.0}
         done |= {"bytes_per_token": 0, "lost": 0.0, "squares": 0.0}
-        _say(partial, done)
+        _write_about(partial, done)
     return done
 
 
 def _check_room(partial: Path, pieces: CorpusFile, layout: Layout, done: Mapping[str, Any]) -> None:
-    """Nothing, when what is still to be written has room.
+    """Check that the disk has room for the rest of the cache.
 
     Raises:
         BadInput: it has not.
@@ -257,8 +256,9 @@ def _check_room(partial: Path, pieces: CorpusFile, layout: Layout, done: Mapping
         if not done["pieces"]:
             shutil.rmtree(partial)
         raise BadInput(
-            f"{left:,} tokens are to be kept at {layout.bytes_per_token:,} bytes each, {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
-            f"are free where {partial.name} is to stand. Make room, or give another folder, a smaller corpus, or no cache."
+            f"The teacher cache needs {needed / 1e9:.1f} GB for {left:,} tokens of {layout.bytes_per_token:,} bytes, and only "
+            f"{free / 1e9:.1f} GB are free on the disk of {partial.name}. Free some space, or give another folder, a smaller corpus, or no "
+            "cache."
         )
 
 
@@ -273,10 +273,10 @@ def _write(
     precision: str,
     report: Callable[[int, int], None] | None,
 ) -> None:
-    """All numbers into `partial`, from where `done` says that they end."""
+    """Write the numbers that `partial` lacks; `done` is its progress."""
     whole = int(pieces.lengths.sum(dtype=np.int64))
     done["bytes_per_token"] = layout.bytes_per_token
-    with (partial / NUMBERS).open("ab") as file, _asked(teacher, precision):
+    with (partial / NUMBERS).open("ab") as file, _as_in_training(teacher, precision):
         file.truncate(done["tokens"] * layout.bytes_per_token)
         for some in _rounds(pieces.lengths, done["pieces"]):
             began = time.monotonic()
@@ -287,21 +287,21 @@ def _write(
             done["pieces"] = some.stop
             done["tokens"] += int(pieces.lengths[some.start : some.stop].sum(dtype=np.int64))
             done["seconds"] += time.monotonic() - began
-            _say(partial, done)
+            _write_about(partial, done)
             if report:
                 report(done["tokens"], whole)
     about = done | {
         "parts": [list(part) for part in layout.parts],
         "width": layout.width,
         "group": layout.group,
-        # Root of the mean square of what was lost, over that of the numbers.
+        # Root mean square of the rounding error, divided by that of the numbers.
         "relative_error": (done["lost"] / max(done["squares"], 1e-300)) ** 0.5,
         "sha256": sha256_file(partial / NUMBERS),
     }
-    _say(partial, about)
+    _write_about(partial, about)
 
 
-def _say(folder: Path, about: Mapping[str, Any]) -> None:
+def _write_about(folder: Path, about: Mapping[str, Any]) -> None:
     beside = folder / (ABOUT + ".partial")
     with beside.open("wb") as file:
         file.write(canonical_json(about))
@@ -311,15 +311,15 @@ def _say(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _asked(teacher: Any, precision: str) -> Iterator[None]:
-    """Within it `teacher` computes as it does for a student in training."""
+def _as_in_training(teacher: Any, precision: str) -> Iterator[None]:
+    """Context in which `teacher` computes as it does while a student trains."""
     device = next(teacher.parameters()).device
     with torch.no_grad(), matrices_in(teacher, precision), autocast(device, precision):
         yield
 
 
 def _rounds(lengths: np.ndarray, first: int) -> Iterator[range]:
-    """The pieces from `first` on, about `ROUND` tokens at a time."""
+    """Ranges of the pieces from `first` on, of about `ROUND` tokens each."""
     tokens = 0
     for i in range(first, len(lengths)):
         tokens += int(lengths[i])
@@ -337,7 +337,7 @@ def _answers(
     pad_id: int,
     done: dict[str, Any],
 ) -> Iterator[np.ndarray]:
-    """Of each piece in `chosen`, in order, what is kept of it as bytes; what is lost is added up in `done`.
+    """The packed bytes of each piece in `chosen`, in order; the rounding error is summed in `done`.
 
     Raises:
         BadInput: the teacher's numbers are not finite.
@@ -354,7 +354,7 @@ def _answers(
             x = vectors[row, : len(given[row])]
             if not np.isfinite(x).all():
                 raise BadInput(
-                    "The teacher computes numbers that are not finite; fp16 may be too small for them. Take bf16 or fp32."
+                    "The teacher's activations are not finite; the range of fp16 may be too small. Give --precision bf16 or fp32."
                 )
             found[i] = layout.packed(x)
             done["lost"] += float(np.square(layout.unpacked(found[i]) - x, dtype=np.float64).sum())

@@ -1,4 +1,4 @@
-"""Where else the metrics of a training go: TensorBoard, Weights & Biases or MLflow, through accelerate's trackers."""
+"""Sends the metrics of a training to TensorBoard, Weights & Biases or MLflow, through accelerate's trackers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,21 +6,23 @@ from typing import Any
 
 from serve.errors import BadInput
 
-# By the package that each needs; files of TensorBoard land in the folder of this name beside the checkpoints.
+# Each name is also that of the package it needs. TensorBoard's files go to a folder of its name beside the checkpoints.
 TENSORBOARD = "tensorboard"
 TRACKERS = (TENSORBOARD, "wandb", "mlflow")
 PROJECT = "stillroom"
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Nothing, when each of `names` is a tracker whose package is installed.
+    """Check that each of `names` is a tracker whose package is installed.
 
     Raises:
-        BadInput: one is not; the message says what to install.
+        BadInput: one is unknown or not installed; the message says what to install.
     """
     unknown = [name for name in names if name not in TRACKERS]
     if unknown:
-        raise BadInput(f"{', '.join(unknown)}: no such tracker. Trackers are {', '.join(TRACKERS)}.")
+        raise BadInput(
+            f"--tracker {', '.join(unknown)} is not known. Give {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}."
+        )
     if names:
         from accelerate.tracking import get_available_trackers
 
@@ -28,15 +30,12 @@ def check_trackers(names: Sequence[str]) -> None:
         missing = [name for name in names if name not in there]
         if missing:
             raise BadInput(
-                f"Metrics were to go to {' and '.join(missing)}, which is not installed. Run: pip install {' '.join(missing)}"
+                f"--tracker {' and '.join(missing)} needs a package that is not installed. Run: pip install {' '.join(missing)}"
             )
 
 
 class Trackers:
-    """The trackers `names`, told of a training that is described by the numbers and words of `settings`.
-
-    Without names nothing is loaded and nothing is told.
-    """
+    """The trackers `names`; they record `settings` (numbers and strings) and the metrics. Without names nothing is loaded."""
 
     def __init__(self, names: Sequence[str], folder: Path, settings: dict[str, Any]) -> None:
         check_trackers(names)
@@ -48,7 +47,7 @@ class Trackers:
             self.accelerator.init_trackers(PROJECT, settings)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Tell of one step: `line` is one of `metrics.jsonl`; what is not known is left out."""
+        """Log one step: `line` is a line of `metrics.jsonl`; values that are None are left out."""
         if self.accelerator:
             apart = {f"terms/{name}": value for name, value in line["terms"].items()}
             values = {
@@ -57,6 +56,6 @@ class Trackers:
             self.accelerator.log(values | apart, step=line["step"])
 
     def close(self) -> None:
-        """Let them write what they hold back. (`Accelerator.end_training` would part the processes as well.)"""
+        """Flush the trackers. (`Accelerator.end_training` would also end the process group.)"""
         for tracker in self.accelerator.trackers if self.accelerator else []:
             tracker.finish()

@@ -1,1 +1,1 @@
-"""The ONNX graph: exporting it, finding its parts, joining kernels, trimming its vocabulary."""
+"""The ONNX graph: export, search for its parts, kernel fusion, vocabulary trimming."""

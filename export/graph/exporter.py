@@ -1,4 +1,4 @@
-"""A checkpoint as an ONNX graph in float32: the same function, with free batch and sequence."""
+"""Exports a checkpoint as a float32 ONNX graph: the same function, for any batch size and sequence length."""
 
 import contextlib
 import inspect
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
     from transformers import PretrainedConfig, PreTrainedModel
 
-# Families that number positions from the padding's id plus one.
+# Model families whose first position is the padding token's id plus one.
 POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
 
-# onnxruntime 1.20, the oldest that the server takes, runs opset 21 and below; LayerNormalization and Gelu stand in 20.
+# onnxruntime 1.20 is the oldest version that the server accepts; it runs opsets up to 21. Opset 20 is the first with Gelu.
 OPSET = 20
 
-# protobuf cannot hold a message of 2 GiB, and the graph itself needs a little of it.
+# A protobuf message must be smaller than 2 GiB, and the graph itself needs some of that.
 MAX_WEIGHT_BYTES = 2**31 - 2**26
 
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """What was exported."""
+    """The exported graph, described."""
 
     task: Task
     labels: tuple[str, ...]
@@ -49,23 +49,23 @@ class GraphInfo:
     operators: dict[str, int]
     """How many nodes of each kind the graph has."""
     shapes: tuple[Any, ...] = field(repr=False, default=())
-    """A ValueInfoProto of every value: its type and shape, which the file leaves out."""
+    """A ValueInfoProto for each value: its type and shape. The file does not contain them."""
 
 
 def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
     """Write the model in folder `checkpoint` to the file `out` as ONNX, and describe it.
 
-    Inputs are `input_ids`, `attention_mask` and, where the model tells segments apart, `token_type_ids`, int64
-    (batch, sequence), any batch and any sequence from 1 to `max_length` tokens. The output `logits` is float32:
-    (batch, sequence, labels) when tokens are classified, (batch, labels) when texts are. Equal checkpoints give equal
-    bytes. BadInput when the folder is no classifier that can be exported, or has fewer positions than `max_length`.
+    Inputs are `input_ids`, `attention_mask` and, where the model has two or more segment types, `token_type_ids`, int64
+    (batch, sequence), for any batch size and 1 to `max_length` tokens. The output `logits` is float32:
+    (batch, sequence, labels) for token classification, (batch, labels) for text classification. Equal checkpoints give
+    equal bytes. BadInput when the folder is not an exportable classifier, or has fewer positions than `max_length`.
     """
     import torch
 
     model, task = load_classifier(checkpoint)
     inputs = graph_inputs(model)
     _check_size(checkpoint, model, max_length)
-    # A batch of 2 and several tokens: sizes 0 and 1 would be taken for constants. One padded position keeps the mask.
+    # torch.export takes sizes 0 and 1 for constants, so the example has 2 rows of several tokens. A padded position keeps the mask.
     example = torch.full((2, min(7, max_length)), 2, dtype=torch.int64)  # (batch, sequence)
     attention_mask = torch.ones_like(example)
     attention_mask[1, -1] = 0
@@ -83,17 +83,17 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
             output_names=[OUTPUT],
             opset_version=OPSET,
             dynamo=True,
-            dynamic_shapes=((axes,) * len(inputs),),  # *args counts as one parameter that holds a tuple
+            dynamic_shapes=((axes,) * len(inputs),),  # *args is one parameter, a tuple
             external_data=False,
             verbose=False,
         )
-        assert program is not None  # None is what the older exporter returns
+        assert program is not None  # only the older exporter returns None
         graph = program.model_proto
     _name_products(graph)
     strip_provenance(graph)
-    # Told these shapes, onnxruntime 1.31 joins Add and LayerNormalization into one kernel that is the slower: of a 3x384
-    # model at 8 x 64 tokens, 66 ms of processor time against 53 without.
-    shapes = type(graph.graph)()  # messages are gone with the list that they stand in: this copies them
+    # With these shapes in the file, onnxruntime 1.31 joins Add and LayerNormalization into one slower kernel: a 3x384
+    # model at 8 x 64 tokens takes 66 ms of processor time with them and 53 ms without.
+    shapes = type(graph.graph)()  # a copy: deleting a list deletes its messages
     shapes.value_info.extend(graph.graph.value_info)
     del graph.graph.value_info[:]
     _keep_gelu_apart(graph)
@@ -110,14 +110,14 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
 
 
 def _name_products(model: "ModelProto") -> None:
-    """Call each MatMul by the module that it is in, such as `bert.encoder.layer.0.output.dense`; a second use gets `#2`.
+    """Name each MatMul after its module, such as `bert.encoder.layer.0.output.dense`; a second use gets `#2`.
 
-    Reports name products, and the exporter's own names (`node_MatMul_63`) say nothing to who trained the model.
+    Reports show these names. The exporter's own names (`node_MatMul_63`) do not show the module.
     """
     uses: Counter[str] = Counter()
     for node in model.graph.node:
         metadata = {entry.key: entry.value for entry in node.metadata_props}
-        # The modules from the outermost to the operator itself, as a printed list of strings.
+        # A printed list of strings: the modules from the outermost to the innermost, then the operator.
         scopes = re.findall(r"'([^']*)'", metadata.get("pkg.torch.onnx.name_scopes", ""))
         if node.op_type == "MatMul" and len(scopes) > 1 and (module := scopes[-2].removeprefix("model.")):
             uses[module] += 1
@@ -125,10 +125,10 @@ def _name_products(model: "ModelProto") -> None:
 
 
 def _keep_gelu_apart(model: "ModelProto") -> None:
-    """Store each bias that is added right before a GELU as (1, features) and not as (features,).
+    """Store each bias that is added right before a GELU as (1, features) instead of (features,).
 
-    The sum is the same, but onnxruntime then leaves Add and Gelu two kernels: joined into BiasGelu (1.31, CPU) they take
-    more time than apart, 2.6 ms against 1.7 of a 3x384 model at 8 x 64 tokens on one core.
+    The sum is the same, but onnxruntime then does not join Add and Gelu into BiasGelu. BiasGelu is slower (1.31, CPU):
+    2.6 ms against 1.7 ms for the two kernels, in a 3x384 model at 8 x 64 tokens on one core.
     """
     from onnx import numpy_helper
 
@@ -164,8 +164,8 @@ def load_classifier(checkpoint: Path) -> tuple["PreTrainedModel", Task]:
             f"{checkpoint} holds a {architecture or 'model that names no architecture'}; export needs a "
             "...ForTokenClassification or ...ForSequenceClassification: fine-tune it for the task first"
         )
-    # "eager" spells attention out as two products and a softmax, which onnxruntime fuses best: of the same 3x384 model
-    # it takes about 0.9 of the time of the "sdpa" graph, which adds NaN guards and slices.
+    # "eager" writes attention as two products and a softmax, which onnxruntime optimises best: a 3x384 model takes about
+    # 0.9 times as long as its "sdpa" graph, which adds NaN guards and slices.
     with quiet():
         model: PreTrainedModel = classes[task].from_pretrained(  # type: ignore[attr-defined]
             checkpoint, attn_implementation="eager", dtype=torch.float32, local_files_only=True
@@ -175,9 +175,9 @@ def load_classifier(checkpoint: Path) -> tuple["PreTrainedModel", Task]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the progress bars, prints and warnings of transformers and torch's exporter off the terminal.
+    """Suppress progress bars, prints and warnings of transformers and torch's exporter; exceptions still pass.
 
-    Their exceptions still pass. What they warn of (axis names that merge, absent torchvision) asks nothing of a user.
+    Their warnings (axis names that merge, missing torchvision) need no action from the user.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -196,7 +196,7 @@ def quiet() -> Iterator[None]:
 
 
 def write_model(model: "ModelProto", out: Path) -> None:
-    """Write `model` to the file `out` in one step, so that a reader never sees half of it."""
+    """Write `model` to the file `out` in one step, so that a reader never sees a partial file."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as beside:
         beside.write_bytes(model.SerializeToString(deterministic=True))
@@ -228,7 +228,7 @@ def _strip_graph(graph: "GraphProto") -> None:
 
 
 def _logits_of(model: "PreTrainedModel", inputs: tuple[str, ...]) -> "torch.nn.Module":
-    """`model` as a module of positional tensors, in the order of `inputs`, that gives only the logits."""
+    """`model` as a module that takes tensors in the order of `inputs` and returns only the logits."""
     import torch
 
     class Logits(torch.nn.Module):
@@ -237,7 +237,7 @@ def _logits_of(model: "PreTrainedModel", inputs: tuple[str, ...]) -> "torch.nn.M
             self.model = model
 
         def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-            # return_dict: a checkpoint may ask for tuples.
+            # return_dict: the checkpoint's configuration may ask for tuples.
             output = self.model(**dict(zip(inputs, tensors, strict=True)), return_dict=True)
             logits: torch.Tensor = output.logits
             return logits
@@ -246,7 +246,7 @@ def _logits_of(model: "PreTrainedModel", inputs: tuple[str, ...]) -> "torch.nn.M
 
 
 def graph_inputs(model: "PreTrainedModel") -> tuple[str, ...]:
-    """The inputs that the answer depends on. A model with one segment type or none takes no `token_type_ids`."""
+    """The inputs that the logits depend on. `token_type_ids` is one only for a model with two or more segment types."""
     takes_segments = "token_type_ids" in inspect.signature(model.forward).parameters
     segments = ("token_type_ids",) if takes_segments and getattr(model.config, "type_vocab_size", 0) > 1 else ()
     return ("input_ids", "attention_mask", *segments)
@@ -257,7 +257,7 @@ def position_limit(config: "PretrainedConfig") -> int | None:
     table = getattr(config, "max_position_embeddings", None)
     if table is None:
         return None
-    # As many rows are never used: RoBERTa's table of 514 serves 512 tokens.
+    # The rows up to the padding id are unused: RoBERTa's table of 514 rows serves 512 tokens.
     return int(table) - (config.pad_token_id + 1 if config.model_type in POSITIONS_FROM_PADDING else 0)
 
 
@@ -276,12 +276,12 @@ def _check_size(checkpoint: Path, model: "PreTrainedModel", max_length: int) -> 
 
 
 def is_multi_label(checkpoint: Path) -> bool:
-    """Whether the model in folder `checkpoint` says of each label apart whether it applies. BadInput as `export_graph`."""
+    """Whether any number of labels may apply to a text, by the checkpoint's `problem_type`. BadInput without a `config.json`."""
     return _config(checkpoint).get("problem_type") == MULTI_LABEL
 
 
 def _architecture(checkpoint: Path) -> str:
-    """The first of the checkpoint's `architectures`, or nothing."""
+    """The first of the checkpoint's `architectures`, or an empty string."""
     architectures = _config(checkpoint).get("architectures")
     return str(architectures[0]) if architectures else ""
 

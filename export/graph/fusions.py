@@ -1,12 +1,12 @@
-"""What a session really runs: its operators counted as loaded, and kernels that are joined on request.
+"""Counts the operators that a session runs, and joins kernels on request.
 
-onnxruntime rewrites a graph when it opens it, by exact patterns that any change of layout can break in silence. So the
-optimised graph is read back and counted, and what was promised and is not there is an error.
+onnxruntime rewrites a graph when it opens it, by exact patterns; a change of layout can break one without a message. So
+the optimised graph is read back and its operators are counted. An expected kernel that is missing is an error.
 
-By default nothing is joined beyond what the exporter wrote (LayerNormalization, Gelu): on CPUs onnxruntime 1.31's joined
-kernels are slower than the plain ones (docs/measurements/export.md has the figures). `joined` is for runtimes where they are not,
-GPUs above all; it has onnxscript write operators of the `com.microsoft` domain, which onnxruntime reads everywhere and
-OpenVINO mostly.
+By default only what the exporter wrote is joined (LayerNormalization, Gelu): on CPUs onnxruntime 1.31's joined kernels
+are slower than the plain ones (figures in docs/measurements/export.md). `joined` is for runtimes where they are faster,
+mainly GPUs. It uses onnxscript, which writes operators of the `com.microsoft` domain: onnxruntime reads all of them,
+OpenVINO most.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ from serve.errors import BadInput
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
 
-# What a promise is kept by, among the operators of a session.
+# Kernel -> the operators of a session that count as one.
 KERNELS: Mapping[str, frozenset[str]] = {
     "layer-norm": frozenset({"LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization"}),
     "gelu": frozenset({"Gelu", "BiasGelu", "FastGelu", "QuickGelu"}),
@@ -43,7 +43,7 @@ def session_operators(onnx_file: Path) -> dict[str, int]:
 
     with tempfile.TemporaryDirectory() as folder:
         options = ort.SessionOptions()
-        options.log_severity_level = 3  # it warns that the optimised file is for this machine only
+        options.log_severity_level = 3  # suppresses the warning that the optimised file is for this machine only
         options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
         ort.InferenceSession(str(onnx_file), options, providers=["CPUExecutionProvider"])
         return operators_of(onnx.load(options.optimized_model_filepath))
@@ -60,9 +60,9 @@ def fused(operators: Mapping[str, int]) -> dict[str, int]:
 
 
 def missing(found: Mapping[str, int], promised: Mapping[str, int]) -> list[str]:
-    """Promises that the counts `found` do not keep, in words."""
+    """A sentence for each kernel with fewer operators in `found` than in `promised`."""
     return [
-        f"{name}: {found.get(name, 0)} in the session as loaded, {count} were promised"
+        f"{name}: the loaded session has {found.get(name, 0)}, expected {count}"
         for name, count in promised.items()
         if found.get(name, 0) < count
     ]
@@ -71,9 +71,9 @@ def missing(found: Mapping[str, int], promised: Mapping[str, int]) -> list[str]:
 def joined(model: "ModelProto", shapes: "Iterable[ValueInfoProto]") -> tuple["ModelProto", dict[str, int]]:
     """A copy of `model` with the kernels of `JOINED` joined by onnxscript, and how many of each there are.
 
-    `shapes` are those of the exporter (`GraphInfo.shapes`): the rules compare shapes, and ONNX's own inference loses the
-    number of heads. Values that stay keep their names, and a joined kernel's output has the name of the last value that
-    it replaces. BadInput for a model with nothing to join.
+    `shapes` are `GraphInfo.shapes` of the exporter: the rules compare shapes, and ONNX's own inference loses the number
+    of heads. Remaining values keep their names, and a joined kernel's output has the name of the last value that it
+    replaces. BadInput for a model with nothing to join.
     """
     import onnx
     import onnx_ir
@@ -91,12 +91,12 @@ def joined(model: "ModelProto", shapes: "Iterable[ValueInfoProto]") -> tuple["Mo
     kernels = fused(operators_of(made))
     counts = {name: kernels[name] for name in JOINED if kernels[name]}
     if not counts:
-        raise BadInput(f"--fuse: this model's graph has nothing to join ({', '.join(JOINED)}); leave --fuse out.")
+        raise BadInput(f"--fuse: the graph has no {', '.join(JOINED[:-1])} or {JOINED[-1]} to join; leave --fuse out.")
     return made, counts
 
 
 def _leave_out_unread(model: "ModelProto") -> None:
-    """Ask joined kernels for no output that nobody reads: the sum of a residual is written to memory where it is asked for."""
+    """Remove outputs of joined kernels that no node reads: a kernel writes each named output, such as a residual's sum, to memory."""
     read = {name for node in model.graph.node for name in node.input} | {value.name for value in model.graph.output}
     for node in model.graph.node:
         if node.domain == "com.microsoft":
@@ -107,7 +107,7 @@ def _leave_out_unread(model: "ModelProto") -> None:
 
 
 def _flatten_biases_of_gelu(model: "ModelProto") -> None:
-    """Store each bias before a GELU as (features,) again: the exporter writes (1, features) so that it is not joined."""
+    """Store each bias before a GELU as (features,) again: the exporter writes (1, features) to prevent joining."""
     from onnx import numpy_helper
 
     wiring = Wiring(model)

@@ -1,4 +1,4 @@
-"""What makes and what reads each value of an ONNX graph, and the products that can be quantised."""
+"""Which node makes and which nodes read each value of an ONNX graph, and the products that can be quantised."""
 
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,14 +15,14 @@ class Product(NamedTuple):
     """A product `activation @ weight` with a constant weight."""
 
     name: str
-    """The node's name: the module that it is of, such as `bert.encoder.layer.0.output.dense`."""
+    """The node's name: its module, such as `bert.encoder.layer.0.output.dense`."""
     node: "NodeProto"
     activation: str
     weight: str
 
 
 class Wiring:
-    """The wires of `model`'s graph. It holds the graph as it was: make another one after changing nodes."""
+    """The connections of `model`'s graph, read once: make another one after changing nodes."""
 
     def __init__(self, model: "ModelProto") -> None:
         from onnx import TensorProto, numpy_helper
@@ -30,7 +30,7 @@ class Wiring:
         self.made_by: dict[str, NodeProto] = {}
         self.read_by: dict[str, list[NodeProto]] = defaultdict(list)
         for node in model.graph.node:
-            self.made_by.update((name, node) for name in node.output if name)  # those left out have no name
+            self.made_by.update((name, node) for name in node.output if name)  # an omitted output has an empty name
             for name in filter(None, node.input):
                 self.read_by[name].append(node)
         self.initializers = {constant.name: constant for constant in model.graph.initializer}
@@ -43,12 +43,12 @@ class Wiring:
         self._nodes = list(model.graph.node)
 
     def only_reader(self, value: str) -> "NodeProto | None":
-        """The one node that reads `value`; None when several do, or none does."""
+        """The node that reads `value`; None unless there is exactly one."""
         readers = self.read_by.get(value, [])
         return readers[0] if len(readers) == 1 else None
 
     def bias_after(self, node: "NodeProto") -> "tuple[NodeProto, str] | None":
-        """The Add of a constant vector that alone reads the node's output, and the vector's name."""
+        """The Add of a constant vector, when it is the only reader of the node's output, and the vector's name."""
         add = self.only_reader(node.output[0])
         if add is None or add.op_type != "Add":
             return None
@@ -56,7 +56,7 @@ class Wiring:
         return (add, vectors[0]) if len(vectors) == 1 else None
 
     def products(self) -> list[Product]:
-        """The products with a constant matrix, but for the classifying layer: its few columns are worth float32."""
+        """The products with a constant matrix, without the classifier: it has few columns, so it stays in float32."""
         last = {OUTPUT}
         for node in reversed(self._nodes):
             if node.op_type == "Add" and node.output[0] in last:
@@ -77,5 +77,5 @@ class Wiring:
             if node.op_type == "Gather"
             and self.constants.get(node.input[0], np.empty(0)).ndim == 2
             and len(self.constants[node.input[0]]) >= min_rows
-            and all(attribute.i == 0 for attribute in node.attribute)  # axis, the only one that Gather has
+            and all(attribute.i == 0 for attribute in node.attribute)  # axis is Gather's only attribute
         ]

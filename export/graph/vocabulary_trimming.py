@@ -1,9 +1,9 @@
-"""A vocabulary trimmed to the texts at hand: the table of words is half of a small encoder.
+"""Trims a vocabulary to given texts: the word embeddings are about half of a small encoder's parameters.
 
-Kept are the tokens that those texts are split into, the special ones, and all single characters and bytes, so that
-another text can still be spelled. The texts themselves are split exactly as before: WordPiece takes the longest piece
-that there is, Unigram the likeliest way, and neither gains a piece; of BPE the merges that lead to the kept tokens stay, in
-their order. That is checked on every text before anything is written.
+The tokens of those texts, the special tokens, and all single characters and bytes are kept, so that other text can still
+be tokenised. The given texts are tokenised exactly as before: WordPiece takes the longest piece, Unigram the likeliest
+split, and neither gains a piece; BPE keeps the merges that make the kept tokens, in their order. This is checked on every
+text before anything is written.
 """
 
 import json
@@ -23,24 +23,24 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What was kept, and what it does to texts that trimming did not see."""
+    """What was kept, and the effect on held-out texts."""
 
     tokens: int
-    """Tokens of the vocabulary before."""
+    """Tokens in the vocabulary before trimming."""
     kept: int
     rows_bytes: int
-    """float32 bytes that the checkpoint lost."""
+    """float32 bytes of the removed embedding rows."""
     texts: int
     """Held-out texts."""
     texts_split_otherwise: int
-    """Of these, texts that are split into other tokens than before."""
+    """Held-out texts whose tokens changed."""
     read: int
-    """Tokens of the held-out texts, before."""
+    """Tokens of the held-out texts before trimming."""
     unknown_before: int
     unknown: int
-    """Unknown tokens among them, before and now."""
+    """Unknown tokens in the held-out texts after trimming."""
     newly_unknown: tuple[str, ...]
-    """Some of the pieces of held-out text that became unknown."""
+    """Up to 20 pieces of held-out text that became unknown."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -48,20 +48,20 @@ class Trimmed:
 
 
 def trim_vocabulary(checkpoint: Path, texts: Sequence[str], held_out: Sequence[str]) -> Trimmed:
-    """Trim the vocabulary of the classifier in folder `checkpoint`, in place, to `texts`; report on `held_out` ones.
+    """Trim the vocabulary of the classifier in folder `checkpoint`, in place, to `texts`; report on `held_out`.
 
-    BadInput when the tokenizer is of a kind that cannot be trimmed, or no text has a token.
+    BadInput when this tokenizer cannot be trimmed, no text has a token, or trimming would change a text's tokens.
     """
     file = checkpoint / "tokenizer.json"
     document = json.loads(file.read_text(encoding="utf-8"))
     kind = document["model"].get("type")
     if kind not in ("WordPiece", "BPE", "Unigram"):
-        raise BadInput(f"{file} is a {kind} tokenizer; WordPiece, BPE and Unigram vocabularies can be trimmed.")
+        raise BadInput(f"{file} is a {kind} tokenizer; only WordPiece, BPE and Unigram vocabularies can be trimmed.")
     before = _plain(Tokenizer.from_str(json.dumps(document)))
     encodings = before.encode_batch(list(texts))
     used = {index for encoding in encodings for index in encoding.ids}
     if not used:
-        raise BadInput("the texts to keep the words of have no tokens; give texts like those that will be served.")
+        raise BadInput("the texts to trim the vocabulary to have no tokens; give texts like those that will be served.")
     keep = used | {token["id"] for token in document.get("added_tokens", [])} | _spelling(document["model"])
     merges = None
     if kind == "BPE":
@@ -75,8 +75,8 @@ def trim_vocabulary(checkpoint: Path, texts: Sequence[str], held_out: Sequence[s
     moved = [text for text, a, b in zip(texts, encodings, now, strict=True) if a.tokens != b.tokens]
     if moved:
         raise BadInput(
-            f"Trimmed, the tokenizer would split {len(moved)} of the {len(texts)} texts to keep the words of in another way, the "
-            f"first of them {moved[0][:80]!r}; leave the vocabulary whole."
+            f"The trimmed tokenizer would give other tokens for {len(moved)} of the {len(texts)} texts that the vocabulary is trimmed "
+            f"to; the first is {moved[0][:80]!r}. Leave the vocabulary whole."
         )
     removed = _trim_model(checkpoint, new_ids)
     file.write_text(json.dumps(trimmed, ensure_ascii=False, indent=2), encoding="utf-8")
@@ -98,7 +98,7 @@ def _pieces(model: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def _spelling(model: dict[str, Any]) -> set[int]:
-    """The tokens that any text can be spelled with, and the one for what cannot."""
+    """The ids of single characters and bytes, which can spell any text, and of the unknown token."""
     prefix, suffix = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
     spelled = {
         index
@@ -111,10 +111,9 @@ def _spelling(model: dict[str, Any]) -> set[int]:
 
 
 def _merges_used(model: dict[str, Any], tokens: Iterable[str]) -> list[tuple[str, str]]:
-    """The merges that make `tokens`, in the order in which they rank (Sennrich et al. 2016, 3.2).
+    """The merges that make `tokens`, by rank (Sennrich et al. 2016, section 3.2).
 
-    Wherever a token stands, the merges inside it are made in the order in which they are made of it alone: a pair of which
-    only a half is inside it was never merged.
+    The merges inside a token have the same order in a text as in the token alone, since no merge crosses its ends.
     """
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     rank = {pair: order for order, pair in enumerate(pairs)}
@@ -133,7 +132,7 @@ def _merges_used(model: dict[str, Any], tokens: Iterable[str]) -> list[tuple[str
             made.add(best)
             at = ranks.index(best)
             pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
-        if pieces == [token]:  # others were not made by merging: added tokens, single bytes, the unknown
+        if pieces == [token]:  # added tokens, single bytes and the unknown token are not made by merging
             used |= made
     return [(pairs[order][0], pairs[order][1]) for order in sorted(used)]
 
@@ -175,7 +174,7 @@ def _renumber(processor: dict[str, Any] | None, new_ids: dict[int, int]) -> None
 
 
 def _trim_model(checkpoint: Path, new_ids: dict[int, int]) -> int:
-    """Keep the rows of `new_ids` of the table of words, write the checkpoint, and return the bytes that it lost."""
+    """Keep the rows `new_ids` of the word embeddings, write the checkpoint, and return the bytes removed."""
     import torch
 
     model, _ = load_classifier(checkpoint)
@@ -183,15 +182,15 @@ def _trim_model(checkpoint: Path, new_ids: dict[int, int]) -> int:
     padding = getattr(config, "pad_token_id", None)
     if config.model_type in POSITIONS_FROM_PADDING and padding is not None and new_ids.get(padding) != padding:
         raise BadInput(
-            f"{checkpoint}: positions of {config.model_type} models are numbered from the padding's id, and trimming would "
-            f"change it from {padding} to {new_ids.get(padding)}; leave the vocabulary whole."
+            f"{checkpoint}: {config.model_type} models number positions from the padding token's id, and trimming would "
+            f"change that id from {padding} to {new_ids.get(padding)}; leave the vocabulary whole."
         )
     table = model.get_input_embeddings()
     old = table.weight.data
     if max(new_ids) >= len(old):
         raise BadInput(
-            f"{checkpoint}: its tokenizer has token {max(new_ids)}, and its model has words up to {len(old) - 1}; the two do not "
-            "belong together."
+            f"{checkpoint}: its tokenizer has a token with id {max(new_ids)}, but its model has embeddings for ids up to "
+            f"{len(old) - 1}; give the model and the tokenizer that were trained together."
         )
     table.weight = torch.nn.Parameter(old[torch.tensor(sorted(new_ids))].clone(), requires_grad=False)
     config.vocab_size = len(new_ids)
@@ -221,7 +220,7 @@ def _report(
     unknown = document["model"].get("unk_token")
     if document["model"]["type"] == "Unigram" and document["model"].get("unk_id") is not None:
         unknown = document["model"]["vocab"][document["model"]["unk_id"]][0]
-    # By id: a Unigram model's token for what it does not know is the text itself.
+    # Compared by id: a Unigram tokenizer gives an unknown piece as its own text.
     old_id, new_id = (tokenizer.token_to_id(unknown) if unknown else None for tokenizer in (before, after))
     otherwise = unknown_before = unknown_now = read = 0
     lost: dict[str, None] = {}

@@ -1,1 +1,1 @@
-"""Makes a bundle: builds its variants, holds them against their gates, and writes it with its card."""
+"""Makes a bundle: builds its variants, checks them against their gates, and writes the folder with its model card."""

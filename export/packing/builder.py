@@ -1,7 +1,7 @@
-"""The one builder of bundles: what a checkpoint's graphs came to, said alike in gates, report, card, manifest and JSON.
+"""Builds every bundle: one set of results goes to gates, report, model card, manifest and JSON.
 
-`make_variants` makes the graphs, `scores_on_test` reads test, and `ModelReport` has the rest. Pages and timings are the
-caller's: it hands over the files that the bundle holds beside graphs and card.
+`make_variants` makes the graphs, `scores_on_test` scores them on the test split, and `ModelReport` does the rest. The
+caller makes pages and timings, and passes the files that the bundle holds beside graphs and card.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,26 +20,26 @@ from export.validation.temperature import Confidence, Reliability, as_metrics, i
 from serve.errors import GateMissed
 
 Scores = dict[str, dict[str, float]]
-"""Value, low and high of each model's metric."""
+"""Model name -> the value of its metric, and the low and high ends of the interval."""
 
 DOCUMENTED = ("gates", "scores", "variants", "claims", "warnings")
-"""What of the report every `--json` document about a bundle has too."""
+"""The parts of the report that every `--json` document about a bundle also has."""
 
 UNSCORED = "No scores were measured: the export was given no labelled texts."
 
 
 @dataclass(frozen=True)
 class OnTest:
-    """What the graphs reach on the test split, which is read once, after the gates."""
+    """Results of the graphs on the test split, which is read once, after the gates."""
 
     scores: dict[str, Verdict]
     """By the names of `Variants.parity`."""
     reliability: dict[Precision, Reliability]
-    """How far their probabilities hold, in the runtime that the manifest pins."""
+    """How reliable their probabilities are, in the runtime that the manifest pins."""
 
 
 def scores_on_test(variants: Variants, test: Split, threads: int) -> tuple[OnTest, dict[str, list[np.ndarray]]]:
-    """What every variant reaches in every runtime, and what each says of the texts: the logits of each one's rows."""
+    """The results of every variant in every runtime on `test`, and by the same names the logits of each text's rows."""
     evaluator = Evaluator(test.examples, test.encoded, variants.file("fp32"), variants.max_length, threads)
     found, said = OnTest({}, {}), {}
     for name, variant, runtime in variants.runs:
@@ -53,16 +53,16 @@ def scores_on_test(variants: Variants, test: Split, threads: int) -> tuple[OnTes
 
 @dataclass(frozen=True)
 class ModelReport:
-    """All that is known of a model when its graphs are made, and what is said of it."""
+    """All results of a model whose graphs are made, and the documents made from them."""
 
     facts: CardFacts
-    """What the model is; scores, limits and confidence are added here."""
+    """Facts for the model card; scores, limits and confidence are added here."""
     metric: str
     variants: Variants
     test: OnTest | None = None
-    """None while test was not read."""
+    """None until the test split has been read."""
     others: Mapping[str, Scores] = field(default_factory=dict)
-    """By split: the scores of models that are not in the bundle, such as the teacher. They come first in every table."""
+    """By split: scores of models that are not in the bundle, such as the teacher. They are the first rows of each table."""
     other_sizes: Mapping[str, int] = field(default_factory=dict)
     """In bytes, by the same names."""
     other_gates: Sequence[Gate] = ()
@@ -71,7 +71,7 @@ class ModelReport:
 
     @property
     def scores(self) -> dict[str, Scores]:
-        """By split and model; nothing when there were no labels."""
+        """By split and model; empty without labels."""
         if not self.variants.labelled:
             return {}
         verdicts = {"validation": self.variants.validation} | ({"test": self.test.scores} if self.test else {})
@@ -79,28 +79,28 @@ class ModelReport:
 
     @property
     def gates(self) -> list[Gate]:
-        """Every bar that decides whether a bundle is written."""
+        """Every gate that decides whether a bundle is written."""
         return [*self.variants.gates, *self.other_gates]
 
     @property
     def missed(self) -> list[str]:
-        """Why no bundle may be written, in words."""
+        """The reasons why no bundle may be written, as text; empty when it may."""
         gates = [f"{g['name']} is {g['value']:.4f}, needed {g['needed']:g}" for g in self.gates if not g["passed"]]
         return [*self.variants.faults, *gates]
 
     @property
     def confidence(self) -> dict[Precision, Confidence]:
-        """Temperature and threshold of what the bundle holds."""
+        """Temperature and threshold of each variant in the bundle."""
         found = self.variants.confidence
         return {variant: found[variant] for variant in self.packed if variant in found}
 
     @property
     def packed(self) -> list[Precision]:
-        """What the bundle holds: fp32 is made always, and packed where it was asked for."""
+        """The variants in the bundle: fp32 is always made, but packed only on request."""
         return [variant for variant in self.variants.made if variant in self.variants.wanted.variants]
 
     def report(self) -> dict[str, Any]:
-        """The report's document. It holds no text of the data."""
+        """The report as JSON types. It holds no text from the data."""
         scores, variants = self.scores, self.variants
         split = "test" if self.test else "validation"
         verdicts = self.test.scores if self.test else variants.validation
@@ -133,7 +133,7 @@ class ModelReport:
         }
 
     def document(self, bundle: Path | None, report: Path) -> dict[str, Any]:
-        """What `--json` prints: of a bundle, or of none where a gate was missed."""
+        """What `--json` prints; `bundle` is None when a gate was missed."""
         said = self.report()
         return {
             "bundle": str(bundle) if bundle else None,
@@ -143,7 +143,7 @@ class ModelReport:
         }
 
     def _variants(self) -> dict[str, dict[str, Any]]:
-        """What each file of the bundle is."""
+        """Size, scheme, runtime and share of fp32's metric of each variant in the bundle."""
         variants = self.variants
         return {
             variant: {
@@ -156,7 +156,7 @@ class ModelReport:
         }
 
     def refusal(self, report: Path, advice: str = "") -> GateMissed:
-        """The error that ends a command whose bundle may not be written; its report is the file `report`."""
+        """The error for a bundle that may not be written; `report` is the file of its report."""
         message = f"No bundle was written: {'; '.join(self.missed)}. The report is {report}.{advice}"
         return GateMissed(message, document=self.document(None, report))
 
@@ -188,7 +188,7 @@ class ModelReport:
         )
 
     def _card(self) -> CardFacts:
-        """Figures of everything in the bundle and of the models beside it: what is not there has none."""
+        """The card's facts, with figures of the variants in the bundle and of the models in `others`."""
         scores, sizes = self.scores.get("test", {}), self._sizes()
         runs = {name: variant for name, variant, _ in self.variants.runs}
         served = self.variants.served

@@ -1,4 +1,4 @@
-"""The bundle's README.md: a model card that the Hub reads and a person too."""
+"""The bundle's README.md: a model card for the Hub and for people."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,10 @@ from serve.bundle.manifest import Task
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import entity_labels
 
-# Names of our metrics on the Hub.
+# stillroom's metric -> its name on the Hub.
 HUB_METRICS = {"entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1"}
 
-# What a lineage calls training that no teacher took part in; None where it calls it nothing.
+# Methods and stages of a lineage that train without a teacher; None: the lineage names neither.
 UNTAUGHT = frozenset({None, "none", "labels", "mlm"})
 
 
@@ -32,7 +32,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What the card says; what is not known is left out of it."""
+    """The facts on the card; an unknown one is left out."""
 
     name: str
     task: Task
@@ -42,40 +42,40 @@ class CardFacts:
     shipped: str | None = None
     """The `model` of the figure that is published as the model's result."""
     license: str | None = None
-    """The model's, which is its teacher's where it has one: a short name that the Hub knows, such as `apache-2.0`."""
+    """The model's licence, which is its teacher's if it has one: a short name of the Hub's, such as `apache-2.0`."""
     data_license: str | None = None
     base_model: str | None = None
-    """The name on the Hub of the teacher, or of what the checkpoint is; a folder on somebody's disk is no name."""
+    """The Hub name of the teacher, or of the checkpoint itself; never a local folder."""
     dataset: str | None = None
     language: str | None = None
     tags: Sequence[str] = ()
     lineage: Mapping[str, object] = field(default_factory=dict)
-    """Where the model comes from: its `teacher`, the `method` by which it learned or the last `stage` of one, and more."""
+    """Where the model comes from: its `teacher`, its `method` or that method's last `stage`, and more."""
     report: bool = False
-    """Whether `report.html` stands beside the card."""
+    """Whether `report.html` is beside the card."""
     limits: Sequence[str] = ()
     """Sentences: what the model was not made or measured for."""
     confidence: Sequence[str] = ()
-    """Sentences: how far its probabilities may be trusted."""
+    """Sentences: how reliable its probabilities are."""
     multi_label: bool = False
     """Whether any number of labels may apply to a text."""
     relations: bool = False
-    """Whether labels say what one marked part of a text is to another."""
+    """Whether labels name the relation between two marked parts of a text."""
     pairs: bool = False
-    """Whether a text comes with a second one."""
+    """Whether an input is a pair of texts."""
 
     @property
     def distilled(self) -> bool:
-        """Whether a teacher is known to have taught it."""
+        """Whether the lineage, or without one `base_model`, shows that the model was trained with a teacher."""
         if {"teacher", "checkpoint"} & set(self.lineage):
             return "teacher" in self.lineage and self.lineage.get("method", self.lineage.get("stage")) not in UNTAUGHT
         return self.base_model is not None
 
 
 def model_card(facts: CardFacts) -> str:
-    """The text of README.md: YAML front matter as the Hub defines it, then the same in words.
+    """The text of README.md: YAML front matter as the Hub defines it, then the same as text.
 
-    Front matter: https://huggingface.co/docs/hub/model-cards. Every scalar is written as JSON, which is YAML too, so
+    Front matter: https://huggingface.co/docs/hub/model-cards. Every value is written as JSON, which is valid YAML, so
     that no label or name can break the block.
     """
     parts = [
@@ -103,7 +103,7 @@ def _front_matter(facts: CardFacts) -> list[str]:
         "metrics": list(dict.fromkeys(figure.metric for figure in facts.figures)),
     }
     shipped = [figure for figure in facts.figures if figure.model == facts.shipped]
-    if shipped and facts.dataset:  # the Hub takes no result without a data set
+    if shipped and facts.dataset:  # the Hub accepts no result without a data set
         metadata["model-index"] = [
             {
                 "name": facts.name,
@@ -140,7 +140,7 @@ def _summary(facts: CardFacts) -> str:
 
 
 def _of_longer(facts: CardFacts) -> str:
-    """What becomes of a text that the model does not read at once."""
+    """How the model reads a text longer than `max_length`."""
     if facts.relations:
         return "Of a longer text it reads the window around the two parts, and the answer says so."
     windows = 'A longer text is read whole, in overlapping windows; `"truncate": true` cuts it, and the answer says so.'
@@ -158,7 +158,7 @@ def _figures(facts: CardFacts) -> list[str]:
         name = f"**{_cell(figure.model)}**" if figure.model == facts.shipped else _cell(figure.model)
         lines.append(f"| {name} | {_cell(figure.metric)} | {figure.value:.4f} | {interval} | {size} |")
     rest = " `report.html` holds the rest, timings included." if facts.report else ""
-    split = "On the test split, which took no part in training or in any choice."
+    split = "On the test split, which was not used for training or for any choice."
     return [f"## Scores\n\n{split}{rest}\n\n" + "\n".join(lines)]
 
 
@@ -204,5 +204,5 @@ def _limits(facts: CardFacts) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """`text` on one line, with nothing that ends a table's cell."""
+    """`text` on one line, with `|` escaped."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""From a checkpoint to the graphs of a bundle, each proven: fp32, fp16 and int8, in every runtime that is installed."""
+"""Makes and checks the graphs of a bundle from a checkpoint: fp32, fp16 and int8, in every installed runtime."""
 
 import json
 import random
@@ -36,7 +36,7 @@ DOCUMENT = "export.json"
 
 
 class Gate(TypedDict):
-    """One bar, and what came of it."""
+    """One gate, with the value reached and the value needed."""
 
     name: str
     value: float
@@ -45,24 +45,24 @@ class Gate(TypedDict):
 
 
 def gate(name: str, value: float, needed: float) -> Gate:
-    """The bar `name`, passed by a `value` of `needed` or more."""
+    """The gate `name`, which a `value` of `needed` or more passes."""
     return Gate(name=name, value=value, needed=needed, passed=value >= needed)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The texts of a split, as the model's tokenizer reads them."""
+    """The texts of a split, with their encodings."""
 
     examples: Sequence[Example]
     encoded: Encoded
     outside: Encoded | None = None
-    """Texts out of scope, which are not among the others."""
+    """Out-of-scope texts, which are not among `examples`."""
     labelled: bool = True
 
 
 @dataclass
 class Variants:
-    """The graphs of a checkpoint under one folder, by precision, and all that was found out about them."""
+    """The graphs of a checkpoint in one folder, by precision, and all results about them."""
 
     folder: Path
     wanted: VariantSettings
@@ -70,48 +70,48 @@ class Variants:
     max_length: int
     """Longest text in tokens."""
     validated_on: int = 0
-    """Texts of validation."""
+    """Number of validation texts."""
     labelled: bool = True
-    """Whether they had labels."""
+    """Whether the validation texts had labels."""
     schemes: dict[str, str] = field(default_factory=dict)
     int8: Quantised | None = None
     fp16_kept: tuple[str, ...] = ()
     fusions: dict[Precision, dict[str, int]] = field(default_factory=dict)
-    """Kernels in onnxruntime's session as loaded."""
+    """Kernels in the loaded session of onnxruntime; for fp16, in the file."""
     parity: dict[str, Parity] = field(default_factory=dict)
-    """By precision in onnxruntime, and by `precision openvino`."""
+    """By `run_name`: the precision in onnxruntime, or `<precision> openvino`."""
     validation: dict[str, Verdict] = field(default_factory=dict)
     """By the same names."""
     confidence: dict[Precision, Confidence] = field(default_factory=dict)
-    """By precision, of the runtime that the manifest pins."""
+    """By precision, in the runtime that the manifest pins."""
     search: Search | None = None
     faults: list[str] = field(default_factory=list)
-    """Why these graphs may not ship, in words; the metric apart, for which see `gates`."""
+    """Why these graphs may not ship, as text, apart from the metric (see `gates`)."""
     notes: list[str] = field(default_factory=list)
     """What was left out, and why."""
 
     @property
     def made(self) -> tuple[Precision, ...]:
-        """What was made, fp32 always among it."""
+        """The variants that were made; fp32 is always one."""
         return tuple(variant for variant in VARIANTS if variant in self.schemes)
 
     def file(self, variant: Precision) -> Path:
-        """The graph of `variant`."""
+        """The file of `variant`."""
         return self.folder / ONNX_NAMES[variant]
 
     @property
     def needs(self) -> dict[str, tuple[str, ...]]:
-        """What processors the variants ask for."""
+        """By variant, the processor features of which it needs one."""
         return {"int8": self.int8.cpu} if self.int8 and self.int8.cpu else {}
 
     @property
     def runs(self) -> list[tuple[str, Precision, Runtime]]:
-        """Name, precision and runtime of everything that was compared."""
+        """Name, precision and runtime of each comparison."""
         return [(name, found.precision, found.runtime) for name, found in self.parity.items()]
 
     @property
     def served(self) -> Precision:
-        """What is served unless another is asked for: int8 when its answers do not depend on the batch, else a float one."""
+        """The default variant: int8 unless its answers depend on the batch, then fp32, then fp16."""
         order: tuple[Precision, ...] = ("int8", "fp32", "fp16")
         if self.wanted.int8 == "dynamic":
             order = ("fp32", "fp16", "int8")
@@ -119,7 +119,7 @@ class Variants:
 
     @property
     def gates(self) -> list[Gate]:
-        """What each variant keeps of fp32, in the runtime that would serve it."""
+        """The share of fp32's metric that each variant keeps, in the runtime that serves it."""
         of = "over fp32, validation" if self.labelled else f"has fp32's labels, {self.validated_on} texts"
         return [
             gate(f"{name} {of}", self.validation[name].share, self.wanted.gate)
@@ -129,33 +129,33 @@ class Variants:
 
     @property
     def limits(self) -> list[str]:
-        """Sentences for a card: what the int8 graph asks for, and what was left in float32."""
+        """Sentences for the card: what the int8 graph needs, and what stays in float32."""
         said = []
         if self.int8 and self.int8.scheme == "dynamic":
             said.append("The int8 graph is dynamically quantised: its answer to a text depends on the batch.")
         if needs := self.needs.get("int8"):
             said.append(
-                f"The int8 graph's 8-bit weights need a processor with one of {', '.join(needs)}; elsewhere its sums would "
-                "saturate, and stillroom answers from fp32 where the bundle has it."
+                f"The int8 graph's 8-bit weights need a processor with {', '.join(needs[:-1])} or {needs[-1]}. On other processors its "
+                "sums can saturate, so stillroom answers from fp32 if the bundle has it."
             )
         if self.int8 and self.int8.kept:
-            said.append(f"For accuracy these products are left in float32: {', '.join(self.int8.kept)}.")
+            said.append(f"For accuracy, these products are left in float32: {', '.join(self.int8.kept)}.")
         if self.fp16_kept:
-            said.append(f"In the fp16 graph these values are left in float32: {', '.join(self.fp16_kept)}.")
+            said.append(f"In the fp16 graph, these values are left in float32: {', '.join(self.fp16_kept)}.")
         if self.wanted.atol != ATOL:
             said.append(
-                f"Its fp32 graph was allowed to differ from torch by {self.wanted.atol:g} in a logit, not by the usual {ATOL:g}."
+                f"A logit of its fp32 graph was allowed to differ from torch's by {self.wanted.atol:g}; the default is {ATOL:g}."
             )
         return said
 
     def write(self) -> None:
-        """Keep all of this beside the graphs, for `read_variants`."""
+        """Write all of this as JSON beside the graphs, for `read_variants`."""
         document = {key: value for key, value in asdict(self).items() if key != "folder"}
         (self.folder / DOCUMENT).write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
 
 
 def read_variants(folder: Path) -> Variants:
-    """What `Variants.write` left in `folder`."""
+    """The variants that `Variants.write` wrote in `folder`."""
     document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
     return msgspec.convert({**document, "folder": str(folder)}, Variants, dec_hook=lambda kind, value: kind(value))
 
@@ -171,18 +171,17 @@ def make_variants(
     threads: int | None = None,
     progress: Progress = lambda _: None,
 ) -> Variants:
-    """Write the graphs of `checkpoint` that are `wanted` under `folder`, and find out what they are worth.
+    """Write the `wanted` graphs of `checkpoint` in `folder`, and compare them with fp32.
 
-    `calibration` are texts of the training split, of which a few hundred are used. fp32 is always made: it is what the
-    others are held against. What forbids to ship is collected in `faults`, and a fp16 graph that does not run is not among
-    what was made. BadInput when the checkpoint cannot be exported, it has no kernels to join, or fp32 has no metric of
-    which the others could keep a share.
+    `calibration` are texts of the training split, of which up to 256 are used. fp32 is always made, as the reference for
+    the others. Reasons not to ship are collected in `faults`. An fp16 graph that does not run is not in `made`. BadInput
+    when the checkpoint cannot be exported, it has no kernels to join, or fp32 scores 0, so the others have nothing to keep.
     """
     import onnx
 
     plain = folder / "plain.onnx"
     exported = export_graph(checkpoint, plain, max_length)
-    described = replace(exported, shapes=())  # which are needed here alone, and are not for JSON
+    described = replace(exported, shapes=())  # needed only here, and not JSON
     found = Variants(
         folder, wanted, described, max_length, validated_on=len(validation.encoded), labelled=validation.labelled
     )
@@ -198,7 +197,9 @@ def make_variants(
     evaluator = Evaluator(
         validation.examples,
         validation.encoded,
-        plain if wanted.fuse else found.file("fp32"),  # the same graph: it runs once
+        plain
+        if wanted.fuse
+        else found.file("fp32"),  # by this name the evaluator recognises fp32 and does not run it twice
         max_length,
         threads,
         labelled=validation.labelled,
@@ -227,7 +228,7 @@ def make_variants(
         found.schemes["int8"] = found.int8.scheme
     for variant in found.made:
         due = dict(promised) if variant != "int8" else _due_in_int8(found, promised)
-        # Processors have no float16 kernels: a session here would show what it does instead. What is in the file counts.
+        # CPUs have no float16 kernels, so a session here would count others. The operators of the file are counted instead.
         file = found.file(variant)
         counted = operators_of(onnx.load(file)) if variant == "fp16" else session_operators(file)
         found.fusions[variant] = fused(counted)
@@ -239,36 +240,36 @@ def make_variants(
 
 
 def _drawn(rows: Sequence[Row], count: int) -> list[Row]:
-    """`count` of `rows`, mixed: long texts are made of neighbours, which in a file sorted by label have one label."""
+    """`count` of `rows`, shuffled: neighbours are joined into long texts, and a file sorted by label would join one label."""
     drawn = subset(rows, count)
     random.Random(0).shuffle(drawn)
     return drawn
 
 
 def run_name(variant: Precision, runtime: Runtime) -> str:
-    """What `variant` in `runtime` is called in reports: onnxruntime goes without saying."""
+    """The name of `variant` in `runtime` in reports; onnxruntime is not named."""
     return variant if runtime == "onnxruntime" else f"{variant} {runtime}"
 
 
 def nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> list[str]:
-    """What to warn of when fp32 has no metric on validation. BadInput when another variant is to keep a share of it."""
+    """A warning when fp32 scores 0 on validation, else nothing. BadInput when another variant must keep a share of it."""
     if evaluator.fp32.value:
         return []
     zero = (
-        f"The checkpoint scores 0 on validation in fp32: of {len(evaluator.gold)} texts it finds nothing that their labels say. It was "
-        "not trained for these labels, or too little"
+        f"The checkpoint scores 0 on validation in fp32: it finds none of the labels of {len(evaluator.gold)} "
+        f"{'text' if len(evaluator.gold) == 1 else 'texts'}. It was trained for other labels, or too little"
     )
     gated = [variant for variant in wanted.variants if variant != "fp32"]
     if gated and wanted.gate:
         raise BadInput(
-            f"{zero}. There is no metric of which {' and '.join(gated)} could keep {wanted.gate:g}. Train it longer or give data of its "
-            "own task; --variants fp32 or --gate 0 exports it as it is."
+            f"{zero}. {' and '.join(gated)} cannot keep {wanted.gate:g} of 0. Train it longer or give data of its own task; "
+            "--variants fp32 or --gate 0 exports it as it is."
         )
     return [f"{zero}."]
 
 
 def _due_in_int8(found: Variants, promised: dict[str, int]) -> dict[str, int]:
-    """int8 is never joined (its operators are the standard ones), and its products must really run on integers."""
+    """Expected kernels of int8: it is never joined (its operators are standard ones), and its products must be of integers."""
     assert found.int8 is not None
     kept = {name: count for name, count in promised.items() if name in ("gelu", "layer-norm")}
     return kept | {"integer products": found.int8.products}
@@ -282,11 +283,11 @@ def _compare(
     evaluator: Evaluator,
     judged: dict[str, Judged],
 ) -> None:
-    """Parity, verdict and confidence of every variant in every runtime; those that are in `judged` ran already."""
+    """Parity, verdict and confidence of every variant in every runtime; those in `judged` are not evaluated again."""
     texts: list[Text] = [example.text_or_pair for example in _drawn(validation.examples, PARITY_TEXTS)]
     for variant in found.made:
         runtimes: list[Runtime] = ["onnxruntime"]
-        # MatMulNBits with 8 bits is an operator of onnxruntime's own.
+        # Only onnxruntime has MatMulNBits with 8 bits.
         if has_openvino() and not (variant == "int8" and found.wanted.int8 == "weight-only"):
             runtimes.append("openvino")
         for runtime in runtimes:
@@ -303,7 +304,7 @@ def _compare(
             except StillroomError as error:
                 if pinned:
                     raise
-                # Nobody asked for this runtime: what it cannot run is told, and stops nothing.
+                # This runtime was not asked for: what it cannot run is a note, not an error.
                 found.notes.append(f"{name} was left out: {error.message}")
                 continue
             found.parity[name], found.validation[name] = parity, verdict
@@ -315,19 +316,21 @@ def _compare(
                     evaluator.encoded, logits, strange, found.wanted.keep_right
                 )
                 if not found.confidence[variant].fitted:
-                    found.notes.append(f"{name} keeps temperature 1: validation knows no better one")
+                    found.notes.append(f"{name} keeps temperature 1: no other from 0.05 to 20 is best on validation")
 
 
 def faults_of(name: str, parity: Parity, wanted: VariantSettings) -> list[str]:
-    """What forbids to ship a graph, in words; nothing when it answers as its reference does, in any batch."""
+    """Why a graph may not ship, as text; empty when its answers match the reference's in any batch."""
     if parity.passed or (parity.precision == "int8" and wanted.int8 == "dynamic"):
         return []
     if parity.precision == "fp32":
         return [
-            f"the fp32 graph does not answer as torch does: a logit differs by {parity.largest:.2g}, {parity.beyond_tolerance:,} of "
-            f"{parity.positions:,} answers by more than {parity.absolute_tolerance:g} and {parity.relative_tolerance:g} of a logit, and "
-            f"{parity.labels_changed:,} have another label (--atol of `stillroom export` sets what a logit may differ by)"
+            f"the fp32 graph does not answer as torch does: a logit differs by up to {parity.largest:.2g}, {parity.beyond_tolerance:,} of "
+            f"{parity.positions:,} answers differ by more than {parity.absolute_tolerance:g} plus {parity.relative_tolerance:g} of a "
+            f"logit, and {parity.labels_changed:,} have another label (--atol of `stillroom export` sets the allowed difference)"
         ]
     if parity.precision == "fp16":
-        return [f"the fp16 graph moves {parity.beyond_tolerance} answers by more than its tolerance"]
-    return [f"{name} gives {parity.company_differences} texts other answers in a batch than alone"]
+        beyond = parity.beyond_tolerance
+        return [f"{name} changes {beyond:,} {'answer' if beyond == 1 else 'answers'} by more than its tolerance"]
+    moved = parity.company_differences
+    return [f"{name} answers {moved:,} {'text' if moved == 1 else 'texts'} otherwise in a batch than alone"]

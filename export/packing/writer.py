@@ -1,4 +1,4 @@
-"""The bundle's folder: all or nothing, every file named in the manifest with its size and SHA-256."""
+"""Writes the bundle's folder in one step; the manifest names every file with its size and SHA-256."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from serve.errors import BadInput
 
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
-# How a tokenizer was opened or last called: of no use elsewhere.
+# Keys that record how a tokenizer was opened or last called; they mean nothing elsewhere.
 LEFTOVERS = frozenset(
     {"is_local", "local_files_only", "max_length", "stride", "truncation_strategy", "pad_to_multiple_of"}
     | {"name_or_path"}
@@ -60,15 +60,13 @@ def pack(
 ) -> Path:
     """Write the bundle `out` in one step, and return its path.
 
-    `onnx_files`, `schemes`, `needs` (processor features, any one of which suffices), `runtimes` (onnxruntime unless
-    said), `temperatures` (1 unless said) and `abstains_below` (probabilities; none unless said) go by variant (`fp32`,
-    `fp16`, `int8`), `extra_files` by path in the bundle
-    (`README.md`, `report.html`, `report.json`, `recipe.toml`), `multi_label` says that any number of labels may apply
-    to a text, `relations` that they are about two marked parts of it, `pairs` that it comes with a second one. The
-    folder is put together beside `out`, written through to the disk, and renamed: whoever looks at `out` sees no bundle,
-    the old one, or the new one. Equal inputs give an
-    equal digest, which leaves out the card and the reports. An older
-    bundle at `out` is replaced. BadInput when anything else stands there, or when the checkpoint lacks a file.
+    Keys are variants (`fp32`, `fp16`, `int8`) in `onnx_files`, `schemes`, `needs` (processor features, any one of which
+    suffices), `runtimes` (default onnxruntime), `temperatures` (default 1) and `abstains_below` (probabilities; default
+    None). Keys of `extra_files` are paths in the bundle (`README.md`, `report.html`, `report.json`, `recipe.toml`).
+    `multi_label`: any number of labels may apply to a text. `relations`: labels are about two marked parts of it. `pairs`:
+    an input is a pair of texts. The folder is written beside `out`, synced to the disk and renamed, so a reader of `out`
+    sees no bundle, the old one or the new one. Equal inputs give an equal digest, which does not cover the card and the
+    reports. An older bundle at `out` is replaced. BadInput when `out` is anything else, or the checkpoint lacks a file.
     """
     refuse_foreign(out)
     _check(onnx_files, schemes, default_variant, extra_files)
@@ -80,7 +78,7 @@ def pack(
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed and had the same id
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed process with the same id
     folder.mkdir()
     try:
         _write_checkpoint(folder, checkpoint, max_length, inputs, with_checkpoint=with_checkpoint)
@@ -120,12 +118,12 @@ def pack(
         _write_through(folder)
         _swap_in(folder, out)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # gone already when all went well
+        shutil.rmtree(folder, ignore_errors=True)  # already renamed on success
     return out
 
 
 def clear_leftovers(out: Path) -> None:
-    """Remove what calls that were killed while packing left beside `out`. For who knows that no other one is packing it."""
+    """Remove the folders that killed calls of `pack` left beside `out`. Call it only while no other process packs `out`."""
     ours = re.compile(rf"\.{re.escape(out.name)}\.\d+\.(partial|old)")
     for left in out.parent.iterdir():
         if ours.fullmatch(left.name):
@@ -133,12 +131,10 @@ def clear_leftovers(out: Path) -> None:
 
 
 def refuse_foreign(out: Path) -> None:
-    """BadInput when something stands at `out` that is not a bundle, so that nobody's files are replaced.
+    """BadInput when `out` exists and is neither a bundle nor an empty folder, so that no other files are replaced.
 
-    An empty folder is nobody's. A bundle is a folder
-    whose manifest carries its own digest and that holds no file but the manifest's, and those that the Finder of
-    macOS leaves in a folder that it showed. One whose
-    files were damaged still counts: replacing it is the remedy.
+    A bundle is a folder whose manifest has the right digest and which holds only the manifest's files and those that the
+    macOS Finder adds. A bundle with damaged files counts, since replacing it repairs it.
     """
     if not os.path.lexists(out):
         return
@@ -157,7 +153,7 @@ def refuse_foreign(out: Path) -> None:
     there = {path for path in _files_in(out) if PurePosixPath(path).name != FINDER_FILE}
     if strange := sorted(there - files - {MANIFEST}):
         raise BadInput(
-            f"the bundle {out} also holds {', '.join(strange[:5])}, not its own; move them away, or {remedy}"
+            f"the bundle {out} also holds other files ({', '.join(strange[:5])}); move them away, or {remedy}"
         )
 
 
@@ -165,25 +161,23 @@ def _check(
     onnx_files: Mapping[str, Path], schemes: Mapping[str, str], default_variant: str, extra_files: Mapping[str, bytes]
 ) -> None:
     if unknown := sorted(set(onnx_files) - set(ONNX_NAMES)):
-        raise BadInput(f"variants {', '.join(unknown)}: a bundle may hold {', '.join(ONNX_NAMES)}")
+        raise BadInput(f"variants {', '.join(unknown)}: a bundle may hold only {', '.join(ONNX_NAMES)}")
     if default_variant not in onnx_files:
-        raise BadInput(f"default variant {default_variant!r}: the bundle is to hold {', '.join(onnx_files)}")
+        raise BadInput(f"default variant {default_variant!r} is not in the bundle; give one of {', '.join(onnx_files)}")
     if unsaid := sorted(set(onnx_files) - set(schemes)):
-        raise BadInput(
-            f"no scheme is given for {', '.join(unsaid)}; say how each variant was made, such as 'static-qdq'"
-        )
+        raise BadInput(f"no scheme is given for {', '.join(unsaid)}; give one for each variant, such as 'static'")
     taken = {MANIFEST, *CHECKPOINT_FILES, "special_tokens_map.json", "model.safetensors", *ONNX_NAMES.values()}
     for path in extra_files:
         pure = PurePosixPath(path)
         if path in taken or pure.is_absolute() or ".." in pure.parts or pure.as_posix() != path:
-            raise BadInput(f"extra file {path!r}: give a plain relative path that the bundle does not use itself")
+            raise BadInput(f"extra file {path!r}: give a plain relative path that is not one of the bundle's own files")
 
 
 def _write_checkpoint(
     folder: Path, checkpoint: Path, max_length: int, inputs: Sequence[str], *, with_checkpoint: bool
 ) -> None:
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    config.pop("_name_or_path", None)  # where the weights once lay: of no use elsewhere, and a private path
+    config.pop("_name_or_path", None)  # the folder that the weights came from: a private path
     (folder / "config.json").write_bytes(canonical_json(config))
     (folder / "tokenizer.json").write_text(plain_tokenizer(checkpoint / "tokenizer.json"), encoding="utf-8")
     tokenizer_config = json.loads((checkpoint / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -201,16 +195,16 @@ def _write_checkpoint(
 
 
 def _portable(tokenizer_config: Mapping[str, object]) -> dict[str, object]:
-    """`tokenizer_config.json` without what was true of one call or one folder, and with a class that every reader knows."""
+    """`tokenizer_config.json` without the keys in `LEFTOVERS`, and with a tokenizer class that every reader supports."""
     found = {key: value for key, value in tokenizer_config.items() if key not in LEFTOVERS}
-    # transformers 5 calls every fast tokenizer of no class of its own this; 4 and optimum know the older name.
+    # transformers 5 writes this name for a fast tokenizer without its own class; transformers 4 and optimum know the older one.
     if found.get("tokenizer_class") == "TokenizersBackend":
         found["tokenizer_class"] = "PreTrainedTokenizerFast"
     return found
 
 
 def plain_tokenizer(file: Path) -> str:
-    """The tokenizer in `file` as JSON, without padding and truncation: a saved one may pad all to a set length."""
+    """The tokenizer in `file` as JSON, without padding and truncation; a saved one may pad every text to one length."""
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -219,11 +213,11 @@ def plain_tokenizer(file: Path) -> str:
 
 
 def special_tokens_map(tokenizer_config: Mapping[str, object]) -> bytes:
-    """`special_tokens_map.json` from `tokenizer_config.json`, as transformers 5 no longer writes it."""
+    """`special_tokens_map.json` made from `tokenizer_config.json`, since transformers 5 no longer writes it."""
     named: dict[str, object] = {}
     for key in SPECIAL_TOKENS:
         token = tokenizer_config.get(key)
-        if isinstance(token, dict):  # a token with its flags: the map needs the text alone
+        if isinstance(token, dict):  # a token with its flags: the map needs only its text
             token = token.get("content")
         if isinstance(token, str):
             named[key] = token
@@ -248,7 +242,7 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _write_through(folder: Path) -> None:
-    """Have every file, then every folder, written to the disk: a rename must not outlive what it names."""
+    """Sync every file and folder to the disk, so that a crash after the rename does not leave an incomplete bundle."""
     for path in sorted(folder.rglob("*"), reverse=True):
         _sync(path)
     _sync(folder)
@@ -263,11 +257,11 @@ def _sync(path: Path) -> None:
 
 
 def _swap_in(folder: Path, out: Path) -> None:
-    """Rename `folder` to `out`. A bundle that stands there is moved aside first, and back again if that fails."""
+    """Rename `folder` to `out`. An existing bundle is moved aside first, and moved back if the rename fails."""
     if not out.exists():
         os.rename(folder, out)
     else:
-        # A folder cannot be renamed over a full one: between these two renames there is no `out`, never half of one.
+        # A folder cannot replace a full one: between these two renames `out` does not exist.
         aside = out.with_name(f".{out.name}.{os.getpid()}.old")
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(out, aside)

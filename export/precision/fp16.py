@@ -1,8 +1,8 @@
-"""An ONNX graph in float16, but for what overflows or loses there.
+"""Converts an ONNX graph to float16, except nodes that would overflow or lose accuracy.
 
-onnxruntime's own converter leaves a graph that does not load when some nodes are kept in float32 and others are of its
-own domain (the types between them are unknown to it); here every value has the type of the node that makes it, and a
-Cast stands wherever a node of the other kind reads it.
+onnxruntime's own converter can write a graph that does not load: when some nodes stay in float32 and others belong to
+onnxruntime's domain, it does not know the types between them. Here each value has the type of the node that makes it, and
+a Cast is added where a node of the other type reads it.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
     from tokenizers import Encoding
 
-# Means of squares and sums of exponents lose in 11 bits of mantissa.
+# Means of squares and sums of exponentials lose accuracy with an 11-bit mantissa.
 KEPT_OPERATORS = frozenset({"LayerNormalization", "SkipLayerNormalization", "Softmax", "Range"})
 
-# float16 ends at 65,504; calibration does not see every text.
+# The largest float16 is 65,504. The factor of 8 is a margin for texts that are not in the calibration.
 FLOAT16_MAX = 65_504
 LARGEST = FLOAT16_MAX / 8
 
@@ -42,23 +42,23 @@ def write_fp16(
 ) -> tuple[str, ...]:
     """Write `plain` to the file `out` with float16 weights and products; inputs and logits keep their types.
 
-    `joined` is the same model with joined kernels (`export.graph.fusions`) to write instead; types and ranges come from
-    `plain`. LayerNormalization, Softmax and the classifying layer stay in float32, and every node whose values on the
-    `calibration` texts come within a factor of 8 of float16's largest number: the names of these are returned. The file
-    is loaded and run before. GateMissed when it does not load or gives no finite numbers.
+    `joined`, when given, is written instead: the same model with joined kernels (`export.graph.fusions`). Types and ranges
+    come from `plain`. LayerNormalization, Softmax and the classifier stay in float32. So does every node whose values on
+    the `calibration` texts exceed an eighth of the largest float16; the names of these are returned. The written file is
+    loaded and run on 8 of the texts. GateMissed when it does not load or its logits are not finite.
     """
     wiring = Wiring(plain)
     watched = [name for name, node in wiring.made_by.items() if node.op_type in WATCHED and name != OUTPUT]
     ranges = tensor_ranges(plain, watched, calibration, threads)
     large = {name for name, found in ranges.items() if max(-found.low, found.high) > LARGEST}
-    # The mask's Add is large by design, and clipping it changes no softmax.
+    # The attention mask's values are large on purpose; clipping them does not change the softmax.
     large -= {name for name in large if ranges[name].low < -1e30}
     model = joined or plain
     own = Wiring(model)
-    new = own.made_by.keys() - wiring.made_by.keys()  # joined kernels may come with a Reshape before and after them
+    new = own.made_by.keys() - wiring.made_by.keys()  # a joined kernel may have a new Reshape before and after it
     overflowing: set[str] = set()
     for node in reversed(model.graph.node):
-        # A node that reads a large value must not read it as float16 either.
+        # A node must not read a large value as float16 either.
         touched = set(node.output) | set(node.input) | _within(wiring, own, node)
         if large & touched or new & overflowing & set(node.output):
             overflowing |= {node.output[0]} | new & set(node.input)
@@ -71,14 +71,14 @@ def write_fp16(
     write_model(_halved(model, _float_values(plain), kept), out)
     try:
         Session(out, threads).run(subset(calibration, 8))
-    except Exception as error:  # whatever fails here fails for a user
+    except Exception as error:  # whatever fails here would fail for a user too
         out.unlink(missing_ok=True)
         raise GateMissed(f"the fp16 graph does not run: {error}; leave fp16 out of --variants") from error
     return tuple(sorted(overflowing))
 
 
 def _within(plain: Wiring, joined: Wiring, kernel: "NodeProto") -> set[str]:
-    """The values of the plain graph that `kernel` computes inside: those that no node of the joined graph makes."""
+    """The plain graph's values inside `kernel`: those that `kernel` depends on and no node of the joined graph makes."""
     inside: set[str] = set()
     frontier = [kernel.output[0]]
     while frontier:
@@ -90,9 +90,9 @@ def _within(plain: Wiring, joined: Wiring, kernel: "NodeProto") -> set[str]:
 
 
 def _not_of_the_text(plain: "ModelProto") -> set[str]:
-    """Values that no looked-up weight enters: places, angles and distances of tokens, which float16 would miscount.
+    """Values that depend on no embedding: positions, angles and distances of tokens, which float16 would round.
 
-    Choices by a mask (Where) are not among them: -3.4e38 is to be clipped there, not to become an infinity on its way.
+    The outputs of Where (masks) are left out: their -3.4e38 must be clipped, and a Cast would make it an infinity.
     """
     wiring = Wiring(plain)
     text: set[str] = set()
@@ -109,7 +109,7 @@ def _not_of_the_text(plain: "ModelProto") -> set[str]:
 
 
 def _is_last(wiring: Wiring, value: str) -> bool:
-    """Whether `value` is the logits, or the product that only a bias is added to to make them."""
+    """Whether `value` is the logits, or the logits before their bias is added."""
     if value == OUTPUT:
         return True
     reader = wiring.only_reader(value)
@@ -117,7 +117,7 @@ def _is_last(wiring: Wiring, value: str) -> bool:
 
 
 def _float_values(model: "ModelProto") -> set[str]:
-    """The values of `model` that are float32, by ONNX's own inference of types."""
+    """The float32 values of `model`, by ONNX's own type inference."""
     import onnx
 
     inferred = onnx.shape_inference.infer_shapes(model)
@@ -129,7 +129,7 @@ def _float_values(model: "ModelProto") -> set[str]:
 
 
 def _halved(model: "ModelProto", floats: Collection[str], kept: Collection[str]) -> "ModelProto":
-    """A copy of `model` in float16; `floats` are its float32 values, `kept` the first outputs of nodes to leave alone."""
+    """A copy of `model` in float16; `floats` are its float32 values, `kept` the first outputs of nodes that stay in float32."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -173,7 +173,7 @@ def _halved(model: "ModelProto", floats: Collection[str], kept: Collection[str])
 
 
 def _copied(message: Any) -> Any:
-    """A message of its own: one that stands in a list is gone when the list is emptied."""
+    """A copy of `message`: emptying a list deletes the messages in it."""
     made = type(message)()
     made.CopyFrom(message)
     return made

@@ -1,13 +1,11 @@
-"""An ONNX graph with 8-bit weights. Static: the answer to a text cannot depend on the texts beside it.
+"""Quantises an ONNX graph to 8 bits. With static scales an answer does not depend on the other texts of its batch.
 
 Each product `x @ W` with a constant W becomes QuantizeLinear(x) -> DequantizeLinear -> MatMul <- W in int8 with one
-scale per column, the standard operators that every runtime knows how to run as one integer product. The scale of x
-comes from real texts (`export.precision.calibration`) and is a constant of the graph; a dynamic scale would span the whole batch,
-padding included. Outliers are moved into the weights first (`export.precision.smoothquant`). Embedding tables become int8 with one
-scale per row, and only the rows looked up are widened. Products of two activations (attention scores), softmax,
-normalisation and the classifying layer stay in float32.
-
-What was measured is in docs/measurements/export.md.
+scale per column: standard operators, which every runtime can run as one integer product. The scale of x comes from real
+texts (`export.precision.calibration`) and is a constant of the graph; a dynamic scale would depend on the whole batch,
+padding included. Outliers are moved into the weights first (`export.precision.smoothquant`). Embedding tables become int8
+with one scale per row, and only the rows looked up are converted to float32. Products of two activations (attention
+scores), softmax, normalisation and the classifier stay in float32. Measurements: docs/measurements/export.md.
 """
 
 from collections.abc import Collection
@@ -28,36 +26,36 @@ if TYPE_CHECKING:
 
 WeightBits = Literal[7, 8]
 
-# Any one of these computes sums of 8-bit products in 32 bits. Other x86 CPUs add pairs of them in 16 bits first, which
-# saturates; the kernels for Arm do not.
+# A CPU with any one of these adds 8-bit products in 32 bits. Other x86 CPUs first add pairs of them in 16 bits, which can
+# saturate; Arm kernels do not.
 NO_SATURATION = ("avx512_vnni", "avx_vnni", "amx_int8", "arm64")
 
-# The segment table has two rows: a scale for each would save nothing.
+# Smaller tables stay in float32: int8 would save nothing, as with the two rows of the segment table.
 MIN_TABLE_ROWS = 64
 
-# Inputs of a weight that share one scale per output in the weight-only scheme. With 128 onnxruntime 1.31 takes another
-# kernel for a single row, and answers depend on company.
+# Inputs of a weight that share one scale per output in the weight-only scheme. With 128, onnxruntime 1.31 uses another
+# kernel for a single row, and answers depend on the batch.
 BLOCK = 32
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """What was quantised, and what the file asks of a CPU."""
+    """What was quantised, and which CPUs the file needs."""
 
     scheme: Scheme
     weight_bits: int
     products: int
-    """Products that run on integers."""
+    """Products of 8-bit integers."""
     kept: tuple[str, ...]
-    """Products that were put back to float32, by name."""
+    """Names of the products that were put back to float32."""
     tables: int
     size_bytes: int
     cpu: tuple[str, ...]
-    """A CPU with any one of these gives the answers that were measured; empty where every CPU does."""
+    """A CPU with any one of these features gives the measured answers; empty where every CPU does."""
 
 
 class _Parts(NamedTuple):
-    """Nodes, in the order in which they run, and the constants that they read."""
+    """Nodes in the order of execution, and the constants that they read."""
 
     nodes: "list[NodeProto]"
     constants: "list[TensorProto]"
@@ -78,10 +76,9 @@ def quantise_static(
 ) -> Quantised:
     """Write the float32 graph `model` to the file `out` with int8 weights and constant activation scales.
 
-    `ranges` are those of the products' inputs; `clipped` takes them without their outermost values. `kept` names
-    products to leave in float32. Weights of 8 bits lose a little less, but CPUs without VNNI add pairs of 8-bit
-    products in 16 bits and saturate there, so that answers would depend on the CPU; 7 bits (2 * 255 * 63 < 2^15) give
-    the same sums everywhere.
+    `ranges` are those of the products' inputs; `clipped` uses the clipped ones. `kept` names products to leave in
+    float32. 8-bit weights lose a little less accuracy, but CPUs without VNNI add pairs of 8-bit products in 16 bits, which
+    can saturate, so answers would depend on the CPU. 7-bit weights (2 * 255 * 63 < 2^15) give the same sums on every CPU.
     """
     wiring = Wiring(model)
     every = wiring.products()
@@ -117,10 +114,11 @@ def quantise_static(
 
 
 def quantise_weight_only(model: "ModelProto", out: Path) -> Quantised:
-    """Write `model` to the file `out` with 8-bit weights in blocks of rows (onnxruntime's MatMulNBits), tables as above.
+    """Write `model` to the file `out` with 8-bit weights in blocks of `BLOCK` inputs (MatMulNBits) and int8 tables.
 
-    Activations are rounded a row at a time inside the kernel (accuracy level 4): a row is a token, so company changes
-    nothing. No calibration; nearly float32's answers; no faster than float32 on most CPUs; read by onnxruntime alone.
+    The kernel rounds activations one row at a time (accuracy level 4). A row is a token, so answers do not depend on the
+    batch. It needs no calibration and gives nearly float32's answers, but is no faster than float32 on most CPUs, and only
+    onnxruntime reads it.
     """
     import onnx
     from onnxruntime.quantization.matmul_nbits_quantizer import (
@@ -152,17 +150,17 @@ def quantise_weight_only(model: "ModelProto", out: Path) -> Quantised:
 
 
 def quantise_dynamic(model: "ModelProto", out: Path) -> Quantised:
-    """Write `model` to the file `out` with onnxruntime's dynamic quantisation, which is batch-dependent: to compare with.
+    """Write `model` to the file `out` with onnxruntime's dynamic quantisation, for comparison.
 
-    The same products become int8; the scale of each activation is taken anew at every call, over the whole batch, so an
-    answer depends on the company that its text keeps. Embedding tables stay in float32.
+    The same products become int8. Each call computes the scale of each activation over the whole batch, so an answer
+    depends on the other texts of its batch. Embedding tables stay in float32.
     """
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize_dynamic as ort_quantize_dynamic
 
     products = Wiring(model).products()
     out.parent.mkdir(parents=True, exist_ok=True)
-    # quiet: it advises a preparation that the exporter has already done
+    # quiet: onnxruntime recommends a preprocessing that the exporter has already done
     with replacing(out) as beside, quiet():
         ort_quantize_dynamic(
             model,
@@ -176,7 +174,7 @@ def quantise_dynamic(model: "ModelProto", out: Path) -> Quantised:
 
 
 def _on_integers(product: Product) -> "NodeProto":
-    """The product's node, reading what was rounded."""
+    """The product's node, with the dequantised activation and weight as inputs."""
     import onnx
 
     node = onnx.NodeProto()
@@ -186,10 +184,10 @@ def _on_integers(product: Product) -> "NodeProto":
 
 
 def _activation(name: str, found: TensorRange, *, clipped: bool) -> _Parts:
-    """`name` as uint8 with one scale, and widened again."""
+    """The nodes and constants that quantise `name` to uint8 with one scale, and dequantise it."""
     from onnx import helper, numpy_helper
 
-    # Zero is in the range: its code is exact, and no rounding shifts what is absent.
+    # The range contains 0, so 0 has an exact code.
     low = min(found.clipped_low if clipped else found.low, 0.0)
     high = max(found.clipped_high if clipped else found.high, 0.0)
     scale = np.float32(max(high - low, 1e-6) / 255)
@@ -227,7 +225,7 @@ def _weight(name: str, weight: np.ndarray, bits: int) -> _Parts:
 
 
 def _looked_up(node: "NodeProto", table: np.ndarray, written: set[str]) -> _Parts:
-    """The lookup `node` in an int8 copy of `table` (rows, channels) with one scale per row."""
+    """The lookup `node` on an int8 copy of `table` (rows, channels) with one scale per row."""
     from onnx import TensorProto, helper, numpy_helper
 
     name, indices = node.input
@@ -244,7 +242,7 @@ def _looked_up(node: "NodeProto", table: np.ndarray, written: set[str]) -> _Part
     nodes = [
         helper.make_node("Gather", [f"{name}_quantised", indices], [codes], name=codes),
         helper.make_node("Gather", [f"{name}_scale", indices], [scales], name=scales),
-        # Not DequantizeLinear: its scale would have to be a constant, and this one is looked up.
+        # Not DequantizeLinear, whose scale must be a constant: this scale is looked up.
         helper.make_node("Cast", [codes], [widened], name=widened, to=TensorProto.FLOAT),
         helper.make_node("Mul", [widened, scales], [made], name=made),
     ]
@@ -252,7 +250,7 @@ def _looked_up(node: "NodeProto", table: np.ndarray, written: set[str]) -> _Part
 
 
 def _assembled(model: "ModelProto", parts: _Parts) -> "ModelProto":
-    """A copy of `model` with the nodes of `parts`, and of its constants those that are still read."""
+    """A copy of `model` with the nodes and constants of `parts`, and its own constants that are still read."""
     import onnx
 
     read = {name for node in parts.nodes for name in node.input}

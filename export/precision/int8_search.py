@@ -1,10 +1,9 @@
-"""The fastest int8 file that is still right: chosen, gated and, where the gate fails, repaired on validation.
+"""Finds the fastest int8 file that passes the gate on validation.
 
-What is tried, in order, until the gate holds: weights of 7 bits, which every processor computes alike; weights of 8
-bits, which processors without VNNI do not; and weights of 7 bits with the products that cost most put back to float32,
-one by one. Ranges are those of all values or without the outermost: of those that hold the gate, whichever is nearer to
-float32 on validation. The metric of a few hundred texts is too coarse to tell them apart, the mean divergence of their
-distributions is not.
+Three kinds are tried in order until one passes: 7-bit weights, which give the same sums on every processor; 8-bit
+weights, which do not on processors without VNNI; and 7-bit weights with the products that cost most accuracy put back to
+float32 one by one. Both whole and clipped ranges are tried; of those that pass, the one with the smaller mean divergence
+from float32 on validation is taken. The task metric of a few hundred texts is too coarse for that choice.
 """
 
 import shutil
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
     from onnx import ModelProto
     from tokenizers import Encoding
 
-# Validation texts, drawn from all, that a product's own cost is measured on: a divergence needs fewer than a metric.
+# Validation texts on which the cost of each product is measured: a divergence needs fewer texts than a metric.
 SWEEP_TEXTS = 256
 
 UNREPAIRED = "unrepaired.onnx"
 
-# With more products in float32 than this share the file would hardly be an int8 one.
+# The largest share of products that a repair puts back to float32.
 MOST_KEPT = 0.5
 
 Progress = Callable[[str], None]
@@ -46,27 +45,27 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a graph reaches on validation, and how far it is from float32 there."""
+    """A graph's metric on a split, and how far its answers are from float32's."""
 
     value: float
     """The task metric."""
     low: float
     high: float
     share: float
-    """Of float32's metric."""
+    """Share of float32's metric; without labels, share of the rows with float32's label."""
     divergence: float
-    """Mean over rows of the Kullback-Leibler divergence of the labels' distributions from float32's, in nats."""
+    """Mean over rows of the Kullback-Leibler divergence from float32's label distribution, in nats."""
     labels_changed_per_10k: float
-    """Of rows: words where tokens are classified, else texts."""
+    """Per 10,000 rows; a row is a word in token classification, else a text."""
     answers_changed: int
-    """Texts whose whole answer is another."""
+    """Texts whose answer differs from float32's in any part."""
     spans_changed: int
-    """Entities (or labels that apply) that one of the two finds and the other does not."""
+    """Entities (or labels that apply) that are in only one of the two answers."""
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """One product, and how far from float32 a graph is that has it in int8 alone, or in float32 with those before it."""
+    """A graph's distance from float32: with `product` alone in int8, or with it and those before it back in float32."""
 
     product: str
     divergence: float
@@ -75,7 +74,7 @@ class Weighed:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One whole file that was judged."""
+    """One int8 file that was evaluated."""
 
     weight_bits: WeightBits
     clipped: bool
@@ -90,9 +89,9 @@ class Search:
     """The gate: the least share of float32's metric."""
     tried: list[Attempt] = field(default_factory=list)
     costs: list[Weighed] = field(default_factory=list)
-    """Of each product when it alone is int8, the costliest first; empty when nothing had to be repaired."""
+    """The cost of each product when it alone is int8, the costliest first; empty without a repair."""
     repaired: list[Weighed] = field(default_factory=list)
-    """The products put back to float32, in order, and what was reached with each and those before it."""
+    """The products put back to float32 in order, with the result of each and those before it."""
     reached: Verdict | None = None
     held: bool = False
     weight_bits: WeightBits = 7
@@ -100,17 +99,17 @@ class Search:
 
 
 class Judged(NamedTuple):
-    """What one graph says of all texts, and the verdict on that."""
+    """The logits of one graph for all texts, and its verdict."""
 
     logits: list[np.ndarray]
     verdict: Verdict
 
 
 class Evaluator:
-    """Validation texts, and what float32 says of them.
+    """Validation texts, and float32's answers to them.
 
-    Without labels (`labelled` False) float32's own answers are what others are held against, and a graph's share is that of
-    the rows to which it gives float32's label.
+    Without labels (`labelled` False) float32's answers are the reference, and a graph's share is the share of rows to
+    which it gives float32's label.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class Evaluator:
         self.fp32: Score = score(self.gold, self.said)
 
     def judge(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> Judged:
-        """What `onnx_file` says of all texts and reaches on them. float32 itself is not run again."""
+        """The logits of `onnx_file` for all texts, and its verdict. float32 in onnxruntime is not run again."""
         known = onnx_file == self.fp32_file and runtime == "onnxruntime"
         logits = self.expected if known else self.logits(onnx_file, runtime)
         return Judged(logits, self._verdict_on(logits))
@@ -142,7 +141,7 @@ class Evaluator:
     def logits(
         self, onnx_file: Path, runtime: Runtime = "onnxruntime", encoded: Encoded | None = None
     ) -> list[np.ndarray]:
-        """What `onnx_file` says of all texts, or of those in `encoded`, as `session_logits` gives it."""
+        """The logits of `onnx_file` for all texts, or for those in `encoded`, as from `session_logits`."""
         session = Session(onnx_file, self.threads, runtime, self.max_length)
         return session_logits(session, self.encoded if encoded is None else encoded)
 
@@ -166,7 +165,7 @@ class Evaluator:
         )
 
     def cost(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> tuple[float, float]:
-        """The divergence, and the share of float32's metric, on `SWEEP_TEXTS` of the texts, always the same ones."""
+        """The divergence, and the share of float32's metric, on the same `SWEEP_TEXTS` texts in every call."""
         chosen = subset(range(len(self.encoded)), SWEEP_TEXTS)
         part = self.encoded.take(chosen)
         expected, gold = [self.expected[i] for i in chosen], [self.gold[i] for i in chosen]
@@ -179,10 +178,10 @@ class Evaluator:
 
 
 def distance(expected: np.ndarray, actual: np.ndarray, *, multi_label: bool) -> tuple[float, float]:
-    """Mean divergence in nats, and the share of rows whose answer is another; logits (rows, labels).
+    """Mean divergence in nats, and the share of rows whose answer differs; logits (rows, labels).
 
-    KL(p || q) = sum p (log p - log q) over the labels' softmax; where each label is decided on its own, the sum of the
-    divergences of its two outcomes. It does not matter what is added to all logits of a row.
+    KL(p || q) = sum p (log p - log q) over the softmax of the labels. With `multi_label` it is the sum over labels, each
+    with two outcomes. For one label a row, a constant added to all logits of a row does not matter.
     """
     expected, actual = expected.astype(np.float64), actual.astype(np.float64)
     if multi_label:
@@ -208,12 +207,12 @@ def _log_both(logits: np.ndarray) -> np.ndarray:
 
 
 def with_intervals(scores: Mapping[str, Score | Verdict]) -> dict[str, dict[str, float]]:
-    """Plain JSON types: each metric with the ends of its interval, by the names that `scores` has."""
+    """Plain JSON types: each metric with the ends of its interval, by the names of `scores`."""
     return {name: {"value": each.value, "low": each.low, "high": each.high} for name, each in scores.items()}
 
 
 def session_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
-    """The logits of each text's rows, as `compress.evaluation.predictions.row_logits` gives them, from a session as it serves."""
+    """The logits of each text's rows from a session, in the shapes of `compress.evaluation.predictions.row_logits`."""
     out: list[np.ndarray] = [np.empty(0)] * len(encoded)
     for chosen in batches_by_length([len(ids) for ids in encoded.ids]):
         for i, logits in zip(chosen, session.run([encoded.encodings[i] for i in chosen]), strict=True):
@@ -223,7 +222,7 @@ def session_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A float32 graph whose outliers were moved into its weights, and the ranges of what enters its products."""
+    """A float32 graph whose outliers were moved into its weights, and the ranges of its products' inputs."""
 
     model: "ModelProto"
     ranges: dict[str, TensorRange]
@@ -231,7 +230,7 @@ class Prepared:
 
     @classmethod
     def of(cls, fp32: Path, calibration: "Sequence[Encoding]", threads: int | None = None) -> "Prepared":
-        """Of the graph in the file `fp32`, from encoded texts of the training split. BadInput when they have no tokens."""
+        """Prepare the graph in the file `fp32` with encoded texts of the training split. BadInput when they have no tokens."""
         import onnx
 
         model = onnx.load(fp32)
@@ -243,7 +242,7 @@ class Prepared:
 
 
 class Found(NamedTuple):
-    """The int8 file that was found, how, and what it says of validation."""
+    """The int8 file that was found, its search, and its logits and verdict on validation."""
 
     quantised: Quantised
     search: Search
@@ -260,11 +259,11 @@ def find_int8(
     runtime: Runtime = "onnxruntime",
     features: Collection[str] | None = None,
 ) -> Found:
-    """Write the int8 file `out`: the first of those in the module's text that keeps `gate` of float32's metric in `runtime`.
+    """Write the int8 file `out`: the first in the module's order that keeps the share `gate` of float32's metric in `runtime`.
 
-    When none does, `Search.held` is False and `out` is the last one tried. What was before a repair is left beside it as
-    `unrepaired.onnx`. 8 bits are not tried on a processor that would compute them otherwise than those they are for;
-    `features` are those of this machine. Each file runs over all texts once.
+    When none does, `Search.held` is False and `out` is the last file tried. The file before a repair is kept beside it as
+    `unrepaired.onnx`. 8-bit weights are tried only where the processor has one of `NO_SATURATION`; `features` replaces
+    this machine's features. Each file runs over all texts once.
     """
     search = Search(needed=gate)
 
@@ -295,7 +294,7 @@ def find_int8(
             return take(nearest[-1])
     seven = nearest[0]
     share = seven[0].verdict.share
-    progress(f"int8 keeps {share:.4f} of fp32, needed {gate:g}: looking for the products that cost it")
+    progress(f"int8 keeps {share:.4f} of the fp32 metric, needed {gate:g}: measuring what each product costs")
     search.costs = _costs(prepared, evaluator, out, runtime, clipped=seven[0].clipped, progress=progress)
     found = take(seven)
     shutil.copyfile(out, out.with_name(UNREPAIRED))
@@ -305,7 +304,7 @@ def find_int8(
         found = Found(quantised(7, search.clipped, kept), search, evaluator.judge(out, runtime))
         search.reached = found.judged.verdict
         search.repaired.append(Weighed(cost.product, search.reached.divergence, search.reached.share))
-        progress(f"{cost.product} back to fp32: {search.reached.share:.4f} of fp32")
+        progress(f"{cost.product} back to fp32: int8 keeps {search.reached.share:.4f} of the fp32 metric")
         if search.reached.share >= gate:
             search.held = True
             break
@@ -315,7 +314,7 @@ def find_int8(
 def _costs(
     prepared: Prepared, evaluator: Evaluator, out: Path, runtime: Runtime, *, clipped: bool, progress: Progress
 ) -> list[Weighed]:
-    """What each product costs alone, the costliest first. `out` is written over."""
+    """The cost of each product alone, the costliest first. `out` is overwritten."""
     found = []
     for number, name in enumerate(prepared.products, 1):
         others = [product for product in prepared.products if product != name]
@@ -323,5 +322,5 @@ def _costs(
         divergence, share = evaluator.cost(out, runtime)
         found.append(Weighed(name, divergence, share))
         if number % 6 == 0:
-            progress(f"{number} of {len(prepared.products)} products weighed")
+            progress(f"{number} of {len(prepared.products)} products measured")
     return sorted(found, key=lambda cost: -cost.divergence)

@@ -1,9 +1,9 @@
-"""Outliers moved from activations to weights, in float32: the same function, easier to round.
+"""Moves outliers from activations to weights, in float32: the same function, which loses less when quantised.
 
 Every product `x @ W` that will be quantised becomes `(x / f) @ (f * W)` with one factor per input channel:
-f_j = max|x_j|^a / max|W_j|^(1-a), equation 4 of Xiao et al. 2022, "SmoothQuant" (arXiv 2211.10438). The division costs
-nothing where x is a mixture of attention values: each of its channels is a mixture of one channel of the value
-projection, whose columns and bias are divided instead. After a residual or a GELU it becomes one multiplication.
+f_j = max|x_j|^a / max|W_j|^(1-a), equation 4 of Xiao et al. 2022, "SmoothQuant" (arXiv 2211.10438). Where x is the
+output of attention, the division costs nothing: each channel of x mixes one channel of the value projection, so the
+projection's columns and bias are divided instead. After a residual or a GELU the division is one multiplication.
 """
 
 from collections import Counter
@@ -22,9 +22,9 @@ SMOOTHING = 0.8
 
 
 def smoothed(model: "ModelProto", ranges: dict[str, ChannelRange], exponent: float = SMOOTHING) -> "ModelProto":
-    """A copy of `model` with the factors of `exponent` a in [0, 1] in it; `ranges` are those of its products' inputs.
+    """A copy of `model` with the factors for `exponent` a in [0, 1] applied; `ranges` are those of its products' inputs.
 
-    The copy's products read other values where a multiplication was put in: ask its own `Wiring`.
+    Products of the copy read other values where a multiplication was added, so make a new `Wiring` for it.
     """
     import onnx
     from onnx import helper, numpy_helper
@@ -34,8 +34,8 @@ def smoothed(model: "ModelProto", ranges: dict[str, ChannelRange], exponent: flo
     wiring = Wiring(copy)
     products = wiring.products()
     factors = smoothing_factors(products, ranges, wiring.constants, exponent)
-    changed: dict[str, np.ndarray] = {}  # constants with a new value
-    multiplications: dict[str, NodeProto] = {}  # by the value that they read
+    changed: dict[str, np.ndarray] = {}  # constant -> its new value
+    multiplications: dict[str, NodeProto] = {}  # by the value that each reads
     for activation, factor in factors.items():
         if np.all(factor == 1):
             continue
@@ -65,9 +65,9 @@ def smoothing_factors(
     constants: dict[str, np.ndarray],
     exponent: float,
 ) -> dict[str, np.ndarray]:
-    """The factors of each activation that enters `products`, float32 (channels,), of geometric mean 1.
+    """The factors of each activation that `products` read, float32 (channels,), with geometric mean 1.
 
-    A weight that several products share (ALBERT's layers) can follow one set of factors only: its activations get ones.
+    A weight that several products share (ALBERT's layers) can take only one set of factors: its activations get factors 1.
     """
     uses = Counter(product.weight for product in products)
     factors: dict[str, np.ndarray] = {}
@@ -77,7 +77,7 @@ def smoothing_factors(
         if any(uses[weight] > 1 for weight in weights):
             factors[name] = np.ones_like(largest)
             continue
-        # A channel that was silent in calibration may speak later: its factor must not leave it without range.
+        # A channel that is near 0 in calibration may be larger later: a lower bound keeps its factor from leaving it no range.
         activation = np.maximum(largest, max(float(largest.max()) / 100, 1e-6))
         weight = np.maximum(np.max([np.abs(constants[name]).max(axis=1) for name in weights], axis=0), 1e-6)
         logarithm = exponent * np.log(activation) - (1 - exponent) * np.log(weight)
@@ -86,10 +86,10 @@ def smoothing_factors(
 
 
 def _value_projection(wiring: Wiring, context: str, channels: int) -> tuple[str, str] | None:
-    """Weight and bias of the value projection whose channels `context` mixes one by one, if that is what it is.
+    """Weight and bias of the value projection of an attention whose output is `context`; None for any other value.
 
-    The way back is heads joined (Reshape, Transpose), probabilities times values (MatMul), heads split (Transpose,
-    Reshape), bias (Add), projection (MatMul): nothing on it mixes channels, and nothing else reads what lies on it.
+    Backwards from `context`: heads joined (Reshape, Transpose), probabilities times values (MatMul), heads split
+    (Transpose, Reshape), bias (Add), projection (MatMul). None of these mixes channels, and no other node reads their values.
     """
     joined = wiring.made_by.get(context)
     turned = _source(wiring, joined, "Reshape")
@@ -119,7 +119,7 @@ def _value_projection(wiring: Wiring, context: str, channels: int) -> tuple[str,
 
 
 def _source(wiring: Wiring, node: "NodeProto | None", kind: str) -> "NodeProto | None":
-    """The node that makes what `node` reads first, when `node` is of `kind`."""
+    """The node that makes the first input of `node`, when `node` is of `kind`."""
     return wiring.made_by.get(node.input[0]) if node is not None and node.op_type == kind else None
 
 
@@ -129,7 +129,7 @@ def _order(transpose: "NodeProto | None") -> list[int]:
 
 
 def _put_after(model: "ModelProto", added: "dict[str, NodeProto]") -> None:
-    """Put each node of `added` right after the one that makes the value that it reads."""
+    """Put each node of `added` right after the node that makes its input."""
     nodes = []
     for node in model.graph.node:
         nodes.append(node)

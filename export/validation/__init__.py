@@ -1,1 +1,1 @@
-"""Whether a graph answers as torch does, and how far its probabilities hold."""
+"""Whether a graph answers as torch does, and how reliable its probabilities are."""

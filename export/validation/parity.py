@@ -1,4 +1,4 @@
-"""The same texts through two runtimes, at shapes that the export never saw: do the answers agree, and where not?"""
+"""Compares the answers of two runtimes to the same texts, at other shapes than the export used."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -20,17 +20,17 @@ from serve.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What two logits of one function may differ by, absolute and relative: float16 has 11 bits of mantissa, and layers add up.
-# int8 is judged on the task's metric: its tolerance only says what was never told apart.
+# By how much two logits may differ, absolute and relative: float16 has an 11-bit mantissa, and errors add up over layers.
+# int8 has a gate on the task metric instead; its tolerance only decides what counts as a tie.
 TOLERANCES: dict[Precision, tuple[float, float]] = {"fp32": (ATOL, 1e-5), "fp16": (3e-2, 1e-2), "int8": (1e-4, 1e-5)}
 
 BATCHES = (1, 3, 17)
 
 SHAPES = 7
-"""How many texts of a set length are made beside those given."""
+"""How many texts of fixed lengths are added to the given texts."""
 
 Text = str | tuple[str, str]
-"""A text, or a pair of them."""
+"""A text, or a pair of texts."""
 
 Runner = Callable[[Sequence[Encoding]], list[np.ndarray]]
 """Logits of each text: (tokens, labels) or (labels,)."""
@@ -38,7 +38,7 @@ Runner = Callable[[Sequence[Encoding]], list[np.ndarray]]
 
 @dataclass(frozen=True)
 class Worst:
-    """Where the largest difference stands."""
+    """Where the largest difference is."""
 
     batch: int
     padded_tokens: int
@@ -46,39 +46,39 @@ class Worst:
     tokens: int
     """Length of the text itself."""
     row: int
-    """The text's place in its batch."""
+    """The text's index in its batch."""
 
 
 @dataclass(frozen=True)
 class Parity:
-    """How far a candidate's logits lie from a reference's, over all positions of all texts at all shapes."""
+    """How far a candidate's logits are from a reference's, over all positions of all texts in all batch sizes."""
 
     precision: Precision
     runtime: Runtime
     absolute_tolerance: float
     relative_tolerance: float
-    """A difference is tolerated up to absolute + relative * |reference|. For int8 both only decide what is a tie."""
+    """A difference of absolute + relative * |reference| is tolerated. For int8 both only decide what is a tie."""
     batches: tuple[int, ...]
     texts: int
     shortest_tokens: int
     longest_tokens: int
     positions: int
-    """Positions compared, each time at each shape: tokens where tokens are classified, else texts."""
+    """Positions compared, once for each batch size: tokens in token classification, else texts."""
     largest: float
     largest_at: Worst
     p999: float
     """The 99.9th percentile of the positions' largest differences."""
     beyond_tolerance: int
-    """Positions that differ by more than is tolerated."""
+    """Positions that differ by more than the tolerance."""
     labels_changed: int
-    """Positions whose first label is another one, or where any number of labels may apply, to which others do; ties excepted."""
+    """Positions whose first label changed, or (multi-label) the set of labels that apply; without ties."""
     ties: int
-    """Positions whose first label changed between two that the reference holds equal within the tolerance; or to which other
-    labels apply of which the reference is undecided within it."""
+    """Positions whose label changed where the reference's logits of the two labels are equal within the tolerance, or
+    (multi-label) the reference's logits of the changed labels are 0 within it."""
     labels_changed_per_10k: float
     company_texts: int
     company_differences: int
-    """Texts whose logits, alone and in random company, are not the same bits in the candidate."""
+    """Texts whose logits from the candidate are not the same bits alone and in a random batch."""
     company_largest: float
     passed: bool
 
@@ -97,11 +97,11 @@ def graph_parity(
 ) -> Parity:
     """Compare the float32 graph `onnx_file` in `runtime` with the torch model in folder `checkpoint`.
 
-    The reference is every text alone in torch, without padding. The candidate gets the texts in batches of 1, 3 and 17,
-    padded to the longest of each, in an order that mixes lengths; the texts given are joined by some of 1, 2, 3 ...
-    `max_length` tokens made from them. Passes when no position is beyond the tolerance, of which `atol` is the absolute part,
-    and no first label changed, ties excepted. Whether company changes bits is reported and does not decide: float32 sums may
-    be ordered by shape. Give `texts` of the kind that will be served; all of them are used. BadInput when there are none.
+    The reference runs each text alone in torch, without padding. The candidate gets the texts in batches of 1, 3 and 17, in
+    an order that mixes lengths, padded to the longest of each batch. Seven texts of 1 to `max_length` tokens, made from the
+    given ones, are added. It passes when no position is beyond the tolerance (`atol` is its absolute part) and no label
+    changed except in ties. Whether the batch changes bits is reported, but does not fail: float32 sums may be ordered by
+    shape. Give `texts` like those that will be served; all are used. BadInput when none has a token.
     """
     model, _ = load_classifier(checkpoint)
     return _compare(
@@ -132,8 +132,8 @@ def variant_parity(
 ) -> Parity:
     """Compare `onnx_file` in `runtime` with `fp32_file` in onnxruntime; `checkpoint` has configuration and tokenizer.
 
-    Shapes as in `graph_parity`. int8 passes when company changes no bit of any answer: rounding does change some
-    labels, how many is reported here, and judged elsewhere on the task's own metric. Other precisions pass when no
+    Texts and batches are those of `graph_parity`. int8 passes when the batch changes no bit of any answer. Rounding changes
+    some labels; their number is reported here, and the gate on the task metric decides. Other precisions pass when no
     position is beyond their tolerance.
     """
     return _compare(
@@ -150,15 +150,15 @@ def variant_parity(
 
 
 def shapes_of(texts: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> list[Encoding]:
-    """`texts` encoded, and beside them cuts and joins of them from 1 token to `max_length`."""
+    """`texts` encoded, and `SHAPES` cuts and joins of them of 1 to `max_length` tokens. BadInput without a token."""
     speaking = [text for text in texts if len(_encode(text, tokenizer))]
     if not speaking:
-        raise BadInput(f"{len(texts)} texts were given, with no token in them; parity needs some of the real texts")
+        raise BadInput(f"the {len(texts)} texts for parity have no tokens; give texts like those that will be served")
     encodings = tokenizer.encode_batch(speaking)
     lengths = (1, max_length, 2, max_length - 1, 3, max_length // 2, max_length // 4)
     assert len(lengths) == SHAPES
     for order, tokens in enumerate(max(1, length) for length in lengths):
-        # Encodings are cut in place, so that each one here is made anew.
+        # Encodings are cut in place, so a new one is made each time.
         parts = [_encode(speaking[order % len(speaking)], tokenizer)]
         while sum(len(part) for part in parts) < tokens:
             parts.append(_encode(speaking[(order + len(parts)) % len(speaking)], tokenizer))
@@ -185,7 +185,7 @@ def _compare(
     seed: int,
 ) -> Parity:
     expected = [reference([encoding])[0] for encoding in encodings]
-    differences: list[np.ndarray] = []  # per text and shape: the largest of each position, (positions,)
+    differences: list[np.ndarray] = []  # per text and batch size: the largest of each position, (positions,)
     largest, largest_at = -1.0, Worst(0, 0, 0, 0)
     beyond = changed = ties = 0
     for batch in BATCHES:
@@ -232,7 +232,7 @@ def _compare(
 def _compare_text(
     expected: np.ndarray, actual: np.ndarray, tolerance: tuple[float, float], *, multi_label: bool
 ) -> tuple[np.ndarray, int, int, int]:
-    """Of one text: each position's largest difference, positions beyond the tolerance, labels changed, ties."""
+    """For one text: each position's largest difference, then the numbers beyond the tolerance, of changed labels, of ties."""
     expected, actual = np.atleast_2d(expected), np.atleast_2d(actual)  # (positions, labels)
     assert expected.shape == actual.shape, (expected.shape, actual.shape)
     difference = np.abs(expected - actual)
@@ -245,14 +245,14 @@ def _compare_text(
         first, theirs = expected.argmax(axis=-1), actual.argmax(axis=-1)
         rows = np.arange(len(expected))
         differs = first != theirs
-        # Both logits may move by what is tolerated, so labels that lie within twice that were never told apart.
+        # Both logits may move by the tolerance, so two labels within twice that are a tie.
         tie = differs & (expected[rows, first] - expected[rows, theirs] <= 2 * tolerated[rows, first])
     beyond = (difference > tolerated).any(axis=-1)
     return difference.max(axis=-1), int(beyond.sum()), int((differs & ~tie).sum()), int(tie.sum())
 
 
 def company_differences(run: Runner, encodings: Sequence[Encoding], *, seed: int = 0) -> tuple[int, float]:
-    """How many of the texts get other bits alone than in random batches of 2 to 32, and the largest difference."""
+    """How many texts get other bits alone than in random batches of up to 32, and the largest difference."""
     alone = [run([encoding])[0] for encoding in encodings]
     chance = random.Random(seed)
     order = list(range(len(encodings)))
@@ -268,8 +268,8 @@ def company_differences(run: Runner, encodings: Sequence[Encoding], *, seed: int
 
 
 def _mixed_batches(texts: int, batch: int, seed: int) -> Iterable[list[int]]:
-    """Indices of all `texts` in batches of `batch`, in an order that mixes lengths; the last one may be less."""
-    # The cuts and joins at the end stay together: 1 token is padded to the maximum, and few batches are that long.
+    """Indices of all `texts` in batches of `batch`, in an order that mixes lengths; the last batch may be smaller."""
+    # The cuts and joins stay together at the end: 1 token is padded to the maximum, and few batches are that long.
     order = list(range(texts - SHAPES))
     random.Random(seed + batch).shuffle(order)
     order += range(texts - SHAPES, texts)
@@ -277,7 +277,7 @@ def _mixed_batches(texts: int, batch: int, seed: int) -> Iterable[list[int]]:
 
 
 def _torch_logits(model: "PreTrainedModel", batch: Sequence[Encoding]) -> list[np.ndarray]:
-    """The logits of each text by torch, one text at a time, so that there is no padding to trust."""
+    """The logits of each text from torch, one text at a time, so that the reference has no padding."""
     import torch
 
     answers = []

@@ -1,6 +1,6 @@
-"""How sure a model may say that it is: a temperature and a threshold, chosen on validation, and what they are worth.
+"""Chooses a temperature and an abstention threshold on validation, and measures how reliable they make the probabilities.
 
-Trained models are mostly surer than they are right. One number that all logits are divided by mends most of that and
+Trained models are mostly overconfident. Dividing all logits by one number, the temperature, corrects most of that and
 changes no answer (temperature scaling: Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks",
 ICML 2017, section 4.2).
 """
@@ -18,13 +18,13 @@ from serve.text.answers import sigmoid, softmax
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.05, 20.0
 
-# Halvings of log(20 / 0.05) = 6 until what is left is far below the decimals that are written.
+# After 40 halvings, the interval log(20 / 0.05) = 6 is far below `DECIMALS`.
 HALVINGS = 40
 
-# A few hundred texts do not know it better, and equal inputs give equal bytes.
+# A few hundred texts give no more, and rounding makes equal inputs give equal bytes.
 DECIMALS = 4
 
-# Every threshold that may be written: one of 1 would refuse texts by rounding alone.
+# Every possible threshold. 1 is not one: rounding alone would put texts below it.
 THRESHOLDS = np.arange(10**DECIMALS) / 10**DECIMALS
 
 BINS = 15
@@ -32,36 +32,36 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Reliability:
-    """What a temperature and a threshold are worth on one split. A share is None where there is nothing that it is of."""
+    """Results of a temperature and a threshold on one split. A share of nothing, or without a threshold, is None."""
 
     rows: int
-    """Labelled texts; words where tokens are classified; pairs of a text and a label where any number may apply."""
+    """Labelled texts; words in token classification; pairs of a text and a label in multi-label classification."""
     ece_uncalibrated: float
     """Expected calibration error at temperature 1."""
     ece: float
-    """The same at the temperature chosen."""
+    """The same at the chosen temperature."""
     in_scope_abstained: float | None = None
     """Share of the labelled texts that fall below the threshold."""
     right_abstained: float | None = None
-    """Of those that are answered rightly."""
+    """The same share of the texts that are answered correctly."""
     wrong_abstained: float | None = None
-    """Of those that are not."""
+    """The same share of the texts that are answered wrongly."""
     out_of_scope_texts: int = 0
     out_of_scope_abstained: float | None = None
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """What is written of one variant, and how it did on the texts that it was chosen on."""
+    """Temperature and threshold of one variant, and their results on validation, where they were chosen."""
 
     temperature: float
     abstain_below: float | None
     fitted: bool
-    """False when validation knows no best temperature, and 1 was kept."""
+    """False when validation has no best temperature, and 1 is kept."""
     validation: Reliability
 
     def on(self, encoded: Encoded, logits: Sequence[np.ndarray], outside: Sequence[np.ndarray] = ()) -> Reliability:
-        """How it does on other texts than those it was chosen on; arguments as in `choose_confidence`."""
+        """The results on other texts; arguments as in `choose_confidence`."""
         return reliability(encoded, logits, self.temperature, self.abstain_below, outside)
 
 
@@ -71,13 +71,13 @@ def choose_confidence(
     outside: Sequence[np.ndarray] = (),
     kept_right: float = KEPT_RIGHT,
 ) -> Confidence:
-    """Temperature and threshold of a variant that says `logits` of the validation texts in `encoded`.
+    """Choose temperature and threshold for a variant, from its `logits` for the validation texts in `encoded`.
 
     Args:
-        encoded: labelled texts; rows without a label of the model's are left out.
+        encoded: labelled texts; rows without one of the model's labels are left out.
         logits: of each text's rows, (rows, labels).
-        outside: the same of texts that are out of scope, each (1, labels).
-        kept_right: where there are none of those, the share of rightly answered texts to answer still; 0 sets no threshold.
+        outside: the logits of out-of-scope texts, each (1, labels).
+        kept_right: without `outside`, the share of correctly answered texts still to answer; 0 sets no threshold.
     """
     rows, targets = labelled_rows(encoded, logits)
     found = fit_temperature(rows, targets)
@@ -100,7 +100,7 @@ def reliability(
     threshold: float | None,
     outside: Sequence[np.ndarray] = (),
 ) -> Reliability:
-    """How temperature and threshold do on the texts of `encoded`, and on those `outside`; arguments as in `choose_confidence`."""
+    """The results of temperature and threshold on the texts of `encoded` and on `outside`; arguments as in `choose_confidence`."""
     rows, targets = labelled_rows(encoded, logits)
     before, after = (expected_calibration_error(rows, targets, each) for each in (1.0, temperature))
     shares: dict[str, Any] = {}
@@ -120,8 +120,7 @@ def reliability(
 def labelled_rows(encoded: Encoded, logits: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The rows that carry a label: their logits (rows, labels), float64, and targets.
 
-    Targets are (rows,), each the index of the one label that is right; where any number of labels may apply, (rows,
-    labels), 1 for each that does.
+    Targets are (rows,), the index of the right label; for multi-label (rows, labels), 1 for each label that applies.
     """
     rows, targets = _stacked(logits), np.concatenate(encoded.targets)
     known = (targets != IGNORED).reshape(len(targets), -1).all(axis=-1)
@@ -131,10 +130,10 @@ def labelled_rows(encoded: Encoded, logits: Sequence[np.ndarray]) -> tuple[np.nd
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float | None:
     """The temperature T at which `targets` are likeliest under logits / T, to `DECIMALS` decimals.
 
-    The negative log likelihood (of the softmax, or where targets are (rows, labels) of each label's sigmoid) is convex in
-    1/T, so that one sign of its slope says on which side the minimum lies, and halving finds it. None when it does not lie
-    between `LEAST_TEMPERATURE` and `MOST_TEMPERATURE`: of rows that are all right, any surer model is likelier; of rows that
-    are right less often than by chance, any less sure one.
+    The negative log likelihood (of the softmax, or for targets (rows, labels) of each label's sigmoid) is convex in 1/T.
+    The sign of its slope shows on which side the minimum is, so bisection finds it. None when the minimum is not between
+    `LEAST_TEMPERATURE` and `MOST_TEMPERATURE`: when all rows are right, every lower temperature is likelier; when rows are
+    right less often than by chance, every higher one.
 
     Args:
         logits: (rows, labels).
@@ -154,24 +153,24 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float | None:
 
 
 def _slope(logits: np.ndarray, targets: np.ndarray, log_temperature: float) -> float:
-    """The derivative by 1/T of the summed negative log likelihood: above 0 where the model is too sure.
+    """The derivative by 1/T of the summed negative log likelihood: above 0 where the model is overconfident.
 
-    Of one right label: sum p z - z_right over each row's logits z and probabilities p. Of labels decided apart: sum (p - y) z.
+    For one right label: sum p z - z_right over each row's logits z and probabilities p. For multi-label: sum (p - y) z.
     """
     scaled = logits / math.exp(log_temperature)
     if targets.ndim == 2:
         return float(((sigmoid(scaled) - targets) * logits).sum())
-    # From the right label's logit, so that what is added to all of a row cannot drown the rest.
+    # Relative to the right label's logit, so that a large constant in a row does not cost precision.
     beyond = logits - logits[np.arange(len(logits)), targets][:, None]
     return float((softmax(scaled) * beyond).sum())
 
 
 def expected_calibration_error(logits: np.ndarray, targets: np.ndarray, temperature: float = 1.0) -> float:
-    """How far what a model says of its own sureness is from how often it is right, 0 to 1; 0 of no rows.
+    """How far a model's probabilities are from how often it is right, 0 to 1; 0 for no rows.
 
-    Guo et al. 2017, equation 5 (Naeini et al. 2015): rows are put into `BINS` equal bins by the probability of their likeliest
-    label, and of each bin the distance of its mean probability from the share that is right counts by its rows. Where any
-    number of labels may apply, the same of each text and label: the probability that it applies, and whether it does.
+    Guo et al. 2017, equation 5 (Naeini et al. 2015): rows are put into `BINS` bins of equal width by the probability of their
+    likeliest label. The result is the mean over bins, weighted by rows, of the distance between mean probability and share
+    of right rows. For multi-label, each text and label is a row: the probability that the label applies, and whether it does.
     """
     scaled = logits.astype(np.float64) / temperature
     if targets.ndim == 2:
@@ -187,22 +186,22 @@ def expected_calibration_error(logits: np.ndarray, targets: np.ndarray, temperat
 
 
 def threshold_keeping(right: np.ndarray, share: float) -> float | None:
-    """The highest threshold that at least `share` of the probabilities `right` (texts,) are not below; None of no texts."""
+    """The highest threshold that keeps at least `share` of the probabilities `right` (texts,); None for no texts."""
     if not len(right):
         return None
-    kept = len(right) - np.searchsorted(np.sort(right), THRESHOLDS, side="left")  # of each threshold
+    kept = len(right) - np.searchsorted(np.sort(right), THRESHOLDS, side="left")  # for each threshold
     return float(THRESHOLDS[np.flatnonzero(kept >= share * len(right))[-1]])
 
 
 def threshold_between(inside: np.ndarray, outside: np.ndarray) -> float:
-    """The threshold that tells texts in scope from texts out of it best, by their probabilities (texts,) each.
+    """The threshold that best separates texts in scope from texts out of scope, by their probabilities, each (texts,).
 
-    It maximises Youden's J (Youden 1950, "Index for rating diagnostic tests"): the share of texts out of scope that lie
-    below it, less the share of texts in scope that do, which does not depend on how many there are of each. Of
-    thresholds that do equally well, the middle one: between two heaps that are well apart it lies near neither.
+    It maximises Youden's J (Youden 1950, "Index for rating diagnostic tests"): the share of out-of-scope texts below it,
+    less the share of in-scope texts below it. J does not depend on the number of texts of each kind. Of equally good
+    thresholds the middle one is taken, which is far from both kinds when they are well apart.
     """
     below = [np.searchsorted(np.sort(each), THRESHOLDS, side="left") for each in (inside, outside)]
-    # In whole numbers, so that what is equal stays equal: J times the number of pairs.
+    # J times the number of pairs, in whole numbers, so that ties are exact.
     index = below[1] * len(inside) - below[0] * len(outside)
     best = np.flatnonzero(index == index.max())
     return float(THRESHOLDS[best[len(best) // 2]])
@@ -211,7 +210,7 @@ def threshold_between(inside: np.ndarray, outside: np.ndarray) -> float:
 def as_metrics(
     confidence: Mapping[Precision, Confidence], test: Mapping[Precision, Reliability]
 ) -> dict[str, dict[str, Any]]:
-    """Plain JSON types for the manifest: of each variant, how its temperature and threshold do on validation and on `test`."""
+    """Plain JSON types for the manifest: each variant's results on validation and, where known, on `test`."""
     return {
         variant: {"validation": asdict(found.validation)} | ({"test": asdict(test[variant])} if variant in test else {})
         for variant, found in confidence.items()
@@ -219,7 +218,7 @@ def as_metrics(
 
 
 def in_words(confidence: Mapping[Precision, Confidence], test: Mapping[Precision, Reliability]) -> list[str]:
-    """For a report and a card, a line a variant: what was chosen, and what it does on `test`, or before that on validation."""
+    """A line for each variant, for report and card: what was chosen, and its results on `test`, else on validation."""
     lines = []
     for variant, chosen in confidence.items():
         split, found = ("test", test[variant]) if variant in test else ("validation", chosen.validation)
@@ -230,8 +229,8 @@ def in_words(confidence: Mapping[Precision, Confidence], test: Mapping[Precision
             )
             if chosen.fitted
             else (
-                f"{variant}: the scores could not be calibrated, since no temperature from 0.05 to 20 is the best on validation (as "
-                f"when it has no wrong answer); the expected calibration error on {split} is {found.ece:.4f}."
+                f"{variant}: the probabilities could not be calibrated, since no temperature from 0.05 to 20 is the best on validation "
+                f"(for example, when no answer is wrong); the expected calibration error on {split} is {found.ece:.4f}."
             )
         )
         shares = [
@@ -250,7 +249,7 @@ def in_words(confidence: Mapping[Precision, Confidence], test: Mapping[Precision
 
 
 def _may_abstain(encoded: Encoded) -> bool:
-    """Whether each text has one answer, which may be withheld."""
+    """Whether each text has one answer, so that the model may abstain."""
     return encoded.task == "text-classification" and not encoded.multi_label
 
 

@@ -1,1 +1,1 @@
-"""What measurements mean: the Pareto front, costs, the roofline."""
+"""Analysis of measurements: the Pareto front, costs, the roofline."""

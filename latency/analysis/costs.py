@@ -1,4 +1,4 @@
-"""What a model takes from its machine: operations and bytes against what the machine can do, and money."""
+"""The costs of a model: operations and bytes relative to the machine's peaks, energy and money."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ def add_costs(
     peaks: Peaks,
     price_per_core_hour: float | None = None,
 ) -> None:
-    """Adds to the cost of each of `models` what follows from its speed and size; what cannot be known stays absent.
+    """Adds the costs that follow from speed and size to each of `models`; an unknown one stays absent.
 
-    Operations are those of a text of the mean length. The bytes of a text are its weights, read once: what a call moves
-    at least. A share of the bandwidth above 1 says that they came from a cache.
+    Operations are those of a text of the mean length. The bytes of a text are the weights, read once: the least that a call
+    moves. A bandwidth share above 1 means that the weights came from a cache.
     """
     for candidate in candidates:
         row = models[candidate.name]
@@ -57,10 +57,10 @@ def _add_size(cost: Cost, candidate: Candidate, tokens: int, notes: list[str]) -
     if read_bytes is not None:
         cost["bytes_per_text"] = float(read_bytes)
     reads = candidate.reads
-    if reads is None or not (reads.folder / "config.json").is_file():  # a bundle answers without one
+    if reads is None or not (reads.folder / "config.json").is_file():  # a bundle need not have one
         return
     config = json.loads((reads.folder / "config.json").read_text(encoding="utf-8"))
     try:
         cost["flops_per_text"] = flops_per_text(config, tokens, labels=len(reads.labels))
     except BadInput as error:
-        notes.append(f"Its operations were not counted: {error.message}.")
+        notes.append(f"The operations were not counted: {error.message}.")

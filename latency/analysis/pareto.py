@@ -1,4 +1,4 @@
-"""Which candidate to take: the Pareto front of metric against latency, and the best that meets a budget."""
+"""Chooses candidates: the Pareto front of metric against latency, and the best that meets a latency budget."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,19 +7,19 @@ from latency.measure.result_document import Budget, Verdict
 
 
 class Point(NamedTuple):
-    """One candidate as the choice sees it."""
+    """Latency and metric of one candidate."""
 
     name: str
     latency_ms: float
     metric: float | None
-    low_ms: float | None = None  # where the latency's interval begins
-    high_ms: float | None = None  # and where it ends
+    low_ms: float | None = None  # ends of the latency's interval
+    high_ms: float | None = None
 
 
 def pareto_front(points: Sequence[Point]) -> list[str]:
-    """The names, fastest first, that no other beats in both: every slower one on the front has a better metric.
+    """The names on the Pareto front, fastest first: every slower candidate on it has a better metric.
 
-    Of equals in both the first given stays. Candidates without a metric are not compared.
+    Of candidates equal in both, the first one given is kept. Candidates without a metric are left out.
     """
     known = [point for point in points if point.metric is not None]
     best, front = float("-inf"), []
@@ -32,10 +32,10 @@ def pareto_front(points: Sequence[Point]) -> list[str]:
 
 
 def within_budget(points: Sequence[Point], budget_ms: float, percentile: int) -> Budget:
-    """The candidate of the best metric whose latency, at `percentile`, meets the budget; without metrics the fastest.
+    """The candidate with the best metric whose latency, at `percentile`, meets the budget; without metrics the fastest.
 
-    Of equal metrics the faster one. When none meets it the sentence says which came nearest, and by how much it missed.
-    Where the interval of the one that is named crosses the budget, the verdict is "perhaps".
+    Of equal metrics, the faster one. If none meets the budget, the sentence names the fastest and by how much it missed.
+    If the interval of the named candidate crosses the budget, the verdict is "perhaps".
     """
     nearest = min(points, key=lambda point: point.latency_ms)
     meeting = [point for point in points if point.latency_ms <= budget_ms]
@@ -48,14 +48,14 @@ def within_budget(points: Sequence[Point], budget_ms: float, percentile: int) ->
         )
         perhaps = nearest.low_ms is not None and nearest.low_ms <= budget_ms
         if perhaps:
-            sentence += f" That is not sure: the interval begins at {nearest.low_ms:.3g} ms."
+            sentence += f" That is not certain: the interval begins at {nearest.low_ms:.3g} ms."
         return _budget(budget_ms, percentile, None, nearest, "perhaps" if perhaps else "missed", sentence)
     best = max(meeting, key=lambda point: (point.metric or 0.0, -point.latency_ms))
     reached = "" if best.metric is None else f" and the best metric of those that do, {best.metric:.4f}"
     sentence = f"{best.name} meets the budget, {what}, with {best.latency_ms:.3g} ms{reached}."
     perhaps = best.high_ms is not None and best.high_ms > budget_ms
     if perhaps:
-        sentence += f" That is not sure: the interval reaches {best.high_ms:.3g} ms."
+        sentence += f" That is not certain: the interval reaches {best.high_ms:.3g} ms."
     return _budget(budget_ms, percentile, best.name, nearest, "perhaps" if perhaps else "met", sentence)
 
 

@@ -1,4 +1,4 @@
-"""What a machine reaches at most, and what a model asks of it: peaks, operations and bytes of one call.
+"""The roofline: a machine's peaks, and the operations and bytes of one call of a model.
 
     python -m latency.analysis.roofline THREADS SECONDS
         -> the peaks as one line of JSON, the last on stdout
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 120.0  # to import the runtimes and fill the arrays
 LEAST_CALLS = 3
 
-# Families whose layers are counted here: those that compress.models.families knows, which would import torch.
+# The supported families: those of compress.models.families, a module that would import torch.
 KINDS = ("bert", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta")
 DISTILBERT_NAMES = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "intermediate_size": "hidden_dim"}
 
 
 def measured_peaks(threads: int, seconds: float = 6.0) -> Peaks:
-    """The best that products of large matrices and copies of large arrays reach with `threads` threads.
+    """The peaks of this machine: products of large matrices and copies of large arrays with `threads` threads.
 
-    In a process of its own, for about `seconds` of calls; the best call counts, so other work on the machine disturbs
-    little, but a core that is never free is not seen at its best. Products run in every runtime that is installed: torch
-    and onnxruntime (numpy where there is no torch) in float32, torch in bfloat16, onnxruntime and OpenVINO in 8 bits. A
-    kind is absent where nothing installed computes it, and the bandwidth where there is no memory for arrays
-    beyond the cache. Raises BadInput for less than one thread or no time, InternalError when the process fails.
+    A separate process makes calls for about `seconds`. The best call counts, so other work on the machine has little effect
+    unless a core is never free. Products run in every installed runtime: torch and onnxruntime (numpy without torch) in
+    float32, torch in bfloat16, onnxruntime and OpenVINO in 8 bits. A precision that no installed runtime computes is absent,
+    and so is the bandwidth without memory for arrays larger than the cache. Raises BadInput when `threads` is below 1 or
+    `seconds` is not above 0, InternalError when the process fails.
     """
     if threads < 1 or not seconds > 0:
-        raise BadInput(f"{threads} threads and {seconds} seconds were given; give 1 or more and some time")
+        raise BadInput(f"{threads} threads and {seconds:g} seconds were given; give at least 1 thread and some time")
     environment = timing_environment() | dict.fromkeys(THREAD_VARIABLES, str(threads))
     command = [sys.executable, "-P", "-m", "latency.analysis.roofline", str(threads), str(seconds)]
     try:
@@ -66,13 +66,15 @@ def measured_peaks(threads: int, seconds: float = 6.0) -> Peaks:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise InternalError(f"the peaks of this machine took over {error.timeout:.0f} s and were given up") from error
+        raise InternalError(
+            f"measuring this machine's peaks took over {error.timeout:.0f} s and was stopped"
+        ) from error
     if ended.returncode != 0 or not ended.stdout.strip():
         last_words = "\n".join(ended.stderr.strip().splitlines()[-12:]) or "(nothing)"
         raise InternalError(
-            f"the process that measures peaks ended with status {ended.returncode}. Its last words:\n{last_words}"
+            f"the process that measures peaks ended with status {ended.returncode}. Its last output:\n{last_words}"
         )
-    # Native libraries print where they like, but all before the end.
+    # Native libraries may print to stdout too, but the JSON is the last line.
     peaks: Peaks = json.loads(ended.stdout.strip().splitlines()[-1])
     return peaks
 
@@ -80,17 +82,17 @@ def measured_peaks(threads: int, seconds: float = 6.0) -> Peaks:
 def flops_per_text(config: Mapping[str, object], tokens: int, *, labels: int) -> float:
     """Operations on one text of `tokens` tokens by the model of a `config.json`; a multiply and its add count as 2.
 
-    Counted are the products of matrices: projections, attention's scores and mixing (over all pairs of tokens, a window
-    being a mask), the feed-forward, and the head that `architectures` names, with `labels` outputs. Lookups, norms,
-    softmax and activations, about one in a hundred, are not; nor are rotary angles.
-    Raises BadInput for a family whose layers are not known here, or a size that the configuration does not give.
+    It counts products of matrices: projections, attention's scores and mixing (over all pairs of tokens, since a window is
+    only a mask), the feed-forward, and the head in `architectures`, with `labels` outputs. It leaves out lookups, norms,
+    softmax, activations (together about 1 %) and rotary angles. Raises BadInput for an unknown model family, or a size
+    that the configuration lacks.
     """
     kind = config.get("model_type")
     if kind not in KINDS:
-        raise BadInput(f"the operations of a {kind!r} model are not known here; give one of {', '.join(KINDS)}")
+        raise BadInput(f"the operations of a {kind!r} model are not known, only those of {', '.join(KINDS)}")
     width = _size(config, "hidden_size")
     layers = _size(config, "num_hidden_layers")
-    # ModernBERT has a second matrix beside the first of the feed-forward, whose output gates it (GeGLU).
+    # ModernBERT's feed-forward has a third matrix, whose output gates that of the first (GeGLU).
     feed_forward = (3 if kind == "modernbert" else 2) * width * _size(config, "intermediate_size")
     weights = layers * (4 * width * width + feed_forward)
     if kind == "electra" and (narrow := _size(config, "embedding_size")) != width:
@@ -100,44 +102,44 @@ def flops_per_text(config: Mapping[str, object], tokens: int, *, labels: int) ->
     if "ForTokenClassification" in architecture:
         flops += 2 * tokens * width * (labels + (width if kind == "modernbert" else 0))
     elif "ForSequenceClassification" in architecture:
-        flops += 2 * width * (width + labels)  # of one token: a dense layer and the classifier
+        flops += 2 * width * (width + labels)  # for one token: a dense layer and the classifier
     return float(flops)
 
 
 def _size(config: Mapping[str, object], name: str) -> int:
-    """A size by BERT's name for it, in a configuration that may be DistilBERT's."""
+    """A size by BERT's name for it; DistilBERT has its own names."""
     own_name = DISTILBERT_NAMES.get(name, name) if config["model_type"] == "distilbert" else name
     size = config.get(own_name)
     if not isinstance(size, int):
-        raise BadInput(f"config.json gives {own_name} as {size!r}; a whole number was needed: save the model again")
+        raise BadInput(f"config.json has no whole number under {own_name}; save the model again with save_pretrained")
     return size
 
 
 class Weight(NamedTuple):
-    """One constant of a model, as its file describes it."""
+    """One constant of a model, from its file's header."""
 
     shape: tuple[int, ...]
     size_bytes: int
-    trained: bool  # real numbers, or 8-bit ones that stand for them; no indices and shapes
-    looked_up: bool  # a table of which a call reads a row for each token
+    trained: bool  # a real or quantised weight, not an index or a shape
+    looked_up: bool  # an embedding table: a call reads one row for each token
 
 
 def parameters(path: Path) -> int | None:
-    """How many parameters the checkpoint folder or the ONNX file `path` holds, by its headers alone.
+    """The number of parameters of the checkpoint folder or the ONNX file `path`, from its headers.
 
-    A quantised file's scales and zero points count too, less than one in a hundred. None for a checkpoint without
-    safetensors, and for an ONNX file where the package `onnx` is not installed. Raises BadInput when there is no `path`.
+    Scales and zero points of a quantised file count too; they are less than 1 %. None for a checkpoint without safetensors,
+    and for an ONNX file if the package `onnx` is not installed. Raises BadInput when `path` does not exist.
     """
     weights = _weights(path)
     return None if weights is None else sum(math.prod(weight.shape) for weight in weights if weight.trained)
 
 
 def weights_read_bytes(path: Path, tokens: int) -> int | None:
-    """The least bytes that one call on `tokens` tokens must read: every weight once, of embedding tables a row a token.
+    """The least bytes that one call on `tokens` tokens reads: every weight once, and one row a token of embedding tables.
 
-    By the sizes in the file of `path`, as `parameters` reads it, and None where that gives None. Activations are left out,
-    as is what a runtime unpacks to another width (torch in another precision than the checkpoint's). Weights that fit
-    into a cache are not read from memory at all, so a small model can come out above the memory's bandwidth.
+    Sizes are those in the file; None where `parameters` gives None. Activations are left out, and so is a change of width
+    at run time (torch in another precision than the checkpoint's). Weights that fit into a cache are not read from memory,
+    so the result for a small model can exceed the memory's bandwidth.
     """
     weights = _weights(path)
     if weights is None:
@@ -152,7 +154,7 @@ def _weights(path: Path) -> list[Weight] | None:
     if path.is_dir():
         return [weight for file in sorted(path.glob("*.safetensors")) for weight in _in_safetensors(file)] or None
     if not path.is_file():
-        raise BadInput(f"there is nothing at {path}; give a checkpoint folder or an ONNX file")
+        raise BadInput(f"{path} does not exist; give a checkpoint folder or an ONNX file")
     try:
         import onnx
     except ImportError:
@@ -186,16 +188,16 @@ def _in_onnx(model: "ModelProto") -> Iterator[Weight]:
         yield Weight(shape, size_bytes, tensor.data_type not in indices, tensor.name in tables and len(shape) == 2)
 
 
-# What follows runs in a process of its own. One runtime at a time is made, timed and dropped: idle threads of another spin.
+# The rest runs in a separate process. Each runtime is loaded, timed and dropped in turn, since idle threads of another spin.
 
 Products = Iterator[Callable[[], object]]
 
 
 def _peaks(threads: int, seconds: float) -> Peaks:
-    # A product of this side keeps two cores busy for milliseconds and fits into their caches; many cores need more of it.
+    # A product of 1,024 x 1,024 keeps two cores busy for milliseconds and fits into their caches; many cores need a larger one.
     side = 1024 if threads <= 4 else 2048
     gflop = 2 * side**3 / 1e9
-    slice_s = seconds / 8  # all calls together
+    slice_s = seconds / 8  # an equal share for each of up to 8 calls
     found = {
         "fp32_gflop_per_s": [_rate(call, gflop, slice_s) for call in _float32_products(side, threads)],
         "bf16_gflop_per_s": [_rate(call, gflop, slice_s) for call in _bfloat16_products(side, threads)],
@@ -206,7 +208,7 @@ def _peaks(threads: int, seconds: float) -> Peaks:
 
 
 def _rate(call: Callable[[], object], work: float, seconds: float) -> float:
-    """`work` per second of the best call within `seconds`."""
+    """`work` per second of the fastest call within `seconds`."""
     call()
     best_s, calls, end_s = math.inf, 0, time.perf_counter() + seconds
     while calls < LEAST_CALLS or time.perf_counter() < end_s:
@@ -253,7 +255,7 @@ def _int8_products(side: int, threads: int) -> Products:
 def _graph_products(
     kind: str, activations: npt.NDArray[Any], weights: npt.NDArray[Any], threads: int, runtime: Runtime
 ) -> Products:
-    """The product as a graph of one node; nothing where `onnx` or the runtime is missing or cannot run it."""
+    """Yields the product as a graph of one node; nothing if `onnx` or the runtime is missing or cannot run it."""
     try:
         import onnx
         from onnx import TensorProto, helper, numpy_helper
@@ -272,7 +274,7 @@ def _graph_products(
     )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "product.onnx"
-        # An operator set and a format that the oldest onnxruntime taken here reads.
+        # The oldest supported onnxruntime reads this opset and IR version.
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), file)
         try:
             run = open_graph(file, threads, runtime).run
@@ -282,21 +284,21 @@ def _graph_products(
 
 
 def _streams(threads: int) -> Iterator[tuple[Callable[[], object], float]]:
-    """Calls that run through large arrays, with the gigabytes that each reads and writes; none without the memory."""
+    """Calls that stream large arrays, with the gigabytes that each reads and writes; none without enough memory."""
     cache_bytes = last_level_cache_bytes() or 32 * 2**20
     free_bytes = free_memory_bytes()
-    array_bytes = max(2 * cache_bytes, 64 * 2**20)  # two arrays: four times what the cache could keep
+    array_bytes = max(2 * cache_bytes, 64 * 2**20)  # two arrays: at least four times the cache
     if free_bytes is not None:
         array_bytes = min(array_bytes, free_bytes // 8)
     if array_bytes < cache_bytes:
         return
     length = array_bytes // 8 // threads
-    with ThreadPoolExecutor(threads) as pool:  # numpy lets the others run while it copies
-        # Each part is first touched by a thread of the pool, so that its memory is near to one.
+    with ThreadPoolExecutor(threads) as pool:  # numpy releases the GIL while it copies
+        # A thread of the pool touches each part first, so that its memory is near to a core in use.
         parts = list(pool.map(lambda _: (np.ones(length), np.ones(length)), range(threads)))
         gigabytes = 8 * length * threads / 1e9  # of one array
-        # Reads one array and writes the other. What the processor reads of a line that it is about to overwrite is not
-        # counted, as STREAM does not.
+        # Reads one array and writes the other. As in STREAM, the read of a cache line before it is overwritten does not
+        # count.
         yield lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), 2 * gigabytes
         # Reads both and writes one.
         yield lambda: list(pool.map(lambda part: np.add(part[0], part[1], out=part[1]), parts)), 3 * gigabytes

@@ -1,1 +1,1 @@
-"""What can be timed: a model in torch, onnxruntime or OpenVINO, alone or from text to answer."""
+"""Candidates: a model in torch, onnxruntime or OpenVINO, alone or from text to answer."""

@@ -1,4 +1,4 @@
-"""Whether a runtime can run a model on a device here, and what to install where it cannot."""
+"""Whether a runtime can run a model on a device of this machine, and what to install if it cannot."""
 
 import ctypes
 import sys
@@ -7,16 +7,16 @@ from importlib.util import find_spec
 from latency.candidates.candidate import Device, Runtime
 from serve.bundle.runtimes import INSTALL_OPENVINO, has_openvino
 
-# Versions are those of constraints.txt. onnxruntime and onnxruntime-gpu hold the same module: the one replaces the other.
+# Versions are those of constraints.txt. onnxruntime and onnxruntime-gpu hold the same module, so only one may be installed.
 INSTALL_ONNXRUNTIME_GPU = "pip uninstall -y onnxruntime && pip install 'onnxruntime-gpu[cuda,cudnn]==1.31.1'"
 INSTALL_TORCH_CUDA = "pip install --force-reinstall --index-url https://pypi.org/simple torch==2.13.0"
 INSTALL_TORCH = "in a clone of stillroom, pip install '.[build]'"
 
 
 def missing(runtime: Runtime, device: Device) -> str:
-    """What `runtime` lacks here to run on `device`, with the command that installs it; empty where it lacks nothing.
+    """What `runtime` lacks to run on `device` here, with the command that installs it; empty if it can run.
 
-    Asked of torch on a GPU, this imports torch.
+    For torch on a GPU this imports torch.
     """
     if runtime.startswith("torch"):
         return _torch_lacks(device)
@@ -29,11 +29,11 @@ def missing(runtime: Runtime, device: Device) -> str:
     provider = provider_of(runtime)
     if provider not in onnxruntime.get_available_providers():
         return f"onnxruntime's {provider} is not installed: {INSTALL_ONNXRUNTIME_GPU}"
-    return "" if _gpus() else f"onnxruntime's {provider} finds no GPU: NVIDIA's driver must list one in nvidia-smi"
+    return "" if _gpus() else f"onnxruntime's {provider} finds no GPU: nvidia-smi must list one"
 
 
 def provider_of(runtime: Runtime) -> str:
-    """What onnxruntime calls `runtime` on a GPU."""
+    """The name of onnxruntime's execution provider for `runtime` on a GPU."""
     return "TensorrtExecutionProvider" if runtime == "onnxruntime-tensorrt" else "CUDAExecutionProvider"
 
 
@@ -48,11 +48,11 @@ def _torch_lacks(device: Device) -> str:
         return ""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA: {INSTALL_TORCH_CUDA}"
-    return "torch finds no GPU with CUDA: NVIDIA's driver must list one in nvidia-smi"
+    return "torch finds no GPU with CUDA: nvidia-smi must list one"
 
 
 def _gpus() -> int:
-    """How many GPUs NVIDIA's driver has; 0 without a driver."""
+    """The number of GPUs of NVIDIA's driver; 0 without a driver."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""What can be timed: a model on disk, the runtime and device that run it, and how many threads it gets."""
+"""A candidate: a model on disk, with its runtime, device and number of threads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Call = Callable[[Mapping[str, Int64s]], npt.NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Reads:
-    """How a model reads text and how its logits are answered, so that it can be timed from text to answer."""
+    """A model's tokenizer, task and labels, with which it can be timed from text to answer."""
 
     folder: Path  # holds tokenizer.json
     task: Literal["token-classification", "text-classification"]
@@ -26,25 +26,25 @@ class Reads:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One model as one runtime runs it."""
+    """One model in one runtime."""
 
-    name: str  # how tables and ratios call it; unique in a comparison
+    name: str  # in tables and ratios; unique in a comparison
     runtime: Runtime
-    precision: str  # fp32, fp16, bf16 or int8; of ONNX files it only describes the file
+    precision: str  # fp32, fp16, bf16 or int8; for an ONNX file only a description
     path: Path  # a transformers folder for torch, a .onnx file for the others
-    threads: int  # of one call
+    threads: int  # per call
     device: Device = "cpu"
-    max_length: int | None = None  # tokens that the model has positions for, where known: padding stops there
-    reads: Reads | None = None  # None: only rows of token ids can be timed
+    max_length: int | None = None  # in tokens, where known: padding does not exceed it
+    reads: Reads | None = None  # None: only token ids can be timed, not text
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `from_dict` reads it back."""
+        """Plain JSON types, for `from_dict`."""
         reads = self.reads and {**vars(self.reads), "folder": str(self.reads.folder.absolute())}
         return {**vars(self), "path": str(self.path.absolute()), "reads": reads}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Candidate":
-        """The candidate that `as_dict` described."""
+        """The candidate from the result of `as_dict`."""
         given = document["reads"]
         reads = given and Reads(**{**given, "folder": Path(given["folder"]), "labels": tuple(given["labels"])})
         return cls(**{**document, "path": Path(document["path"]), "reads": reads})

@@ -1,6 +1,6 @@
-"""From text to answer in three parts that are timed apart: tokenise, run, decode; as the server does them.
+"""Times a candidate from text to answer in three parts, as in the server: tokenise, run, decode.
 
-A text longer than the candidate is cut, as the server does when it is asked to.
+A text longer than the candidate's `max_length` is cut, as in the server with `"truncate": true`.
 """
 
 import time
@@ -23,9 +23,9 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Parts(NamedTuple):
-    """One call of one text, or a pass over many."""
+    """The parts of one call on one text, or of a pass over many texts."""
 
-    tokens: int  # real ones, special tokens included
+    tokens: int  # without padding, special tokens included
     tokenise_ms: float
     run_ms: float
     decode_ms: float
@@ -36,12 +36,12 @@ class Answered(NamedTuple):
 
     answers: list[Answer]  # in the order of the texts
     parts: Parts
-    padded_tokens: int  # that were computed, padding included
+    padded_tokens: int  # all computed tokens, padding included
     wall_s: float
 
 
 class EndToEnd:
-    """A loaded candidate that takes text. BadInput for a candidate that does not say how it reads text."""
+    """A loaded candidate that takes text. BadInput for a candidate without `reads` or `max_length`."""
 
     def __init__(self, candidate: Candidate, call: Call) -> None:
         if candidate.reads is None or candidate.max_length is None:
@@ -64,7 +64,7 @@ class EndToEnd:
         )
 
     def many(self, texts: Sequence[Text], batch_tokens: int) -> Answered:
-        """Answers all of `texts`, short with short, in batches of at most `batch_tokens` padded tokens."""
+        """Answers all of `texts`, sorted by length, in batches of at most `batch_tokens` padded tokens."""
         start_s = time.perf_counter()
         encodings = self._tokenizer.encode_batch(list(texts))
         tokenised_s = time.perf_counter()
@@ -93,7 +93,7 @@ def _decoder(candidate: Candidate) -> Callable[[Text, Encoding, np.ndarray], Ans
     assert reads is not None
     labels, options = list(reads.labels), AnswerOptions()
     if reads.task == "token-classification":
-        # OpenVINO's rows are padded to whole vectors.
+        # OpenVINO's rows are padded to multiples of the vector width.
         return lambda text, encoding, row: entities_answer(
             text if isinstance(text, str) else text[0],
             encoding,

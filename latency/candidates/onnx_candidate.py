@@ -12,7 +12,7 @@ from serve.errors import BadInput, BundleError
 
 
 def load_onnx(candidate: Candidate) -> Call:
-    """On a CPU the graph as it is served: with the same options, and the same padding."""
+    """See `latency.candidates.open_candidate.load`. On a CPU with the options and the padding of the server."""
     from serve.model.session import open_graph, padded_length
 
     if not candidate.path.is_file():
@@ -45,8 +45,8 @@ def _load_onnx_cuda(candidate: Candidate) -> Call:
     options.intra_op_num_threads = candidate.threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(str(candidate.path), options, providers=[wanted, "CPUExecutionProvider"])
-    if wanted not in session.get_providers():  # it falls back to the CPU without an error
-        raise BadInput(f"candidate {candidate.name!r}: onnxruntime's {wanted} did not start; see its message above")
+    if wanted not in session.get_providers():  # onnxruntime falls back to the CPU without an error
+        raise BadInput(f"candidate {candidate.name!r}: onnxruntime's {wanted} did not start; its message is above")
     names, first = [node.name for node in session.get_inputs()], session.get_outputs()[0].name
 
     def call(inputs: Mapping[str, Int64s]) -> npt.NDArray[np.float32]:

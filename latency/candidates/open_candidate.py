@@ -1,4 +1,4 @@
-"""Opens a candidate in the runtime that it names."""
+"""Opens a candidate in its runtime."""
 
 from typing import get_args
 
@@ -10,14 +10,14 @@ from serve.errors import BadInput
 def load(candidate: Candidate) -> Call:
     """A function from inputs `{name: (batch, tokens) int64}` to the model's first output, float32, on the host.
 
-    Inputs that the model does not take are left out; an answer on the host means that the device has finished. Raises
-    BadInput for a path that its runtime cannot open, and for a runtime or device that is not here.
+    Inputs that the model does not take are ignored. The output is on the host, so the device has finished. Raises BadInput
+    for a path that its runtime cannot open, and for an unavailable runtime or device.
     """
     if candidate.threads < 1:
         raise BadInput(f"candidate {candidate.name!r} was given {candidate.threads} threads; give it 1 or more")
     if candidate.runtime not in get_args(Runtime):
         raise BadInput(
-            f"runtime {candidate.runtime!r} of candidate {candidate.name!r} is unknown; use {', '.join(get_args(Runtime))}"
+            f"runtime {candidate.runtime!r} of candidate {candidate.name!r} is unknown; use one of {', '.join(get_args(Runtime))}"
         )
     if candidate.runtime.startswith("torch"):
         from latency.candidates.torch_candidate import load_torch

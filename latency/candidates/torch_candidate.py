@@ -1,4 +1,4 @@
-"""Checkpoints in torch: eager, compiled, or replayed as CUDA graphs."""
+"""Checkpoints in torch: eager, compiled, or as CUDA graphs."""
 
 import inspect
 import json
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-WARM_UPS = 3  # runs on a side stream before a CUDA graph is captured, as torch's documentation of them asks for
+WARM_UPS = 3  # runs on a side stream before a CUDA graph is captured, as torch's documentation requires
 
 Forward = Callable[[dict[str, "torch.Tensor"]], "torch.Tensor"]
 
@@ -28,7 +28,7 @@ def load_torch(candidate: Candidate) -> Call:
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     if candidate.precision not in dtypes:
         raise BadInput(
-            f"candidate {candidate.name!r}: torch runs {', '.join(dtypes)} here, not {candidate.precision!r}; "
+            f"candidate {candidate.name!r}: torch runs only fp32, fp16 or bf16 here, not {candidate.precision!r}; "
             "time that precision in onnxruntime"
         )
     on_gpu = candidate.device == "cuda" or candidate.runtime == "torch-cuda-graphs"
@@ -37,15 +37,15 @@ def load_torch(candidate: Candidate) -> Call:
     opener = _opener(candidate)
     torch.set_num_threads(candidate.threads)
     torch.set_num_interop_threads(1)
-    # Said outright, since transformers 5 otherwise takes the precision that the checkpoint was saved in.
+    # dtype is given because transformers 5 otherwise uses the precision of the saved checkpoint.
     try:
         model = opener(candidate.path, dtype=dtypes[candidate.precision], local_files_only=True, use_safetensors=True)
     except Exception as error:
-        # Whatever transformers raises (damaged weights, values it cannot use) is about the folder given.
+        # Everything that transformers raises here (damaged weights, unusable values) is about the given folder.
         raise _cannot_be_opened(candidate, error) from None
     model.eval().to(candidate.device)
     parameters = inspect.signature(model.forward).parameters
-    # Lengths differ from text to text: a graph compiled for one shape would be compiled again for the next.
+    # dynamic: lengths differ between texts, and a graph for one shape would be compiled again for the next.
     module: Any = torch.compile(model, dynamic=True) if candidate.runtime == "torch-compile" else model
 
     def forward(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -61,7 +61,7 @@ def load_torch(candidate: Candidate) -> Call:
                 for name, array in inputs.items()
                 if name in parameters
             }
-            # Copying to the host waits for the device: the clock is read after the work, not after its launch.
+            # The copy to the host waits for the device, so the clock is read after the work, not after its launch.
             first: npt.NDArray[np.float32] = run(taken).float().cpu().numpy()
             return first
 
@@ -69,7 +69,7 @@ def load_torch(candidate: Candidate) -> Call:
 
 
 def _replayed(forward: Forward) -> Forward:
-    """`forward` captured as one CUDA graph for each shape of input, and replayed after."""
+    """`forward`, captured as a CUDA graph at the first call of each input shape, and replayed."""
     import torch
 
     graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, dict[str, torch.Tensor], torch.Tensor]] = {}
@@ -98,7 +98,7 @@ def _replayed(forward: Forward) -> Forward:
 
 
 def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel]":
-    """The `from_pretrained` that opens the checkpoint with the head that its config names."""
+    """The `from_pretrained` that opens the checkpoint with the head in its config.json."""
     import transformers
 
     config_file = candidate.path / "config.json"
@@ -123,5 +123,5 @@ def _cannot_be_opened(candidate: Candidate, error: Exception) -> BadInput:
     said = " ".join(str(error).split())
     return BadInput(
         f"candidate {candidate.name!r}: {candidate.path} cannot be opened ({type(error).__name__}: {said}); "
-        "copy the folder again, or save the model anew with save_pretrained"
+        "copy the folder again, or save the model again with save_pretrained"
     )

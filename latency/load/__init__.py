@@ -1,1 +1,1 @@
-"""Load on a running server: arrivals, an open-loop generator, its HTTP client."""
+"""Load on a running server: arrivals, an open-loop generator, and its HTTP client."""

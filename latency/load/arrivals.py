@@ -1,4 +1,4 @@
-"""Queries that come whether or not earlier ones are answered, and the search for the highest rate that is borne."""
+"""Poisson arrivals, and the search for the highest rate that a server sustains."""
 
 import math
 from collections.abc import Callable
@@ -10,40 +10,39 @@ from serve.errors import BadInput
 
 
 def poisson_s(rate_per_s: float, queries: int, seed: int) -> npt.NDArray[np.float64]:
-    """When each of `queries` is meant to arrive, (queries,) seconds from 0 and rising, at `rate_per_s` on average.
+    """The due moments of `queries` queries, (queries,) rising seconds from 0, at `rate_per_s` on average.
 
-    The gaps are drawn from an exponential distribution, as those of many users who know nothing of each other are: the
-    server scenario of MLPerf Inference (Reddi et al. 2020). A seed gives the same pattern at every rate, only faster.
+    The gaps have an exponential distribution, as for many independent users: the server scenario of MLPerf Inference
+    (Reddi et al. 2020). A seed gives the same pattern at every rate, scaled in time.
     Raises BadInput for a rate that is not a finite number above 0, or fewer than one query.
     """
     if not (math.isfinite(rate_per_s) and rate_per_s > 0 and queries > 0):
         raise BadInput(
-            f"{queries} queries at {rate_per_s:g}/s were asked for; both are needed above 0, and the rate finite"
+            f"{queries} queries at {rate_per_s:g}/s were asked for; both must be above 0, and the rate finite"
         )
     return np.cumsum(np.random.default_rng(seed).exponential(size=queries)) / rate_per_s
 
 
 def late_allowed(queries: int) -> int:
-    """How many of `queries` may be later than a bound while their p99, interpolated as numpy has it, can stay within it."""
+    """How many of `queries` may exceed a bound while their p99, with numpy's interpolation, can stay within it."""
     return queries - 1 - math.floor(0.99 * (queries - 1))
 
 
 def highest_rate(try_rate: Callable[[float], bool], low: float, high: float, tolerance: float = 0.05) -> float:
-    """The highest rate from `low` to `high` at which `try_rate` said that it held; 0.0 when `low` did not.
+    """The highest rate from `low` to `high` at which `try_rate` returned True; 0.0 when `low` failed.
 
-    The rate is doubled from `low` until it does not hold, and the gap is then halved (by its ratio) until the rate that did not
-    hold is at most `1 + tolerance` times the one that did.
+    The rate is doubled from `low` until it fails. The gap is then halved (by its ratio) until the rate that failed is at
+    most `1 + tolerance` times the rate that held.
 
-    A trial is noisy: a neighbour's burst fails a rate that the server bears more often than luck carries one that it does
-    not. So a rate is given up only when it failed twice, one trial after the other, and what is returned has itself held; it is
-    never a point between. A rate that held by luck moves the search up, where every other has to hold for itself.
+    A trial is noisy: other load on the machine fails a sustainable rate more often than chance passes an unsustainable one.
+    So a rate fails only after two failed trials in a row. The rate returned has itself held, and is never a point between.
 
-    At most `2 * (2 + log2(high / low) + log2(log(2) / log(1 + tolerance)))` trials are made, whatever they say. Raises
-    BadInput when `low` is not above 0, `high` is less than that or not finite, or `tolerance` is not above 0.
+    At most `2 * (2 + log2(high / low) + log2(log(2) / log(1 + tolerance)))` trials are made, whatever their results. Raises
+    BadInput when `low` is not above 0, `high` is less than `low` or not finite, or `tolerance` is not above 0.
     """
     if not (0 < low <= high < math.inf and tolerance > 0):
         raise BadInput(
-            f"rates from {low:g} to {high:g} to within {tolerance:g} were asked for; "
+            f"rates from {low:g} to {high:g} with a tolerance of {tolerance:g} were asked for; "
             "0 < lowest <= highest < infinity and a tolerance above 0 are needed"
         )
 

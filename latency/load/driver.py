@@ -1,7 +1,7 @@
-"""Whole requests sent to a server when they are due, and what became of each: an open loop, or a closed one.
+"""Sends requests to a server in an open or a closed loop, and records the outcome of each.
 
-In an open loop a request leaves when it is due, whether or not earlier ones are answered; in a closed one a connection sends
-the next when it has its answer.
+In an open loop a request is sent when it is due, whether or not earlier ones are answered. In a closed loop a connection
+sends its next request when it has its answer.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from serve.errors import BadInput
 
 OK = range(200, 300)
 TIMEOUT = "timeout"
-UNSENT = "unsent"  # the bound was missed before
-TELL_S = 0.5  # between two words of progress
+UNSENT = "unsent"  # the trial was cut short before
+TELL_S = 0.5  # between two calls of the progress callback
 
 Became = int | str  # the status of an answer, TIMEOUT, UNSENT, or the kind of error
 Floats = npt.NDArray[np.float64]
@@ -28,30 +28,30 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Driven:
-    """What became of the queries, by their numbers. Moments are seconds from the start, 0 of what was never sent."""
+    """The outcome of each query, by its number. Moments are seconds from the start; 0 for a query never sent."""
 
     became: list[Became]
-    bodies: list[bytes]  # of the answers, where these were to be kept
-    due_s: Floats  # in a closed loop, when each left
+    bodies: list[bytes]  # of the answers; empty unless `keep_bodies`
+    due_s: Floats  # in a closed loop, when each was sent
     sent_s: Floats
     ended_s: Floats
-    late_s: Floats  # how long after its due moment the client got to each
-    seconds: float  # to the last answer
-    core_s: float  # that this thread computed
+    late_s: Floats  # from the due moment until the client handled the query
+    seconds: float  # from the start to the last answer
+    core_s: float  # CPU time of this thread
     connections: int  # opened
-    waited: int  # queries for which no connection was free, and none more was to be opened
+    waited: int  # queries that waited because all connections were in use and no more could be opened
     resent: int  # queries whose connection the server had closed as idle
-    cut_short: bool  # the bound that was given was missed
+    cut_short: bool  # the given bound was missed
 
     @property
     def latencies_ms(self) -> Floats:
-        """From the due moment to the end of the answer, of those answered with 2xx."""
+        """From the due moment to the end of the answer, for queries answered with 2xx."""
         ok = np.array([became in OK for became in self.became], dtype=bool)
         found: Floats = (self.ended_s - self.due_s)[ok] * 1000
         return found
 
     def having(self, *became: Became) -> int:
-        """How many ended with one of `became`."""
+        """How many queries ended with one of `became`."""
         return sum(each in became for each in self.became)
 
 
@@ -66,14 +66,15 @@ def drive(
     keep_bodies: bool = False,
     tell: Callable[[int, int], None] = lambda done, count: None,
 ) -> Driven:
-    """Sends each of `requests`, whole as `Target.request` makes them, once and in order, to the server of `target`.
+    """Sends each of `requests` (from `Target.request`) once and in order to the server of `target`.
 
-    With `due_s`, seconds from the start and rising, each leaves when it is due, by a connection that is free or a new one, up
-    to `connections` at once; beyond that it waits, which counts. Without, each connection sends the next one when it has its
-    answer. A query that has no whole answer `timeout_s` after it was due is a timeout. With `bound_ms` nothing more is sent
-    as soon as the p99 can no longer stay under that: at the first query that is refused or fails, or when too many are slow.
+    With `due_s`, rising seconds from the start, each is sent when it is due, on a free connection or a new one, up to
+    `connections` at once. Beyond that it waits, and the wait counts as latency. Without `due_s`, each connection sends the
+    next request when it has its answer. A query without a whole answer `timeout_s` after it was due is a timeout. With
+    `bound_ms` sending stops as soon as the p99 cannot stay within the bound: at the first query that is refused or fails, or
+    when too many are slow. `tell` gets the numbers of ended and of all queries.
 
-    Raises BadInput when no connection can be made at all.
+    Raises BadInput when no connection can be made.
     """
     with asyncio.Runner(loop_factory=loop_on_time) as runner:
         loop = _Loop(
@@ -92,9 +93,9 @@ def drive(
 
 
 class _Loop:
-    """Queries under way: which are due, which wait for a connection, and what became of the others.
+    """The state of all queries: not yet due, waiting for a connection, sent, or ended.
 
-    Queries are numbered in order of their due moments, which is also the order in which they time out.
+    Queries are numbered in the order of their due moments, which is also the order in which they time out.
     """
 
     def __init__(
@@ -114,16 +115,16 @@ class _Loop:
         self.kind = KeepingConnection if keep_bodies else Connection
         self.bodies: list[bytes] = [b""] * self.count if keep_bodies else []
         self.closed = due_s is None
-        self.start_s = 0.0  # not yet
+        self.start_s = 0.0  # 0: not started
         self.bound_s = None if bound_ms is None else bound_ms / 1000
         self.late_allowed = late_allowed(self.count)
-        # From the start; of the loop's clock once it has started. In a closed loop each is due when it can be sent.
+        # Seconds from the start; after the start, moments of the loop's clock. In a closed loop a query is due when it can be sent.
         self.due_s: list[float] = [0.0] * self.count if due_s is None else due_s.tolist()
         self.late_s, self.sent_s, self.ended_s = ([0.0] * self.count for _ in range(3))
         self.became: list[Became | None] = [None] * self.count
         self.next = 0  # the first query that is not yet due
         self.oldest = 0  # the first that may yet time out
-        self.left = self.count  # to be settled
+        self.left = self.count  # not yet ended
         self.slow = self.opened = self.waited = self.resent = 0
         self.cut_short = False
         self.waiting: deque[int] = deque()
@@ -132,7 +133,7 @@ class _Loop:
         self.opening: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Send everything, and wait for what becomes of it. Raises BadInput when not one connection can be made."""
+        """Send all queries, and wait until all have ended. Raises BadInput when no connection can be made."""
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
         self.address = (self.target.host, self.target.port)
@@ -165,7 +166,7 @@ class _Loop:
                 await asyncio.sleep(0)
 
     def outcome(self, core_s: float) -> Driven:
-        """What became of the queries, once all is done."""
+        """The outcome of the queries, after `run`."""
         return Driven(
             became=[UNSENT if became is None else became for became in self.became],
             bodies=self.bodies,
@@ -186,7 +187,7 @@ class _Loop:
         return np.where(moments > 0, moments - self.start_s, 0.0)
 
     def _arrive(self) -> None:
-        """Send what is due, or let it wait for a connection."""
+        """Send the queries that are due, or queue them until a connection is free."""
         while self.next < self.count and (now_s := self.loop.time()) >= self.due_s[self.next]:
             query = self.next
             self.next += 1
@@ -214,7 +215,7 @@ class _Loop:
             self._send(connection, query)
 
     def _next_waiting(self) -> int | None:
-        """What waits for a connection, None when nothing does; in a closed loop all that was not sent yet."""
+        """The next query that waits for a connection, None without one; in a closed loop every unsent query waits."""
         if self.waiting:
             return self.waiting.popleft()
         if not self.closed or not self.start_s or self.next == self.count:
@@ -224,7 +225,7 @@ class _Loop:
         return self.next - 1
 
     def _answered(self, connection: Connection, status: int) -> None:
-        if connection.query is None:  # an answer that nobody asked for
+        if connection.query is None:  # an answer without a request
             connection.drop("not HTTP")
             return
         if isinstance(connection, KeepingConnection):
@@ -239,7 +240,7 @@ class _Loop:
         if connection in self.free:
             self.free.remove(connection)
         if connection.query is not None and connection.answers and not connection.begun:
-            # Closed as idle while the query was on its way to it; every client sends such a query again.
+            # The server closed it as idle while the query was on its way; HTTP clients send such a query again.
             self.waiting.appendleft(connection.query)
             self.resent += 1
         elif connection.query is not None:
@@ -256,7 +257,7 @@ class _Loop:
         self.opened += 1
         if not connection.open:
             raise ConnectionResetError
-        self.address = connection.transport.get_extra_info("peername")[:2]  # so that no name is looked up again
+        self.address = connection.transport.get_extra_info("peername")[:2]  # so that the name is looked up only once
         self.connections.add(connection)
         self._use(connection)
 
@@ -282,7 +283,7 @@ class _Loop:
         except TimeoutError:
             if self.closed:
                 self._fail_next(TIMEOUT)
-            # In an open loop whoever waited for it has timed out too.
+            # In an open loop the queries that waited for it have timed out too.
         except OSError as error:
             self._fail_next(_kind(error))
 
@@ -303,7 +304,7 @@ class _Loop:
             self.done.set_result(None)
 
     def _cut_short(self) -> None:
-        """Send nothing more; what is under way is waited for, so that it does not burden the next trial."""
+        """Send no more queries. Those already sent are waited for, so that they do not load the next trial."""
         self.cut_short = True
         self.left -= self.count - self.next + len(self.waiting)
         self.count = self.next
@@ -312,7 +313,7 @@ class _Loop:
         self.waiting.clear()
 
     def _expire(self) -> None:
-        """Give up what was due `timeout_s` ago."""
+        """Give up queries that were due `timeout_s` ago."""
         now_s = self.loop.time()
         while self.oldest < self.next:
             if self.became[self.oldest] is None:

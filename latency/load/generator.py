@@ -1,7 +1,7 @@
-"""Load on an HTTP server by an open loop: requests leave when they are due, whether or not earlier ones are answered.
+"""Open-loop load on an HTTP server: a request is sent when it is due, whether or not earlier ones are answered.
 
-A closed loop sends the next request when the last is answered, so a server that stalls is asked nothing while it does, and
-its worst moment counts once. Here latency counts from the moment at which a request was meant to leave, late or not.
+A closed loop sends the next request after the last answer, so it sends nothing while a server stalls, and counts the stall
+once. Here latency counts from the moment when a request was due, even if it was sent late.
 """
 
 import json
@@ -20,20 +20,20 @@ from latency.load.trial import Load, LoadedServer
 from latency.measure.interleave import Progress
 from serve.errors import BadInput
 
-TEXT = "TEXT"  # stands for a text in a template
+TEXT = "TEXT"  # placeholder for a text in a template
 OUR_TEMPLATE = '{"text": "TEXT"}'
 REFUSALS = (429, 503)
-KNOWN = {*OK, *REFUSALS, TIMEOUT}  # all others are errors
-MOST_QUERIES = 1_000_000  # of a trial: a minute's work for this generator
-LEAST_QUERIES = 20  # of a trial of a ramp, however low its rate
-FIRST_QUERIES = 20  # one after another, from which a ramp learns where to begin
-MOST_DOUBLED = 4096  # times its first rate, beyond which a ramp does not look
+KNOWN = {*OK, *REFUSALS, TIMEOUT}  # every other outcome is an error
+MOST_QUERIES = 1_000_000  # of a trial: this generator needs a minute for them
+LEAST_QUERIES = 20  # of a trial of a ramp, at any rate
+FIRST_QUERIES = 20  # one after another; their latency gives a ramp's first rate
+MOST_DOUBLED = 4096  # a ramp's highest rate, as a multiple of its first
 
 
 def request_bodies(template: str, texts: Sequence[str]) -> list[bytes]:
-    """A JSON body for each text: `template` with the text in place of every string that is "TEXT".
+    """A JSON body for each text: `template` with the text in place of every string "TEXT".
 
-    Raises BadInput when `template` is not JSON, or holds no such string.
+    Raises BadInput when `template` is not JSON or has no such string, or a text is not valid Unicode.
     """
     try:
         parsed = json.loads(template)
@@ -41,12 +41,12 @@ def request_bodies(template: str, texts: Sequence[str]) -> list[bytes]:
         raise BadInput(f"the template is not JSON ({error}); give one such as {OUR_TEMPLATE}") from error
     if _filled(parsed, "") == parsed:
         raise BadInput(
-            f'the template {template} has no string "{TEXT}" to put a text in; give one such as {OUR_TEMPLATE}'
+            f'the template {template} has no string "{TEXT}", which each text replaces; give one such as {OUR_TEMPLATE}'
         )
     try:
         return [json.dumps(_filled(parsed, text), ensure_ascii=False).encode("utf-8") for text in texts]
     except UnicodeEncodeError as error:
-        raise BadInput(f"the template or a text has half a surrogate pair ({error}), which is no character") from error
+        raise BadInput(f"the template or a text has half a surrogate pair ({error}); remove it") from error
 
 
 def _filled(part: Any, text: str) -> Any:
@@ -72,21 +72,19 @@ def load(
 ) -> Load:
     """Posts `queries` bodies to `url` at the moments of `poisson_s(rate_per_s, queries, seed)`.
 
-    The bodies are those of `requests` in an order drawn from `seed`, each once before any is sent again. A query takes a
-    connection that is free or a new one, up to `connections` at once; beyond that it waits, and the wait counts. One that
-    has no whole answer `timeout_s` after it was due is a timeout. With `bound_ms` the trial ends as soon as its p99 can no
-    longer stay under that: at the first query that is refused or fails, or when too many are slow.
+    The bodies are `requests` in an order drawn from `seed`; each is sent once before any is repeated. Connections, timeouts
+    and `bound_ms` are those of `latency.load.driver.drive`.
 
-    How late the generator gets to each query is kept too. The moments of a Poisson process are a fair sample of all
-    moments, so this is also about how late it reads answers.
+    The generator's lateness for each query is kept too. Poisson arrivals sample time evenly, so this is also about how
+    late it reads answers.
 
-    Raises BadInput when nothing can be sent so, or no connection can be made at all.
+    Raises BadInput when an argument is not above 0, or what `target_of` and `drive` raise.
     """
     due_s = poisson_s(rate_per_s, queries, seed)
     if not requests or connections < 1 or not timeout_s > 0:
         raise BadInput(
             f"{len(requests)} requests, {connections} connections and a timeout of {timeout_s:g} s were given; "
-            "each is needed above 0"
+            "each must be above 0"
         )
     target = target_of(url, headers)
     whole = [target.request(body) for body in requests]
@@ -146,16 +144,17 @@ def ramp(
     tolerance: float = 0.05,
     progress: Progress | None = None,
 ) -> LoadedServer:
-    """The highest rate whose p99 stays under `bound_ms` while nothing is refused, fails or times out.
+    """The highest rate whose p99 stays under `bound_ms` while no query is refused, fails or times out.
 
-    A trial of `load` has `seconds` of arrivals, or `queries` of them; one that misses the bound ends when that is sure. The
-    search is that of `highest_rate`, to within `tolerance`. It begins at a quarter of the rate at which the server answers one
-    query after another, and looks lower, down to a 64th, only if that does not hold. Raises what `load` raises, and BadInput
-    for numbers that are not above 0.
+    A trial is a `load` with `seconds` of arrivals, or with `queries`; it ends early when it cannot keep the bound. The search
+    is `highest_rate`, to within `tolerance`. It starts at a quarter of the rate at which the server answers queries one
+    after another, and tries lower rates, down to a 64th, only if that fails. Raises what `load` raises, and BadInput for
+    numbers that are not above 0.
     """
     if not (bound_ms > 0 and seconds > 0 and (queries is None or queries > 0)):
         raise BadInput(
-            f"a bound of {bound_ms:g} ms, {seconds:g} s and {queries} queries were given; each is needed above 0"
+            f"a bound of {bound_ms:g} ms, {seconds:g} s and {'no number of' if queries is None else queries} queries were given; "
+            "each must be above 0"
         )
     send = partial(load, url, requests, timeout_s=timeout_s, headers=headers)
     loads: list[Load] = []
@@ -171,7 +170,7 @@ def ramp(
             rate_per_s=rate_per_s,
             queries=queries or min(MOST_QUERIES, max(LEAST_QUERIES, round(rate_per_s * seconds))),
             connections=connections,
-            seed=seed + len(loads),  # another trial of one rate meets other bursts
+            seed=seed + len(loads),  # so that another trial of the same rate has other bursts
             bound_ms=bound_ms,
             progress=tell,
         )
@@ -194,12 +193,12 @@ def ramp(
 
 
 def _doubts(loads: Sequence[Load], found: float, bound_ms: float) -> list[str]:
-    """Of the rate found: those of its own trial, and whether the client set the limit in the trial of the next rate above."""
+    """Doubts about the rate found: those of its own trial, and client limits in the trial of the next higher rate."""
     own = [tried for tried in loads if tried.rate_per_s == found and tried.held(bound_ms)]
     above = sorted((tried for tried in loads if tried.rate_per_s > found), key=lambda tried: tried.rate_per_s)
     if not above:
-        return [*own[-1].doubts(), f"every rate that was tried held, up to {found:.4g}/s; the server may bear more"]
-    said = [f"at {above[0].rate_per_s:.4g}/s, which did not hold, {doubt}" for doubt in above[0].client_doubts()]
+        return [*own[-1].doubts(), f"every rate that was tried held, up to {found:.4g}/s; the server may sustain more"]
+    said = [f"at {above[0].rate_per_s:.4g}/s, which did not hold: {doubt}" for doubt in above[0].client_doubts()]
     return [doubt for tried in own[-1:] for doubt in tried.doubts()] + said
 
 

@@ -1,4 +1,4 @@
-"""What became of one rate that was tried on a server, and what `ramp` found: figures, raw samples, doubts."""
+"""The result of one rate tried on a server, and of a `ramp`: figures, raw samples, doubts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,106 +8,104 @@ import numpy as np
 
 from latency.measure.statistics import SAMPLES_FOR_P99
 
-# Share of the p99 that the generator's own lateness may be before the p99 is in doubt as the server's.
+# If the generator's p99 lateness exceeds this share of the p99 latency, the client may be the limit.
 LATE_SHARE = 0.1
 
 
 class LoadTrial(TypedDict):
-    """One rate that was tried. Times are in milliseconds from the moment when a query was due, percentiles of the ok ones."""
+    """One rate tried. Times are in milliseconds from the moment when a query was due; percentiles are of ok queries."""
 
     rate_per_s: float
-    queries: int  # sent; fewer than asked for where the trial was cut short, as its bound was missed
+    queries: int  # sent; fewer than asked for when the trial missed its bound and was cut short
     seconds: float  # from the start to the last answer
-    p50_ms: float | None  # None: nothing was answered
+    p50_ms: float | None  # None: no ok query
     p90_ms: float | None
     p99_ms: float | None
-    held: NotRequired[bool]  # nothing was refused, failed or timed out, and p99 stayed under the bound
+    held: NotRequired[bool]  # no query was refused, failed or timed out, and p99 stayed under the bound
     ok: int
     refused: int  # 429 and 503
     timeouts: int
     errors: dict[str, int]  # by status or kind
-    answered_per_s: float  # ok ones
-    late_p50_ms: float  # of the generator
+    answered_per_s: float  # ok queries per second
+    late_p50_ms: float  # the generator's own lateness
     late_p99_ms: float
     client_core_share: float  # of one core, that the generator used
     connections: int  # opened
-    waited: int  # queries for which none was free, and none more was to be opened
+    waited: int  # queries that waited because all connections were in use and no more could be opened
     resent: int  # queries whose connection the server had closed as idle
     doubts: list[str]
     latencies_ms: list[float]  # of ok queries, in order of their due moments
-    from_sent_ms: list[float]  # of the same, from the moment they were written: what a closed loop would say
+    from_sent_ms: list[float]  # of the same queries, from when they were written: a closed loop would measure these
     refused_ms: list[float]
     late_ms: list[float]
 
 
 class LoadedServer(TypedDict):
-    """What `ramp` finds out."""
+    """The result of `ramp`."""
 
     bound_ms: float
-    rate_per_s: float  # the highest that held; 0: none that was tried
+    rate_per_s: float  # the highest rate that held; 0: no tried rate held
     trials: list[LoadTrial]  # in order
-    doubts: list[str]  # of the rate found
+    doubts: list[str]  # about the rate found
 
 
 @dataclass(frozen=True)
 class Load:
-    """What became of the queries of one trial; times are in milliseconds."""
+    """The outcome of the queries of one trial; times are in milliseconds."""
 
     rate_per_s: float  # at which queries were due
     queries: int  # sent
     seconds: float  # from the start to the last answer
     latencies_ms: tuple[float, ...]  # of ok (2xx) queries, from their due moments to the last byte, in order
-    from_sent_ms: tuple[float, ...]  # of the same, from the moment they were written
+    from_sent_ms: tuple[float, ...]  # of the same queries, from when they were written
     refused_ms: tuple[float, ...]  # of those answered 429 or 503, from their due moments
-    late_ms: tuple[float, ...]  # how long after its due moment the generator got to each query
+    late_ms: tuple[float, ...]  # from its due moment until the generator handled each query
     timeouts: int
     errors: dict[str, int]  # by status or kind
     connections: int  # opened
-    waited: int  # queries for which no connection was free, and none more was to be opened
+    waited: int  # queries that waited because all connections were in use and no more could be opened
     resent: int  # queries whose connection the server had closed as idle
     client_core_share: float  # of one core, that the generator used
-    cut_short: bool = False  # the bound that was given was missed
+    cut_short: bool = False  # the given bound was missed
 
     def percentile_ms(self, percent: float) -> float | None:
-        """Of the latencies of ok queries; None when there are none."""
+        """A percentile of the latencies of ok queries; None without any."""
         return float(np.percentile(self.latencies_ms, percent)) if self.latencies_ms else None
 
     def late_percentile_ms(self, percent: float) -> float:
-        """Of the generator's own lateness."""
+        """A percentile of the generator's own lateness."""
         return float(np.percentile(self.late_ms, percent))
 
     def held(self, bound_ms: float) -> bool:
-        """Whether nothing was refused, failed or timed out, and the p99 stayed under `bound_ms`."""
+        """Whether no query was refused, failed or timed out, and the p99 stayed under `bound_ms`."""
         p99_ms = self.percentile_ms(99)
         failed = len(self.refused_ms) + self.timeouts + sum(self.errors.values())
         return not self.cut_short and not failed and p99_ms is not None and p99_ms < bound_ms
 
     def doubts(self) -> list[str]:
-        """Reasons not to lean on the p99, one sentence each; empty when there are none."""
+        """Reasons not to rely on the p99, one sentence each; empty without any."""
         found = []
         if 0 < len(self.latencies_ms) < SAMPLES_FOR_P99:
-            found.append(
-                f"p99 rests on {len(self.latencies_ms)} answers: below {SAMPLES_FOR_P99} it says little more than the slowest"
-            )
+            found.append(f"p99 rests on {len(self.latencies_ms)} of the {SAMPLES_FOR_P99} answers that it needs")
         if self.resent:
             found.append(
-                f"{self.resent} queries were sent again: the server closed their connections, idle until then, without an answer"
+                f"{self.resent} of {self.queries} queries had to be sent again: the server closed their idle connections unanswered"
             )
         return found + self.client_doubts()
 
     def client_doubts(self) -> list[str]:
-        """Signs that the client, and not the server, was the limit."""
+        """Signs that the client was the limit, and not the server."""
         found = []
         late_ms, p99_ms = self.late_percentile_ms(99), self.percentile_ms(99)
         if p99_ms is not None and late_ms > LATE_SHARE * p99_ms:
             found.append(
-                f"the generator was late itself: by {late_ms:.3g} ms or more for one query in a hundred, where p99 is {p99_ms:.3g} ms; "
-                "the client may be the limit: give it cores of its own"
+                f"the generator itself was late by {late_ms:.3g} ms or more for 1 % of queries, and p99 is {p99_ms:.3g} ms; "
+                "the client may be the limit: give it its own cores"
             )
         if self.waited:
             found.append(
-                f"{self.waited} queries waited for a connection, all being in use, which counts; "
-                "allow more connections if real clients open more"
+                f"{self.waited} of {self.queries} queries had to wait for a connection, since all were in use; the wait counts. "
+                "Allow more connections if real clients open more"
             )
         return found
 

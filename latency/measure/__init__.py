@@ -1,1 +1,1 @@
-"""Timing: a process for each candidate, taking turns, statistics, and the machine's facts."""
+"""Timing: a process for each candidate, alternating turns, statistics, and facts about the machine."""

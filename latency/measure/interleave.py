@@ -1,4 +1,4 @@
-"""Candidates take turns: A B A B, each in a process of its own, so that a slow moment of the machine hits all alike."""
+"""Candidates take alternating turns (A B A B), each in its own process, so that a slow phase of the machine affects all."""
 
 import json
 import math
@@ -31,17 +31,17 @@ from serve.bundle.cpu_quota import one_cpu_a_core, read_cores
 from serve.errors import BadInput, InternalError
 from serve.text.answers import Answer
 
-Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being timed
+Progress = Callable[[int, int, str], None]  # steps done, all steps, what is being timed
 
-TERMINATION_S = 5.0  # before a worker that did not end is killed
-REPLY_TIMEOUT_S = 600.0  # a turn takes seconds; after this long the worker hangs
-# Pools that spin for a moment after a call (libgomp about a millisecond) are asleep after this.
+TERMINATION_S = 5.0  # then a worker that has not ended is killed
+REPLY_TIMEOUT_S = 600.0  # a turn takes seconds; a worker that takes longer than this counts as hung
+# Thread pools that spin after a call (libgomp about 1 ms) are idle after this pause.
 PAUSE_S = 0.005
-SETTLED = 0.05  # two medians in a row this close: warm
-WARMUP_CHUNKS = 10  # bound of the warm-up
-WARMUP_CHUNK_S = 0.1  # of timed calls, or one call, if that is longer
-MOST_PER_TURN = 250  # keeps the raw samples of a fast model to a few kilobytes a turn
-TEXTS_AT_ONCE = 500  # that are scored before the next are asked for
+SETTLED = 0.05  # a warm-up ends when two medians in a row differ by at most this share
+WARMUP_CHUNKS = 10  # at most
+WARMUP_CHUNK_S = 0.1  # of timed calls, or one longer call
+MOST_PER_TURN = 250  # calls; limits the raw samples of a fast model to a few kilobytes a turn
+TEXTS_AT_ONCE = 500  # texts scored per request to a worker
 LEAST_TURNS = 6  # fewer pairs have no 95 % interval
 MOST_TURNS = 400
 
@@ -50,14 +50,14 @@ TurnKind = TypeVar("TurnKind", TimedTurn, StreamTurn, OfflineTurn)
 
 @dataclass(frozen=True)
 class Patience:
-    """How long candidates take turns on one workload."""
+    """When the turns on one workload end."""
 
     seconds: float = 10.0
-    """Wall time after which the turn under way is the last, once there are six."""
+    """Wall time after which the current round is the last, if there are at least `least_turns`."""
     tight: float = 0.02
-    """Half the width of the ratios' intervals, relative, at which there is no need to go on."""
+    """Relative half-width of the ratios' intervals at which the turns end."""
     turn_seconds: float = 0.03
-    """Timed calls of one turn: short, so that the machine has no time to change its mood between two candidates."""
+    """Timed calls of one turn: short, so that the machine's state changes little between two candidates."""
     least_turns: int = LEAST_TURNS
 
 
@@ -70,17 +70,17 @@ def at_work(
     *,
     cold_starts: bool = False,
 ) -> "Iterator[dict[str, Worker]]":
-    """A loaded worker for each candidate, by its name; each has answered every workload once. None outlives the block.
+    """A loaded worker for each candidate, by name; each has run every workload once. All have ended after the block.
 
-    They load all at once; for `cold_starts` that are worth telling one after another, so that none slows the other's.
-    Raises BadInput for candidates that cannot be compared, loaded or run, InternalError for a worker that dies.
+    They load at the same time; with `cold_starts` they load one after another, so that load times are comparable. Raises
+    BadInput for candidates that cannot be compared, loaded or run, InternalError for a worker that dies.
     """
     names = [candidate.name for candidate in candidates]
     if not names:
         raise BadInput("no candidate was given; give at least one model to time")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise BadInput(f"two candidates are named {', '.join(twice)}; give each a name of its own")
+        raise BadInput(f"two candidates are named {', '.join(twice)}; give each its own name")
     with ExitStack() as stack:
         workers = {}
         for i, candidate in enumerate(candidates):
@@ -109,9 +109,9 @@ def measure(
 ) -> list[Measurement]:
     """Times every candidate on `workload`, in the order of `workers`.
 
-    A round gives each candidate one turn, in an order drawn anew from `seed`. Rounds go on until every ratio to the first one's
-    median (of one candidate alone: the medians of its turns) is known as closely as `patience` asks, or the time is up;
-    the conditions of each measurement say which.
+    A round gives each candidate one turn, in an order drawn with `seed`. Rounds go on until the interval of each ratio to the
+    first candidate is as narrow as `patience.tight` (for a single candidate: of its turns to their median), or the time is
+    up. The condition "stopped" of each measurement is `tight` or `time`.
     """
     for worker in workers.values():
         _warm_up(worker, workload, min(WARMUP_CHUNK_S, patience.seconds / WARMUP_CHUNKS))
@@ -128,13 +128,13 @@ def measure(
 
 @dataclass
 class Log(Generic[TurnKind]):
-    """What a candidate's turns on one workload have brought so far."""
+    """The results so far of a candidate's turns on one workload."""
 
     turns: list[TurnKind] = field(default_factory=list)
     turns_ms: list[list[float]] = field(default_factory=list)
     other_core_seconds: float = 0.0
     seconds: float = 0.0
-    joules: float | None = 0.0  # of all processor packages; None where the machine does not tell
+    joules: float | None = 0.0  # of all processor packages; None without energy counters
 
 
 def take_turns(
@@ -145,7 +145,7 @@ def take_turns(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Log[TurnKind]], str]:
-    """Rounds in which each of `workers` has one turn; returns what each brought, and why they ended: `tight` or `time`."""
+    """Runs rounds with one turn of each of `workers`; returns their results, and why the rounds ended: `tight` or `time`."""
     logs: dict[str, Log[TurnKind]] = {name: Log() for name in workers}
     shuffler = random.Random(seed)
     began_s = time.monotonic()
@@ -165,7 +165,7 @@ def take_turns(
 
 def _tight(logs: Mapping[str, Log[TurnKind]], tight: float) -> bool:
     turns = [[np.asarray(turn_ms) for turn_ms in log.turns_ms] for log in logs.values()]
-    if len(turns) == 1:  # nothing to be paired with: its own turns against their median
+    if len(turns) == 1:  # no other candidate: its turns are paired with their median
         middle = np.median([float(np.median(turn_ms)) for turn_ms in turns[0]])
         turns = [[np.array([middle])] * len(turns[0]), turns[0]]
     first: list[npt.NDArray[np.float64]] = turns[0]
@@ -175,7 +175,7 @@ def _tight(logs: Mapping[str, Log[TurnKind]], tight: float) -> bool:
 def measurement_of(
     worker: "Worker", log: Log[TimedTurn] | Log[StreamTurn], stopped: str, *, batch: int, tokens: int | None
 ) -> Measurement:
-    """What the turns in `log` brought, as one measurement."""
+    """The turns in `log` as one measurement."""
     return Measurement(
         candidate=worker.candidate.name,
         batch=batch,
@@ -188,7 +188,7 @@ def measurement_of(
 
 
 def _conditions(worker: "Worker", log: Log[TimedTurn] | Log[StreamTurn], stopped: str) -> dict[str, Condition]:
-    """What a reader must know beside the samples."""
+    """The conditions of a measurement, for its readers."""
     candidate = worker.candidate
     return {
         "runtime": candidate.runtime,
@@ -204,9 +204,9 @@ def _conditions(worker: "Worker", log: Log[TimedTurn] | Log[StreamTurn], stopped
 
 
 def timing_environment() -> dict[str, str]:
-    """The environment of a process that times: it finds these packages, and its OpenMP threads do not spin.
+    """The environment of a process that measures: it can import these packages, and its OpenMP threads do not spin.
 
-    Threads that spin while they wait take the core from the others, and so does whoever called us.
+    Threads that spin while they wait take the cores from the other candidates.
     """
     root = str(Path(__file__).resolve().parents[2])
     search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
@@ -220,7 +220,7 @@ class Worker:
 
     def __init__(self, candidate: Candidate) -> None:
         self.candidate = candidate
-        self.cores: list[int] = []  # that it is bound to; none: it wanders
+        self.cores: list[int] = []  # that it is bound to; empty: it may run on all
 
     def __enter__(self) -> "Worker":
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # closed in __exit__
@@ -239,7 +239,7 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # It holds nothing that could be lost, so it does not get to finish a call under way, which may take long.
+        # A worker has nothing to save and its current call may take long, so it is ended without waiting for the call.
         self.process.terminate()
         try:
             self.process.wait(TERMINATION_S)
@@ -248,18 +248,17 @@ class Worker:
             self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
-                with suppress(BrokenPipeError):  # bytes that a dead worker never read
+                with suppress(BrokenPipeError):  # a dead worker left bytes unread
                     pipe.close()
         self._stderr.close()
 
     def bind(self) -> None:
-        """Keeps a candidate of fewer threads than there are cores on the first of these, where the system can do that.
+        """Pins a candidate with fewer threads than cores to the first cores, on systems that can pin.
 
-        One CPU of each core, so that no two threads share one. Where a control group has a quota of time, its threads may
-        run anywhere, and so they do here.
-        Cores of one machine differ while others use it, and processes that wander between them differ with them: the ratio of
-        two equal ones was known half as closely without (2 cores of a virtual machine: 1.1 to 2.4 % after 4 s, bound 0.7 to
-        1.3 %).
+        It gets one CPU of each core, so that no two threads share a core. Under a control group's CPU quota it is not pinned,
+        since threads of such a group run on any CPU. Cores of a machine with other load differ in speed. Without pinning, the
+        interval between two identical models was about twice as wide (2 cores of a virtual machine: 1.1 to 2.4 % after 4 s;
+        pinned 0.7 to 1.3 %).
         """
         tasks = Path(f"/proc/{self.process.pid}/task")
         cores = one_cpu_a_core()
@@ -269,11 +268,11 @@ class Worker:
             return
         self.cores = cores[: self.candidate.threads]
         for task in tasks.iterdir():
-            with suppress(ProcessLookupError):  # a thread that has just ended
+            with suppress(ProcessLookupError):  # the thread has just ended
                 os.sched_setaffinity(int(task.name), self.cores)
 
     def send_load(self, workloads: Sequence[Workload], texts: Sequence[Text] = ()) -> None:
-        """Asks the worker to load its candidate, and to try a text and each workload once; `receive` waits for it."""
+        """Asks the worker to load its candidate, and to run a text and each workload once; `receive` waits for the reply."""
         packed = {workload.name: workload.input_ids.tolist() for workload in workloads}
         described = self.candidate.as_dict()
         self._texts = len(texts)
@@ -281,11 +280,11 @@ class Worker:
         self._send({"command": "load", **given})
 
     def run(self, workload: Workload, *, seconds: float, least: int, most: int) -> TimedTurn:
-        """One turn on rows of token ids, see `latency.measure.worker.timed_calls`."""
+        """One turn on rows of token ids; see `latency.measure.worker.timed_calls`."""
         return cast(TimedTurn, self.ask("run", work=workload.name, seconds=seconds, least=least, most=most))
 
     def answers(self) -> "list[Answer]":
-        """What the candidate answers to all texts, asked for in parts: no part takes so long that it seems to hang."""
+        """The candidate's answers to all texts, requested in parts so that no request reaches the timeout."""
         found: list[Answer] = []
         while len(found) < self._texts:
             found += cast("list[Answer]", self.ask("answers", first=len(found), count=TEXTS_AT_ONCE))
@@ -302,38 +301,38 @@ class Worker:
     def serve(
         self, at_s: Sequence[float], chosen: Sequence[int], *, most: int, bound_s: float, late_allowed: int
     ) -> ServerTurn:
-        """The chosen texts, arriving at given moments, until more than `late_allowed` are later than `bound_s`."""
+        """The chosen texts, due at given moments, until more than `late_allowed` answers take longer than `bound_s`."""
         self._send(
             {
                 "command": "serve", "at_s": list(at_s), "chosen": list(chosen), "most": most, "bound_s": bound_s,
                 "late_allowed": late_allowed,
             }
         )  # fmt: skip
-        last_s = at_s[-1]  # a worker that waits for it does not hang
+        last_s = at_s[-1]  # waiting for the last text is not a hang
         return cast(ServerTurn, self.receive(last_s + REPLY_TIMEOUT_S))
 
     def memory(self) -> dict[str, int | None]:
-        """Resident bytes of the worker's process now and at its peak, None where the system does not tell."""
+        """Resident bytes of the worker's process, current and peak; None if the system does not report them."""
         return cast("dict[str, int | None]", self.ask("memory"))
 
     def operators(self, input_ids: list[list[int]]) -> Operators:
-        """Where the graph's time goes on rows of token ids; for onnxruntime on a CPU."""
+        """Time by operator on rows of token ids; for onnxruntime on a CPU."""
         return cast(Operators, self.ask("operators", input_ids=input_ids))
 
     def ask(self, command: str, **given: Any) -> object:
-        """The worker's answer to a command, see `latency.measure.worker`."""
+        """The worker's reply to a command; see `latency.measure.worker`."""
         self._send({"command": command, **given})
         return self.receive()
 
     def receive(self, timeout_s: float | None = None) -> object:
-        """The worker's next answer, within `timeout_s` (REPLY_TIMEOUT_S).
+        """The worker's next reply, within `timeout_s` (default REPLY_TIMEOUT_S).
 
-        Raises BadInput for one that reports an error, InternalError when there is none.
+        Raises BadInput for a reply that reports an error, InternalError without a reply.
         """
         assert self.process.stdout
         timeout_s = REPLY_TIMEOUT_S if timeout_s is None else timeout_s
         hung = threading.Timer(timeout_s, self.process.kill)  # ends the read below
-        hung.daemon = True  # an interrupt between here and `cancel` must not wait for it
+        hung.daemon = True  # an interrupt before `cancel` must not wait for the timer
         try:
             hung.start()
             line = self.process.stdout.readline()
@@ -343,7 +342,7 @@ class Worker:
             status = self.process.wait()
             raise InternalError(
                 f"the process that timed {self.candidate.name!r} ended with status {status} "
-                f"(or took over {timeout_s:.0f} s and was ended). Its last words:\n{self.last_words()}"
+                f"(or took over {timeout_s:.0f} s and was killed). Its last output:\n{self.last_words()}"
             )
         reply: object = json.loads(line)
         if isinstance(reply, dict) and "error" in reply:
@@ -352,25 +351,25 @@ class Worker:
                 raise BadInput(str(reply["error"]))
             raise BadInput(
                 f"candidate {self.candidate.name!r} ({self.candidate.runtime}, {self.candidate.path}) cannot be timed: "
-                f"{reply['error']}. Its last words:\n{self.last_words()}"
+                f"{reply['error']}. Its last output:\n{self.last_words()}"
             )
         return reply
 
     def last_words(self, lines: int = 12) -> str:
-        """The end of what the worker wrote to stderr."""
+        """The last lines of the worker's stderr."""
         self._stderr.seek(0)
         said = self._stderr.read().decode("utf-8", errors="replace").strip().splitlines()
         return "\n".join(said[-lines:]) or "(nothing)"
 
     def _send(self, request: dict[str, object]) -> None:
         assert self.process.stdin
-        with suppress(BrokenPipeError):  # it has died; `receive` says so with its last words
+        with suppress(BrokenPipeError):  # the worker has died; `receive` raises the error
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
 
 
 def _warm_up(worker: Worker, workload: Workload, chunk_s: float) -> None:
-    """Runs `workload` until two chunks in a row agree on the median, or to the bound."""
+    """Runs chunks of `workload` until two in a row have nearly the same median, at most `WARMUP_CHUNKS`."""
     last_ms = math.inf
     for _ in range(WARMUP_CHUNKS):
         median_ms = float(np.median(worker.run(workload, seconds=chunk_s, least=1, most=10_000)["samples_ms"]))
@@ -386,7 +385,7 @@ def _take(
     samples_ms: Callable[[TurnKind], list[float]],
     log: Log[TurnKind],
 ) -> None:
-    """One turn into `log`, with the core-seconds that others used meanwhile (0 where the system does not tell)."""
+    """Adds one turn to `log`, with the core-seconds of other processes (0 if the system does not report them)."""
     time.sleep(PAUSE_S)
     energy = energy_counters()
     began_s, before_s = time.perf_counter(), busy_core_seconds()

@@ -1,4 +1,4 @@
-"""The machine that a timing was taken on: facts that explain a number, and none that identify a person or a host."""
+"""Facts about the machine of a timing; none identifies a person or a host."""
 
 import os
 import platform
@@ -28,11 +28,11 @@ LIBRARIES = ("torch", "transformers", "onnxruntime", "openvino", "tokenizers", "
 
 
 class MachineFacts(TypedDict):
-    """What `machine_facts` finds."""
+    """The result of `machine_facts`."""
 
     cpu: str
     cores: int  # that this process may use
-    flags: list[str]
+    flags: list[str]  # those of `FLAGS_OF_INTEREST` that the CPU has
     memory_gib: float
     os: str
     python: str
@@ -42,8 +42,8 @@ class MachineFacts(TypedDict):
 
 
 def machine_facts() -> MachineFacts:
-    """The facts that belong beside every timing: no host name, no user name, no path."""
-    flags = cpu_features(environment={})  # hidden from our decisions or not, the libraries' kernels use them
+    """The facts to record with every timing: no host name, no user name, no path."""
+    flags = cpu_features(environment={})  # empty: libraries use even the features that a setting hides from stillroom
     return MachineFacts(
         cpu=_cpu_model(),
         cores=available_cores(),
@@ -58,9 +58,9 @@ def machine_facts() -> MachineFacts:
 
 
 def machine_line(machine: Mapping[str, Any], runtimes: Iterable[str] | None = None) -> str:
-    """`2026-11-24 · AMD EPYC, 2 cores · torch 2.13.0, onnxruntime 1.31.1`, of what is known.
+    """A line such as `2026-11-24 · AMD EPYC, 2 cores · torch 2.13.0, onnxruntime 1.31.1`; unknown parts are left out.
 
-    `runtimes` are those that were used, as `torch-compile` is torch's; None leaves all libraries in.
+    Only libraries of the used `runtimes` are named (`torch-compile` is of torch); None names all.
     """
     versions = {
         name: version
@@ -78,10 +78,10 @@ def machine_line(machine: Mapping[str, Any], runtimes: Iterable[str] | None = No
 
 
 def busy_core_seconds() -> float | None:
-    """Seconds of work that the cores of this process have done since boot, for anybody; None where Linux does not tell.
+    """Busy seconds of this process's cores since boot, for all processes; None without /proc/stat.
 
-    Counts time stolen by the hypervisor, which also was not ours. /proc/stat, fields user, nice, system, irq, softirq,
-    steal of proc_stat(5); resolution is one clock tick (10 ms) per core.
+    Includes time stolen by the hypervisor. Fields user, nice, system, irq, softirq and steal of proc_stat(5); the
+    resolution is one clock tick (10 ms) per core.
     """
     stat = _read("/proc/stat")
     if not stat:
@@ -102,7 +102,7 @@ def _read(path: str) -> str:
 
 
 def _cpuinfo(*keys: str) -> str:
-    """The first value in /proc/cpuinfo under any of `keys`; empty where there is none."""
+    """The first value in /proc/cpuinfo for any of `keys`, or an empty string."""
     for line in _read("/proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in keys:

@@ -1,4 +1,4 @@
-"""Where an ONNX graph's time goes: onnxruntime's profiler, node by node, told by layer and by kind of operator."""
+"""Time of an ONNX graph by layer and by kind of operator, from onnxruntime's profiler."""
 
 import json
 import math
@@ -23,37 +23,37 @@ TOP = 10
 # MatMul, FusedMatMul, MatMulIntegerToFloat, QLinearMatMul, DynamicQuantizeMatMul, MatMulNBits, QGemm, QAttention, ...
 PRODUCT = re.compile("MatMul|Gemm|Attention|Einsum")
 
-# These touch no values: the time that a profile shows for the quickest of them is the profiler's own.
+# These compute nothing, so the profiled time of the fastest of them is the profiler's overhead.
 SHAPES_ONLY = frozenset({"Shape", "Squeeze", "Unsqueeze", "Reshape"})
 
-# In the names that torch gives to modules and weights, which exporters join with dots or slashes.
+# Patterns in torch's names of modules and weights, which exporters join with dots or slashes.
 LAYER = re.compile(r"(?:^|[./])layers?[./](\d+)(?:[./#]|$)")
 EMBEDDINGS = re.compile(r"(?:^|[./])(?:embeddings|embeddings_project|relative_attention_bias)(?:[./#]|$)")
 HEAD = re.compile(r"(?:^|[./])(?:final_norm|pooler|head|pre_classifier|classifier)(?:[./#]|$)")
 
-# How deep in the model something stands: layer N at N, these two before and after all layers.
+# The depth of a node in the model: N in layer N; these two are before and after all layers.
 EMBEDDINGS_DEPTH = -1.0
 HEAD_DEPTH = math.inf
 
 
 class Node(NamedTuple):
-    """A node as it was executed."""
+    """An executed node."""
 
     name: str
     kind: str
-    ms: float  # median over calls, the profiler's own time taken off
+    ms: float  # median over calls, without the profiler's overhead
 
 
 def operators(onnx_file: Path, feeds: Mapping[str, npt.NDArray[np.int64]], threads: int, calls: int = 30) -> Operators:
-    """Where the time of one call on `feeds`, (batch, tokens) each, goes; inputs that the graph does not take are left out.
+    """Time of one call on `feeds`, each (batch, tokens), by operator; inputs that the graph does not take are ignored.
 
-    The session is set as it is when it serves. A node counts with its median over `calls`, under the kind that it has
-    after onnxruntime's own fusions. Its layer is "embeddings", "layer 0", ..., "head", or "other": the mask and the
-    shapes, which all layers share. Without the package `onnx` only a node's own name can tell its layer.
+    The session has the server's options. A node's time is its median over `calls`; its kind is that after onnxruntime's
+    fusions. Its layer is "embeddings", "layer 0", ..., "head", or "other": the mask and the shapes, which all layers share.
+    Without the package `onnx`, the layer comes only from the node's name.
 
-    The profiler takes 4 to 6 microseconds a node, which nearly doubled a call of 1 ms (int8 3x384, 16 tokens, 140 nodes);
-    with that taken off, the nodes added up to 0.9 to 1.1 of an unprofiled call, 1.3 with two threads on busy cores. So
-    read the shares, and time whole calls without it. BundleError when the graph does not open.
+    The profiler takes 4 to 6 microseconds a node, which nearly doubled a call of 1 ms (int8 3x384, 16 tokens, 140 nodes).
+    Without this overhead the nodes added up to 0.9 to 1.1 times an unprofiled call, or 1.3 times with two threads on busy
+    cores. So rely on the shares, and time whole calls without the profiler. BundleError when the graph does not open.
     """
     from serve.model.session import onnxruntime_options, onnxruntime_session
 
@@ -75,9 +75,9 @@ def operators(onnx_file: Path, feeds: Mapping[str, npt.NDArray[np.int64]], threa
 
 
 def summary(nodes: list[Node], layers: Mapping[str, str], tokens: int) -> Operators:
-    """`nodes` grouped by layer, which `layers` holds by node name, and by kind."""
+    """`nodes` grouped by layer and kind; `layers` maps a node's name to its layer."""
     total_ms = sum(node.ms for node in nodes)
-    if not total_ms:  # no node takes longer than the profiler itself
+    if not total_ms:  # no node takes longer than the profiler's overhead
         return Operators(tokens=tokens, top=[], by_kind={}, by_layer={}, matrix_share=0.0)
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     by_kind: dict[str, float] = defaultdict(float)
@@ -100,7 +100,7 @@ def summary(nodes: list[Node], layers: Mapping[str, str], tokens: int) -> Operat
 
 
 def depth_in_name(name: str) -> float | None:
-    """How deep the module stands that the name of a node or weight tells; None where it tells none."""
+    """The depth of the module in the name of a node or weight; None without a module."""
     if layer := LAYER.search(name):
         return float(layer[1])
     if EMBEDDINGS.search(name):
@@ -109,21 +109,21 @@ def depth_in_name(name: str) -> float | None:
 
 
 def layer_name(depth: float | None) -> str:
-    """A depth in words."""
+    """The name of a layer by its depth."""
     if depth is None:
         return "other"
     return {EMBEDDINGS_DEPTH: "embeddings", HEAD_DEPTH: "head"}.get(depth) or f"layer {depth:.0f}"
 
 
 def _place(layer: str) -> tuple[float, str]:
-    """Sorts the names of layers as they follow each other, "other" last."""
+    """A sort key for layer names: in the order of the model, "other" last."""
     kind, _, number = layer.partition(" ")
     places = {"embeddings": EMBEDDINGS_DEPTH, "head": HEAD_DEPTH, "other": HEAD_DEPTH}
     return places[kind] if kind in places else float(number), kind
 
 
 def executed(events: list[dict[str, Any]], calls: int) -> list[Node]:
-    """The nodes in a profile, by its last `calls` calls, less what the profiler takes for itself at every node."""
+    """The nodes in a profile, from its last `calls` calls, without the profiler's overhead at each node."""
     suffix = "_kernel_time"
     kinds: dict[str, str] = {}
     spent_us: dict[str, list[int]] = defaultdict(list)
@@ -138,11 +138,11 @@ def executed(events: list[dict[str, Any]], calls: int) -> list[Node]:
 
 
 def depths_in(onnx_file: Path) -> dict[str, float | None]:
-    """How deep each node stands in a graph, by the node's name; nothing without the package `onnx`.
+    """The depth of each node in a graph, by its name; empty without the package `onnx`.
 
-    Some nodes tell it by their names or their weights' names. The others, which fusions and exporters named as they
-    liked, stand with what reads them: a product whose bias is named after it, a norm's output made 8-bit for the next
-    layer. A sum stands with what it adds, since the last of a layer is read by the next one alone.
+    For some nodes the depth is in their name or in a weight's name. Other nodes, named by fusions and exporters, get the
+    depth of their readers: a product whose bias has a name, or a norm whose output is quantised for the next layer. A sum
+    gets the depth of its inputs, since only the next layer reads the last sum of a layer.
     """
     try:
         import onnx
@@ -161,7 +161,7 @@ def depths_in(onnx_file: Path) -> dict[str, float | None]:
             depth = named
         elif makers:
             depth = max(makers) if node.op_type == "Add" or not readers else min(readers)
-        else:  # made from the inputs alone: positions for the embeddings, or the mask and the shapes of all layers
+        else:  # from the graph's inputs only: positions for the embeddings, or the mask and the shapes for all layers
             depths[node.name] = EMBEDDINGS_DEPTH if EMBEDDINGS_DEPTH in readers else None
             continue
         depths[node.name] = depth
@@ -170,13 +170,13 @@ def depths_in(onnx_file: Path) -> dict[str, float | None]:
 
 
 def _depth_of(node: "NodeProto", weights: set[str]) -> float | None:
-    """The depth that the node's name or, failing that, one of its weights' names tells."""
+    """The depth in the node's name, else in the name of one of its weights; None without one."""
     names = [node.name, *(name for name in node.input if name in weights)]
     return next((depth for depth in map(depth_in_name, names) if depth is not None), None)
 
 
 def _least_depths_of_readers(nodes: "list[NodeProto]", depths_named: list[float | None]) -> dict[str, float]:
-    """Of each value the depth of its first reader, a reader that does not tell standing where its own readers do."""
+    """Value -> the least depth of its readers; a reader without a depth in its names gets that of its own readers."""
     read_at: dict[str, float] = {}
     for node, depth in zip(reversed(nodes), reversed(depths_named), strict=True):
         depths = [read_at[name] for name in node.output if name in read_at] if depth is None else [depth]

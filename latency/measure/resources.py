@@ -1,4 +1,4 @@
-"""What this process and its machine use while a model runs: memory, energy, clock. What the system does not tell is None."""
+"""Memory and energy that a process and its machine use, and the size of the cache. An unknown figure is None."""
 
 import sys
 from collections.abc import Mapping
@@ -10,28 +10,28 @@ CPUS = Path("/sys/devices/system/cpu")
 
 
 class Resident(NamedTuple):
-    """Memory of this process that stands in RAM, shared libraries and mapped files included."""
+    """Memory of this process in RAM, shared libraries and mapped files included."""
 
-    steady_bytes: int | None  # now; macOS tells only the peak
-    peak_bytes: int  # the most since the process started
+    steady_bytes: int | None  # now; None on macOS, which reports only the peak
+    peak_bytes: int  # highest since the process started
 
 
 def resident_bytes(status: Path = Path("/proc/self/status")) -> Resident | None:
-    """What this process holds and held in RAM; None on a system that does not tell (Windows)."""
+    """Current and peak memory of this process in RAM; None on a system without this figure (Windows)."""
     fields = _fields(status)
     if "VmRSS" in fields and "VmHWM" in fields:
         return Resident(_kib(fields["VmRSS"]), _kib(fields["VmHWM"]))
     if sys.platform == "darwin":
         import resource
 
-        return Resident(None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # bytes here, KiB on Linux
+        return Resident(None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # bytes on macOS, KiB on Linux
     return None
 
 
 def free_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory that could be taken without swapping: the system's, or the control group's limit where that is less.
+    """Memory available without swapping: the system's, or the control group's limit if that is smaller.
 
-    The limit is read at the root, which is what a container sees of its own; what it already uses is not subtracted.
+    The limit is read at the root, which in a container is its own group; the memory that it already uses is not subtracted.
     """
     fields = _fields(meminfo)
     if "MemAvailable" not in fields:
@@ -41,41 +41,40 @@ def free_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup_root: Path =
 
 
 def last_level_cache_bytes(cpus: Path = CPUS) -> int | None:
-    """Size of the largest cache of the first core; a virtual machine may name all of a host's that it shares."""
+    """Size of the largest cache of the first core; a virtual machine may report the whole cache of its host."""
     sizes_kib = [_text(file).strip().removesuffix("K") for file in cpus.glob("cpu0/cache/index*/size")]
     return max((int(size_kib) * 1024 for size_kib in sizes_kib if size_kib.isdigit()), default=None)
 
 
 class EnergyCounter(NamedTuple):
-    """The counter of one processor package; it starts again from 0 after `range_uj`."""
+    """The energy counter of one processor package, which wraps to 0 after `range_uj`."""
 
     energy_uj: int
     range_uj: int
 
 
 def energy_counters(powercap: Path = POWERCAP) -> dict[str, EnergyCounter] | None:
-    """The energy counter of every processor package by its domain, such as `intel-rapl:0`; AMD's have that name too.
+    """The energy counter of each processor package, by domain such as `intel-rapl:0`, which AMD uses too.
 
-    None where there is none, as in most virtual machines, or where one may not be read: Linux lets only root read them
-    since CVE-2020-8694. A package holds its cores and caches; memory and all else of the machine are left out, and
-    everybody's work is counted.
+    None without counters, as in most virtual machines, or if one cannot be read: since CVE-2020-8694 Linux lets only root
+    read them. A package is its cores and caches, without memory and the rest of the machine. Work of all processes counts.
     """
     counters = {}
     for domain in sorted(powercap.glob("intel-rapl:*")):
-        # `psys` is the whole board, with the packages in it; `core` and `dram` are parts or neighbours of a package.
+        # `psys` is the whole board, packages included; `core` is part of a package, and `dram` is outside it.
         if not _text(domain / "name").startswith("package"):
             continue
         energy_uj, range_uj = _number(domain / "energy_uj"), _number(domain / "max_energy_range_uj")
         if energy_uj is None or range_uj is None:
-            return None  # the others alone would be too little
+            return None  # the other packages alone would be too little
         counters[domain.name] = EnergyCounter(energy_uj, range_uj)
     return counters or None
 
 
 def joules_between(before: Mapping[str, EnergyCounter], after: Mapping[str, EnergyCounter]) -> float:
-    """Energy that all packages took between two readings of `energy_counters`.
+    """Energy in joules of all packages between two readings of `energy_counters`.
 
-    One return to 0 is allowed for; a counter takes minutes or more to come round, so read at least every minute.
+    A counter may wrap once between them; it takes minutes or longer to wrap, so read at least every minute.
     """
     microjoules = 0
     for domain, end in after.items():
@@ -91,7 +90,7 @@ def _fields(file: Path) -> dict[str, str]:
 
 
 def _kib(value: str) -> int:
-    """Bytes of a value such as `1234 kB`, by which Linux means KiB."""
+    """Bytes of a value such as `1234 kB`; Linux's kB is a KiB."""
     return int(value.removesuffix("kB")) * 1024
 
 
@@ -103,5 +102,5 @@ def _number(file: Path) -> int | None:
 def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # no such file on this system, or not for this user
+    except OSError:  # no such file on this system, or not readable for this user
         return ""

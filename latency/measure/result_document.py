@@ -1,4 +1,4 @@
-"""What `stillroom profile` finds out, as one JSON document: the raw samples, their conditions, and all that is derived."""
+"""The JSON document of `stillroom profile`: raw samples, their conditions, and all derived figures."""
 
 from typing import Literal, NotRequired, TypedDict
 
@@ -9,7 +9,7 @@ Interval = list[float]  # [low, high], 95 %
 
 
 class CandidateRow(TypedDict):
-    """One candidate at one batch and length: the model alone, on rows of exactly that many tokens."""
+    """One candidate at one batch size and length: the model alone, on rows of exactly that many tokens."""
 
     name: str
     runtime: str
@@ -21,12 +21,12 @@ class CandidateRow(TypedDict):
     p90_ms: float
     p95_ms: float
     p99_ms: float
-    intervals_ms: dict[str, Interval]  # by percentile: "p50", ...
+    intervals_ms: dict[str, Interval]  # by percentile: "p50", "p90", "p95", "p99"
     texts_per_s: float
     metric: NotRequired[float]  # the task metric of this candidate
     size_bytes: int  # of the weights on disk
     doubts: list[str]
-    warmup: int  # calls made and not kept
+    warmup: int  # calls that were not recorded
     conditions: dict[str, Condition]
     samples_ms: list[float]
     turn_sizes: list[int]  # samples of each turn
@@ -52,8 +52,8 @@ class SingleStream(TypedDict):
     p95_ms: float
     p99_ms: float
     intervals_ms: dict[str, Interval]
-    texts_per_s: float  # one after another, by the mean
-    over_first: NotRequired[list[float]]  # [ratio, low, high]: the first candidate's p50 over this one's, same texts
+    texts_per_s: float  # one after another, from the mean latency
+    over_first: NotRequired[list[float]]  # [ratio, low, high]: p50 of the first candidate over this one's, same texts
     parts_ms: dict[str, float]  # medians of "tokenise", "run", "decode"
     doubts: list[str]
     conditions: dict[str, Condition]
@@ -62,51 +62,51 @@ class SingleStream(TypedDict):
 
 
 class Offline(TypedDict):
-    """All texts at hand, sorted by length into batches of a token budget: the most that one process answers."""
+    """All texts at once, sorted by length into batches of a token budget: the throughput of one process."""
 
-    texts: int  # of a pass
+    texts: int  # in a pass
     texts_per_s: float
     interval: Interval
-    tokens_per_s: float  # real ones
-    padding_share: float  # of all tokens that were computed
+    tokens_per_s: float  # without padding
+    padding_share: float  # of all computed tokens
     batch_tokens: int
-    joules_per_text: NotRequired[float]  # of all processor packages, the system's own share included
+    joules_per_text: NotRequired[float]  # of all processor packages, other processes included
     passes_s: list[float]  # wall seconds of each pass over the texts
 
 
 class Trial(TypedDict):
-    """One rate of arrivals that was tried."""
+    """One tried rate of arrivals."""
 
     rate_per_s: float
-    queries: int  # answered; fewer than arrived where the trial was cut short, as its bound was missed
-    p50_ms: float  # from the intended moment of arrival
+    queries: int  # answered; fewer than arrived when the trial missed its bound and was cut short
+    p50_ms: float  # from the due moment
     p99_ms: float
     held: bool  # p99 stayed under the bound
     latencies_ms: list[float]
 
 
 class Server(TypedDict):
-    """Texts arrive by a Poisson process whether or not earlier ones are answered."""
+    """Poisson arrivals, whether or not earlier texts are answered."""
 
     bound_ms: float
-    rate_per_s: float  # the highest whose p99 stayed under the bound; 0: none that was tried
+    rate_per_s: float  # the highest whose p99 stayed under the bound; 0: no tried rate did
     trials: list[Trial]
 
 
 class Cost(TypedDict, total=False):
-    """What a model takes from its machine. What is absent could not be found out here."""
+    """The costs of a model. An absent figure is unknown on this machine."""
 
     cold_start_ms: float  # process start to first answer
     load_ms: float
     first_answer_ms: float
-    memory_peak_bytes: int  # resident, of the whole process
+    memory_peak_bytes: int  # resident memory of the whole process
     memory_steady_bytes: int  # after measuring
     size_bytes: int
     parameters: int
-    flops_per_text: float  # at the texts' mean length, padding left out
+    flops_per_text: float  # at the texts' mean length, without padding
     gflop_per_s: float  # reached offline
     peak_share: float  # of the machine's measured matrix peak at this precision
-    bytes_per_text: float  # least that must be moved, single stream: every weight once
+    bytes_per_text: float  # single stream, the least to move: every weight once
     bandwidth_share: float  # of the machine's measured bandwidth, single stream
     joules_per_text: float
     texts_per_hour: float
@@ -118,19 +118,19 @@ class OperatorRow(TypedDict):
 
     layer: str  # "embeddings", "layer 0", ..., "head"
     kind: str  # "MatMul", "LayerNormalization", ...
-    ms: float  # of one call, median over calls
+    ms: float  # of one call: the sum of its nodes' medians
     share: float  # of the graph's time
-    calls: int  # nodes of this kind
+    calls: int  # nodes of this kind in the layer
 
 
 class Operators(TypedDict):
-    """Where a graph's time goes, single stream at the texts' median length."""
+    """Time of a graph by operator, for one row of the grid's first length."""
 
     tokens: int
-    top: list[OperatorRow]  # the ten that take most
+    top: list[OperatorRow]  # the ten with the largest share
     by_kind: dict[str, float]  # share of the time
     by_layer: dict[str, float]
-    matrix_share: float  # in products of matrices, attention's among them
+    matrix_share: float  # in products of matrices, attention included
 
 
 class Metric(TypedDict):
@@ -144,10 +144,10 @@ class Metric(TypedDict):
 
 
 class ModelRow(TypedDict):
-    """Everything about one candidate that is not a grid timing."""
+    """All results of one candidate except the grid."""
 
     name: str
-    model: str  # what was given on the command line
+    model: str  # the path of the file or folder that ran
     runtime: str
     precision: str
     device: str
@@ -158,21 +158,21 @@ class ModelRow(TypedDict):
     server: NotRequired[Server]
     cost: Cost
     operators: NotRequired[Operators]
-    notes: list[str]  # what was left out for this candidate, and why
+    notes: list[str]  # what was left out for this candidate, and the reason
 
 
 class Peaks(TypedDict, total=False):
-    """What this machine reached on products of large matrices and on copying, with the same threads."""
+    """The peaks of this machine in products of large matrices and in copying, with the candidates' threads."""
 
     threads: int
     fp32_gflop_per_s: float
     bf16_gflop_per_s: float
-    int8_gflop_per_s: float  # operations, in thousands of millions
+    int8_gflop_per_s: float  # billions of integer operations
     bandwidth_gb_per_s: float
 
 
 class Work(TypedDict):
-    """The texts that were timed."""
+    """The timed texts."""
 
     source: str
     texts: int
@@ -188,7 +188,7 @@ class Budget(TypedDict):
 
     budget_ms: float
     percentile: int
-    best: str | None  # the candidate of the best metric (without metrics: the fastest) that meets it
+    best: str | None  # the candidate with the best metric (without metrics: the fastest) that meets it
     nearest: str  # the fastest at that percentile
     nearest_ms: float
     verdict: Verdict
@@ -196,7 +196,7 @@ class Budget(TypedDict):
 
 
 class SweepRow(TypedDict):
-    """One way to spend the cores: `processes` copies of one model with `threads` threads each."""
+    """One use of the cores: `processes` copies of one model with `threads` threads each."""
 
     name: str
     threads: int
@@ -207,7 +207,7 @@ class SweepRow(TypedDict):
 
 
 class PaperTiming(TypedDict):
-    """Our time for a model of the papers, in the fastest runtime of a kind."""
+    """The time measured here for a model of the papers, in the fastest runtime of a kind."""
 
     name: str
     p50_ms: float
@@ -215,7 +215,7 @@ class PaperTiming(TypedDict):
 
 
 class PaperRow(TypedDict):
-    """A model of the papers: their time and speed-up, and ours by runtime and precision."""
+    """A model of the papers: the published time and speed-up, and those measured here by runtime and precision."""
 
     model: str
     device: str
@@ -226,14 +226,14 @@ class PaperRow(TypedDict):
 
 
 class GivenModel(TypedDict):
-    """A model as it was given, so that it can be run again."""
+    """A model as given, so that it can be timed again."""
 
     model: str  # its path
-    mark: str  # SHA-256 of what it holds
+    mark: str  # SHA-256 of its content
 
 
 class RegressionRow(TypedDict):
-    """A model against the one of before, run side by side: how many times as long it takes."""
+    """A model compared with its earlier version, timed together: `ratio` is the new time over the old."""
 
     name: str
     before: str
@@ -245,7 +245,7 @@ class RegressionRow(TypedDict):
 
 
 class SpeedGate(TypedDict):
-    """A bar for the speed of a model against an earlier report, and what came of it."""
+    """A gate on the speed of a model relative to an earlier report, and its result."""
 
     name: str
     value: float
@@ -254,7 +254,7 @@ class SpeedGate(TypedDict):
 
 
 class ProfileDocument(TypedDict):
-    """What `profile` returns, and what `report.json` keeps under "latency"."""
+    """The result of `profile`, and the value of "latency" in `report.json`."""
 
     machine: MachineFacts
     candidates: list[CandidateRow]
@@ -268,8 +268,8 @@ class ProfileDocument(TypedDict):
     paper: NotRequired[list[PaperRow]]
     given: NotRequired[list[GivenModel]]
     regression: NotRequired[list[RegressionRow]]
-    gates: NotRequired[list[SpeedGate]]  # one a row of `regression`
-    report: NotRequired[str]  # the page, where a folder for it was given
-    command: NotRequired[str]  # how to take these figures again
+    gates: NotRequired[list[SpeedGate]]  # one for each row of `regression`
+    report: NotRequired[str]  # the page, if --out was given
+    command: NotRequired[str]  # the command that measures these figures again
     warnings: NotRequired[list[str]]
-    left_out: NotRequired[list[str]]  # what is not installed for ways to run that were asked for, and how to get it
+    left_out: NotRequired[list[str]]  # requested runtimes that are not installed, and how to install them

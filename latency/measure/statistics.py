@@ -1,4 +1,4 @@
-"""What a timing is: raw samples with their conditions. Every summary is derived, and a measurement can doubt itself."""
+"""Measurements: raw samples with their conditions, the summaries derived from them, and reasons to doubt them."""
 
 import math
 from collections.abc import Sequence
@@ -12,23 +12,23 @@ from serve.errors import BadInput
 
 Condition = str | int | float
 
-# A p99 of fewer samples than this has less than one sample beyond it: it is the slowest call under another name.
+# With fewer samples than this, less than one lies beyond the p99, which is then hardly more than the slowest call.
 SAMPLES_FOR_P99 = 100
-# torch.utils.benchmark warns of a measurement from the same spread on.
+# torch.utils.benchmark warns from the same spread on.
 WIDE_SPREAD = 0.10
-# Turns drift when those of the last third are this far from those of the first.
+# A measurement drifts when the medians of its last and its first third of turns differ by more than this share.
 DRIFT = 0.10
-# Fewer pairs than this have no 95 % interval: the widest that their signs allow covers less.
+# Fewer pairs have no 95 % interval: even the widest interval of the signed-rank test covers less.
 PAIRS_FOR_INTERVAL = 6
 PERCENTILES = (50, 90, 95, 99)
 RESAMPLES = 400
-# How much the logarithm of a ratio varies (standard deviation) between pairs of processes of one and the same model: where each
-# happens to lie in memory. 400 pairs of a 0.5 ms encoder, 2026-11-23, benchmarks/latency/instrument.py: without it 9 % of equal
-# pairs were told apart instead of 5.
+# Standard deviation of the logarithm of a ratio between pairs of processes of the same model, which differ in their place in
+# memory. 400 pairs of a 0.5 ms encoder, 2026-11-23, benchmarks/latency/instrument.py: without it, 9 % of the intervals of
+# equal pairs left out a ratio of 1, instead of 5 %.
 PROCESS_LUCK = 0.003
-# Cores' worth of work by others (or taken by the hypervisor) from which a timing is no longer the candidate's own.
+# Other load (of other processes or the hypervisor), in cores, from which a timing is in doubt.
 OTHER_LOAD_CORES = 0.10
-# How reasons to doubt a timing begin that a reader can act on: by these a report puts them together.
+# The beginnings of doubts that a reader can act on; reports group doubts by them.
 FEW_SAMPLES, TIME_UP, OTHER_LOAD = "p99 rests on", "the time was up", "other load seen"
 
 
@@ -43,13 +43,13 @@ class Measurement:
     batch: int  # texts per call
     tokens: int | None  # per text, special tokens included; None: real texts of all lengths
     samples_ms: tuple[float, ...]  # wall time of each timed call, in the order taken
-    warmup: int  # calls that were made and not kept
+    warmup: int  # calls that were not recorded
     conditions: dict[str, Condition] = field(default_factory=dict)
     turn_sizes: tuple[int, ...] = ()  # samples of each turn, in order; empty means one turn
 
     def __post_init__(self) -> None:
         if not self.samples_ms:
-            raise BadInput(f"the measurement of {self.candidate!r} has no samples; at least one timed call was needed")
+            raise BadInput(f"the measurement of {self.candidate!r} has no samples; time at least one call")
         if self.turn_sizes and sum(self.turn_sizes) != len(self.samples_ms):
             raise BadInput(
                 f"the turns of {self.candidate!r} hold {sum(self.turn_sizes)} samples; "
@@ -79,8 +79,8 @@ class Measurement:
     def intervals_ms(self, seed: int = 0) -> dict[str, list[float]]:
         """95 % intervals of p50, p90, p95 and p99 as `{"p50": [low, high], ...}`; empty for a single turn.
 
-        A percentile bootstrap over turns: calls of one turn share the machine's mood (clock, caches, neighbours), so the
-        turn, not the call, is what is drawn with replacement.
+        A percentile bootstrap over turns: calls of one turn share the machine's state (clock, caches, other load), so turns
+        are drawn with replacement, not calls.
         """
         return percentile_intervals(self.turns_ms(), seed=seed)
 
@@ -98,20 +98,18 @@ class Measurement:
         return np.split(samples_ms, np.cumsum(self.turn_sizes)[:-1]) if self.turn_sizes else [samples_ms]
 
     def doubts(self) -> list[str]:
-        """Reasons not to lean on these numbers, one sentence each; empty when there are none."""
+        """Reasons not to rely on these numbers, one sentence each; empty without any."""
         found = []
         count = len(self.samples_ms)
         if count < SAMPLES_FOR_P99:
-            found.append(
-                f"{FEW_SAMPLES} {count} samples: below {SAMPLES_FOR_P99} it says little more than the slowest call"
-            )
-        if self.tokens is not None:  # otherwise calls and turns differ as their texts do
+            found.append(f"{FEW_SAMPLES} {count} of the {SAMPLES_FOR_P99} samples that it needs")
+        if self.tokens is not None:  # calls on real texts differ because their texts do
             found += self._unsteadiness()
         if self.conditions.get("stopped") == "time":
-            found.append(f"{TIME_UP} before its interval was as narrow as asked")
+            found.append(f"{TIME_UP} before its interval was as narrow as requested")
         other_cores = self.conditions.get("other_load_cores", 0.0)
         if isinstance(other_cores, int | float) and other_cores > OTHER_LOAD_CORES:
-            found.append(f"{OTHER_LOAD}: something else used {other_cores:.2g} cores while this was timed")
+            found.append(f"{OTHER_LOAD}: other processes used {other_cores:.2g} cores during the timing")
         return found
 
     def _unsteadiness(self) -> list[str]:
@@ -123,17 +121,17 @@ class Measurement:
         medians_ms = [float(np.median(turn_ms)) for turn_ms in self.turns_ms()]
         slow_ms, fast_ms = np.percentile(medians_ms, [90, 10])
         if slow_ms > 1.25 * fast_ms:
-            found.append(f"turns disagree: the medians of eight in ten run from {fast_ms:.4g} to {slow_ms:.4g} ms")
+            found.append(f"turns disagree: the medians of 80 % of the turns are from {fast_ms:.4g} to {slow_ms:.4g} ms")
         third = len(medians_ms) // 3
         if third >= 2:
             drift = float(np.median(medians_ms[-third:]) / np.median(medians_ms[:third]))
             if abs(drift - 1) > DRIFT:
-                found.append(f"drifted: calls of the last third took {drift:.2f} times those of the first")
+                found.append(f"drifted: calls of the last third took {drift:.2f} times as long as those of the first")
         return found
 
 
 class Ratio(NamedTuple):
-    """`a`'s median time over `b`'s (above 1: `b` is faster), with a 95 % interval."""
+    """The median time of `a` over that of `b` (above 1: `b` is faster), with a 95 % interval."""
 
     a: str
     b: str
@@ -143,9 +141,9 @@ class Ratio(NamedTuple):
 
 
 def ratio(a: Measurement, b: Measurement) -> Ratio:
-    """`a`'s p50 over `b`'s, paired turn by turn, see `process_ratio`.
+    """The p50 of `a` over that of `b`, paired turn by turn; see `process_ratio`.
 
-    Raises BadInput for different workloads, for different numbers of turns, and for fewer than two.
+    Raises BadInput for different workloads, different numbers of turns, or fewer than 2 turns.
     """
     if (a.batch, a.tokens) != (b.batch, b.tokens):
         raise BadInput(
@@ -165,9 +163,9 @@ def ratio(a: Measurement, b: Measurement) -> Ratio:
 def process_ratio(
     turns_a: Sequence[npt.NDArray[np.float64]], turns_b: Sequence[npt.NDArray[np.float64]]
 ) -> tuple[float, float, float]:
-    """`paired_ratio` of two models that each ran in one process, with an interval that holds for other processes of theirs too.
+    """`paired_ratio` of two models, each timed in one process, with an interval that also covers other processes of the models.
 
-    However many turns two processes take, they remain these two; `PROCESS_LUCK` is added to each side in quadrature.
+    More turns do not reduce the difference between processes, so `PROCESS_LUCK` is added to each side in quadrature.
     """
     found, low, high = paired_ratio(turns_a, turns_b)
     luck = 1.959964 * PROCESS_LUCK
@@ -180,10 +178,10 @@ def paired_ratio(
 ) -> tuple[float, float, float]:
     """The ratio of medians of turns that were taken together, and its 95 % interval.
 
-    Turn i of both was taken at nearly the same time, in an order that was drawn, so between equal candidates the logarithm
-    of the ratio of their medians is symmetric about zero, whatever the machine does: what Wilcoxon's signed-rank test asks
-    for. The estimate is that test's (Hodges and Lehmann 1963), the interval its inversion (Hollander, Wolfe and Chicken
-    2014, section 3.3). Of fewer than 6 pairs it is their whole range, which covers less than 95 %.
+    Turns i of both are taken at nearly the same time in a random order, so for equal candidates the logarithm of the ratio
+    of their medians is symmetric about 0, even under other load. Wilcoxon's signed-rank test needs this symmetry. The
+    estimate is that of the test (Hodges and Lehmann 1963), the interval its inversion (Hollander, Wolfe and Chicken 2014,
+    section 3.3). For fewer than 6 pairs the interval is their whole range, which covers less than 95 %.
     """
     logs = np.array([math.log(np.median(x) / np.median(y)) for x, y in zip(turns_a, turns_b, strict=True)])
     first, second = np.triu_indices(len(logs))
@@ -194,14 +192,14 @@ def paired_ratio(
 
 
 def _outside(pairs: int) -> int:
-    """How many of the ordered averages of pairs lie below the interval of 95 %, and how many above it."""
+    """How many of the ordered averages of pairs lie below the 95 % interval; as many lie above it."""
     if pairs < PAIRS_FOR_INTERVAL:
         return 0
     total = pairs * (pairs + 1) // 2
-    if pairs > 60:  # by then the normal approximation is off by one at most
+    if pairs > 60:  # from here on the normal approximation is off by 1 at most
         deviation = math.sqrt(pairs * (pairs + 1) * (2 * pairs + 1) / 24)
         return max(0, math.floor(total / 2 - 1.959964 * deviation))
-    # The exact distribution of the rank sum: each rank is added or not, with equal chance.
+    # The exact distribution of the rank sum: each rank is added with probability 1/2.
     ways = np.zeros(total + 1)
     ways[0] = 1.0
     for rank in range(1, pairs + 1):

@@ -5,18 +5,18 @@
     {"command": "answers", "first", "count"}                            these texts -> [answer of each, see `serve.text.answers`]
     {"command": "run", "work": name, "seconds", "least", "most"}        rows of token ids -> `TimedTurn`
     {"command": "stream", "chosen": [index of text], "passes"}          one text at a time -> `StreamTurn`
-    {"command": "offline", "count", "batch_tokens"}             the first texts, short with short -> `OfflineTurn`
-    {"command": "serve", "at_s", "chosen", "most", "bound_s", "late_allowed"}  texts arrive at given moments -> `ServerTurn`
+    {"command": "offline", "count", "batch_tokens"}             the first texts, sorted by length -> `OfflineTurn`
+    {"command": "serve", "at_s", "chosen", "most", "bound_s", "late_allowed"}  texts due at given moments -> `ServerTurn`
     {"command": "operators", "input_ids"}                               -> `latency.measure.result_document.Operators`
     {"command": "memory"}                                               -> {"steady_bytes", "peak_bytes"}, or nulls
-    the end of the input, which means that the parent has died
+    the end of the input (the parent has died)
         -> exit 0
-    whatever fails
-        -> {"error": message, "named": is it one of our own errors}, a traceback on stderr, exit 1
+    any failure
+        -> {"error": message, "named": true for BadInput}, a traceback on stderr, exit 1
 
-A process of its own, because the idle threads of one runtime spin and slow the other where two share a process: one
-model took 28 ms interleaved with others in one process and 9 ms alone (2 cores, AMD Zen 5). Between its turns a worker
-blocks on a read. Nothing that reads the thread counts is imported before "load" has set them.
+Each candidate has its own process because idle threads of one runtime spin, and slow other runtimes in the same process:
+one model took 28 ms interleaved with others in one process and 9 ms alone (2 cores, AMD Zen 5). Between its turns a
+worker blocks on a read. Modules that read the thread counts are imported only after "load" has set them.
 """
 
 import gc
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from latency.candidates.end_to_end import EndToEnd, Parts, Text
     from serve.text.answers import Answer
 
-# The last is the tokenizer's: it would take every core for a batch of texts.
+# The last is for the tokenizer, which would otherwise use every core for a batch of texts.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
-STILL_FASTER = 0.97  # a call that takes less than this share of the fastest so far: the candidate still warms up
-SETTLED_AFTER = 3  # calls in a row that do not
+STILL_FASTER = 0.97  # a pass that takes less than this share of the fastest so far: the candidate is still warming up
+SETTLED_AFTER = 3  # this many calls in a row without that end the warm-up
 SETTLING_BOUND_S = 0.1
-SPIN_S = 0.0003  # a sleep ends about this much late; the rest of a wait is spun
-SCORING_TOKENS = 4096  # padded, in a batch of texts that are scored and not timed
+SPIN_S = 0.0003  # a sleep ends about this late, so the last part of a wait is a spin
+SCORING_TOKENS = 4096  # padded tokens in a batch of texts that are scored, not timed
 
 
 class Loaded(TypedDict):
-    """How long a candidate took to be of use."""
+    """How long a candidate took to load and to answer for the first time."""
 
     load_ms: float
     first_answer_ms: float
@@ -59,16 +59,16 @@ class Loaded(TypedDict):
 
 
 class TimedTurn(TypedDict):
-    """What one turn of one candidate brought."""
+    """The result of one turn of one candidate."""
 
     samples_ms: list[float]
-    warmup: int  # calls made before, until they got no faster
+    warmup: int  # unrecorded calls before, until they got no faster
     wall_s: float  # of the turn, warm-up included
     cpu_s: float  # all threads of this process, over the same time
 
 
 class StreamTurn(TimedTurn):
-    """The same on texts, each in its parts."""
+    """A turn on texts, with the parts of each call."""
 
     samples: list[list[float]]  # [tokens, tokenise_ms, run_ms, decode_ms], in whole passes over the texts
 
@@ -83,14 +83,14 @@ class OfflineTurn(TypedDict):
 
 
 class ServerTurn(TypedDict):
-    """Texts that arrived whether or not the ones before were answered."""
+    """The result of a trial of the server scenario."""
 
-    latencies_ms: list[float]  # from the intended moment, in the order of arrival
-    cut_short: bool  # too many were late for the bound to be kept: what came after was not answered
+    latencies_ms: list[float]  # from the due moment, in the order of arrival
+    cut_short: bool  # too many answers exceeded the bound; later texts were not answered
 
 
 class Ready:
-    """A loaded candidate with what it is to be timed on."""
+    """A loaded candidate, its workloads and its texts."""
 
     def __init__(self, candidate: "Candidate", call: "Call", texts: "Sequence[Text]") -> None:
         self.candidate, self.call, self.texts = candidate, call, texts
@@ -98,16 +98,16 @@ class Ready:
         self.end_to_end: EndToEnd | None = None
 
     def answers(self) -> "EndToEnd":
-        """The candidate from text to answer; only asked of one that was given texts."""
+        """The candidate from text to answer; only for one that got texts."""
         assert self.end_to_end is not None
         return self.end_to_end
 
 
 def timed_calls(calls: Sequence[Callable[[], object]], *, seconds: float, least: int, most: int) -> TimedTurn:
-    """Whole passes over `calls` until `seconds` of timed calls have passed: `least` times whatever that takes.
+    """Times whole passes over `calls` until timed calls add up to `seconds`, with at least `least` and at most `most` calls.
 
-    At most `most` are made. Before, the candidate settles: caches belonged to another process until now, and a core that
-    slept is slow for some milliseconds, so calls are made and not kept until they get no faster.
+    Calls are made unrecorded before, until they get no faster: the caches held another process's data, and a core that
+    slept is slow for some milliseconds.
     """
     with _undisturbed():
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
@@ -129,7 +129,7 @@ def timed_calls(calls: Sequence[Callable[[], object]], *, seconds: float, least:
 
 
 def _settle(calls: Sequence[Callable[[], object]]) -> int:
-    """Makes whole passes over `calls` until they get no faster, or to the bound; returns the calls made."""
+    """Makes whole passes over `calls` until they get no faster, or up to a time limit; returns the number of calls."""
     fastest_s, still, spent_s, made = float("inf"), 0, 0.0, 0
     needed = max(1, SETTLED_AFTER // len(calls))
     while still < needed and spent_s < SETTLING_BOUND_S:
@@ -147,7 +147,7 @@ def _settle(calls: Sequence[Callable[[], object]]) -> int:
 
 @contextmanager
 def _undisturbed() -> "Iterator[None]":
-    """Without Python's collector of garbage, which runs after instead."""
+    """Disables Python's garbage collector, and runs it afterwards."""
     gc.disable()
     try:
         yield
@@ -157,7 +157,7 @@ def _undisturbed() -> "Iterator[None]":
 
 
 def _load(request: Mapping[str, Any]) -> tuple[Ready, Loaded]:
-    """Loads the candidate and answers every workload once, so that what cannot run fails before anything is timed."""
+    """Loads the candidate and runs every workload once, so that a candidate that cannot run fails before timing."""
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(request["candidate"]["threads"])))
     import numpy as np
 
@@ -188,7 +188,7 @@ def _load(request: Mapping[str, Any]) -> tuple[Ready, Loaded]:
             raise ValueError(f"its answer to {name} is not one finite row per text: shape {answer.shape}")
         ready.rows[name] = partial(ready.call, inputs)
     gc.collect()
-    gc.freeze()  # what stays is not looked at again
+    gc.freeze()  # the collector ignores objects that stay
     return ready, Loaded(
         load_ms=1e3 * load_s,
         first_answer_ms=1e3 * first_answer_s,
@@ -208,7 +208,7 @@ def inputs_of(input_ids: Any) -> dict[str, Any]:
 
 
 def _stream(ready: Ready, request: Mapping[str, Any]) -> StreamTurn:
-    """The chosen texts one at a time, in whole passes: a time limit would take short texts more often than long ones."""
+    """The chosen texts one at a time, in whole passes, since a time limit would include short texts more often."""
     end_to_end = ready.answers()
     parts: list[Parts] = []
     calls = [partial(_answer_one, end_to_end, ready.texts[i], parts) for i in request["chosen"]]
@@ -238,10 +238,10 @@ def _offline(ready: Ready, request: Mapping[str, Any]) -> OfflineTurn:
 
 
 def _serve(ready: Ready, request: Mapping[str, Any]) -> ServerTurn:
-    """Answers texts that arrive at given moments: whatever waits is taken together, up to `most` texts.
+    """Answers texts that are due at given moments; waiting texts are batched, up to `most`.
 
-    Latency counts from the intended moment of arrival, however late this process came to it. It ends when more answers were later
-    than `bound_s` than `late_allowed` says.
+    Latency counts from the due moment, even if this process starts late. The trial ends when more than `late_allowed`
+    answers took longer than `bound_s`.
     """
     at_s, chosen, most = request["at_s"], request["chosen"], request["most"]
     end_to_end = ready.answers()
@@ -307,7 +307,7 @@ COMMANDS: dict[str, Callable[[Ready, Mapping[str, Any]], object]] = {
 
 
 def _answer_all(requests: IO[str], replies: IO[str]) -> None:
-    """Answers each line of `requests` with one line, until the end."""
+    """Answers each line of `requests` with one line, until the end of the input."""
     ready: Ready | None = None
     for line in requests:
         request = json.loads(line)
@@ -323,14 +323,14 @@ def _answer_all(requests: IO[str], replies: IO[str]) -> None:
 
 def main() -> int:
     """Runs the worker on this process's own stdin and stdout."""
-    # Ctrl-C reaches the whole process group; the parent decides, and closes our input.
+    # Ctrl-C reaches the whole process group; the parent handles it and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Native libraries print where they like: what they write to stdout goes to stderr, and only we hold the real one.
+    # Native libraries may print to stdout, so stdout is redirected to stderr; only `replies` is the real one.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         _answer_all(sys.stdin, replies)
-    except Exception as error:  # the edge of a process: any failure is told to the parent, and ends us
+    except Exception as error:  # every failure is reported to the parent, and ends this process
         traceback.print_exc()
         named = isinstance(error, BadInput)
         message = str(error) if named else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What is run: real text packed into rows of one exact length, so that no candidate is timed on padding."""
+"""Workloads: real text in rows of one exact length, so that no candidate is timed on padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,20 +26,20 @@ class Workload:
 def from_texts(texts: Sequence[str], tokenizer: "Tokenizer", batch: int, tokens: int) -> Workload:
     """A workload of `batch` rows of exactly `tokens` tokens, cut from `texts` in order.
 
-    Texts are joined until a row is full and the rest of the last one is cut off; every row opens with a fresh text and
-    carries the tokenizer's special tokens, as a real input does. When the texts run out they are taken from the start.
-    Raises BadInput when there is no text to take tokens from, or when `tokens` leaves no room for any.
+    Texts are joined until a row is full, and the rest of the last text is cut off. Each row starts with a new text and has
+    the tokenizer's special tokens, like a real input. After the last text the first follows again. Raises BadInput when
+    no text has a token, or when `tokens` leaves no room for any.
     """
     if batch < 1:
         raise BadInput(f"batch {batch} was given; a workload needs 1 or more rows")
     text_ids = [ids for ids in (_plain_ids(tokenizer, text) for text in texts) if ids]
     if not text_ids:
-        raise BadInput(f"{len(texts)} texts were given and none has a token; give some text like what will be served")
+        raise BadInput(f"{len(texts)} texts were given, without any token; give texts like those that will be served")
     opening, closing = _special_ids(tokenizer, next(text for text in texts if _plain_ids(tokenizer, text)))
     room = tokens - len(opening) - len(closing)
     if room < 1:
         raise BadInput(
-            f"{tokens} tokens were asked for and {len(opening) + len(closing)} of them are special; "
+            f"{tokens} tokens were asked for, but special tokens alone take {len(opening) + len(closing)}; "
             f"ask for {len(opening) + len(closing) + 1} or more"
         )
     rows, position = [], 0
@@ -53,7 +53,7 @@ def from_texts(texts: Sequence[str], tokenizer: "Tokenizer", batch: int, tokens:
 
 
 def _plain_ids(tokenizer: "Tokenizer", text: str) -> list[int]:
-    """Ids of `text` without special tokens, and without padding should the tokenizer be set to pad."""
+    """Ids of `text` without special tokens and without padding, even if the tokenizer pads."""
     encoding = tokenizer.encode(text, add_special_tokens=False)
     return [token for token, real in zip(encoding.ids, encoding.attention_mask, strict=True) if real]
 

@@ -1,1 +1,1 @@
-"""How a model is used: as a server under a rate, and over numbers of threads and processes."""
+"""Scenarios: single stream, offline, server under a rate, and a sweep over threads and processes."""

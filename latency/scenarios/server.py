@@ -1,7 +1,7 @@
-"""Real text from end to end, after MLPerf's scenarios: one at a time, all at once, and arriving by chance.
+"""MLPerf's scenarios on real text, from text to answer: single stream, offline and server.
 
-MLPerf Inference (Reddi et al. 2020, section 4.2): single stream is the latency of one query after another, offline the
-throughput on all of them at hand, server the highest rate of a Poisson process of queries whose tail latency keeps a bound.
+MLPerf Inference (Reddi et al. 2020, section 4.2): single stream is the latency of one query after another; offline is the
+throughput on all queries at once; server is the highest rate of Poisson arrivals whose tail latency stays within a bound.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from latency.measure.worker import OfflineTurn, StreamTurn
 
 PARTS = ("tokenise", "run", "decode")
 TEXTS_PER_TURN = 8
-OFFLINE_PASS_S = 3.0  # what the slowest candidate's pass over the texts may take; the others get the same texts
+OFFLINE_PASS_S = 3.0  # longest pass over the texts of the slowest candidate; all candidates get the same texts
 OFFLINE_LEAST_TEXTS = 64
-BATCH_TOKENS = (256, 1024, 4096)  # budgets of a batch, of which each candidate gets the one that suits it
+BATCH_TOKENS = (256, 1024, 4096)  # token budgets of a batch; each candidate gets its fastest
 SERVER_TRIALS = 7  # of one candidate, about
-SERVER_QUERIES = (100, 4000)  # of a trial, at least and at most; fewer only where
-TRIAL_S = 30.0  # a model is so slow that the least of them would take longer than this, and never fewer than
-LEAST_QUERIES = 20
-TAKEN_TOGETHER = 32  # of the texts that wait, at the most, as a server that batches would
-SOUGHT = (0.1, 1.2)  # shares of the offline rate between which the highest rate is sought
+SERVER_QUERIES = (100, 4000)  # of a trial, at least and at most
+TRIAL_S = 30.0  # a model that needs longer for the least number of queries gets fewer,
+LEAST_QUERIES = 20  # but never fewer than these
+TAKEN_TOGETHER = 32  # largest batch of waiting texts, as in a server that batches
+SOUGHT = (0.1, 1.2)  # the search range, as shares of the offline rate
 
 
 def single_stream(
@@ -35,10 +35,9 @@ def single_stream(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, SingleStream]:
-    """Each candidate's times from text to answer, one text at a time, in an order drawn from `seed`.
+    """Times each candidate from text to answer, one text at a time, in an order drawn from `seed`.
 
-    A turn gives every candidate the same few texts, so that they are compared on equal lengths; turn by turn they go
-    through all of them.
+    In a turn every candidate gets the same few texts, so the lengths are equal. The turns go through all texts.
     """
     order = np.random.default_rng(seed).permutation(texts)
 
@@ -90,14 +89,14 @@ def offline(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Offline]:
-    """What each candidate answers in a second of all texts at hand, taking turns of one pass each.
+    """The throughput of each candidate on all texts at once, in alternating turns of one pass each.
 
-    All get the same texts: as many as the slowest, at the rate known from single stream, answers in a few seconds.
+    All get the same texts: as many as the slowest answers in `OFFLINE_PASS_S`, by its single-stream rate, at least 64.
     """
     count = int(min(texts, max(OFFLINE_LEAST_TEXTS, OFFLINE_PASS_S * slowest_texts_per_s)))
     budgets = {}
     for name, worker in workers.items():
-        # The second of two passes: batches of a new shape cost more the first time.
+        # The second of two passes counts, since the first call of a new shape is slower.
         tried = [[worker.offline(count, tokens) for _ in range(2)][1]["wall_s"] for tokens in BATCH_TOKENS]
         budgets[name] = BATCH_TOKENS[int(np.argmin(tried))]
 
@@ -131,9 +130,9 @@ def server(
 ) -> Server:
     """The highest rate of arrivals at which the candidate's p99 stays within `bound_ms`, and every rate that was tried.
 
-    One process answers, and takes together what waits; a trial lasts a seventh of `seconds`, longer only for its hundred
-    queries (twenty of a slow model), and ends as soon as its p99 can no longer keep the bound. Rates are sought between a
-    tenth of the offline rate and a little above it. Candidates do not take turns here: compare rates that are far apart.
+    One process answers, and batches waiting texts. A trial lasts a seventh of `seconds`, or longer to reach 100 queries (20
+    for a slow model), and ends as soon as its p99 cannot stay within the bound. The search is between 0.1 and 1.2 times the
+    offline rate. Candidates do not alternate here, so only large differences between their rates mean something.
     """
     trials: list[Trial] = []
     rng = np.random.default_rng(seed)
@@ -166,7 +165,7 @@ def server(
 
 
 def trial_queries(rate_per_s: float, seconds: float) -> int:
-    """How many queries a trial of about `seconds` has: enough for a p99 where that does not take too long."""
+    """The number of queries of a trial of about `seconds`: enough for a p99 unless that takes longer than `TRIAL_S`."""
     fewest, most = SERVER_QUERIES
     fewest = max(LEAST_QUERIES, min(fewest, int(TRIAL_S * rate_per_s)))
     return min(most, max(fewest, int(seconds * rate_per_s)))

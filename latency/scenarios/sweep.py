@@ -1,4 +1,4 @@
-"""How to spend the cores: on the threads of one call, or on processes side by side."""
+"""Times one model with different numbers of threads and of parallel processes on the same cores."""
 
 import random
 import time
@@ -34,26 +34,26 @@ def sweep(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[SweepRow]:
-    """Times `candidate` on `workload` in every way of `ways(cores)`, whatever number of threads it names itself.
+    """Times `candidate` on `workload` in each combination of `ways(cores)`, whatever its own number of threads.
 
-    All processes are loaded at once and idle ones wait on a read. A turn gives each way `seconds / turns` in an order
-    shuffled anew from `seed`: all processes of that way call one after another, and what counts is the time in which all
-    are at work. Raises BadInput for a candidate that cannot be loaded or run, InternalError for a process that dies; none
-    outlives the call.
+    All processes are loaded at once, and idle ones block on a read. In a turn each combination runs for `seconds / turns`, in
+    an order shuffled with `seed`. All its processes make calls without pause, and the time while all are active counts.
+    Raises BadInput for a candidate that cannot be loaded or run, InternalError for a process that dies. All processes
+    have ended when it returns.
     """
     if cores < 1 or turns < 1 or not seconds > 0:
         raise BadInput(f"{cores} cores, {turns} turns and {seconds:g} seconds were given; each must be above 0")
     spent = ways(cores)
     shuffler = random.Random(seed)
     with ExitStack() as stack:
-        # The ways with equally many threads share their processes.
+        # Combinations with the same number of threads share processes.
         workers_of: dict[int, list[Worker]] = {}
         for threads, processes in spent:
             of_this_many = workers_of.setdefault(threads, [])
             while len(of_this_many) < processes:
                 of_this_many.append(stack.enter_context(Worker(replace(candidate, threads=threads))))
         workers = [worker for of_this_many in workers_of.values() for worker in of_this_many]
-        for worker in workers:  # all load at once; the answers are collected after
+        for worker in workers:  # all load at the same time; their replies are read below
             worker.send_load([workload])
         for worker in workers:
             worker.receive()
@@ -72,7 +72,7 @@ def sweep(
 
 
 def ways(cores: int) -> list[Way]:
-    """Threads and processes whose product is at most `cores`, each a power of two or `cores` itself.
+    """Pairs (threads, processes) whose product is at most `cores`; each number is a power of two or `cores` itself.
 
     On 2 cores: 1 x 1, 1 x 2 and 2 x 1.
     """
@@ -81,17 +81,17 @@ def ways(cores: int) -> list[Way]:
 
 
 class DrivenTurn(NamedTuple):
-    """One worker's calls on end; times in seconds of this process's clock."""
+    """One worker's consecutive calls; moments in seconds of this process's clock."""
 
-    began_s: Floats  # each call
+    began_s: Floats  # when each call began
     calls_ms: Floats  # how long each took
     ended_s: float
 
 
 def at_once(workers: Sequence[Worker], workload: Workload, seconds: float) -> list[Floats]:
-    """Of each worker the times in ms of its calls while all were at work (see `together_ms`), at least one.
+    """For each worker the times in ms of its calls while all were active (see `together_ms`), at least one.
 
-    Each is at work for `seconds`, or longer where no such calls fall into that.
+    Each runs for `seconds`, which is doubled until every worker has such a call.
     """
     with ThreadPoolExecutor(len(workers)) as drivers:
         while True:
@@ -103,9 +103,9 @@ def at_once(workers: Sequence[Worker], workload: Workload, seconds: float) -> li
 
 
 def together_ms(turns: Sequence[DrivenTurn]) -> list[Floats]:
-    """Of each turn the times of the calls that began while all were under way.
+    """For each turn the times of the calls that began while all turns were active.
 
-    Such a call counts whole: to keep only those that also ended in time would leave out slow ones more often than quick.
+    Such a call counts even if it ended later: leaving it out would leave out slow calls more often than fast ones.
     """
     all_began_s = max(turn.began_s[0] for turn in turns)
     one_ended_s = min(turn.ended_s for turn in turns)
@@ -113,15 +113,15 @@ def together_ms(turns: Sequence[DrivenTurn]) -> list[Floats]:
 
 
 def _take(worker: Worker, workload: Workload, seconds: float) -> DrivenTurn:
-    # Of two calls each, one may begin before all are under way.
+    # At least two calls: the first may begin before all workers are active.
     calls_ms = np.array(worker.run(workload, seconds=seconds, least=2, most=NO_LIMIT)["samples_ms"])
     ended_s = time.perf_counter()
-    # Timed calls are the last of a turn and follow one another, so that the end tells all beginnings.
+    # Timed calls are the last of a turn, without pause, so all their beginnings follow from the end.
     return DrivenTurn(ended_s - np.cumsum(calls_ms[::-1])[::-1] / 1000.0, calls_ms, ended_s)
 
 
 def sweep_row(name: str, batch: int, way: Way, turns_ms: Sequence[Sequence[Floats]]) -> SweepRow:
-    """The row of one way, from the times of its calls: of each turn, of each process."""
+    """The row of one combination, from its call times by turn and process."""
     threads, processes = way
     by_process_ms = [np.concatenate(turns) for turns in zip(*turns_ms, strict=True)]
     p50_ms, p99_ms = np.percentile(np.concatenate(by_process_ms), [50, 99])

@@ -1,4 +1,4 @@
-"""What this processor can do, as far as the answers of 8-bit files and the precision of training depend on it."""
+"""The processor's instruction sets on which answers of 8-bit files and the precision of training depend."""
 
 import os
 import platform
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from serve.errors import BadInput
 
-# What decides anything here: 8-bit products that do not saturate, and training in bfloat16.
+# The instruction sets that matter here: those with 8-bit products that do not saturate, and those for training in bfloat16.
 FEATURES = ("amx_bf16", "amx_int8", "arm64", "avx512_bf16", "avx512_vnni", "avx_vnni")
-# Instruction sets that are treated as absent, set apart by commas: `avx512_vnni,amx_int8`.
+# Instruction sets to treat as absent, separated by commas: `avx512_vnni,amx_int8`.
 HIDDEN_VARIABLE = "STILLROOM_HIDE_CPU_FEATURES"
 
 
@@ -20,20 +20,20 @@ def cpu_features(
 ) -> frozenset[str]:
     """The processor's instruction sets as Linux names them (`avx512_vnni`, ...), and `arm64` on any 64-bit Arm.
 
-    Where there is no `/proc/cpuinfo` nothing is known of an x86 processor, and the set is empty. What
-    STILLROOM_HIDE_CPU_FEATURES names is left out; that of `environment`, or of this process now. It takes away alone: no
-    file is ever believed to run on a processor that lacks what it needs. BadInput when it names something else than `FEATURES`.
+    Without `/proc/cpuinfo` nothing is known of an x86 processor, and the set is empty. The sets that
+    STILLROOM_HIDE_CPU_FEATURES names in `environment` (None: this process's) are left out. The variable can only remove sets, so
+    no file runs on a processor that lacks what it needs. BadInput when it names a set that is not in `FEATURES`.
     """
     hidden = hidden_features(os.environ if environment is None else environment)
     return _reported_features(cpuinfo, machine or platform.machine()) - hidden
 
 
 def hidden_features(environment: Mapping[str, str]) -> frozenset[str]:
-    """What STILLROOM_HIDE_CPU_FEATURES names. BadInput for a name that nothing here depends on, or a misspelt one."""
+    """The instruction sets that STILLROOM_HIDE_CPU_FEATURES names. BadInput for one that is not in `FEATURES`."""
     hidden = {name.strip() for name in environment.get(HIDDEN_VARIABLE, "").split(",")} - {""}
     if unknown := sorted(hidden - set(FEATURES)):
         raise BadInput(
-            f"{HIDDEN_VARIABLE} names {', '.join(unknown)}, which is unknown; give some of {', '.join(FEATURES)}, set apart by commas"
+            f"{HIDDEN_VARIABLE} names {', '.join(unknown)}, which is unknown; give some of {', '.join(FEATURES)}, separated by commas"
         )
     return frozenset(hidden)
 
@@ -52,5 +52,5 @@ def _reported_features(cpuinfo: Path, machine: str) -> frozenset[str]:
 
 
 def suits(needed: Collection[str], features: Collection[str]) -> bool:
-    """Whether a file that needs one of `needed`, or nothing, gives its measured answers on a processor with `features`."""
+    """Whether a processor with `features` has one of `needed`, or `needed` is empty: then a file gives its measured answers."""
     return not needed or bool(set(needed) & set(features))

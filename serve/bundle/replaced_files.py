@@ -1,4 +1,4 @@
-"""Files that are written in one step: who reads one sees the old file or the new one, never half of it."""
+"""Files that are replaced in one step: a reader sees the old file or the new one, never half of one."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write to; at the end it takes the place of `path`, or goes when writing failed."""
+    """A temporary path beside `path` to write to. At the end it replaces `path`, or is deleted if writing failed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield beside

@@ -1,11 +1,11 @@
-"""What runs a graph, by name, and whether it is installed: asked without loading any."""
+"""The runtimes by name, and whether OpenVINO is installed. Nothing here loads one."""
 
 from importlib.util import find_spec
 from typing import Literal
 
 Runtime = Literal["onnxruntime", "openvino"]
 
-# What to do where OpenVINO is wanted and missing.
+# The end of messages that say OpenVINO is missing.
 INSTALL_OPENVINO = "in a clone of stillroom, pip install '.[openvino]'"
 
 

@@ -1,4 +1,4 @@
-"""Which graph of a bundle runs here, and in what: as its manifest says, unless this machine cannot."""
+"""Which variant of a bundle runs on this machine, and in which runtime."""
 
 from collections.abc import Collection
 from typing import NamedTuple, cast, get_args
@@ -10,7 +10,7 @@ from serve.errors import BundleError
 
 
 class Choice(NamedTuple):
-    """A variant, what runs it, and what its user should know of it and its bundle."""
+    """A variant, its runtime, and what the user should know of both."""
 
     variant: str
     runtime: Runtime
@@ -24,40 +24,40 @@ def choose(
     features: Collection[str] | None = None,
     openvino: bool | None = None,
 ) -> Choice:
-    """The variant `asked`, or the bundle's default one, and its runtime; `features` and `openvino` are those of this machine.
+    """The variant `asked`, or the bundle's default one, and its runtime. `features` and `openvino` are by default this machine's.
 
-    The default variant gives way to fp32 on a processor that would compute it otherwise; a variant that was asked for is
-    refused there (BundleError). Without OpenVINO onnxruntime reads the same file. A note says each such thing.
+    On a processor that would compute the default variant differently, fp32 takes its place; a variant that was asked for is
+    refused (BundleError). Without OpenVINO, onnxruntime runs the same file. Each of these is noted in `notes`.
     """
     name, variant = bundle.variant(asked)
     notes: list[str] = []
     if bundle.card_edited:
         notes.append(
-            f"{CARD} of {bundle.manifest.name!r} was edited since the bundle was made; every other file is as its manifest says"
+            f"{CARD} of {bundle.manifest.name!r} was edited after the bundle was made; all other files match the manifest"
         )
     if not suits(variant.cpu, cpu_features() if features is None else features):
         lacking = (
             f"variant {name!r} of {bundle.manifest.name!r} needs a processor with one of {', '.join(variant.cpu)}; on this one "
-            "its sums would saturate, and its answers would not be those that were measured"
+            "its 8-bit sums would saturate, and its answers would differ from the measured ones"
         )
         if asked or "fp32" not in bundle.manifest.variants:
             raise BundleError(f"{lacking}: name another variant, or export with 7-bit weights")
-        notes.append(f"{lacking}: fp32 answers instead, slower")
+        notes.append(f"{lacking}: fp32 answers instead, and is slower")
         name, variant = bundle.variant("fp32")
     if variant.runtime not in get_args(Runtime):
         raise BundleError(
-            f"variant {name!r} of {bundle.manifest.name!r} runs on {variant.runtime!r}; this program runs "
+            f"variant {name!r} of {bundle.manifest.name!r} is for the runtime {variant.runtime!r}; this program has "
             f"{' and '.join(get_args(Runtime))}: name another variant"
         )
     runtime = cast(Runtime, variant.runtime)
     if runtime == "openvino" and not (has_openvino() if openvino is None else openvino):
         runtime = "onnxruntime"
         notes.append(
-            f"variant {name!r} of {bundle.manifest.name!r} was measured for OpenVINO, which is not installed: onnxruntime answers "
+            f"variant {name!r} of {bundle.manifest.name!r} was measured in OpenVINO, which is not installed: onnxruntime runs it "
             f"instead; {INSTALL_OPENVINO}"
         )
     if variant.scheme == "dynamic":
         notes.append(
-            f"variant {name!r} of {bundle.manifest.name!r} is dynamic int8: its answers depend on the texts that share a batch"
+            f"variant {name!r} of {bundle.manifest.name!r} is dynamic int8: an answer depends on the other texts in its batch"
         )
     return Choice(name, runtime, tuple(notes))

@@ -1,1 +1,1 @@
-"""Requests in, answers out: the application, its endpoints, who may ask, and the connections."""
+"""The HTTP server: the application, its endpoints, access, and connections."""

@@ -1,4 +1,4 @@
-"""The server: bundles behind HTTP. `create_app` makes the ASGI app, `serve` runs it until it is told to stop."""
+"""The server: bundles behind HTTP. `create_app` makes the ASGI app, `serve` runs it until a signal stops it."""
 
 import logging
 import math
@@ -46,11 +46,11 @@ def create_app(
     log_texts: bool = False,
     aliases: Mapping[str, str] | None = None,
 ) -> Starlette:
-    """The ASGI app that serves `bundles`; each is verified here. Its `state.service` is the `Service`.
+    """The ASGI app that serves `bundles`, each verified here. Its `state.service` is the `Service`.
 
-    `variant`, `threads` and `processes` are as in `ServedModel`, for all of them; `aliases` are other names of models; `access`
-    says who may ask, everybody unless given; `bodies_bytes` of request bodies are held at once. BundleError when one is
-    damaged; BadInput when there is none, or two have one name.
+    `variant`, `threads` and `processes` are as in `ServedModel`, for every bundle. `aliases` maps other names to names of models.
+    `access` checks keys and origins; without it every client may ask. `bodies_bytes` bounds the bytes of request bodies in memory.
+    BundleError when a bundle is damaged; BadInput when there is none, two have the same name, or an alias is wrong.
     """
     if not bundles:
         raise BadInput("no bundle was given; name at least one folder that `stillroom run`, `demo` or `export` wrote")
@@ -61,11 +61,11 @@ def create_app(
     ]
     names = [model.manifest.name for model in models]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadInput(f"several bundles are called {', '.join(map(repr, twice))}; a request could not tell them apart")
+        raise BadInput(f"several bundles have the name {', '.join(map(repr, twice))}; give each another name")
     aliases = aliases or {}
     for alias, name in aliases.items():
         if name not in names or alias in names:
-            reason = "that is a bundle's own name" if alias in names else f"there is {', '.join(map(repr, names))}"
+            reason = "a bundle has this name" if alias in names else f"the bundles are {', '.join(map(repr, names))}"
             raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
     service = Service(models, limits, metrics, aliases, traces_from_environment(), log_texts=log_texts)
     direct = {
@@ -74,7 +74,7 @@ def create_app(
         "/v1/relations": service.relations,
     }
     routes = [
-        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),  # for other methods, and lists
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),  # other methods get 405
         Route("/v1/models", service.describe_models),
         Route("/healthz", service.healthz),
         Route("/readyz", service.readyz),
@@ -101,7 +101,7 @@ def create_app(
         lifespan=service.lifespan,
     )
     app.state.service = service
-    app.router.redirect_slashes = False  # /v1/entities/ is answered 404 in our form, not redirected
+    app.router.redirect_slashes = False  # /v1/entities/ gets 404, not a redirect
     return app
 
 
@@ -112,11 +112,10 @@ def serve(
     announce: Callable[[str], None] = print,
     quiet: bool = False,
 ) -> None:
-    """Serve `bundles` until SIGTERM or SIGINT; then finish the requests under way and return.
+    """Serves `bundles` until SIGTERM or SIGINT; then finishes the requests under way and returns.
 
-    `announce` is told the server's URL once it takes connections. With `quiet` the log holds errors alone.
-    BadInput when the address cannot be listened on, the keys or
-    the certificate cannot be used, and all that `create_app` raises.
+    `announce` is called with the server's URL once it accepts connections. With `quiet` only errors are logged. BadInput when the
+    server cannot listen on the address, or the keys or the certificate cannot be used; and the errors of `create_app`.
     """
     settings = settings or ServeSettings()
     with logging_to_stderr(settings.log_format, requests=settings.access_log, quiet=quiet):
@@ -125,8 +124,8 @@ def serve(
         with listening(settings.host, settings.port) as listener:
             if not (access.keyring.keys or settings.tls_client_ca or is_loopback(listener)):
                 log.warning(
-                    "listening without keys on %s: whoever reaches this address may ask; give --keys a file of keys, or "
-                    "listen on --host 127.0.0.1",
+                    "listening without keys on %s: every client that reaches this address may ask; give --keys a file of keys, "
+                    "or listen on --host 127.0.0.1",
                     settings.host,
                 )
             server.run(sockets=[listener])
@@ -135,7 +134,7 @@ def serve(
 def _server(
     bundles: Sequence[Path | str], settings: ServeSettings, access: Access, announce: Callable[[str], None]
 ) -> DrainingServer:
-    """The server that these settings make."""
+    """The server with these settings."""
     context = tls_context(settings)
     app = create_app(
         bundles,
@@ -178,7 +177,7 @@ def _server(
 
 
 def read_again(settings: ServeSettings, access: Access, context: ssl.SSLContext | None) -> None:
-    """Reads the keys and the certificate once more, for what comes from now on; what cannot be read leaves the old ones."""
+    """Reads the keys, then the certificate again, for new requests and connections. At the first error it stops, and logs it."""
     try:
         access.keyring = read_keys(settings.keys).after(access.keyring)
         if context is not None:
@@ -188,11 +187,11 @@ def read_again(settings: ServeSettings, access: Access, context: ssl.SSLContext 
 
 
 def aliases_of(given: Sequence[str]) -> dict[str, str]:
-    """`OTHER=NAME` as other -> name. BadInput for anything else."""
+    """The aliases in `given`, each `OTHER=NAME`, as other -> name. BadInput for anything else."""
     aliases = {}
     for each in given:
         other, equals, name = each.partition("=")
         if not (other and equals and name):
-            raise BadInput(f"--alias {each!r}: give OTHER=NAME, such as prod=support")
+            raise BadInput(f"--alias is {each!r}; give OTHER=NAME, such as prod=support")
         aliases[other] = name
     return aliases

@@ -1,4 +1,4 @@
-"""What surrounds every answer: who may ask, its request id, its headers, its count, time and log, and the form that errors take."""
+"""The middleware around every request: access, request id, headers, metrics, log, and the form of errors."""
 
 import logging
 import math
@@ -23,37 +23,37 @@ from serve.observe.tracing import Traces
 
 log = logging.getLogger("serve")
 
-# Counted when the client hung up before its answer; nobody hears it. The number is nginx's.
+# The status in metrics and log if the client disconnects before its answer; it is never sent. nginx uses the same number.
 CLIENT_GONE = 499
 
 NOSNIFF = (b"x-content-type-options", b"nosniff")
 
-# Asked again and again by machines; not logged when all is well.
+# Paths that monitoring asks all the time; their answers with 200 are not logged.
 PROBED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/metrics"})
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """`content` as JSON; UTF-8."""
+    """`content` as a JSON response."""
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
 class ErrorResponse(Response):
-    """An answer that is an error: told to the client, and noted in the request's context."""
+    """An error response, whose code is also stored in the request's context."""
 
     def __init__(self, described: dict[str, str], status: int, headers: Mapping[str, str] | None, *, path: str) -> None:
         super().__init__(msgspec.json.encode(in_form_of(path, described)), status, headers, "application/json")
         self.code = described["code"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Note the error's code, and answer."""
+        """Stores the error's code, and sends the response."""
         context_of(scope).error_code = self.code
         await super().__call__(scope, receive, send)
 
 
 def error_response(error: StillroomError, headers: Mapping[str, str] | None = None, *, path: str = "") -> Response:
-    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 comes with Retry-After, 401 with WWW-Authenticate.
+    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 has Retry-After, 401 has WWW-Authenticate.
 
-    Where the `path` asked for is of the Open Inference Protocol, in that protocol's form: `{"error": message}`.
+    For a `path` of the Open Inference Protocol it has that protocol's form: `{"error": message}`.
     """
     described = {"code": error.code, "message": error.message}
     if error.field is not None:
@@ -67,7 +67,7 @@ def error_response(error: StillroomError, headers: Mapping[str, str] | None = No
 
 
 async def on_stillroom_error(request: Request, error: Exception) -> Response:
-    """The answer to an error that this project names. What is our own fault goes to the log, not to the client."""
+    """The response to a `StillroomError`. A bug in this program is raised again, so that its details go to the log only."""
     assert isinstance(error, StillroomError)
     if error.fault == "ours":
         raise error
@@ -75,7 +75,7 @@ async def on_stillroom_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """The answer to starlette's own errors: no such path (404), not that method (405)."""
+    """The response to starlette's own errors: no such path (404), another method (405)."""
     assert isinstance(error, HTTPException)
     if error.status_code == NotFound.http_status:
         nothing = NotFound(f"there is nothing at {request.url.path}; see /openapi.json for the endpoints")
@@ -92,9 +92,9 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 class RequestMiddleware:
-    """ASGI middleware around everything: gives each request an id, lets it in, counts, times and logs it, answers unknown errors.
+    """ASGI middleware: gives each request an id, checks its access, counts, times and logs it, and answers unknown errors.
 
-    What is posted to a path in `direct` is answered here, past the routes and what the toolkit wraps around each of them.
+    A POST to a path in `direct` is answered here. This skips starlette's routes and its wrappers around each of them.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class RequestMiddleware:
         self.access = access
         self.bodies = bodies
         self.traces = traces
-        # Finding a counter by its labels costs more than counting.
+        # To find a counter by its labels takes longer than to count.
         self._answered = cache(metrics.requests.labels)
         self._timed = cache(metrics.request_seconds.labels)
         metrics.held_body_bytes.set_function(lambda: bodies.held_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and see to its answer."""
+        """Passes the request on, and sends its answer."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -160,23 +160,23 @@ class RequestMiddleware:
             context.status, context.error_code = CLIENT_GONE, "client_gone"
         except Exception as error:
             await self._answer_error(error, scope, receive, send_marked)
-            # It leads through frames to what the request held, and from there, by the future that failed, back to itself: without a cut
-            # all of that would lie there until the next collection, counted by nobody.
+            # The traceback refers to frames, these to the request's data, and this, through the failed future, to the error. The cycle
+            # would keep all of it in memory, uncounted, until the next garbage collection.
             error.__traceback__ = None
         finally:
             self._leave(scope, context, key)
 
     async def _answer_error(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers what the app did not: those who are not let in, and faults of ours, which go to the log."""
+        """Answers the errors that the app did not: requests that are not let in, and bugs, whose details go to the log."""
         context = context_of(scope)
         begun = context.status != 0
         if isinstance(error, StillroomError) and error.fault != "ours" and not begun:
             answer = error
         else:
             log.error("request %s to %s failed", context.request_id, shortened(scope["path"]), exc_info=error)
-            if begun:  # all that is left is to break it off
+            if begun:  # the answer has begun, so it can only be broken off
                 raise error
-            answer = InternalError(f"the server failed; its log says why, under request {context.request_id}")
+            answer = InternalError(f"the server failed; its log has the reason, under request {context.request_id}")
         await error_response(answer, path=scope["path"])(scope, receive, send)
 
     def _leave(self, scope: Scope, context: RequestContext, key: Key | None) -> None:
@@ -187,7 +187,7 @@ class RequestMiddleware:
             key.leave(took_s)
         if context.key_name is not None:
             self.metrics.key_requests.labels(context.key_name, status).inc()
-        # Paths of nobody's are counted together: a scanner must not fill the metrics.
+        # Unknown paths are counted together, so that a scanner does not fill the metrics.
         endpoint = scope.get("stillroom.endpoint") or (scope["path"] if scope["path"] in self.endpoints else "other")
         self._answered(endpoint, status).inc()
         self._timed(endpoint).observe(took_s)
@@ -200,7 +200,7 @@ class RequestMiddleware:
 
 
 def access_fields(scope: Scope, context: RequestContext, took_s: float) -> dict[str, object]:
-    """What the log has of one request."""
+    """The fields of a request in the log."""
     client = scope.get("client")
     fields: dict[str, object] = {
         "request_id": context.request_id,

@@ -1,4 +1,4 @@
-"""The endpoints, and what they share: models, limits, counters."""
+"""The endpoints of `/v1` and the pages, and what all endpoints share: models, limits, metrics."""
 
 import asyncio
 import base64
@@ -42,7 +42,7 @@ log = logging.getLogger("serve")
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 
-# What a model is for: its task, but that relations are a kind of their own.
+# The kind of a model: its task, or relations.
 Kind = Literal["token-classification", "text-classification", "relations"]
 ENDPOINT_OF: dict[Kind, str] = {
     "token-classification": "/v1/entities",
@@ -52,7 +52,7 @@ ENDPOINT_OF: dict[Kind, str] = {
 
 
 class Service:
-    """The endpoints, and what they share: the models by name and their other names, the limits, the counters."""
+    """The endpoints, and what they share: the models by name, their aliases, the limits, the metrics."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Service:
         self.metrics = metrics
         self.traces = traces
         self.models = {model.manifest.name: model for model in models}
-        self._replaced: set[ServedModel] = set()  # and not stopped yet
+        self._replaced: set[ServedModel] = set()  # replaced models that have not stopped yet
         self.aliases = dict(aliases)
         self.page = PAGE.read_bytes()
         self.page_headers = {"Content-Security-Policy": content_security_policy(self.page.decode("utf-8"))}
@@ -79,12 +79,12 @@ class Service:
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Start the models' processes beside the first requests, which wait for them; at the end, finish what was accepted."""
+        """Starts the worker processes in the background; first requests wait for them. At the end it finishes accepted requests."""
         self._warming = asyncio.create_task(self._start())
         try:
             async with reloading_on_hangup(self.reload):
                 yield
-        finally:  # whatever ended it, no process is left behind
+        finally:  # after an error too, so that no process is left behind
             if not self._warming.done():
                 self._warming.cancel()
             await asyncio.wait([self._warming])
@@ -114,7 +114,7 @@ class Service:
         return await self._answer(request, model, as_texts(asked.text), pairs, options)
 
     async def relations(self, request: Request) -> Response:
-        """POST /v1/relations: what one part of each text is to another."""
+        """POST /v1/relations: the relation of one part of each text to another."""
         asked = decode_relations(await read_json(request, self.limits.body_bytes))
         texts = marked_texts(asked, self.limits)
         options = AnswerOptions(top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain)
@@ -122,7 +122,7 @@ class Service:
         return await self._answered(request, model, [TextWork(text, None, options) for text in texts])
 
     async def describe_models(self, request: Request) -> Response:
-        """GET /v1/models: what is served."""
+        """GET /v1/models: the models that are served."""
         described = [
             model.description([alias for alias, of in self.aliases.items() if of == name])
             for name, model in self.models.items()
@@ -130,27 +130,27 @@ class Service:
         return json_response({"models": described})
 
     async def healthz(self, request: Request) -> Response:
-        """GET /healthz: 200 while the process answers at all."""
+        """GET /healthz: 200 while the process runs."""
         return json_response({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        """GET /readyz: 200 once every model has run; 503 before, once the server stops, and for good when one failed to."""
+        """GET /readyz: 200 while every model can answer; otherwise 503, also while the server stops."""
         if reason := self.unready():
             raise reason
         return json_response({"status": "ready"})
 
     def full_s(self) -> float:
-        """Seconds until the queue of any model has room again; 0 where one has."""
+        """Estimated seconds until the queue of one of the models has room; 0 if one has room."""
         return min((model.batcher.full_s for model in self.models.values()), default=0.0)
 
     def unready(self) -> Unavailable | None:
-        """Why not every model can answer now; None when all can."""
+        """Why some model cannot answer now; None if all can."""
         if self.stopping():
             return Unavailable("this server is stopping; ask another one")
         if self._warming is None or not self._warming.done():
             return Unavailable("the models are warming up; ask again in a second")
         if idle := [name for name, model in self.models.items() if not model.ready]:
-            return Unavailable(f"no process computes for {', '.join(map(repr, idle))}; the server's log says why")
+            return Unavailable(f"no worker process runs for {', '.join(map(repr, idle))}; see the server's log")
         return None
 
     async def metrics_text(self, request: Request) -> Response:
@@ -162,7 +162,7 @@ class Service:
         return json_response(self._document())
 
     async def docs(self, request: Request) -> Response:
-        """GET /docs: the same for a person."""
+        """GET /docs: the same as a web page."""
         page = docs_page(self._document(), request.url.scheme, request.headers.get("host", ""))
         headers = {"Content-Security-Policy": content_security_policy(page)}
         return Response(page, headers=headers, media_type="text/html; charset=utf-8")
@@ -191,15 +191,15 @@ class Service:
         return json_response({"model": model.manifest.name, "variant": model.variant, "results": results})
 
     async def answers(self, request: Request, model: ServedModel, works: list[Work]) -> list[Answered]:
-        """The model's answers within the time allowed, dropped when the client hangs up; what goes wrong, as its error."""
+        """The model's answers. DeadlineExceeded after the time allowed; ClientDisconnect once the client has gone."""
         context = context_of(request.scope)
         if self.log_texts:
             context.logged_texts = [work.text for work in works if isinstance(work, TextWork)]
-        # The client's own time began when its request did.
+        # The client's time-out counts from the start of its request.
         allowed_s = client_timeout_s(request.headers.get(TIMEOUT_HEADER))
         left_s = allowed_s - (time.perf_counter() - context.begun_s)
         loop = asyncio.get_running_loop()
-        # A server whose connections say when the client is gone saves a task that waits for it.
+        # Our own connections give a future for this; under another server a task waits for the client to disconnect.
         gone: asyncio.Future[None] = request.scope.get(GONE) or asyncio.ensure_future(_hung_up(request))
         try:
             if gone.done():
@@ -209,7 +209,7 @@ class Service:
             async with asyncio.timeout(min(left_s, self.limits.answer_s)) as waiting:
 
                 def hung_up(_: object) -> None:
-                    with suppress(RuntimeError):  # its answer came in this very turn
+                    with suppress(RuntimeError):  # the answer came in the same iteration of the loop
                         waiting.reschedule(loop.time())
 
                 gone.add_done_callback(hung_up)
@@ -231,10 +231,7 @@ class Service:
                 gone.cancel()
 
     def _model(self, name: str | None, kind: Kind) -> ServedModel:
-        """The model called `name`, or the first one of `kind`.
-
-        BadInput when it is for something else.
-        """
+        """The model called `name`, or the first one of `kind`. BadInput if it is of another kind."""
         if name is None and (of_kind := [each for each in self.models.values() if kind_of(each.manifest) == kind]):
             return of_kind[0]
         other = self.named(name) if name is not None else next(iter(self.models.values()))
@@ -247,17 +244,17 @@ class Service:
         return other
 
     def named(self, name: str) -> ServedModel:
-        """The model called `name`, or of that alias. NotFound when there is none."""
+        """The model with the name or alias `name`. NotFound if there is none."""
         model = self.models.get(self.aliases.get(name, name))
         if model is None:
             names = [*self.models, *self.aliases]
-            raise NotFound(f"there is no model {name!r}; there is {', '.join(map(repr, names))}", field="model")
+            raise NotFound(f"there is no model {name!r}; the models are {', '.join(map(repr, names))}", field="model")
         return model
 
     async def reload(self) -> None:
-        """Reads keys, certificate and bundles again, and serves what is there now once it is warm; what cannot be read stays as it was.
+        """Reads keys, certificate and bundles again. A new model serves once it is warm; whatever cannot be read stays as it was.
 
-        Requests that were begun are answered by the model that they began with. Models that are still being started are waited for.
+        Requests under way are answered by the old model. Models that are still starting are waited for.
         """
         if self._warming is not None:
             await asyncio.wait([self._warming])
@@ -267,11 +264,11 @@ class Service:
                 new = await asyncio.to_thread(old.opened_again)
                 if new.manifest.name != name:
                     raise BundleError(
-                        f"{old.path} holds {new.manifest.name!r} now, not {name!r}; start the server anew"
+                        f"{old.path} now holds {new.manifest.name!r}, not {name!r}; restart the server to serve it"
                     )
                 await new.start()
             except (StillroomError, OSError) as error:
-                log.error("model %r stays as it was, the bundle cannot be opened again: %s", name, error)
+                log.error("model %r stays as it was; its bundle cannot be opened again: %s", name, error)
                 self.metrics.reloads.labels(name, "failed").inc()
                 continue
             self.models[name] = new
@@ -288,7 +285,7 @@ class Service:
                 await model.start()
             except (StillroomError, OSError) as error:
                 log.error("model %r cannot be served: %s", model.manifest.name, error)
-                model.batcher.give_up(f"model {model.manifest.name!r} cannot be served; the server's log says why")
+                model.batcher.give_up(f"model {model.manifest.name!r} cannot be served; see the server's log")
                 all_warm = False
         if all_warm:
             fields = {"models": ",".join(self.models), "seconds": round(time.perf_counter() - began_s, 2)}
@@ -296,12 +293,12 @@ class Service:
 
 
 def kind_of(manifest: Manifest) -> Kind:
-    """What a model is asked for."""
+    """The kind of a model."""
     return "relations" if manifest.relations else manifest.task
 
 
 def content_security_policy(page: str) -> str:
-    """A policy that lets `page` run its own inline style and script, by their hashes, call this server, and no more."""
+    """A policy that allows `page` only its own inline styles and scripts, by their hashes, and calls to this server."""
     hashes = {
         tag: " ".join(
             f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
@@ -316,6 +313,6 @@ def content_security_policy(page: str) -> str:
 
 
 async def _hung_up(request: Request) -> None:
-    # The body was read, so the next message is that the client has gone.
+    # The body has been read, so the next message says that the client has disconnected.
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""A bundle as a function: text in, answer out, the same that the server gives."""
+"""A bundle as a function from text to answer. The answers are those of the server."""
 
 import logging
 import time
@@ -32,15 +32,15 @@ from serve.text.windows import Row, TokenRow, Windows, cut, marked_window
 
 log = logging.getLogger("serve")
 
-# Padded tokens in one run of the model, for each of its threads: what its caches hold. A 3x384 int8 student of one thread (AMD
-# EPYC with AVX-512 VNNI, onnxruntime 1.31) took 17 us a token in runs of 128 to 256, 20 in runs of 512 and more.
+# Padded tokens in one run of the model, for each of its threads, so that a run fits the caches. A 3x384 int8 student on one thread
+# (AMD EPYC with AVX-512 VNNI, onnxruntime 1.31) took 17 us a token in runs of 128 to 256 tokens, 20 us in runs of 512 and more.
 RUN_TOKENS = 256
 
-# A run costs as much as this many tokens before it computes any, for each thread (there 165 us of 18 a token where its shape differs from
-# the last one's, as it does in a server; half of that where not): padding beyond that costs more than another run.
+# The fixed cost of a run, in tokens, for each thread: on that machine 165 us, at 18 us a token, if its shape differs from that of
+# the run before, as is usual in a server; half of it otherwise. More padding than this costs more than another run.
 RUN_COSTS_TOKENS = 10
 
-# (texts, words in each) that warm-up runs: the shapes whose first run would be slow for somebody.
+# (texts, words in each) of the runs of the warm-up. The first run of each shape is slow.
 WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))
 
 
@@ -48,16 +48,16 @@ Answered = Answer | Logits | StillroomError
 
 
 class Pipeline:
-    """An opened bundle that answers.
+    """An opened bundle; call it with texts.
 
-    `variant` is a precision that the bundle has (None: its default), `threads` those of one call of the model (None:
-    every core that this process may use). What is to be noted of the bundle is logged, unless `log_notes` is false.
+    `variant` is a precision that the bundle has (None: its default), `threads` the threads of one call of the model (None: one
+    for every core that this process may use). Notes about the bundle are logged, unless `log_notes` is false.
     BundleError when the bundle is damaged or its graph does not fit its labels.
 
     >>> Pipeline("bundle")("fly to Rome")  # doctest: +SKIP
     {'entities': [{'label': 'city', 'text': 'Rome', 'start': 7, 'end': 11, 'score': 0.998}], 'truncated': False}
 
-    A model of relations is asked about two parts of a text:
+    For a model of relations, give a text and two parts of it:
 
     >>> asked = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}}
     >>> Pipeline("relations")(asked)  # doctest: +SKIP
@@ -80,8 +80,8 @@ class Pipeline:
         described = self.bundle.variant(self.variant)[1]
         self._temperature, self._abstain_below = described.temperature, described.abstain_below
         self.tokenizer = load_tokenizer(self.bundle.path, self.manifest.max_length)
-        # Texts are tokenised whole. Cutting by the tokenizer makes all that it cuts off as well, which of a pair of long texts
-        # is every piece of one with every piece of the other: gigabytes.
+        # Texts are tokenised whole and cut here. A tokenizer that truncates also builds all the parts that it cuts off: for a pair
+        # of long texts every part of one with every part of the other, which are gigabytes.
         self.tokenizer.no_truncation()
         marker_ids = [self.tokenizer.token_to_id(marker) for marker in MARKERS] if self.manifest.relations else []
         self._marker_ids = frozenset(marker for marker in marker_ids if marker is not None)
@@ -133,12 +133,12 @@ class Pipeline:
         truncate: bool = False,
         abstain: bool = False,
     ) -> Answer | list[Answer]:
-        """The answer for one text, or a list of them in the order of the texts: elements of the server's `results`.
+        """The answer for one text, or a list of answers in the order of the texts: the elements of `results` of the server.
 
-        `text_pair`, `top_k` and `abstain` are for text classification, `min_score`, `offsets` (the unit of `start` and `end`),
-        `aggregation` and `constrained` for entities; see `AnswerOptions`. A model of relations takes, as the server's
-        `/v1/relations`, `{"text", "head": {"start", "end"}, "tail": {"start", "end"}}` in place of a text, `offsets` being their
-        unit, or a text that holds its markers. BadInput for anything that is not text, and for relations without their parts.
+        `text_pair`, `top_k` and `abstain` are for text classification; `min_score`, `offsets` (the unit of `start` and `end`),
+        `aggregation` and `constrained` for entities; see `AnswerOptions`. A model of relations takes a text with markers, or
+        `{"text", "head": {"start", "end"}, "tail": {"start", "end"}}` in place of a text, as `/v1/relations` does; then `offsets`
+        is the unit of `start` and `end`. BadInput for anything that is not text, and for a relation without its parts.
         """
         options = AnswerOptions(min_score, offsets, top_k, aggregation, constrained, truncate, abstain)
         given = _marked_items(text, offsets) if self.manifest.relations else text
@@ -156,20 +156,20 @@ class Pipeline:
         return [answers[place] for place in range(len(texts))] if isinstance(given, list) else answers[0]
 
     def encode(self, texts: list[str], pairs: list[str] | None = None) -> list[Row]:
-        """The tokens of each text (with its pair), cut at the model's length. BadInput for text that is not Unicode."""
+        """The tokens of each text (with its pair), cut to the model's length. BadInput for half a surrogate pair."""
         return [cut(encoding, self.manifest.max_length) for encoding in self._whole(texts, pairs)]
 
     def _whole(self, texts: list[str], pairs: list[str] | None) -> list[Encoding]:
-        """All tokens of each text (with its pair). BadInput for text that is not Unicode."""
+        """All tokens of each text (with its pair). BadInput for half a surrogate pair."""
         self._check(texts, pairs)
         given = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         return self.tokenizer.encode_batch(given)
 
     def _check(self, texts: list[str], pairs: list[str] | None) -> None:
-        """BadInput for text that is not Unicode, and for pairs where one text is read."""
+        """BadInput for half a surrogate pair, and for pairs if the model reads single texts."""
         if pairs is not None and (self.manifest.relations or self.manifest.task != "text-classification"):
-            does = "is asked about two parts of" if self.manifest.relations else "finds entities in"
-            raise BadInput(f"text_pair: {self.manifest.name!r} {does} one text", field="text_pair")
+            does = "is for relations" if self.manifest.relations else "finds entities"
+            raise BadInput(f"text_pair: {self.manifest.name!r} {does} in one text; leave it out", field="text_pair")
         for field, given in (("text", texts), ("text_pair", pairs or [])):
             for index, text in enumerate(given):
                 require_unicode(text, field, index, len(given))
@@ -177,9 +177,9 @@ class Pipeline:
     def answer(
         self, text: str, tokens: Row, logits: np.ndarray, options: AnswerOptions, *, truncated: bool = False
     ) -> Answer:
-        """What the logits of one text say; their shape is (tokens, tags) or (labels,). BadInput as `decode_spans` raises it."""
+        """The answer made of the logits of one text, (tokens, tags) or (labels,). BadInput as in `decode_spans`."""
         if self._temperature != 1.0:
-            # In float64, so that different logits stay different and no label changes.
+            # In float64, so that different logits stay different and the order of labels does not change.
             logits = logits.astype(np.float64) / self._temperature
         labels = self.manifest.labels
         if self.manifest.task == "token-classification":
@@ -190,11 +190,11 @@ class Pipeline:
     def answered(
         self, works: Sequence[Work], run_tokens: int = RUN_TOKENS
     ) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
-        """The answers to `works` by their places, a run of the model at a time, the shortest first.
+        """Yields after each run of the model, shortest rows first: the answers that are complete, by index in `works`, and its times.
 
-        A run is of rows of like length, at most `run_tokens` padded tokens for each thread, or one row. A text longer than the
-        model is read in several rows, perhaps in several runs, and answered with the last. One that fails is answered by its
-        error, and spoils no other's answer.
+        A run has rows of similar length: at most `run_tokens` padded tokens for each thread, or one row. A text longer than the
+        model becomes several rows, perhaps in several runs, and its answer comes with the last. The answer to a work item that
+        fails is its error; the others are not affected.
         """
         began_s = time.perf_counter()
         read, failed = self._read(works)
@@ -206,7 +206,7 @@ class Pipeline:
             tokenise_s = 0.0
         threads = self.session.threads
         for batch in length_batches(lengths, run_tokens * threads, RUN_COSTS_TOKENS * threads):
-            # A text that failed in one window is answered; its others need not run.
+            # A text that failed in one window already has its answer; its other windows do not run.
             chosen = [pieces[index] for index in batch if pieces[index][0] in read]
             if not chosen:
                 continue
@@ -224,10 +224,10 @@ class Pipeline:
             decode_s = time.perf_counter() - began_s
             sizes = [len(row) for row in rows]
             yield done, Parts(len(rows), sum(sizes), len(rows) * max(sizes), tokenise_s, run_s, decode_s)
-            tokenise_s = 0.0  # told once
+            tokenise_s = 0.0  # counted with the first run only
 
     def _read(self, works: Sequence[Work]) -> tuple[dict[int, Row | Windows], list[tuple[int, Answered]]]:
-        """What the model reads of each work, by its place; and those that it cannot read."""
+        """The rows or windows of each work item, by its index; and the errors of the others."""
         read: dict[int, Row | Windows] = {}
         failed: list[tuple[int, Answered]] = []
         singles: list[tuple[int, TextWork]] = []
@@ -245,7 +245,7 @@ class Pipeline:
                 read.update(
                     zip([place for place, _ in group], self._readings([work for _, work in group]), strict=True)
                 )
-            except StillroomError:  # which of them it was is found by taking each alone
+            except StillroomError:  # each is tried alone to find the faulty ones
                 for place, work in group:
                     try:
                         read[place] = self._readings([work])[0]
@@ -255,19 +255,19 @@ class Pipeline:
 
     @cached_property
     def _vocabulary(self) -> int:
-        """How many ids there are, gaps included. A runtime that looks up one beyond fails, or reads other memory."""
+        """The largest id plus 1. With a larger id a runtime fails, or reads memory outside the embedding."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def _strange_id(self, ids: list[int]) -> BadInput:
         wrong = next(each for each in ids if not 0 <= each < self._vocabulary)
         return BadInput(
-            f"input_ids holds {wrong}; {self.manifest.name!r} knows the ids 0 to {self._vocabulary - 1}: "
-            "tokenise with the bundle's own tokenizer.json",
+            f"input_ids has {wrong}; the ids of {self.manifest.name!r} are 0 to {self._vocabulary - 1}: "
+            "tokenise with the bundle's tokenizer.json",
             field="input_ids",
         )
 
     def _readings(self, works: list[TextWork]) -> list[Row | Windows]:
-        """How texts are read that all have a pair, or all have none. BadInput for one that cannot be answered."""
+        """The row or windows of each text; all have a pair, or none has. BadInput for one that cannot be answered."""
         if not works:
             return []
         for options in {work.options for work in works}:
@@ -280,7 +280,7 @@ class Pipeline:
         return [self._reading(*each) for each in zip(works, encodings, strict=True)]
 
     def _reading(self, work: TextWork, encoding: Encoding) -> Row | Windows:
-        """The row that is read of a text, which is its encoding unless it is too long; or several, as windows."""
+        """The row that the model reads of a text, which is its encoding unless that is too long; or its windows."""
         max_length = self.manifest.max_length
         if len(encoding) <= max_length:
             return encoding
@@ -291,15 +291,15 @@ class Pipeline:
         return Windows(work.text, encoding, max_length)
 
     def _check_abstaining(self, options: AnswerOptions) -> None:
-        """BadInput for one who asks a model to abstain that does not know when."""
+        """BadInput for `abstain` if the model has no threshold for it."""
         if not options.abstain:
             return
         if self.manifest.task != "text-classification":
-            raise BadInput(f"abstain: {self.manifest.name!r} finds entities; give min_score instead", field="abstain")
+            raise BadInput(f"abstain: {self.manifest.name!r} finds entities; use min_score instead", field="abstain")
         if self._abstain_below is None:
             raise BadInput(
                 f"abstain: variant {self.variant!r} of {self.manifest.name!r} has no `abstain_below` in its manifest; export "
-                "the bundle anew, which finds one on validation data, or leave abstain out and judge by the scores",
+                "the bundle again, which finds one on validation data, or leave abstain out and use the scores",
                 field="abstain",
             )
 
@@ -307,7 +307,7 @@ class Pipeline:
         return self.manifest.max_length if isinstance(read, Windows) else len(read)
 
     def _run_each(self, rows: list[Row]) -> list[np.ndarray | StillroomError]:
-        """The logits of each row, or the error that it fails with alone."""
+        """The logits of each row. If a run fails, each of its rows runs alone, and a row that fails gets its error."""
         try:
             return list(self.session.run(rows))
         except Exception as error:
@@ -319,7 +319,7 @@ class Pipeline:
     def _done(
         self, work: Work, read: Row | Windows, window: int, logits: np.ndarray | StillroomError
     ) -> Answered | None:
-        """The answer to `work`, or None while there are windows of it to come."""
+        """The answer to `work`, or None while it has windows to come."""
         if isinstance(logits, StillroomError):
             return logits
         if isinstance(work, TokenWork):
@@ -336,7 +336,7 @@ class Pipeline:
             return error
 
     def warm_up(self) -> None:
-        """Run the model at a few shapes and its longest text, so that no caller is the first."""
+        """Runs the model at a few shapes and at its longest text, since the first run of a shape is slow."""
         for texts, words_each in (*WARM_UP_SHAPES, (1, self.manifest.max_length)):
             self.session.run(self.encode([" ".join(["warm"] * words_each)] * texts))
 
@@ -347,13 +347,13 @@ class Pipeline:
         shape = self.session.run([encoding])[0].shape
         if shape != expected:
             raise BundleError(
-                f"the graph of {self.manifest.name!r} ({self.variant}) gives logits of shape {shape} for one text of "
-                f"{len(encoding)} tokens; its task and {labels} labels need {expected}: export the bundle anew"
+                f"the graph of {self.manifest.name!r} ({self.variant}) gives logits of shape {list(shape)} for one text of "
+                f"{len(encoding)} tokens; its task and labels need {list(expected)}: export the bundle again"
             )
 
 
 def _marked_items(given: object, unit: OffsetUnit) -> object:
-    """`given` with a marked text in the place of each item of relations; what is none stays as it is."""
+    """`given` with each item of relations replaced by its text with markers; anything else stays as it is."""
     if isinstance(given, Mapping):
         return _marked_item(given, "text", "", unit)
     if not isinstance(given, list):
@@ -381,12 +381,12 @@ def _row_of(read: Row | Windows, window: int) -> Row:
 def length_batches(lengths: Sequence[int], batch_tokens: int, padding_tokens: int | None = None) -> list[list[int]]:
     """Indices of `lengths`, shortest first, in batches of at most `batch_tokens` padded tokens, or one text.
 
-    None has more than `padding_tokens` of padding, where that is bounded.
+    No batch has more than `padding_tokens` of padding; None means no bound.
     """
     batches: list[list[int]] = []
-    tokens = 0  # of the batch that is filled, padding apart
+    tokens = 0  # of the current batch, without padding
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        # Ascending, so this length is the width that the whole batch would be padded to.
+        # Lengths ascend, so the whole batch would be padded to this one.
         length = lengths[index]
         padded = (len(batches[-1]) + 1) * length if batches else 0
         tokens += length

@@ -1,4 +1,4 @@
-"""One ONNX graph in the runtime that a bundle names: token ids in, logits out."""
+"""One ONNX graph in its runtime: token ids in, logits out."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +16,8 @@ from serve.errors import BundleError, InternalError
 
 Feeds = Mapping[str, npt.NDArray[np.int64]]
 
-# OpenVINO's float32 kernels end a row that is no whole number of vectors in another order of additions, so that an answer
-# would depend on how far its text was padded. 16 floats fill the widest vector there is.
+# OpenVINO's float32 kernels add in another order at the end of a row whose length is not a multiple of the vector width. An
+# answer would then depend on the padding of its text. The widest vectors hold 16 floats.
 WHOLE_VECTOR = 16
 
 OUTPUT = "logits"
@@ -25,7 +25,7 @@ KNOWN_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 
 
 class Row(Protocol):
-    """The token ids of one text, as a tokenizer's `Encoding` has them."""
+    """The token ids of one text, with the attributes of a tokenizer's `Encoding`."""
 
     @property
     def ids(self) -> list[int]:
@@ -33,17 +33,17 @@ class Row(Protocol):
 
     @property
     def attention_mask(self) -> list[int]:
-        """1 at each."""
+        """1 for each token."""
 
     @property
     def type_ids(self) -> list[int]:
-        """Which of a pair each belongs to."""
+        """0 for each token of the first text of a pair, 1 for the second."""
 
     def __len__(self) -> int: ...
 
 
 class Opened(NamedTuple):
-    """A graph in its runtime: its inputs, its outputs, and the function from feeds and an output's name to that output."""
+    """A graph in its runtime: names of its inputs and outputs, and a function (inputs by name, name of an output) -> that output."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -53,9 +53,9 @@ class Opened(NamedTuple):
 class Session:
     """An open graph; `run` may be called from several threads.
 
-    `threads` is the number of the runtime's own threads for one call; None takes every core that this process may use.
-    `max_length` is the most tokens that the graph has positions for, where the caller knows: padding stops there.
-    BundleError when the file does not open, or its inputs and outputs are not those of a classifier.
+    `threads` is the number of the runtime's threads for one call; None means one for every core that this process may use.
+    `max_length` is the number of positions of the graph, if the caller knows it: texts are not padded beyond it.
+    BundleError when the file does not open, or has other inputs and outputs than a classifier.
     """
 
     def __init__(
@@ -71,15 +71,17 @@ class Session:
         graph = open_graph(onnx_file, self.threads, runtime)
         self.inputs = graph.inputs
         self._run = graph.run
-        if unknown := set(self.inputs) - KNOWN_INPUTS:
-            raise BundleError(f"{onnx_file} wants the inputs {sorted(unknown)}; known are {sorted(KNOWN_INPUTS)}")
+        if unknown := sorted(set(self.inputs) - KNOWN_INPUTS):
+            raise BundleError(
+                f"{onnx_file} has inputs other than {', '.join(sorted(KNOWN_INPUTS))}: {', '.join(unknown)}"
+            )
         if OUTPUT not in graph.outputs:
-            raise BundleError(f"{onnx_file} has the outputs {list(graph.outputs)}; one must be called {OUTPUT}")
+            raise BundleError(f"{onnx_file} has the outputs {', '.join(graph.outputs)}; one must be called {OUTPUT}")
 
     def run(self, encodings: Sequence[Row]) -> list[np.ndarray]:
-        """The logits of each text, float32: (tokens, labels) when tokens are classified, (labels,) when texts are.
+        """The logits of each text, float32: (tokens, labels) if the model classifies tokens, (labels,) if it classifies texts.
 
-        Texts are padded on the right to the longest of the call, and the padding is cut off again.
+        Texts are padded on the right to the longest of the call, and the results are cut to the lengths of the texts.
         InternalError when the model gives NaN or an infinity.
         """
         if not encodings:
@@ -93,7 +95,7 @@ class Session:
 
 
 def open_graph(onnx_file: Path, threads: int, runtime: Runtime) -> Opened:
-    """The graph in `onnx_file` with `threads` threads a call. BundleError when it does not open."""
+    """The graph in `onnx_file`, with `threads` threads for one call. BundleError when it does not open."""
     return (_in_openvino if runtime == "openvino" else _in_onnxruntime)(onnx_file, threads)
 
 
@@ -107,20 +109,20 @@ def _in_onnxruntime(onnx_file: Path, threads: int) -> Opened:
 
 
 def onnxruntime_options(threads: int) -> ort.SessionOptions:
-    """How onnxruntime is set where models are served: `threads` threads a call, and none that spins."""
+    """The settings of onnxruntime for serving: `threads` threads for one call, and no spinning."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Idle threads that spin take the core from the tokeniser, the web server and other sessions.
+    # Idle threads that spin take cores from the tokenizer, the web server and other sessions.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 
 
 def onnxruntime_session(onnx_file: Path, options: ort.SessionOptions) -> ort.InferenceSession:
-    """The graph in `onnx_file` on the processor. BundleError when it does not open."""
+    """The graph in `onnx_file`, on the CPU. BundleError when it does not open."""
     try:
         return ort.InferenceSession(str(onnx_file), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors share no base class of their own
+    except Exception as error:  # the errors of onnxruntime have no common base class
         raise BundleError(f"{onnx_file} does not open in onnxruntime {ort.__version__}: {error}") from error
 
 
@@ -128,23 +130,23 @@ def _in_openvino(onnx_file: Path, threads: int) -> Opened:
     try:
         import openvino
     except ImportError:
-        raise BundleError(f"{onnx_file} is to run in OpenVINO, which is not installed: {INSTALL_OPENVINO}") from None
+        raise BundleError(f"{onnx_file} needs OpenVINO, which is not installed: {INSTALL_OPENVINO}") from None
     settings = {
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
-        "ENABLE_CPU_PINNING": False,  # several processes would pin themselves to the same core
-        # It would compute in bfloat16 where the processor has it, and logits would move by 0.1.
+        "ENABLE_CPU_PINNING": False,  # several processes would pin their threads to the same core
+        # Otherwise OpenVINO computes in bfloat16 on processors that have it, and logits change by 0.1.
         "INFERENCE_PRECISION_HINT": "f32",
     }
     try:
         compiled = openvino_core().compile_model(str(onnx_file), "CPU", settings)
-    except Exception as error:  # its errors are plain RuntimeErrors
+    except Exception as error:  # OpenVINO raises plain RuntimeErrors
         reason = str(error).strip().splitlines()[-1:]
         raise BundleError(
             f"{onnx_file} does not open in OpenVINO {openvino.__version__}: {' '.join(reason)}"
         ) from error
-    here = threading.local()  # a request holds the tensors of one call
+    here = threading.local()  # an infer request holds the tensors of one call, so each thread has its own
 
     def run(feeds: Feeds, output: str) -> Any:
         if not hasattr(here, "request"):
@@ -157,12 +159,12 @@ def _in_openvino(onnx_file: Path, threads: int) -> Opened:
 
 
 def openvino_core() -> Any:
-    """OpenVINO's core, one for the process and for good. ImportError where it is not installed.
+    """OpenVINO's core: one for the whole life of the process. ImportError if OpenVINO is not installed.
 
-    Each core that compiles (2026.4) gives the thread a stack for its signal handlers and, when it ends, back the one that it found. Where
-    several end in another order, that one is gone, and the next Ctrl+C is a segmentation fault.
+    A core that compiles (2026.4) sets the thread's stack for signal handlers, and restores the previous stack when it ends. If
+    several cores end in another order, the restored stack no longer exists, and the next Ctrl+C causes a segmentation fault.
     """
-    with _making_the_core:  # or two threads that come first would have one each
+    with _making_the_core:  # otherwise two threads that call at the same time would make two cores
         return _openvino_core()
 
 
@@ -177,10 +179,10 @@ def _openvino_core() -> Any:
 
 
 def padded_length(longest: int, runtime: Runtime, max_length: int | None) -> int:
-    """What texts of up to `longest` tokens are padded to in `runtime`: at least one token, and in OpenVINO whole vectors.
+    """The length to which texts of up to `longest` tokens are padded in `runtime`: at least 1, in OpenVINO a multiple of 16.
 
-    It never goes beyond `max_length`, which may be unknown.
-    Texts of nearly `max_length` tokens, where that is no multiple, are the exception to equal bits in any company.
+    It is at most `max_length`, if that is known. If `max_length` is no multiple of 16, a text of nearly that length is the one
+    exception to the rule that an answer has the same bits in every batch.
     """
     longest = max(1, longest)
     multiple = WHOLE_VECTOR if runtime == "openvino" else 1
@@ -189,8 +191,8 @@ def padded_length(longest: int, runtime: Runtime, max_length: int | None) -> int
 
 
 def padded(encodings: Sequence[Row], inputs: Sequence[str], length: int) -> dict[str, npt.NDArray[np.int64]]:
-    """The graph's inputs by name, each (texts, length) int64, zero where there is padding."""
-    # Padding is masked out, so its id does not matter; 0 is in every vocabulary.
+    """The graph's inputs by name, each (texts, length) int64, with zeros as padding."""
+    # The attention mask hides padding, so its id does not matter; 0 is in every vocabulary.
     columns = {
         "input_ids": [encoding.ids for encoding in encodings],
         "attention_mask": [encoding.attention_mask for encoding in encodings],

@@ -1,4 +1,4 @@
-"""What a model's process is asked and what it answers: the messages that travel between it and the server."""
+"""The messages between the server and a worker process."""
 
 import struct
 
@@ -6,14 +6,14 @@ import msgspec
 
 from serve.text.answers import AnswerOptions
 
-# Tokens that are tokenised in the time in which a small encoder computes one: 2.6 microseconds of 40 to 60.
+# Tokens that are tokenised while a small encoder computes one: tokenising takes 2.6 us a token, computing 40 to 60 us.
 TOKENISED_FOR_ONE = 16
 
-LENGTH = struct.Struct("<I")  # stands before each message: its bytes
+LENGTH = struct.Struct("<I")  # before each message: its length in bytes
 
 
 class TextWork(msgspec.Struct, frozen=True, array_like=True, tag="text"):
-    """A text (with its pair) to be answered."""
+    """A text, perhaps with its pair, to be answered."""
 
     text: str
     pair: str | None = None
@@ -39,7 +39,7 @@ class Logits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why one piece of work has no answer: a `StillroomError` as it travels. `ours`: a fault of this program."""
+    """Why one work item has no answer: a `StillroomError` as a message. `ours`: whether it is a bug in this program."""
 
     message: str
     field: str | None
@@ -47,7 +47,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Parts(msgspec.Struct, frozen=True, array_like=True):
-    """Where the time of one run of the model went, and how much of it was padding."""
+    """Times of one run of the model, and how many of its tokens were padding."""
 
     texts: int
     tokens: int
@@ -58,9 +58,9 @@ class Parts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """Answers to some of the works asked, by their places in what was asked, and the runs of the model that gave them.
+    """Answers to some work items of a batch, each with its index in the batch, and the runs of the model that gave them.
 
-    An answer to a text is its JSON, so that the server need not read it to pass it on.
+    An answer to a text is JSON, so that the server passes it on without decoding it.
     """
 
     answers: list[tuple[int, bytes]] = []
@@ -71,27 +71,27 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """The first message to a model's process: what to open."""
+    """The first message to a worker process: the bundle to open."""
 
     bundle: str
     digest: str
     variant: str | None
     threads: int
     whole: bool = False
-    """Whether a batch is answered by one message once all of it is done, and not as each run of the model ends."""
+    """Whether a batch is answered by one message at its end, and not by one after each run of the model."""
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """Its first message back, once it has run its longest batch; or why it cannot serve."""
+    """The worker's first message, once it has warmed up; or why it cannot serve."""
 
     error: str | None = None
 
 
 def estimated_tokens(work: Work, cut_to: int | None = None) -> int:
-    """About how many tokens of computing a piece of work is: exact for token ids, about four bytes to a token for text.
+    """The cost of a work item in computed tokens: exact for token ids, one token for about four bytes of text.
 
-    Of a text that is cut to `cut_to` tokens the rest is only tokenised.
-    The queue is counted in these, so that nobody waits for the tokenizer there; the model's process counts exactly.
+    If a text is cut to `cut_to` tokens, the rest costs only its tokenising. The queue is counted in these estimates, so that it
+    does not wait for the tokenizer; the worker process counts exactly.
     """
     if isinstance(work, TokenWork):
         return len(work.input_ids)
@@ -100,7 +100,7 @@ def estimated_tokens(work: Work, cut_to: int | None = None) -> int:
 
 
 def packed(message: object) -> bytes:
-    """A message as it travels."""
+    """`message` as bytes: its length, then MessagePack."""
     body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body
 

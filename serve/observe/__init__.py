@@ -1,1 +1,1 @@
-"""What a server tells of itself: metrics, logs, traces, and the context of each request."""
+"""Metrics, logs, traces, and the context of each request."""

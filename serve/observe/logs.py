@@ -1,7 +1,7 @@
-"""What the server writes down: one line for each request and each event, as JSON or for people, and never two by mistake.
+"""The server's log: one line for each request and each event, as JSON or as text.
 
-Everything that a client chose (path, address, request id, texts) is escaped, so that no line can be forged and no terminal
-steered. Lines are written beside the event loop: a reader of the log that stalls costs lines, which are counted, not answers.
+Everything that a client chose (path, address, request id, texts) is escaped, so that a client cannot forge a line or send control
+characters to a terminal. A thread writes the lines. If the reader of the log stalls, lines are dropped and counted.
 """
 
 import json
@@ -22,15 +22,15 @@ Format = Literal["json", "text"]
 
 access_log = logging.getLogger("serve.access")
 
-# Characters of lines that wait to be written; what is more is dropped.
+# Characters of lines that wait to be written; further lines are dropped.
 MOST_WAITING = 8_000_000
-# Lines that come within this time are written at once.
+# Lines that arrive within this time are written together.
 GATHER_S = 0.05
 # How long a server that ends waits for its last lines to be written.
 FLUSH_S = 2.0
-# Of a path or another value that a client chose.
+# Longest logged part of a path or of another value that a client chose.
 MOST_CHARACTERS = 1000
-# The attribute of a record that holds what its line says beside the message.
+# The attribute of a record that holds the fields of its line beside the message.
 FIELDS = "fields"
 
 
@@ -38,21 +38,21 @@ class JsonLines(logging.Formatter):
     """A record as one JSON object in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """The line, without the newline."""
         said: dict[str, Any] = {"time": _time(record.created), "level": record.levelname.lower(), "logger": record.name}
         said["message"] = record.getMessage()
         said |= getattr(record, FIELDS, {})
         if record.exc_info:
             said["traceback"] = self.formatException(record.exc_info)
         line = msgspec.json.encode(said)
-        return line.decode() if line.isascii() else json.dumps(said)  # the first is fast, the second escapes
+        return line.decode() if line.isascii() else json.dumps(said)  # json is slower, and escapes non-ASCII characters
 
 
 class TextLines(logging.Formatter):
-    """A record as one line for people; what more lines it has, such as a traceback, is indented: a new record never is."""
+    """A record as one line of text. Further lines, such as a traceback, are indented; the first line of a record never is."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and perhaps those of a traceback, without the last one's end."""
+        """The line and those of a traceback, without the last newline."""
         fields: Mapping[str, Any] = getattr(record, FIELDS, {})
         shown = " ".join(f"{name}={_shown(value)}" for name, value in fields.items() if value is not None)
         first, *more = record.getMessage().splitlines() or [""]
@@ -63,7 +63,7 @@ class TextLines(logging.Formatter):
 
 
 class PatientWriter(logging.Handler):
-    """Writes lines to a file descriptor from a thread of its own; when it cannot keep up, drops lines and says how many."""
+    """Writes lines to a file descriptor in a thread of its own. If the reader is too slow, it drops lines and logs how many."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class PatientWriter(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes a record in; never waits."""
+        """Queues a record; never waits."""
         try:
             line = self.format(record)
         except Exception:
@@ -92,7 +92,7 @@ class PatientWriter(logging.Handler):
             self._some.set()
 
     def close(self) -> None:
-        """Writes what is left, if the reader takes it soon."""
+        """Writes the remaining lines; gives up after `FLUSH_S`."""
         self._ending = True
         self._some.set()
         self._thread.join(FLUSH_S)
@@ -115,7 +115,7 @@ class PatientWriter(logging.Handler):
                     logging.WARNING,
                     "",
                     0,
-                    "%d lines of this log were dropped: its reader is too slow",
+                    "the reader of this log is too slow; lines dropped: %d",
                     (dropped,),
                     None,
                 )
@@ -125,16 +125,16 @@ class PatientWriter(logging.Handler):
                 while data:
                     data = data[os.write(self._descriptor, data) :]
             except OSError:
-                pass  # nobody reads any more: there is nobody to tell
-            with self.lock or nullcontext():  # which `emit` is called with
+                pass  # the reader has gone, so there is no place to report it
+            with self.lock or nullcontext():  # `emit` is called with this lock held
                 self._waiting -= taken
 
 
 @contextmanager
 def logging_to_stderr(log_format: Format | None, *, requests: bool, quiet: bool = False) -> Iterator[None]:
-    """Within it, what the server and its libraries log goes to stderr; `requests`: a line for each request, too.
+    """Within this context the server and its libraries log to stderr; with `requests` there is a line for each request.
 
-    `log_format` None is text for a terminal and JSON for anything else. `quiet` leaves errors alone.
+    `log_format` None means text for a terminal and JSON otherwise. With `quiet` only errors are logged.
     """
     sys.stderr.flush()
     handler = PatientWriter(sys.stderr.fileno())
@@ -143,9 +143,9 @@ def logging_to_stderr(log_format: Format | None, *, requests: bool, quiet: bool 
     )
     levels = {
         "serve": logging.INFO,
-        "uvicorn": logging.ERROR,
+        "uvicorn": logging.ERROR,  # its warnings are one for each malformed request
         "asyncio": logging.WARNING,
-    }  # uvicorn warns of each malformed request
+    }
     for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.addHandler(handler)
@@ -164,7 +164,7 @@ def logging_to_stderr(log_format: Format | None, *, requests: bool, quiet: bool 
 
 
 def note(what: str, fields: Mapping[str, object]) -> None:
-    """One line about a client, when such are wanted. Like `access_log.info`, without looking for who called."""
+    """Logs one line about a client, if requests are logged. Unlike `access_log.info` it does not search the stack for the caller."""
     if access_log.isEnabledFor(logging.INFO):
         record = logging.LogRecord(access_log.name, logging.INFO, "", 0, what, (), None)
         setattr(record, FIELDS, fields)
@@ -172,7 +172,7 @@ def note(what: str, fields: Mapping[str, object]) -> None:
 
 
 def shortened(text: str) -> str:
-    """`text`, cut where a client made it very long."""
+    """`text`, cut to `MOST_CHARACTERS`."""
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}... ({len(text)} characters)"
 
 
@@ -187,12 +187,12 @@ def _second(seconds: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """`text` without what would end a line or steer a terminal."""
+    """`text` with line ends and control characters escaped."""
     return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def _shown(value: Any) -> str:
-    """A field's value: as it is when it is one plain word, otherwise quoted and escaped."""
+    """A field's value: unchanged if it is one plain word, otherwise quoted and escaped."""
     if isinstance(value, str) and value.isascii() and value.isprintable() and not any(each in value for each in ' "='):
         return value
     return json.dumps(value)

@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus to scrape. Each app has its own registry, so that two apps never mix."""
+"""The server's metrics for Prometheus. Each app has its own registry, so that two apps in one process do not mix."""
 
 from collections.abc import Callable
 from functools import cache
@@ -19,12 +19,12 @@ LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 STAGE_BUCKETS_S = (0.0001, 0.0002, 0.0005, *LATENCY_BUCKETS_S[:-1])
 BATCH_BUCKETS_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
-# A second series for each counter and histogram, with the time when it was made, that hardly any query reads.
+# No second series with the time of creation for each counter and histogram: hardly any query reads it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """The server's counters. Units are in the names, as Prometheus asks: seconds and texts."""
+    """The server's metrics. Units are in the names, as Prometheus recommends: seconds and texts."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -38,13 +38,13 @@ class Metrics:
         )
         self.errors = Counter(
             "stillroom_errors",
-            "Requests answered with an error, or not at all (client_gone), by the error's code",
+            "Requests answered with an error, or not answered because the client left (client_gone), by the error's code",
             ["endpoint", "code"],
             registry=registry,
         )
         self.queue_seconds = Histogram(
             "stillroom_queue_seconds",
-            "Seconds that a request waited for a process: of its text that was answered last",
+            "Seconds that a request waited for a worker process: the wait of the text that was answered last",
             ["model"],
             buckets=STAGE_BUCKETS_S,
             registry=registry,
@@ -65,24 +65,24 @@ class Metrics:
         )
         self.tokens = Counter(
             "stillroom_tokens",
-            "Tokens that the model computed: of texts, and padding",
+            "Tokens that the model computed, by kind: text, padding",
             ["model", "kind"],
             registry=registry,
         )
         self.released = Counter(
             "stillroom_batches_released",
-            "Batches given to a process, by reason: idle (it had nothing to do, or was new), full, freed (it took all that waited)",
+            "Batches given to a worker process, by reason: idle (it was idle or new), full, freed (it took all waiting texts)",
             ["model", "reason"],
             registry=registry,
         )
         self.restarts = Counter(
-            "stillroom_process_restarts", "Attempts to replace a process that died", ["model"], registry=registry
+            "stillroom_process_restarts", "Attempts to replace a worker process that died", ["model"], registry=registry
         )
         self.reloads = Counter(
             "stillroom_reloads", "Bundles opened again while served", ["model", "result"], registry=registry
         )
         self.queue_texts = Gauge("stillroom_queue_texts", "Texts that wait for the model", ["model"], registry=registry)
-        self.processes = Gauge("stillroom_processes", "Processes that compute", ["model"], registry=registry)
+        self.processes = Gauge("stillroom_processes", "Worker processes that can compute", ["model"], registry=registry)
         self.model_info = Gauge(
             "stillroom_model_info",
             "1 for each model served",
@@ -92,15 +92,15 @@ class Metrics:
         self.connections = Gauge("stillroom_connections", "Open connections", registry=registry)
         self.shed = Counter(
             "stillroom_shed_requests",
-            "Requests answered 429 before they were read, by reason: full (every model's queue is), behind (too many to read)",
+            "Requests answered 429 before they were read, by reason: full (the queue of every model), behind (too many to read)",
             ["reason"],
             registry=registry,
         )
-        for reason in ("full", "behind"):  # there from the start: a sum with what is not there is nothing
+        for reason in ("full", "behind"):  # present from the start: in Prometheus a sum with a missing series is empty
             self.shed.labels(reason)
         self.connections_cut = Counter(
             "stillroom_connections_cut",
-            "Connections cut off, or turned away (full, handshake), by reason",
+            "Connections cut off or refused, by reason",
             ["reason"],
             registry=registry,
         )
@@ -108,11 +108,11 @@ class Metrics:
             "stillroom_key_requests", "Requests by the name of their key", ["key", "status"], registry=registry
         )
         self.held_body_bytes = Gauge(
-            "stillroom_held_body_bytes", "Bytes of request bodies that are held", registry=registry
+            "stillroom_held_body_bytes", "Bytes of request bodies in memory", registry=registry
         )
-        ProcessCollector(registry=registry)  # of the server's own process: processor time, memory, open files
+        ProcessCollector(registry=registry)  # CPU time, memory and open files of the server's own process
         self._serving: dict[str, tuple[str, str, str, str]] = {}
-        # Finding a series by its labels costs more than counting.
+        # To find a series by its labels takes longer than to count.
         self._queue_seconds = cache(self.queue_seconds.labels)
         self._stage_seconds = cache(self.stage_seconds.labels)
         self._batch_texts = cache(self.batch_texts.labels)
@@ -128,9 +128,9 @@ class Metrics:
         waiting_texts: Callable[[], int],
         processes: Callable[[], int],
     ) -> None:
-        """Describes a model that is served from now on, in place of an earlier one of its name.
+        """Adds a model that is served from now on, or replaces an earlier one of its name.
 
-        `waiting_texts` and `processes` are asked at each scrape: texts in the model's queue, processes that compute.
+        `waiting_texts` (texts in the model's queue) and `processes` (its worker processes) are called at each scrape.
         """
         self.queue_texts.labels(model).set_function(waiting_texts)
         self.processes.labels(model).set_function(processes)
@@ -154,8 +154,8 @@ class Metrics:
         run_s: float,
         decode_s: float,
     ) -> None:
-        """Counts one run of a model, or, with no texts, a batch of which some could not even be tokenised."""
-        if tokenise_s:  # of the whole batch; it comes with the batch's first run
+        """Counts one run of a model. Without texts it counts only the time to tokenise a batch in which some texts failed."""
+        if tokenise_s:  # of the whole batch, given with its first run
             self._stage_seconds(model, "tokenise").observe(tokenise_s)
         if not texts:
             return
@@ -166,5 +166,5 @@ class Metrics:
         self._tokens(model, "padding").inc(padded_tokens - tokens)
 
     def text(self) -> bytes:
-        """Everything counted so far, in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)

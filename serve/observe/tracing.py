@@ -1,8 +1,8 @@
-"""Traces for OpenTelemetry: one span a request, with the stages of its answer as children. Off unless the environment asks.
+"""Traces for OpenTelemetry: one span for each request, with the stages of its answer as children. Off by default.
 
-What the standard calls its variables is read by the SDK itself: OTEL_EXPORTER_OTLP_ENDPOINT switches tracing on and says where
-to send it; OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS and the rest mean what they mean elsewhere. Spans
-hold no texts, no labels and no keys.
+The environment variable OTEL_EXPORTER_OTLP_ENDPOINT switches tracing on and is the address of the collector. The SDK itself
+reads the standard's other variables, such as OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and OTEL_EXPORTER_OTLP_HEADERS. Spans hold no
+texts, no labels and no keys.
 """
 
 import logging
@@ -25,12 +25,12 @@ log = logging.getLogger("serve")
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
-# How long a server that stops tries to send its last spans.
+# How long a stopping server tries to send its last spans.
 LAST_SENDING_S = 2.0
 
 
 class Traces:
-    """Spans of requests, given to `exporter` in batches, in a thread of its own."""
+    """Spans of requests. A thread of its own gives them to `exporter` in batches."""
 
     def __init__(self, exporter: "SpanExporter") -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
@@ -38,7 +38,7 @@ class Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        # What the environment says of the service goes before our name for it.
+        # A service name in the environment takes precedence over ours.
         resource = Resource.create().merge(Resource({SERVICE_NAME: "stillroom"})).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -47,16 +47,16 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
 
     def add(self, scope: Scope, context: RequestContext, endpoint: str, status: int, request_id: str) -> None:
-        """The spans of a request that has just ended, below the caller's own when it sent a `traceparent`.
+        """Adds the spans of a request that has just ended, as children of the caller's span if it sent a `traceparent`.
 
-        Only POST is traced: what asks a model, and no probes.
+        Only POST is traced: requests to models, and not health checks.
         """
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         if scope["method"] != "POST":
             return
         ended_s = time.perf_counter()
-        zero_ns = time.time_ns() - int(ended_s * 1e9)  # of the clock that the request was timed with
+        zero_ns = time.time_ns() - int(ended_s * 1e9)  # the time of day at 0 of perf_counter
         span = self._tracer.start_span(
             f"POST {endpoint}",
             self._propagator.extract(_trace_headers(Headers(scope=scope))),
@@ -71,7 +71,7 @@ class Traces:
         span.end(zero_ns + int(ended_s * 1e9))
 
     def close(self) -> None:
-        """Sends what was not sent yet; gives up on a collector that does not take it within `LAST_SENDING_S`."""
+        """Sends the remaining spans; gives up if the collector has not accepted them after `LAST_SENDING_S`."""
         giving_up = threading.Timer(LAST_SENDING_S, self._exporter.shutdown)
         giving_up.start()
         try:
@@ -88,15 +88,15 @@ class Traces:
         at_s = context.queued_s
         for name, seconds in context.stage_seconds().items():
             stage = self._tracer.start_span(name, inside, start_time=zero_ns + int(at_s * 1e9))
-            at_s = min(at_s + seconds, ended_s)  # stages were timed elsewhere; none outlasts its request
+            at_s = min(at_s + seconds, ended_s)  # stages are timed in another process; none may end after its request
             stage.end(zero_ns + int(at_s * 1e9))
 
 
 def traces_from_environment(environment: Mapping[str, str] = os.environ) -> Traces | None:
-    """Traces to the collector that `environment` names; None, and nothing imported, where it names none.
+    """Traces to the collector that `environment` names; None, and nothing imported, if it names none.
 
-    Where it does and the packages are missing, the log says so and requests are served untraced: such variables are often
-    set for a whole cluster.
+    If the packages for tracing are missing, it logs a warning and returns None. It is no error, since such variables are often set
+    for a whole cluster.
     """
     off = (
         environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none"

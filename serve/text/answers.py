@@ -1,4 +1,4 @@
-"""Logits -> what a caller gets: entities with offsets in the caller's unit, or labels with scores."""
+"""Logits -> answers: entities with offsets in the caller's unit, or labels with scores."""
 
 from dataclasses import dataclass
 from typing import Literal, NotRequired, TypedDict, get_args
@@ -13,14 +13,14 @@ from serve.text.windows import Row
 
 OffsetUnit = Literal["codepoints", "utf16", "utf8"]
 
-# Six decimals: finer than float32 logits are meant, and short in JSON.
+# Six decimals keep all that float32 logits determine, and are short in JSON.
 SCORE_DECIMALS = 6
-# More labels than any model has; a number beyond it would not travel to a model's process.
+# More labels than any model has. A bound is needed: the message to the worker process holds 64-bit integers only.
 MOST_LABELS = 1_000_000
 
 
 class Entity(TypedDict):
-    """One entity. `start` and `end` (exclusive) are in the unit that was asked for; `text` is what lies between."""
+    """One entity. `start` and `end` (exclusive) count the unit that was asked for; `text` is the text between them."""
 
     label: str
     text: str
@@ -30,7 +30,7 @@ class Entity(TypedDict):
 
 
 class EntitiesAnswer(TypedDict):
-    """The entities of one text, in order; `truncated` when the model did not see the whole text."""
+    """The entities of one text, in order; `truncated` is true if the model did not read the whole text."""
 
     entities: list[Entity]
     truncated: bool
@@ -44,10 +44,10 @@ class LabelScore(TypedDict):
 
 
 class LabelsAnswer(TypedDict):
-    """The classes of one text, likeliest first; `truncated` when the model did not see the whole text.
+    """The classes of one text, likeliest first; `truncated` is true if the model did not read the whole text.
 
-    Of a model by which any number of labels may apply, those that do, each with its own probability; or none.
-    `abstained` is there when it was asked for: then there are no labels where the model is not sure enough.
+    A model where any number of labels may apply gives those that apply, perhaps none, each with its own probability.
+    `abstained` is present if `abstain` was asked for: true means that the model is not sure enough, and there are no labels.
     """
 
     labels: list[LabelScore]
@@ -60,30 +60,31 @@ Answer = EntitiesAnswer | LabelsAnswer
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How an answer is given; BadInput names every value that is out of range."""
+    """Options of an answer; BadInput names every value that is out of range."""
 
-    min_score: float = setting(0.0, help="Entities that score less are left out.", at_least=0, at_most=1)
-    offsets: OffsetUnit = setting("codepoints", help="What `start` and `end` of an entity count.")
+    min_score: float = setting(0.0, help="Leave out entities with a lower score.", at_least=0, at_most=1)
+    offsets: OffsetUnit = setting("codepoints", help="Unit of `start` and `end` of an entity.")
     top_k: int | None = setting(
-        None, help="How many labels, likeliest first.", at_least=1, at_most=MOST_LABELS,
-        shown="all, or where any number of them may apply, those that do",
+        None, help="Number of labels, likeliest first.", at_least=1, at_most=MOST_LABELS,
+        shown="all; the labels that apply, if any number may",
     )  # fmt: skip
     # See `serve.text.spans.decode_spans`.
     aggregation: Aggregation = setting("first", help="How the tags of tokens become entities.")
     constrained: bool = setting(False, help="Take the likeliest tags that form a valid sequence.")
-    truncate: bool = setting(False, help="Cut texts longer than the model; they are read in windows otherwise.")
-    abstain: bool = setting(False, help="Give no label where the model is less sure than the bundle asks for.")
+    truncate: bool = setting(False, help="Cut texts longer than the model. Without it they are read in windows.")
+    abstain: bool = setting(False, help="Give no label if the highest score is below the bundle's abstain_below.")
 
     def __post_init__(self) -> None:
         wrong = {}
         if not 0.0 <= self.min_score <= 1.0:
-            wrong["min_score"] = f"min_score {self.min_score}: give a number from 0 to 1"
+            wrong["min_score"] = f"min_score is {self.min_score}; give a number from 0 to 1"
         if self.offsets not in get_args(OffsetUnit):
-            wrong["offsets"] = f"offsets {self.offsets!r}: give one of {get_args(OffsetUnit)}"
+            wrong["offsets"] = f"offsets is {self.offsets!r}; give one of {', '.join(get_args(OffsetUnit))}"
         if self.aggregation not in get_args(Aggregation):
-            wrong["aggregation"] = f"aggregation {self.aggregation!r}: give one of {get_args(Aggregation)}"
+            options = ", ".join(get_args(Aggregation))
+            wrong["aggregation"] = f"aggregation is {self.aggregation!r}; give one of {options}"
         if self.top_k is not None and not 1 <= self.top_k <= MOST_LABELS:
-            wrong["top_k"] = f"top_k {self.top_k}: give 1 to {MOST_LABELS:,}, or leave it out for all labels"
+            wrong["top_k"] = f"top_k is {self.top_k}; give a whole number from 1 to {MOST_LABELS:,}, or leave it out"
         if wrong:
             raise BadInput("; ".join(wrong.values()), field=next(iter(wrong)))
 
@@ -91,7 +92,7 @@ class AnswerOptions:
 def entities_answer(
     text: str, tokens: Row, logits: np.ndarray, tags: list[str], options: AnswerOptions, *, truncated: bool
 ) -> EntitiesAnswer:
-    """The entities of `text`, whose `tokens` have `logits` of shape (tokens, tags). BadInput as `decode_spans` raises it."""
+    """The entities of `text`. `logits` has shape (tokens, tags), a row for each of `tokens`. BadInput as in `decode_spans`."""
     spans = decode_spans(
         text,
         softmax(logits),
@@ -115,7 +116,7 @@ def labels_answer(
 ) -> LabelsAnswer:
     """The classes of one text; `logits` has shape (labels,). Equal scores keep the order of the bundle's labels.
 
-    When `options.abstain`, there are none where the highest probability is below `abstain_below`.
+    With `options.abstain`, there are none if the highest probability is below `abstain_below`.
     """
     probabilities = softmax(logits)
     answer = _likeliest(probabilities, labels, options.top_k, truncated)
@@ -130,9 +131,9 @@ def applying_labels_answer(
     truncated: bool,
     abstain_below: float | None = None,
 ) -> LabelsAnswer:
-    """The labels that apply to one text, or with `top_k` the likeliest ones whether they do or not; `logits` has shape (labels,).
+    """The labels that apply to one text, or the `top_k` likeliest ones, whether they apply or not; `logits` has shape (labels,).
 
-    Abstains as `labels_answer` does.
+    It abstains as `labels_answer` does.
     """
     count = int(applies(logits).sum()) if options.top_k is None else options.top_k
     probabilities = sigmoid(logits)
@@ -167,7 +168,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _entities(text: str, spans: list[Span], unit: OffsetUnit) -> list[Entity]:
-    # Spans are ordered and do not overlap, so one walk over the text counts everything once.
+    # Spans are ordered and do not overlap, so each character is counted once.
     entities: list[Entity] = []
     position = counted = 0
     for span in spans:

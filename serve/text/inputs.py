@@ -1,10 +1,10 @@
-"""What callers may give as texts: one or many, with pairs or without, whole characters only."""
+"""Checks of the texts that callers give: one or many, with pairs or without, valid Unicode."""
 
 from serve.errors import BadInput
 
 
 def as_texts(text: object) -> list[str]:
-    """One text or many as a list. BadInput for anything else, and for an empty list."""
+    """One text or several, as a list. BadInput for anything else, and for an empty list."""
     texts = [text] if isinstance(text, str) else text
     if not isinstance(texts, list):
         raise BadInput(f"text is {_kind(text)}; give a string or a list of strings", field="text")
@@ -22,16 +22,16 @@ def _kind(given: object) -> str:
 
 
 def pairs_of(text: object, text_pair: str | list[str] | None) -> list[str] | None:
-    """The second texts as a list, as many as there are first ones. BadInput when the two do not match."""
+    """The second texts as a list; None without them. BadInput unless there are as many as first texts."""
     if text_pair is None:
         return None
     if isinstance(text, str) != isinstance(text_pair, str) or len(as_texts(text)) != len(as_texts(text_pair)):
-        raise BadInput("text_pair: give as many texts as in text, a string for a string", field="text_pair")
+        raise BadInput("text_pair: give a string for a string, or a list as long as text", field="text_pair")
     return as_texts(text_pair)
 
 
 def require_unicode(text: str, field: str, index: int, count: int) -> None:
-    """BadInput for text with half a surrogate pair; `index` of `count` texts in `field`."""
+    """BadInput for a text with half a surrogate pair. It is text `index` of `count` texts in `field`."""
     if text.isascii():
         return
     try:
@@ -39,6 +39,6 @@ def require_unicode(text: str, field: str, index: int, count: int) -> None:
     except UnicodeEncodeError as error:
         name = field if count == 1 else f"{field}[{index}]"
         raise BadInput(
-            f"{name} has half a surrogate pair at {error.start}, which is no character; send whole characters",
+            f"{name} has half a surrogate pair at code point {error.start}; send whole characters",
             field=name,
         ) from error

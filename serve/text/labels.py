@@ -6,15 +6,15 @@ from typing import Literal
 
 import numpy as np
 
-# How tags spell entities: `B`, `I`, ...; `S` or `B`, `I`, ..., `E` (BILOU is the same with other letters); the label alone.
+# An entity's tags are `B`, `I`, ... in BIO; `S`, or `B`, `I`, ..., `E` in BIOES (BILOU with other letters); only `I` in IO.
 Scheme = Literal["BIO", "BIOES", "IO"]
 
 OUTSIDE = "O"
-MULTI_LABEL = "multi_label_classification"  # what transformers calls it, in a configuration's `problem_type`
+MULTI_LABEL = "multi_label_classification"  # the value of `problem_type` in configurations of transformers
 
 
 def bio_tags(labels: Iterable[str]) -> tuple[str, ...]:
-    """The IOB2 tags of entity `labels`, in one fixed order: `O` first, then `B-x, I-x` by name.
+    """The IOB2 tags of entity `labels`: `O` first, then `B-x` and `I-x` of each label, sorted by name.
 
     >>> bio_tags(["city", "airline"])
     ('O', 'B-airline', 'I-airline', 'B-city', 'I-city')
@@ -33,21 +33,21 @@ def split_tag(tag: str) -> tuple[str, str]:
         return OUTSIDE, ""
     prefix, dash, label = tag.partition("-")
     if dash and prefix in {"B", "I", "E", "S", "L", "U"}:
-        # BILOU's L and U are BIOES's E and S under other names.
+        # L and U of BILOU are E and S of BIOES.
         return {"L": "E", "U": "S"}.get(prefix, prefix), label
     return "I", tag
 
 
 def entity_labels(tags: Sequence[str]) -> tuple[str, ...]:
-    """The entity labels that `tags` speak of, sorted."""
+    """The entity labels in `tags`, sorted."""
     return tuple(sorted({label for label in (split_tag(tag)[1] for tag in tags) if label}))
 
 
 @lru_cache(maxsize=64)
 def schemes(tags: tuple[str, ...]) -> dict[str, Scheme]:
-    """The scheme in which `tags` spell each entity label.
+    """The scheme of each entity label in `tags`.
 
-    A label that has `I` tags alone is in IO. The others are in BIOES when any tag is an `E` or an `S`, and else in BIO.
+    A label with `I` tags only is in IO. The others are in BIOES if any tag is an `E` or an `S`, and in BIO otherwise.
 
     >>> schemes(("O", "B-city", "I-city", "I-name"))
     {'city': 'BIO', 'name': 'IO'}
@@ -63,7 +63,7 @@ def schemes(tags: tuple[str, ...]) -> dict[str, Scheme]:
 def kind_of(
     task: str, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
 ) -> str:
-    """What the labels of a task are of, in words: entities with the scheme of their tags, or how many labels a text has.
+    """The kind of labels in words: entities with the scheme of their tags, or how many labels a text may have.
 
     >>> kind_of("token-classification", ("O", "B-city", "I-city"))
     'entities, BIO'
@@ -77,9 +77,9 @@ def kind_of(
 
 
 def applies(logits: np.ndarray) -> np.ndarray:
-    """Where each label is decided on its own, which ones apply: a bool for each of `logits`.
+    """Which labels apply, where each is decided on its own: a bool for each of `logits`.
 
-    Those whose probability, the logit's sigmoid, is above a half, which is a logit above 0. Evaluation in training and the
-    server share this decision.
+    A label applies if the sigmoid of its logit is above 0.5, which is a logit above 0. Evaluation in training and the server
+    share this decision.
     """
     return np.asarray(logits > 0)

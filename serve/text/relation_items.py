@@ -1,4 +1,4 @@
-"""Questions about relations: a text and two parts of it -> the text with markers, as a model of relations reads it."""
+"""Items of relations: a text and two parts of it -> the text with markers, which a model of relations reads."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -10,10 +10,10 @@ from serve.errors import BadInput
 from serve.text.answers import OffsetUnit, length_in
 from serve.text.entity_markers import MARKERS, has_markers, marked
 
-# What is said of a text alone, wherever it is given.
+# The message for a text without its two parts, over HTTP and in Python.
 UNMARKED = (
-    'a model of relations is asked about two parts of a text, and none are given: give "head" and "tail" beside "text", '
-    'each {"start": ..., "end": ...} (over HTTP at /v1/relations)'
+    'a model of relations needs two parts of the text; give "head" and "tail" beside "text", each as '
+    '{"start": ..., "end": ...} (over HTTP at /v1/relations)'
 )
 
 
@@ -25,7 +25,7 @@ class Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class RelationItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One text of several, and the two parts asked about."""
+    """A text, and the two parts whose relation is asked for."""
 
     text: str
     head: Part
@@ -33,7 +33,7 @@ class RelationItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def item_of(given: Mapping[str, object], name: str) -> RelationItem:
-    """`given`, such as `{"text": ..., "head": {"start": ..., "end": ...}, "tail": ...}`. BadInput, with its `name`, for anything else."""
+    """The item in `given`, such as `{"text": ..., "head": {"start": ..., "end": ...}, "tail": ...}`; BadInput names the field `name`."""
     if not {"head", "tail"} <= given.keys():
         raise BadInput(f"{name}: {UNMARKED}", field=name)
     try:
@@ -51,14 +51,14 @@ def check_marked(text: str) -> None:
 
 
 def marked_text(text: str, head: Part, tail: Part, *, path: str = "", unit: OffsetUnit = "codepoints") -> str:
-    """`text` with markers round `head` and `tail`, which count in `unit`; `path` stands before the names of fields in errors.
+    """`text` with markers around `head` and `tail`, whose offsets count `unit`. `path` is put before names of fields in errors.
 
-    BadInput, with the field, when a part lies outside the text, is empty or ends inside a character, when the two overlap, and
-    when the text holds markers already.
+    BadInput, with the field, when a part is outside the text, is empty or ends inside a character, when the parts overlap, and
+    when the text already has a marker.
     """
     if found := next((marker for marker in MARKERS if marker in text), None):
         raise BadInput(
-            f"{path}text holds the marker {found} already; send the plain text, head and tail say what is marked",
+            f"{path}text already has the marker {found}; send the text without markers; head and tail say where they go",
             field=f"{path}text",
         )
     head_place = _code_points(text, head, f"{path}head", unit)
@@ -76,7 +76,7 @@ def _code_points(text: str, part: Part, field: str, unit: OffsetUnit) -> tuple[i
     """The part's start and end in code points."""
     if part.start >= part.end:
         raise BadInput(
-            f"{field} goes from {part.start} to {part.end}; end is exclusive and must be beyond start",
+            f"{field} goes from {part.start} to {part.end}; end is exclusive and must be greater than start",
             field=f"{field}.end",
         )
     return (
@@ -89,7 +89,7 @@ def _code_point(text: str, offset: int, field: str, unit: OffsetUnit) -> int:
     length = length_in(text, unit)
     if offset > length:
         raise BadInput(
-            f"{field} {offset} lies outside the text, which has {length} {unit}; is `offsets` the unit that you count in?",
+            f"{field} {offset} is outside the text, which has {length} {unit}; check that `offsets` is the unit that you count",
             field=field,
         )
     if unit == "codepoints" or text.isascii():
@@ -99,5 +99,5 @@ def _code_point(text: str, offset: int, field: str, unit: OffsetUnit) -> int:
         return len(text.encode(encoding)[: offset * width].decode(encoding))
     except UnicodeDecodeError as error:
         raise BadInput(
-            f"{field} {offset} lies inside a character; give where it begins or ends, counted in {unit}", field=field
+            f"{field} {offset} is inside a character; give the {unit} offset of its start or end", field=field
         ) from error

@@ -1,4 +1,4 @@
-"""Tags of tokens -> entity spans in the text as sent. Evaluation in training and the server share this one decoder.
+"""Tags of tokens -> entity spans in the text as sent. Evaluation in training and the server share this decoder.
 
 Offsets are Unicode code points, end exclusive.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from serve.text.labels import OUTSIDE, Scheme, schemes, split_tag
 from serve.text.viterbi import likeliest_valid
 
-# How the tags of a word's tokens become the word's, and words' tags become entities; see `decode_spans`.
+# How the tags of tokens become tags of words, and these become entities; see `decode_spans`.
 Aggregation = Literal["first", "average", "max", "strict"]
 
 # Scripts that put no spaces between words: (first, last) code point. Each token in them counts as a word of its own.
@@ -34,7 +34,7 @@ UNSPACED_BLOCKS = (
 
 
 class Span(NamedTuple):
-    """An entity: `text[start:end]`, its label, and the mean probability of its words' tags."""
+    """An entity: `text[start:end]`, its label, and the mean probability of the tags of its words."""
 
     start: int
     end: int
@@ -43,7 +43,7 @@ class Span(NamedTuple):
 
 
 class Word(NamedTuple):
-    """`text[start:end]`, and the indices of the word's first token and of its last one (inclusive)."""
+    """`text[start:end]`, and the indices of the word's first and last token (inclusive)."""
 
     start: int
     end: int
@@ -52,11 +52,11 @@ class Word(NamedTuple):
 
 
 def words(text: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int | None]) -> list[Word]:
-    """The words of `text` as its tokens show them, in order and never overlapping, by rules that no tokenizer changes.
+    """The words of `text`, made of its tokens, in order and without overlap. The rules are the same for all tokenizers.
 
-    A token continues the word before it when both have the same word id, touch, and are joined by two word characters;
-    or when it lies inside that word, as the byte pieces of one emoji do. Every other token begins a word. Special
-    tokens and those of only whitespace are in no word.
+    A token continues the word before it if both have the same word id, touch, and have word characters where they touch; or if
+    it lies inside that word, as the byte pieces of one emoji do. Every other token begins a word. Special tokens and tokens of
+    whitespace are in no word.
     """
     found: list[Word] = []
     is_ascii = text.isascii()
@@ -93,15 +93,15 @@ def decode_spans(
     aggregation: Aggregation = "first",
     constrained: bool = False,
 ) -> list[Span]:
-    """The entities of `text`: each word takes its likeliest tag, and runs of tags become spans.
+    """The entities of `text`: each word gets its likeliest tag, and runs of tags become spans.
 
-    `probabilities` has shape (tokens, tags). A word's are those of its first token, as training has it; or by `aggregation`
-    as `word_probabilities` says. BIO, BIOES and IO tags are read as conlleval does (the convention of the CoNLL-2000
-    evaluation script): `I` with no open span of its label begins one; or with `strict`, as `strict_runs` does. With
-    `constrained`, words take the likeliest tags that form a valid sequence, see `serve.text.viterbi`.
+    `probabilities` has shape (tokens, tags). `word_probabilities` makes those of words, by `aggregation`. BIO, BIOES and IO tags
+    are read as by conlleval (the evaluation script of CoNLL-2000): `I` without an open span of its label begins one. With
+    `aggregation="strict"`, `strict_runs` applies instead. With `constrained`, words get the likeliest tags that form a valid
+    sequence, see `serve.text.viterbi`.
 
-    Spans are ordered and never overlap; a span runs from its first word's start to its last word's end; its score is the
-    mean probability of its words' tags. BadInput when `constrained` and no sequence of the tags is valid.
+    Spans are ordered and never overlap. A span goes from the start of its first word to the end of its last. Its score is the
+    mean probability of the tags of its words. BadInput with `constrained` when no sequence of the tags is valid.
     """
     found = words(text, offsets, word_ids)
     if not found:
@@ -112,7 +112,7 @@ def decode_spans(
     sequence = [tags[index] for index in chosen.tolist()]
     runs = strict_runs(sequence, schemes(tuple(tags))) if aggregation == "strict" else tag_runs(sequence)
     return [
-        # np.mean's own sum, without the dozen checks around it.
+        # The sum that np.mean takes, without its checks.
         Span(
             found[first].start,
             found[last].end,
@@ -124,10 +124,10 @@ def decode_spans(
 
 
 def word_probabilities(probabilities: np.ndarray, found: Sequence[Word], aggregation: Aggregation) -> np.ndarray:
-    """The tags' probabilities of each word, shape (words, tags), from those of its tokens, shape (tokens, tags).
+    """The probabilities of tags for each word, shape (words, tags), from those for each token, shape (tokens, tags).
 
-    `average` takes their mean and `max` those of the token that is surest of its tag, as the strategies of these names do in
-    transformers' token classification pipeline; the others take the first token's, which alone was trained.
+    `average` is their mean, and `max` those of the token with the highest probability for one tag, like the strategies of these
+    names in transformers' token classification pipeline. The others take those of the first token, the only one that is trained.
     """
     of_words = probabilities[[word.first_token for word in found]]
     if aggregation in {"average", "max"}:
@@ -160,7 +160,7 @@ def tag_runs(tags: Sequence[str]) -> list[tuple[int, int, str]]:
 
 
 def strict_runs(tags: Sequence[str], scheme_of: dict[str, Scheme]) -> list[tuple[int, int, str]]:
-    """(first, last, label) of every entity whose tags are whole by the scheme of its label; the others are left out.
+    """(first, last, label) of every entity that is complete by the scheme of its label; `last` is inclusive.
 
     In BIO an entity is `B` and the `I` that follow; in BIOES it is `S`, or `B`, any number of `I`, and `E`.
 
@@ -185,9 +185,9 @@ def strict_runs(tags: Sequence[str], scheme_of: dict[str, Scheme]) -> list[tuple
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """The token's own characters: no outer whitespace (byte-level tokenizers add some), and with the marks that follow.
+    """Start and end of a token without outer whitespace (byte-level tokenizers add some), with the combining marks that follow.
 
-    A tokenizer that strips accents leaves a combining mark out of the offsets of the letter that carries it.
+    A tokenizer that strips accents leaves a combining mark out of the offsets of its letter.
     """
     while start < end and text[start].isspace():
         start += 1
@@ -199,18 +199,18 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _joined(left: str, right: str) -> bool:
-    """Whether a word runs on from character `left` to character `right`."""
+    """Whether the neighbouring characters `left` and `right` belong to one word."""
     return _is_word_character(left) and _is_word_character(right)
 
 
 def _is_word_character(character: str) -> bool:
     if character.isascii():
         return character.isalnum() or character == "_"
-    return _is_word_character_beyond_ascii(character)
+    return _is_other_word_character(character)
 
 
 @lru_cache(maxsize=4096)
-def _is_word_character_beyond_ascii(character: str) -> bool:
+def _is_other_word_character(character: str) -> bool:
     if not (character.isalnum() or _is_mark(character)):
         return False
     code_point = ord(character)

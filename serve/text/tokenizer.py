@@ -1,4 +1,4 @@
-"""The bundle's tokeniser, set so that it encodes exactly what was sent: no padding, cut at the model's length."""
+"""The bundle's tokenizer, without padding and cut at the model's length."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from serve.errors import BundleError
 
 
 def load_tokenizer(folder: Path, max_length: int) -> Tokenizer:
-    """The tokeniser in `folder/tokenizer.json`.
+    """The tokenizer in `folder/tokenizer.json`.
 
-    Padding is cleared (the session pads to the longest text of a batch), and truncation set to `max_length` tokens,
-    special ones included. What was cut off stands in `encoding.overflowing`. BundleError when the file cannot be read,
-    or when `max_length` leaves no room beside the special tokens.
+    Padding is switched off (the session pads to the longest text of a batch), and truncation is set to `max_length` tokens,
+    special tokens included. `encoding.overflowing` holds what was cut off. BundleError when the file cannot be read, or when
+    `max_length` leaves no room beside the special tokens.
     """
     file = folder / "tokenizer.json"
     if not file.is_file():

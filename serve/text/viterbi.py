@@ -8,7 +8,7 @@ import numpy as np
 from serve.errors import BadInput
 from serve.text.labels import OUTSIDE, schemes, split_tag
 
-# Below any probability that a model gives: the logarithm stays finite, so that an unlikely tag is not a forbidden one.
+# Smaller than any probability of a model. It keeps logarithms finite, so that an unlikely tag is not treated as forbidden.
 LEAST_PROBABILITY = 1e-300
 
 
@@ -31,15 +31,15 @@ class Grammar(NamedTuple):
 
 @lru_cache(maxsize=64)
 def grammar(tags: tuple[str, ...]) -> Grammar:
-    """The rules of the schemes that `tags` are in, which `serve.text.labels.schemes` finds from the tags themselves.
+    """The rules for `tags`, by the schemes that `serve.text.labels.schemes` finds in them.
 
-    BIO: `I` follows `B` or `I` of its label. BIOES: `I` and `E` follow `B` or `I` of their label, and nothing else does.
-    IO: anything goes.
+    BIO: `I` follows only `B` or `I` of its label. BIOES: the same holds for `I` and `E`, and `B` and `I` are followed only by
+    `I` or `E` of their label. IO: every sequence is valid.
     """
     scheme_of = schemes(tags)
-    inside = np.zeros(len(tags), dtype=np.bool_)  # continues an entity
-    unfinished = np.zeros(len(tags), dtype=np.bool_)  # asks for one that does
-    continues = np.zeros((len(tags), len(tags)), dtype=np.bool_)  # the second may continue the first
+    inside = np.zeros(len(tags), dtype=np.bool_)  # the tag continues an entity
+    unfinished = np.zeros(len(tags), dtype=np.bool_)  # the next tag must continue the entity
+    continues = np.zeros((len(tags), len(tags)), dtype=np.bool_)  # the second tag may continue the first
     parts = [split_tag(tag) for tag in tags]
     for after, (prefix, label) in enumerate(parts):
         if prefix == OUTSIDE or scheme_of[label] == "IO":
@@ -55,8 +55,8 @@ def grammar(tags: tuple[str, ...]) -> Grammar:
 def likeliest_valid(probabilities: np.ndarray, tags: tuple[str, ...]) -> np.ndarray:
     """The valid sequence of tags with the largest product of `probabilities`, (words, tags): indices, (words,).
 
-    That is the likeliest tag of each word where those are valid together. BadInput when no sequence is valid, as of one
-    word and tags that lack `O`.
+    If the likeliest tags of all words form a valid sequence, it is that one. BadInput when no sequence is valid, such as for
+    one word and the tags `B-x` and `E-x`.
     """
     rules = grammar(tags)
     each = probabilities.argmax(axis=1)
@@ -65,7 +65,7 @@ def likeliest_valid(probabilities: np.ndarray, tags: tuple[str, ...]) -> np.ndar
     logarithms = np.log(np.maximum(probabilities.astype(np.float64), LEAST_PROBABILITY))
     barrier = np.where(rules.follows.T, 0.0, -np.inf)  # (after, before), so that rows are contiguous
     places = np.arange(len(tags))
-    best = np.where(rules.starts, logarithms[0], -np.inf)  # of the paths that end in each tag
+    best = np.where(rules.starts, logarithms[0], -np.inf)  # of the sequences that end in each tag
     came_from = np.zeros(logarithms.shape, dtype=np.intp)
     for word in range(1, len(logarithms)):
         reached = barrier + best  # (after, before)
@@ -74,7 +74,7 @@ def likeliest_valid(probabilities: np.ndarray, tags: tuple[str, ...]) -> np.ndar
     best = np.where(rules.ends, best, -np.inf)
     if best.max() == -np.inf:
         raise BadInput(
-            f"constrained: the tags {', '.join(tags)} form no valid sequence of {len(logarithms)} words; leave it out",
+            f"constrained: the tags {', '.join(tags)} form no valid sequence for this text; leave constrained out",
             field="constrained",
         )
     path = np.empty(len(logarithms), dtype=np.intp)

@@ -1,7 +1,7 @@
-"""Texts longer than the model: overlapping windows over their tokens, and what the windows say together.
+"""Texts longer than the model: overlapping windows over their tokens, and merging the logits of the windows.
 
-The text is tokenised whole, and each window is a part of its tokens between the special tokens that the tokenizer puts
-round every text. Windows are fixed by the text alone.
+The whole text is tokenised. Each window is a part of its tokens, with the special tokens that the tokenizer puts around every
+text. The windows depend on the text alone.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,14 +14,14 @@ from tokenizers import Encoding
 from serve.errors import BadInput
 from serve.text.spans import words
 
-# Of a window's own tokens, the part that it shares with the next at least: one in four costs a third more tokens, and leaves
-# no token with less than an eighth of a window on either side.
+# Each window shares at least a quarter (1 / SHARED) of its own tokens with the next. This costs a third more tokens, and every
+# token has at least an eighth of a window on either side in one of the windows, unless the text ends there.
 SHARED = 4
 
 
 @dataclass(frozen=True)
 class TokenRow:
-    """A row of tokens as the session reads it, like a tokenizer's `Encoding`; raw token ids have no offsets."""
+    """A row of tokens for the session, with the attributes of a tokenizer's `Encoding`; raw token ids have no offsets."""
 
     ids: list[int]
     attention_mask: list[int]
@@ -37,9 +37,9 @@ Row = Encoding | TokenRow
 
 
 class Windows:
-    """The windows over one `text` whose `encoding`, whole, has more than `max_length` tokens; and what they have said so far.
+    """The windows over one `text`, whose whole `encoding` has more than `max_length` tokens; and their logits so far.
 
-    All have `max_length` tokens, spread evenly, as few as share a quarter of their own tokens with the next.
+    Each window has `max_length` tokens. They are spread evenly, and are the fewest that share a quarter of their own tokens.
     """
 
     def __init__(self, text: str, encoding: Encoding, max_length: int) -> None:
@@ -65,12 +65,12 @@ class Windows:
         return chosen(self.tokens, places)
 
     def take(self, window: int, logits: np.ndarray) -> np.ndarray | None:
-        """Notes the logits of one window, and with the last one gives those of the text: (tokens, tags) or (labels,).
+        """Stores the logits of one window. With the last window it returns those of the text: (tokens, tags) or (labels,).
 
-        Tokens have the logits of the window that decides them, zeros where they are in no word. Classes have the mean of the
-        windows, each weighted by the tokens that it decides, so that none counts twice. A mean of logits is one of
-        log-probabilities but for a constant, which is the logarithmic opinion pool (Genest and Zidek 1986, section 3.2),
-        and serves labels that apply each on its own as well.
+        A token gets the logits of the window that decides it. Classes get the mean over the windows, each weighted by the
+        tokens that it decides, so that no token counts twice. Up to a constant, a mean of logits is a mean of
+        log-probabilities: the logarithmic opinion pool (Genest and Zidek 1986, section 3.2). Labels that each apply on their
+        own use the same mean.
         """
         of_tokens = logits.ndim > 1
         if not self._seen:
@@ -91,13 +91,13 @@ class Windows:
 
     @cached_property
     def _deciding(self) -> np.ndarray:
-        """Which window decides each of the text's own tokens."""
+        """The window that decides each of the text's own tokens: shape (own tokens,)."""
         tokens = np.arange(self._last - self._first)
         return deciding(self.starts, self._room, tokens, tokens)
 
     @cached_property
     def _deciding_words(self) -> np.ndarray:
-        """The same, but all tokens of a word are decided where the word has the most context, if a window holds it whole."""
+        """The same, but one window decides all tokens of a word: where the word has the most context, if a window holds it whole."""
         of_tokens = self._deciding.copy()
         found = [
             word
@@ -113,7 +113,7 @@ class Windows:
 
 
 def content(encoding: Encoding) -> tuple[int, int]:
-    """Where the text's own tokens begin and end (exclusive) between the special ones round them."""
+    """The start and end (exclusive) of the text's own tokens between the special tokens around them."""
     special = encoding.special_tokens_mask
     first, last = 0, len(special)
     while first < last and special[first]:
@@ -124,7 +124,7 @@ def content(encoding: Encoding) -> tuple[int, int]:
 
 
 def window_starts(tokens: int, room: int) -> list[int]:
-    """Where each window of `room` tokens begins in a text of `tokens` tokens, which are more: the last ends with the text.
+    """The start of each window of `room` tokens in a text of more than `room` `tokens`. The last window ends with the text.
 
     >>> window_starts(12, 8), window_starts(20, 8)
     ([0, 4], [0, 6, 12])
@@ -135,19 +135,19 @@ def window_starts(tokens: int, room: int) -> list[int]:
 
 
 def deciding(starts: Sequence[int], room: int, firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
-    """Which window decides each of some stretches of tokens, `firsts` to `lasts`, ascending; -1 where none holds it whole.
+    """The window that decides each stretch of tokens, `firsts` to `lasts` (inclusive, ascending); -1 if no window holds it whole.
 
-    The one where it has the most context: the most tokens between it and the window's nearer edge; the earlier of equals.
-    The rule is that of BERT's `_check_is_max_context` (Devlin et al. 2019, run_squad.py). That the text's own edges cut off no
-    context needs no rule beside it: no window reaches further to the left than the first, or to the right than the last.
+    It is the window with the most context: the most tokens between the stretch and the nearer end of the window; of equal ones
+    the earlier. The rule is that of BERT's `_check_is_max_context` (Devlin et al. 2019, run_squad.py). Start and end of the text
+    need no extra rule: no window reaches further left than the first, or further right than the last.
     """
     windows = np.full(len(firsts), -1, dtype=np.intp)
     most = np.full(len(firsts), -1, dtype=np.intp)
     for window, start in enumerate(starts):
         end = start + room
-        # Stretches in order: those that a window may hold lie together.
+        # The stretches are sorted, so those that a window may hold are neighbours.
         near = slice(np.searchsorted(firsts, start), np.searchsorted(firsts, end))
-        context = np.minimum(firsts[near] - start, end - 1 - lasts[near])  # below 0 where the window does not hold it
+        context = np.minimum(firsts[near] - start, end - 1 - lasts[near])  # negative if the window does not hold it
         better = context > most[near]
         windows[near][better] = window
         most[near][better] = context[better]
@@ -155,9 +155,9 @@ def deciding(starts: Sequence[int], room: int, firsts: np.ndarray, lasts: np.nda
 
 
 def marked_window(encoding: Encoding, max_length: int, markers: Collection[int]) -> TokenRow:
-    """One window, centred on the tokens whose ids are in `markers`: what is read of a long text of a relation.
+    """One window of a long text, centred on the tokens whose ids are in `markers`: the model of relations reads no other part.
 
-    BadInput when they lie too far apart for one window.
+    BadInput when the markers are too far apart for one window.
     """
     first, last = content(encoding)
     room = max_length - len(encoding) + last - first
@@ -165,8 +165,8 @@ def marked_window(encoding: Encoding, max_length: int, markers: Collection[int])
     at = [place for place in range(first, last) if ids[place] in markers]
     if at[-1] + 1 - at[0] > room:
         raise BadInput(
-            f"text: its two parts are {at[-1] + 1 - at[0]:,} tokens apart, markers included, and the model reads {room:,} at "
-            "once; send the stretch that holds both, or parts that are nearer",
+            f"text: its two parts span {at[-1] + 1 - at[0]:,} tokens, markers included, and the model reads {room:,} at "
+            "once; send parts that are nearer to each other",
             field="text",
         )
     start = min(max(first, (at[0] + at[-1] + 1 - room) // 2), last - room)
@@ -174,10 +174,10 @@ def marked_window(encoding: Encoding, max_length: int, markers: Collection[int])
 
 
 def cut(encoding: Encoding, max_length: int) -> Row:
-    """The tokens of a text, or of a text and its pair, cut at the end so that `max_length` are left, as training cuts them.
+    """The tokens of a text, or of a text and its pair, cut at the end to `max_length`, as in training.
 
-    Of a pair, the longer text is cut first: to what the shorter leaves, or both to a half when both are longer than that,
-    as tokenizers' `longest_first` does.
+    Of a pair, the longer text is cut to the room that the shorter one leaves; if both are longer than half, each is cut to half.
+    This is `longest_first` of tokenizers.
     """
     if len(encoding) <= max_length:
         return encoding

@@ -1,1 +1,1 @@
-"""Many callers to batches to processes: the queue, the model's processes, and what replaces one that dies."""
+"""From many callers to batches to worker processes: the queue, the processes, and the supervisor that replaces dead ones."""

@@ -1,16 +1,17 @@
-"""Work of many callers -> batches for the slots that compute. Knows nothing of HTTP and nothing of models.
+"""Batches items of many callers for worker slots. It is independent of HTTP and of models.
 
-A slot is one computer of batches (a model's process), busy with one batch at a time. There is no timer: an idle slot gets
-what has come at once; while all are busy, what comes waits, so that batches grow by themselves exactly when there is load.
+A slot stands for one worker process, which computes one batch at a time. There is no timer: an idle slot gets the waiting items at
+once. While all slots are busy, items wait, so batches grow exactly under load.
 
-Order is fair between callers, not between items: start-time fair queueing (Goyal, Vin and Cheng 1996, section 2). What a
-caller brings is cut into packets of about half a batch. Each is stamped with the virtual time at which it would start if
-every caller had an equal share of tokens; the lowest stamp goes first, and of equal ones the earlier. So one caller of a thousand
-items delays a caller of one by about a batch, and not by a thousand items; and callers of a few items, each one packet, are served
-in the order in which they came, for taking turns among them would make all of them late. Virtual time also goes on by what is
-computed, divided by those who wait (as it does in fair queueing itself, section 2 there): or an endless stream of new callers, all
-stamped with the same time, would keep back the second packet of a large one for ever. An item larger than a batch counts as one batch
-there, for it would lift a large caller's whole backlog above whoever comes next.
+The order is fair between callers, not between items: start-time fair queueing (Goyal, Vin and Cheng 1996, section 2). The items of a
+caller are cut into packets of about half a batch. Each packet is stamped with the virtual time at which it would start if every
+caller had an equal share of tokens. The lowest stamp goes first; of equal stamps, the earlier packet. So a caller of a thousand
+items delays a caller of one item by about one batch, not by a thousand items. Callers of one packet are served in order of arrival,
+since taking turns among them would delay all of them.
+
+Virtual time advances by the computed tokens divided by the number of waiting callers (as in fair queueing itself, section 2 there).
+Otherwise an endless stream of new callers, all with the same stamp, would hold back the second packet of a large caller for ever. An
+item larger than a batch advances it by one batch only; otherwise all packets of a large caller would come before the next caller.
 """
 
 import asyncio
@@ -27,28 +28,30 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Done = Callable[[int, Result | Exception], None]
-# Computes a batch: tells `Done` of each item by its place, in any order, and returns once all are done. What it raises goes
-# to the items that are not done yet, and ends the slot.
+# Computes a batch: calls `Done` for each item by its index in the batch, in any order, and returns once all are done. An exception
+# becomes the result of the items that are not done yet, and ends the slot.
 Run = Callable[[list[Item], Done[Result]], Awaitable[None]]
-# Why a batch was released: a slot was idle when its first item came, or it was new; a slot became free and the batch was full; or it
-# became free and took all that waited.
+# Why a batch was released. idle: the slot was idle or new. full: the slot became free, and the batch was full. freed: the slot became
+# free, and took all waiting items.
 Reason = Literal["idle", "full", "freed"]
+
+CLOSING = "the model is being closed; try again in a second"
 
 # Weight of the newest batch in the running estimate of the slots' speed.
 SPEED_SMOOTHING = 0.2
-# Tokens below which a batch is not divided among slots that are idle: a run of the model has a cost of its own.
+# A batch below this many tokens is not divided among idle slots, since each run of the model has a fixed cost.
 WORTH_DIVIDING = 256
-# Tokens that must wait before a slot is given its next batch while it computes one: with so much to do it should not stand still until
-# this process, busy with requests, hears that it has ended. With less, a larger batch a little later is worth more.
+# A slot that computes gets its next batch ahead if at least this many tokens wait. Then it does not stand idle until this process,
+# busy with requests, notices the end of its batch. With fewer tokens, a larger batch a little later is better.
 WORTH_HURRYING = 256
-DISPATCHERS = 2  # batches that a slot has at most: one that it computes, one that waits beside it
-# Of how many batches' worth of waiting items, in fair order, those of like length are picked.
+DISPATCHERS = 2  # batches that a slot has at most: one that it computes, and one that is next
+# A batch is picked, by similar length, from the first items in fair order: from as many as fill this many batches.
 CHOICE = 4
 PACKETS_A_BATCH = 2
 
 
 class _Caller(Generic[Result]):
-    """One caller: its results so far, and what it waits for."""
+    """One caller: its results so far, and the future that ends its wait."""
 
     __slots__ = ("answered", "left", "passed_over_s", "results")
 
@@ -56,11 +59,11 @@ class _Caller(Generic[Result]):
         self.results: list[Result | None] = [None] * items
         self.left = items
         self.passed_over_s = [math.inf] * items
-        """When each was first passed over for others of more fitting length."""
+        """When each item was first passed over for others with a better length."""
         self.answered: asyncio.Future[None] = loop.create_future()
 
     def take(self, place: int, result: Result | Exception) -> None:
-        """Notes a result; an error ends the waiting at once."""
+        """Stores a result. An error ends the wait at once."""
         if self.answered.done():
             return
         if isinstance(result, Exception):
@@ -73,9 +76,9 @@ class _Caller(Generic[Result]):
 
 
 class _Waiting(NamedTuple, Generic[Item, Result]):
-    """An item in the queue, which is a heap of these: ordered by `start`, then by `number`, which is like no other."""
+    """An item in the queue, a heap ordered by `start`, then by the unique `number`."""
 
-    start: float  # virtual
+    start: float  # virtual time
     number: int
     item: Item
     tokens: int
@@ -84,23 +87,22 @@ class _Waiting(NamedTuple, Generic[Item, Result]):
 
 
 class WorkerSlot:
-    """One computer of batches that a batcher feeds, until it is removed or its function raises."""
+    """One slot that a batcher feeds with batches, until it is removed or its function raises."""
 
     def __init__(self) -> None:
         self.open = True
-        self.under_way = 0  # batches that it was given and has not answered
-        self.ended_s = 0.0  # when it last ended one
+        self.under_way = 0  # batches that it got and has not answered
+        self.ended_s = 0.0  # when its last batch ended
         self.task: asyncio.Task[None]
 
 
 class Batcher(Generic[Item, Result]):
-    """Feeds slots with batches of what callers bring.
+    """Feeds slots with batches of the items of callers.
 
-    A batch has at most `batch_tokens` tokens in all, or one item. Items of like length share a batch, but none is passed over for such
-    company for more than `max_wait_ms`; 0 keeps strict order. At most `max_texts` items and `max_tokens` tokens wait; beyond that callers
-    are refused. So is who would wait for longer than about `max_queue_s` at the speed of late, for what is before the turn of the last that
-    it brings. An empty queue takes anything.
-    `released` is told of each batch: why, and how many items it has.
+    A batch has at most `batch_tokens` tokens, or one item. Items of similar length share a batch, but an item is passed over for
+    better lengths for at most `max_wait_ms`; 0 keeps strict order. A caller is refused if more than `max_texts` items or `max_tokens`
+    tokens would wait, or if, at the recent speed, the tokens before the turn of its last item take longer than about `max_queue_s`.
+    An empty queue accepts any number. `released` is called for each batch with the reason and the number of items.
     """
 
     def __init__(
@@ -125,11 +127,13 @@ class Batcher(Generic[Item, Result]):
         self._asleep: list[tuple[WorkerSlot, asyncio.Future[None]]] = []
         self._packet_tokens = batch_tokens / PACKETS_A_BATCH
         self._virtual_now = 0.0
-        self._not_in_virtual_now = 0  # tokens taken since it went on
-        self._counted_before: int | None = 0  # tokens whose turn is before that of a caller of one packet
-        self._callers = 0  # that wait for an answer
+        self._not_in_virtual_now = 0  # tokens taken since virtual time last advanced
+        self._counted_before: int | None = (
+            0  # tokens that are served before a new caller of one packet; None: to be counted
+        )
+        self._callers = 0  # callers that wait for an answer
         self._numbers = itertools.count()
-        self._s_per_token: float | None = None  # of one slot
+        self._s_per_token: float | None = None  # speed of one slot
         self._closing = False
         self._refusal: str | None = None
 
@@ -140,14 +144,14 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def slots(self) -> int:
-        """Slots that compute or could."""
+        """Number of open slots."""
         return sum(slot.open for slot in self._slots)
 
     async def results(self, items: Sequence[Item], tokens: Sequence[int]) -> list[Result]:
-        """The results of `items`, in their order; `tokens` is the length of each.
+        """The results of `items`, in order; `tokens` is the length of each.
 
-        Raises Overloaded when the queue has no room, Unavailable when no slot is to come, and for the first item that
-        failed what its slot said. A caller that is cancelled takes its items with it: those not yet begun are never run.
+        Raises Overloaded if the queue has no room, Unavailable if there will be no slot, and the error of the first item that fails.
+        If the caller is cancelled, its items that have not started are dropped.
         """
         if not items:
             return []
@@ -170,31 +174,31 @@ class Batcher(Generic[Item, Result]):
             self._callers -= 1
             if caller.left:
                 if not caller.answered.cancel() and not caller.answered.cancelled():
-                    caller.answered.exception()  # looked at: whoever is cancelled as it comes does not hear of it
+                    caller.answered.exception()  # read, so that asyncio does not report it: a cancelled caller does not
                 self._sweep()
         return cast("list[Result]", caller.results)
 
     def refuse_if_full(self, items: int, tokens: int = 0) -> None:
-        """Overloaded when `items` more of `tokens` in all do not fit the queue; Unavailable once there is no slot to come."""
+        """Overloaded if `items` more with `tokens` tokens in all do not fit the queue; Unavailable if there will be no slot."""
         if self._closing or self._refusal:
-            raise Unavailable(self._refusal or "the model is being closed; try again in a second")
+            raise Unavailable(self._refusal or CLOSING)
         if not self._queue:
             return
         too_long_s = self._too_long_s(tokens)
         if too_long_s or self.waiting + items > self._max_texts or self._queued_tokens + tokens > self._max_tokens:
             retry_s = too_long_s or self.wait_s
             raise Overloaded(
-                f"{self.waiting} texts are waiting, {items} more do not fit; try again in {retry_s:.1f} s",
+                f"the queue is full (texts waiting: {self.waiting:,}, new: {items:,}); try again in {retry_s:.1f} s",
                 retry_after_s=retry_s,
             )
 
     @property
     def full_s(self) -> float:
-        """About how long until there is room for one more; 0 where there is."""
+        """Estimated seconds until there is room for one more item; 0 if there is room."""
         return self._too_long_s(0) or (self.wait_s if self.waiting >= self._max_texts else 0.0)
 
     def _too_long_s(self, tokens: int) -> float:
-        """About how long a caller of `tokens` would wait, if that is longer than anybody may; else 0."""
+        """Estimated seconds that a caller of `tokens` would wait, if that is above `max_queue_s`; else 0."""
         wait_s = self.wait_s
         if not self._speed_is_known or wait_s <= self._max_queue_s:
             return 0.0
@@ -202,7 +206,7 @@ class Batcher(Generic[Item, Result]):
         return wait_s if wait_s > self._max_queue_s else 0.0
 
     def _tokens_before(self, tokens: int) -> int:
-        """Tokens whose turn is before the last of a caller of `tokens` who comes now. Counted when asked for, which is in a long queue."""
+        """Tokens served before the last item of a new caller of `tokens`. They are counted on demand, which is only in a long queue."""
         if tokens > self._packet_tokens:
             return self._tokens_until(self._virtual_now + tokens)
         if self._counted_before is None:
@@ -214,12 +218,12 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def _speed_is_known(self) -> bool:
-        """Whether there is a slot, and it has ended a batch: until then only the numbers of texts and tokens bound the queue."""
+        """Whether there is a slot and a measured speed. Until then only the limits of texts and tokens bound the queue."""
         return self._s_per_token is not None and self.slots > 0
 
     @property
     def wait_s(self) -> float:
-        """About how long what waits now will take; a second while no speed is known."""
+        """Estimated seconds to compute all waiting items; 1 s while no speed is known."""
         if not self._queue:
             return 0.0
         if self._s_per_token is None:
@@ -227,7 +231,7 @@ class Batcher(Generic[Item, Result]):
         return self._queued_tokens * self._s_per_token / max(1, self.slots)
 
     def add_slot(self, run: "Run[Item, Result]") -> WorkerSlot:
-        """Feeds one more slot; its task ends when it is removed, or with what `run` raised."""
+        """Adds a slot. Its task ends when the slot is removed, or with the exception of `run`."""
         slot = WorkerSlot()
         self._refusal = None
         self._slots.append(slot)
@@ -235,15 +239,15 @@ class Batcher(Generic[Item, Result]):
         return slot
 
     async def remove_slot(self, slot: WorkerSlot) -> None:
-        """Ends a slot once the batch under way is done."""
+        """Ends a slot once its batches under way are done."""
         slot.open = False
         self._wake(everyone=True)
         await asyncio.wait([slot.task])
 
     def give_up(self, reason: str) -> None:
-        """Fails what waits, and refuses what comes, with Unavailable and `reason`: until there is a slot again.
+        """Fails waiting and new items with Unavailable and `reason`, until a slot is added.
 
-        Without it work waits for the next slot, as it should while a process that died is being replaced.
+        Without this call, items wait for the next slot, as they should while a process that died is being replaced.
         """
         self._refusal = reason
         waiting, self._queue, self._queued_tokens, self._counted_before = self._queue, [], 0, 0
@@ -251,16 +255,16 @@ class Batcher(Generic[Item, Result]):
             each.caller.take(each.place, Unavailable(reason))
 
     async def close(self) -> None:
-        """Refuses what comes from now on, waits until everything accepted is answered, and ends the slots."""
+        """Refuses new items, waits until all accepted ones are answered, and ends the slots."""
         self._closing = True
         self._wake(everyone=True)
         if tasks := [slot.task for slot in self._slots]:
             await asyncio.wait(tasks)
-        if self._queue:  # no slot is left to compute it
-            self.give_up("the model is being closed; try again in a second")
+        if self._queue:  # no slot is left to compute these
+            self.give_up(CLOSING)
 
     async def _feed(self, slot: WorkerSlot, run: "Run[Item, Result]") -> None:
-        """Keeps a slot fed by dispatchers that each wait for the batch they gave; ends with what the first of them ends with."""
+        """Runs the dispatchers of a slot, each of which gives it a batch and waits for the answers; raises the first error."""
         dispatchers = [asyncio.ensure_future(self._dispatch(slot, run)) for _ in range(DISPATCHERS)]
         try:
             await asyncio.wait(dispatchers, return_when=asyncio.FIRST_EXCEPTION)
@@ -280,7 +284,7 @@ class Batcher(Generic[Item, Result]):
                 if self._closing and not self._queue:
                     self._wake(everyone=True)
                     return
-                self._wake()  # it was woken for what another slot may take
+                self._wake()  # another slot may be able to take the items that woke this dispatcher
                 await self._sleep(slot)
                 began_s, idle = time.perf_counter(), not slot.under_way
             if not slot.open:
@@ -291,11 +295,11 @@ class Batcher(Generic[Item, Result]):
             try:
                 await self._compute(batch, run)
             except BaseException:
-                slot.open = False  # at once: no other dispatcher may give it more
+                slot.open = False  # before the next await, so that the other dispatcher gives it no more
                 raise
             finally:
                 slot.under_way -= 1
-            # A batch given beforehand begins when the one before it ends.
+            # A batch given ahead starts when the one before it ends.
             now_s = time.perf_counter()
             self._note_speed(sum(each.tokens for each in batch), now_s - max(began_s, slot.ended_s))
             slot.ended_s = now_s
@@ -304,7 +308,7 @@ class Batcher(Generic[Item, Result]):
         return slot.open and bool(self._queue) and (not slot.under_way or self._queued_tokens >= WORTH_HURRYING)
 
     async def _sleep(self, slot: WorkerSlot) -> None:
-        """Until there may be work for this slot."""
+        """Waits until there may be work for this slot."""
         asleep = (slot, asyncio.get_running_loop().create_future())
         self._asleep.append(asleep)
         try:
@@ -314,9 +318,9 @@ class Batcher(Generic[Item, Result]):
                 self._asleep.remove(asleep)
 
     def _wake(self, *, everyone: bool = False) -> None:
-        """Wakes a dispatcher that may take what waits, of an idle slot if there is one; or all of them."""
+        """Wakes one dispatcher that may take waiting items, of an idle slot if there is one; or all dispatchers."""
         able = [each for each in self._asleep if everyone or self._may_take(each[0])]
-        # Of the idle ones that computed last: its caches are warm.
+        # Of several idle slots, the one that computed last, since its caches are warm.
         for asleep in able if everyone else [min(reversed(able), key=lambda each: each[0].under_way)] if able else []:
             self._asleep.remove(asleep)
             if not asleep[1].done():
@@ -337,22 +341,23 @@ class Batcher(Generic[Item, Result]):
                 done(place, outcome)
             raise
         for place in list(undone):
-            done(place, Unavailable("the model gave no answer to this text"))
+            done(place, Unavailable("the model gave no answer to this text; try again"))
 
     def _note_speed(self, tokens: int, seconds: float) -> None:
         if self._s_per_token is None and tokens < self._batch_tokens // 4:
             return
-        # Times, not speeds: of two batches heard of together the second seems to take no time, which is right only on the average of times.
+        # Times are averaged, not speeds: if the ends of two batches are noticed together, the second seems to take no time, and only the
+        # average of times is right.
         now = seconds / max(1, tokens)
         before = self._s_per_token or now
-        # Small batches say little of the speed at which a queue is worked off.
+        # A small batch weighs less, since its speed is not that of a long queue.
         weight = SPEED_SMOOTHING * min(1.0, tokens / self._batch_tokens)
         self._s_per_token = before + weight * (now - before)
 
     def _take(self) -> tuple[list[_Waiting[Item, Result]], bool]:
-        """The next batch, taken out of the queue, and whether others had to stay behind. Something waits.
+        """Takes the next batch out of the queue; also returns whether items are left. The queue must not be empty.
 
-        Where other slots are idle, it leaves them their share.
+        If other slots are idle, it leaves them their share.
         """
         others = {slot for slot, _ in self._asleep if slot.open and not slot.under_way}
         share = -(-self._queued_tokens // (len(others) + 1))
@@ -361,14 +366,14 @@ class Batcher(Generic[Item, Result]):
         waited_long: list[bool] = []
         tokens, patient = 0, False
         now_s = asyncio.get_running_loop().time()
-        # Where nobody can wait for company, there is nothing to choose.
+        # If no item may be passed over any longer, one batch of items is enough to choose from.
         while self._queue and tokens < (CHOICE if patient else 1) * batch_tokens:
             each = heapq.heappop(self._queue)
             choice.append(each)
             waited_long.append(not self._max_wait_s or now_s - each.caller.passed_over_s[each.place] > self._max_wait_s)
             patient = patient or not waited_long[-1]
             tokens += each.tokens
-        # What this batch is worth counts from the next one on: whoever comes while it is computed comes at its start.
+        # The tokens of this batch advance virtual time with the next one: callers that arrive meanwhile count as from its start.
         self._virtual_now += min(self._not_in_virtual_now, self._batch_tokens) / max(1, self._callers)
         self._virtual_now = max(self._virtual_now, choice[0].start)
         taken = set(picked([each.tokens for each in choice], waited_long, batch_tokens))
@@ -383,11 +388,11 @@ class Batcher(Generic[Item, Result]):
         self._queued_tokens -= self._not_in_virtual_now
         self._counted_before = None
         if self._queue:
-            self._wake()  # there is more than one slot can take
+            self._wake()  # another slot can take the rest
         return batch, bool(self._queue)
 
     def _sweep(self) -> None:
-        """Takes out of the queue what nobody waits for any more: it must not fill it."""
+        """Removes the items of callers that no longer wait, so that they take no room in the queue."""
         self._queue = [each for each in self._queue if not each.caller.answered.done()]
         heapq.heapify(self._queue)
         self._queued_tokens = sum(each.tokens for each in self._queue)
@@ -395,11 +400,11 @@ class Batcher(Generic[Item, Result]):
 
 
 def picked(tokens: Sequence[int], waited_long: Sequence[bool], batch_tokens: int) -> list[int]:
-    """Which of the candidates, in fair order, make the next batch: places, the first among them.
+    """Indices of the candidates, given in fair order, that make the next batch; the first candidate is always among them.
 
-    The first goes in, whatever its length. Where one has waited long, no more are preferred to it: all up to the last such go in first, in
-    their order. (Not those that waited long alone, or they would be preferred to others whose turn is before theirs.) Then those nearest in
-    length to the first, while all have at most `batch_tokens` tokens.
+    The first goes in, whatever its length. If some have waited long, all candidates up to the last of these go in next, in order (not
+    only those that waited long, or they would pass others that are before them). Then come those nearest in length to the first. The
+    batch ends before the candidate with which it would have more than `batch_tokens` tokens.
     """
     in_order = max((place for place, long in enumerate(waited_long) if long), default=0) + 1
     nearest = sorted(range(in_order, len(tokens)), key=lambda place: abs(tokens[place] - tokens[0]))

@@ -1,9 +1,9 @@
-"""Model processes for a program that has more work than they can do at once: windows of texts in, their answers out.
+"""Worker processes for one caller with many texts, such as `annotate`: windows of texts in, their answers out.
 
-The server's `Batcher` is fair between callers, refuses what is too much and never waits. Here there is one caller who wants
-everything: a window is sorted by length, cut into chunks and given to whichever process is free, each of which always has
-the next chunk at hand. No process is given up for being slow: a program that is stopped may go on much later. The processes are spoken
-to in a thread of their own, so that the caller may read and write meanwhile.
+The server's `Batcher` is fair between callers, refuses work beyond its limits and never waits for more. Here there is one caller, and
+all its work is accepted: a window is sorted by length and cut into chunks, and each process always has its next chunk ahead. There is
+no time limit for a batch, since the program may be paused and continued much later. A thread of its own exchanges messages with the
+processes, so that the caller can read and write files meanwhile.
 """
 
 import asyncio
@@ -26,12 +26,11 @@ from serve.workers.process import Answered, ModelProcess
 
 log = logging.getLogger("serve")
 
-# Tokens that a process is given at once: enough that the model's runs in it are full, few enough that the processes end
-# nearly together.
+# Tokens in a chunk: enough to fill the runs of the model, few enough that all processes end at nearly the same time.
 CHUNK_TOKENS = 4096
-# Chunks that a process has been given and has not answered: one that it computes, one that it begins without waiting.
+# Chunks that a process has at a time: one that it computes, and the next.
 CHUNKS_AHEAD = 2
-# How many processes may die of one chunk before it is given up.
+# After this many processes have died on the same chunk, the pool gives up.
 MOST_DEATHS = 2
 
 Result = Answered | StillroomError
@@ -40,7 +39,7 @@ Value = TypeVar("Value")
 
 @dataclass
 class _Window:
-    """Works that were submitted together, and what is known of them."""
+    """Work items that were submitted together, and their results so far."""
 
     results: list[Result | None]
     chunks_left: int
@@ -49,7 +48,7 @@ class _Window:
 
 @dataclass
 class _Chunk:
-    """Part of a window; `places` says where in the window each work stands."""
+    """Part of a window; `places` are the indices of its work items in the window."""
 
     window: _Window
     places: list[int]
@@ -57,13 +56,13 @@ class _Chunk:
     deaths: int = 0
 
     def done(self, place: int, result: Answered | Exception) -> None:
-        """Notes the result of one work."""
+        """Stores the result of one work item."""
         if isinstance(result, Exception) and not isinstance(result, StillroomError):
             result = InternalError(str(result))
         self.window.results[self.places[place]] = result
 
     def finish(self) -> None:
-        """Notes that all are done."""
+        """Counts the chunk as done; after the last chunk the window's future gets its results."""
         self.window.chunks_left -= 1
         if self.window.chunks_left == 0 and not self.window.future.done():
             lost = InternalError("the model gave no answer to this text")
@@ -71,11 +70,10 @@ class _Chunk:
 
 
 class OfflinePool:
-    """A bundle's model processes at work together, within a `with` block.
+    """The worker processes of a bundle, within a `with` block.
 
-    `variant` and `threads` are as in `serve.workers.supervisor.ServedModel` (threads of one process: 1 unless given), `processes` as many
-    as fit the cores unless given. BundleError when the bundle is damaged, or its variant cannot run here; on entry, when a
-    process cannot open it.
+    `variant`, `threads` and `processes` are as in `serve.workers.supervisor.ServedModel`. BundleError when the bundle is damaged, or
+    its variant cannot run here; on entry, when a process cannot open it.
     """
 
     def __init__(
@@ -120,10 +118,10 @@ class OfflinePool:
             self._stop_loop()
 
     def submit(self, works: Sequence[Work]) -> Future[list[Result]]:
-        """Has `works` answered; the future's results stand in their order, each an answer or the error of that work alone.
+        """Queues `works`. The future gives their results in order, each an answer or the error of that work item.
 
-        The future raises InternalError when processes die of these works again and again, and what a process says that
-        is started in the place of another and cannot.
+        The future raises InternalError if several processes die on the same texts, and the error of a replacement process that
+        cannot start.
         """
         window = _Window([None] * len(works), 0)
         chunks = [
@@ -138,7 +136,7 @@ class OfflinePool:
 
     def _enqueue(self, future: "Future[list[Result]]", chunks: list[_Chunk]) -> None:
         if self._broken:
-            if not future.done():  # as that of no works is
+            if not future.done():  # without work items it is done already
                 future.set_exception(self._broken)
             return
         self._windows.add(future)
@@ -163,7 +161,7 @@ class OfflinePool:
             await asyncio.wait(self._feeding)
 
     async def _supervise(self, process: ModelProcess) -> None:
-        """Has `process` compute; when it dies, another in its place; until cancelled."""
+        """Feeds `process`, and replaces it whenever it dies, until cancelled."""
         asked: deque[_Chunk] = deque()
         try:
             while True:
@@ -172,7 +170,7 @@ class OfflinePool:
                 except Unavailable:
                     await process.kill()
                     log.error(
-                        "a process of model %r died (%s); starting another",
+                        "a worker process of model %r died with status %s; starting another",
                         self.manifest.name,
                         process.process.returncode,
                     )
@@ -181,7 +179,7 @@ class OfflinePool:
         except Exception as error:
             self._give_up(error)
         finally:
-            # Chunks under way are of no use to anybody once this ends.
+            # Nobody needs the answers to chunks under way once this ends.
             await (process.kill() if asked else process.end())
 
     async def _feed(self, process: ModelProcess, asked: deque[_Chunk]) -> None:
@@ -194,13 +192,13 @@ class OfflinePool:
             asked.popleft().finish()
 
     def _take_back(self, asked: deque[_Chunk]) -> None:
-        """Puts what a dead process was asked back in the queue, unless its first chunk is what kills."""
+        """Puts the chunks of a dead process back in the queue. InternalError if its first chunk has killed several processes."""
         if asked:
             asked[0].deaths += 1
             if asked[0].deaths >= MOST_DEATHS:
                 raise InternalError(
-                    f"{MOST_DEATHS} processes of model {self.manifest.name!r} died one after another of the same "
-                    f"{len(asked[0].works)} texts; the last may have had too little memory"
+                    f"{MOST_DEATHS} worker processes of model {self.manifest.name!r} died one after another on the same texts "
+                    f"(count: {len(asked[0].works):,}), perhaps for lack of memory; give fewer processes or more memory"
                 )
         while asked:
             self._queue.put_nowait(asked.popleft())
@@ -221,10 +219,9 @@ class OfflinePool:
 
 
 def length_chunks(tokens: Sequence[int], chunk_tokens: int) -> list[list[int]]:
-    """Places of `tokens`, the longest first, in chunks of at most `chunk_tokens` tokens in all, or one text.
+    """Indices of `tokens`, the longest first, in chunks of at most `chunk_tokens` tokens, or one text.
 
-    The longest first, so that the last chunks, which one process may compute while others have nothing left, are quick to
-    pad and hold no surprise.
+    The longest come first, so that the last chunks, which one process may compute while others are idle, are short texts.
     """
     chunks: list[list[int]] = []
     held = 0
@@ -239,4 +236,4 @@ def length_chunks(tokens: Sequence[int], chunk_tokens: int) -> list[list[int]]:
 
 
 def _unobserved(parts: Parts) -> None:
-    """The pool counts rows, not runs of the model."""
+    """Ignores the runs of the model: the pool counts rows."""

@@ -1,4 +1,4 @@
-"""A model's process as the server holds it: started, fed with batches, replaced when it dies."""
+"""A worker process, as seen by the server: start it, send batches, receive answers, end it."""
 
 import asyncio
 import logging
@@ -19,25 +19,25 @@ from serve.workers.batcher import Done
 
 log = logging.getLogger("serve")
 
-# What the process that computes need not know.
+# Environment variables that are not passed to worker processes.
 SECRETS = frozenset({"STILLROOM_KEYS", "STILLROOM_TLS_PASSWORD", "OTEL_EXPORTER_OTLP_HEADERS"})
 
-DIED = "the process that computed this died; try again"
+DIED = "the worker process that computed this died; try again"
 
-# The largest message that a process is believed to send: logits of a batch, with room to spare.
+# The largest message accepted from a worker process: logits of a batch, with room to spare.
 MOST_BYTES = 1 << 30
-# A process of the server that takes longer for one batch hangs, and one that takes longer to start will not; both are ended and replaced.
+# Longest time for one batch, and for a start. A worker process that takes longer counts as hung; it is killed and replaced.
 HUNG_S = 120.0
 # How long a process whose input was closed may take to end before it is killed.
 LEAVE_S = 5.0
-# How long the last of what an ended process wrote may take to be read, and its status to be heard of.
-LAST_WORDS_S = 1.0
+# How long to wait for the last output of an ended process, and for its exit status.
+LAST_OUTPUT_S = 1.0
 
 Answered = bytes | Logits
 
 
 class Asked(NamedTuple):
-    """A piece of work, and the request that it is for."""
+    """A work item and the context of its request."""
 
     work: Work
     context: RequestContext
@@ -49,8 +49,8 @@ class ModelProcess:
     def __init__(self, process: asyncio.subprocess.Process, observe: Callable[[Parts], None]) -> None:
         self.process = process
         self._observe = observe
-        self._receiving = asyncio.Lock()  # given to who waits longest
-        self._lost = False  # whether an answer was not heard to its end
+        self._receiving = asyncio.Lock()  # first come, first served
+        self._lost = False  # whether an answer was not read to its end
         self._decoder = msgspec.msgpack.Decoder(Reply)
         assert process.stdin
         assert process.stdout
@@ -60,12 +60,12 @@ class ModelProcess:
 
     @classmethod
     async def started(cls, opening: Opening, observe: Callable[[Parts], None]) -> "ModelProcess":
-        """A process that has opened its bundle and is warm. BundleError with what it says when it cannot; Unavailable when it dies."""
+        """A process after its warm-up. BundleError with its message if it cannot open the bundle; Unavailable if it dies."""
         root = str(Path(__file__).resolve().parents[2])
         search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # or a file called serve.py where the server was started would be taken for ours
+            "-P",  # otherwise a file serve.py in the current folder would be imported instead of ours
             "-m",
             "serve.workers.worker",
             stdin=asyncio.subprocess.PIPE,
@@ -74,7 +74,7 @@ class ModelProcess:
             env={
                 **{name: value for name, value in os.environ.items() if name not in SECRETS},
                 "PYTHONPATH": search_path,
-                # The tokenizer's threads, one for every core, would take the cores of the other processes.
+                # By default the tokenizer has a thread for every core, and takes the cores of the other processes.
                 "TOKENIZERS_PARALLELISM": "true" if opening.threads > 1 else "false",
                 "RAYON_NUM_THREADS": str(opening.threads),
             },
@@ -86,7 +86,7 @@ class ModelProcess:
                 said = msgspec.msgpack.decode(await made._message(), type=Opened)
         except TimeoutError as error:
             await made.kill()
-            raise Unavailable(f"the process was not ready within {HUNG_S:g} s") from error
+            raise Unavailable(f"the worker process was not ready within {HUNG_S:g} s") from error
         except BaseException:
             await made.kill()
             raise
@@ -96,45 +96,45 @@ class ModelProcess:
         return made
 
     async def run(self, asked: list[Asked], done: Done[Answered]) -> None:
-        """Has a batch answered, and notes in each one's context what that took. Unavailable when the process dies of it.
+        """Sends a batch and receives its answers, with their times in each item's context. Unavailable if the process dies.
 
-        Batches may be given while earlier ones are computed; they are answered in their order.
+        Batches may be sent while earlier ones are computed; they are answered in order.
         """
         sent_s, waits = time.perf_counter(), self._receiving.locked()
         self.send([each.work for each in asked])
         async with self._receiving:
-            # An idle process begins at once, however late this one goes on: what it computes meanwhile is no waiting.
+            # An idle worker starts when the batch is sent, even if this coroutine resumes later; that time is not waiting.
             begun_s = time.perf_counter() if waits else sent_s
-            if self._lost:  # what comes now is the rest of somebody else's answer
+            if self._lost:  # the next message may be the rest of an earlier batch
                 raise Unavailable(DIED)
             try:
                 async with asyncio.timeout(HUNG_S):
                     await self.receive(done, [each.context for each in asked], begun_s)
             except TimeoutError as error:
                 self._lost = True
-                raise Unavailable(f"the process that computed this gave no answer within {HUNG_S:g} s") from error
+                raise Unavailable(f"the worker process gave no answer within {HUNG_S:g} s; try again") from error
             except BaseException:
                 self._lost = True
                 raise
 
     def send(self, works: list[Work]) -> None:
-        """Sends a batch, which may be while earlier ones are computed: it is begun when they are done.
+        """Sends a batch. If earlier ones are being computed, it starts when they are done.
 
-        Unavailable when the process is known to be gone.
+        Unavailable if the process is known to have died.
         """
         try:
             self._to.write(packed(works))
         except (
             RuntimeError
-        ) as error:  # uvloop's word on a closed pipe; asyncio's own writes into the void, and no answer comes
+        ) as error:  # uvloop raises it for a closed pipe; asyncio's own loop does not, and no answer comes
             raise Unavailable(DIED) from error
 
     async def receive(
         self, done: Done[Answered], contexts: Sequence[RequestContext] = (), begun_s: float | None = None
     ) -> None:
-        """Hands on the answers to the first batch asked that was not heard yet. Unavailable when the process dies of it.
+        """Passes the answers to the oldest unanswered batch to `done`. Unavailable if the process dies.
 
-        In `contexts`, one for each work or none, is noted what the batch has taken from `begun_s`, or now, until their answer.
+        If `contexts` has one for each work item, each gets the times of the batch from `begun_s` (None: now) until its answer.
         """
         stages = Stages(time.perf_counter() if begun_s is None else begun_s, 0.0, 0.0, 0.0)
         while True:
@@ -153,17 +153,17 @@ class ModelProcess:
                 return
 
     async def end(self) -> None:
-        """Lets the process leave by closing its input; kills one that does not."""
+        """Closes the input of the process, so that it ends; kills it if it does not."""
         self._to.close()
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.process.wait(), LEAVE_S)
-                await asyncio.wait([self._forwarding], timeout=LAST_WORDS_S)
+                await asyncio.wait([self._forwarding], timeout=LAST_OUTPUT_S)
         finally:
             await self.kill()
 
     async def kill(self) -> None:
-        """Ends the process at once; whoever is cancelled meanwhile hears of it when the process is gone."""
+        """Kills the process. If the caller is cancelled meanwhile, CancelledError is raised once the process is gone."""
         killing = asyncio.ensure_future(self._kill())
         try:
             await asyncio.shield(killing)
@@ -173,33 +173,34 @@ class ModelProcess:
 
     async def _kill(self) -> None:
         if self._from.at_eof():
-            # It has ended, or is about to. A signal now would take its status from the thread of asyncio that waits for it, which would
-            # then report one that it makes up.
+            # It has ended, or is about to. Sending a signal now would collect its exit status before the thread of asyncio that waits
+            # for it; that thread would then report a made-up status.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.process.wait(), LAST_WORDS_S)
+                await asyncio.wait_for(self.process.wait(), LAST_OUTPUT_S)
         with suppress(ProcessLookupError):
             self.process.kill()
         pipes = self.process._transport  # type: ignore[attr-defined]  # asyncio has no public name for it
-        # asyncio's own loop (uvloop does not) waits for the end of each pipe as well, and does not see that of one whose answers
-        # nobody reads any more.
+        # asyncio's own loop, unlike uvloop, also waits for the end of each pipe, and does not see it for a pipe that is no longer read.
         if answers := pipes.get_pipe_transport(1):
             answers.close()
         await self.process.wait()
-        await asyncio.wait([self._forwarding], timeout=LAST_WORDS_S)
+        await asyncio.wait([self._forwarding], timeout=LAST_OUTPUT_S)
         pipes.close()
-        await asyncio.sleep(0)  # the pipes are told in the next turn of the loop
+        await asyncio.sleep(0)  # the pipes close in the next iteration of the loop
 
     async def _message(self) -> bytes:
         try:
             size = LENGTH.unpack(await self._from.readexactly(LENGTH.size))[0]
             if size > MOST_BYTES:
-                raise InternalError(f"a model's process announced a message of {size:,} bytes")
+                raise InternalError(
+                    f"a worker process announced a message of {size:,} bytes; at most {MOST_BYTES:,} are read"
+                )
             return await self._from.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise Unavailable(DIED) from error
 
 
 async def _forward_stderr(process_id: int, said: asyncio.StreamReader) -> None:
-    """Puts what a process writes to its stderr into the log, so that it has the log's form, and no reader of it holds up the process."""
+    """Logs what a process writes to stderr. The lines get the log's format, and a slow reader of the log does not block the process."""
     while words := await said.read(65536):
-        log.warning("process %d of a model says: %s", process_id, words.decode(errors="replace").rstrip())
+        log.warning("stderr of worker process %d: %s", process_id, words.decode(errors="replace").rstrip())

@@ -1,4 +1,4 @@
-"""One model as the server has it: a queue in front, processes behind, each replaced when it dies."""
+"""One served model: its queue and its worker processes, each of which is replaced when it dies."""
 
 import asyncio
 import logging
@@ -20,24 +20,24 @@ from serve.workers.process import Answered, Asked, ModelProcess
 
 log = logging.getLogger("serve")
 
-# Tokens that may wait for each text that may: a full queue of ordinary texts, or fewer long ones.
+# The queue holds at most this many tokens for each text of its limit. A queue of long texts is full with fewer texts.
 QUEUED_TOKENS_PER_TEXT = 64
-# A process that was ready and dies within so long dies at once.
+# A process that was ready and dies within this time is replaced after a pause, an older one at once.
 AT_ONCE_S = 1.0
-# Pauses between attempts to replace a process that cannot be started, or dies at once: doubled each time.
+# Pauses before attempts to replace a process that cannot be started, or died at once; doubled each time.
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-# Attempts in a row after which callers are told so at once, instead of waiting for the next.
+# After this many failed attempts in a row, waiting and new requests get an error at once.
 ATTEMPTS_IN_SILENCE = 3
-# How long a process may go on with what nobody waits for any more, before it is told to leave.
+# How long a stopping model waits for batches under way whose requests have ended, before its processes are ended.
 UNWANTED_S = 2.0
 
 
 class ServedModel:
-    """One bundle being served, as it was when it was opened here.
+    """One served bundle, as it was when it was opened.
 
-    `variant` and `threads` are as in `Pipeline` (threads: 1 unless given), `processes` how many compute side by side: as many
-    as fit the cores unless given. BundleError when the bundle is damaged, or its variant cannot run here.
+    `variant` and `threads` are as in `Pipeline`, but `threads` is 1 by default. `processes` is the number of worker processes, by
+    default as many as fit the cores. BundleError when the bundle is damaged, or its variant cannot run here.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ServedModel:
         for note in choice.notes:
             log.warning("%s", note)
         self.variant = choice.variant
-        # One thread a process, a process a core: two processes of one thread answer up to 2.6 times what one of two does.
+        # One process of one thread for each core: two processes of one thread have up to 2.6 times the throughput of one with two.
         self.threads = threads or 1
         self.processes = processes or max(1, available_cores() // self.threads)
         self._opening = Opening(str(bundle_path), self.manifest.digest, variant, self.threads)
@@ -77,7 +77,7 @@ class ServedModel:
         self._let_go = asyncio.Event()
 
     async def start(self) -> None:
-        """Starts the processes and waits until all are warm. What the first that cannot start says; none is left then."""
+        """Starts the processes and waits until all are warm. If one cannot start, it ends the others and raises its error."""
         starting = [
             asyncio.ensure_future(ModelProcess.started(self._opening, self._observe)) for _ in range(self.processes)
         ]
@@ -100,7 +100,7 @@ class ServedModel:
         )
 
     def opened_again(self) -> "ServedModel":
-        """The bundle that lies there now, served in the same way; not started. BundleError as for the first."""
+        """A model with the same settings from the bundle that is in the folder now; not started. BundleError as in `__init__`."""
         return ServedModel(
             self.path,
             self._limits,
@@ -112,13 +112,13 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether a process is there to compute."""
+        """Whether at least one worker process can compute."""
         return self.batcher.slots > 0
 
     async def answers(self, works: list[Work], context: RequestContext | None = None) -> list[Answered]:
-        """One answer for each work, in order: its JSON, or logits. Overloaded before any work when there is no room.
+        """One answer for each work item, in order: JSON, or logits. Overloaded, before any work, if the queue has no room.
 
-        In `context` is noted which model answers and where the time goes.
+        The model and the times are stored in `context`.
         """
         context = context or RequestContext()
         context.model, context.variant, context.texts = self.manifest.name, self.variant, len(works)
@@ -131,7 +131,7 @@ class ServedModel:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within it the model does not stop: for whoever has chosen it and is about to ask."""
+        """Within this context the model does not stop, so that a request which has chosen it can ask."""
         self._holders += 1
         try:
             yield
@@ -141,7 +141,7 @@ class ServedModel:
                 self._let_go.set()
 
     async def stop(self) -> None:
-        """Answers all who hold the model, then ends the processes."""
+        """Waits until no request holds the model, then ends the processes."""
         while self._holders:
             self._let_go.clear()
             await self._let_go.wait()
@@ -153,7 +153,7 @@ class ServedModel:
         await asyncio.gather(*(process.end() for process in self._running))
 
     def description(self, aliases: Sequence[str] = ()) -> ModelDescription:
-        """What `/v1/models` says of it; `aliases` are its other names."""
+        """The model in the answer of `/v1/models`; `aliases` are its other names."""
         return {
             "name": self.manifest.name,
             "aliases": list(aliases),
@@ -168,7 +168,7 @@ class ServedModel:
         }
 
     async def _supervise(self, process: ModelProcess) -> None:
-        """Has `process` compute; when it dies, another in its place; until the batcher is closed, or this is cancelled."""
+        """Feeds `process`, and replaces it whenever it dies, until the batcher is closed or this task is cancelled."""
         pause_s = 0.0
         while True:
             began_s = time.monotonic()
@@ -179,14 +179,14 @@ class ServedModel:
             dying.cancel()
             if slot.task.done() and slot.task.exception() is None:
                 return
-            slot.open = False  # at once: what comes while it is buried is for others
+            slot.open = False  # before the next await: requests that arrive now go to other slots
             await process.kill()
             self._running.remove(process)
             await self.batcher.remove_slot(slot)
-            with suppress(Exception):  # what the slot died of was told to whoever waited for it
+            with suppress(Exception):  # the waiting requests already have this error
                 slot.task.result()
             status = process.process.returncode
-            log.error("a process of model %r died with status %s; starting another", self.manifest.name, status)
+            log.error("a worker process of model %r died with status %s; starting another", self.manifest.name, status)
             pause_s = (
                 0.0 if time.monotonic() - began_s > AT_ONCE_S else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
             )
@@ -194,7 +194,7 @@ class ServedModel:
             process = await self._another()
 
     async def _another(self) -> ModelProcess:
-        """A process in the place of one that died, however many attempts it takes."""
+        """A process to replace one that died, after as many attempts as it takes."""
         pause_s = FIRST_PAUSE_S
         attempt = 0
         while True:
@@ -202,11 +202,11 @@ class ServedModel:
             self._metrics.restarts.labels(self.manifest.name).inc()
             try:
                 return await ModelProcess.started(self._opening, self._observe)
-            except Exception as error:  # whatever it is, the next attempt may do
-                log.error("no process of model %r can be started: %s", self.manifest.name, error)
+            except Exception as error:  # whatever the error is, the next attempt may succeed
+                log.error("no worker process of model %r can be started: %s", self.manifest.name, error)
                 if attempt >= ATTEMPTS_IN_SILENCE and not self.ready:
                     self.batcher.give_up(
-                        f"no process of model {self.manifest.name!r} can be started; the server's log says why"
+                        f"no worker process of model {self.manifest.name!r} can be started; see the server's log"
                     )
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)

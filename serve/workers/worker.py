@@ -1,8 +1,7 @@
-"""A model's process: `python -m serve.workers.worker`, spoken to over its standard input and output.
+"""A worker process of a model: `python -m serve.workers.worker`. Messages go over its standard input and output.
 
-One message is four bytes of length, little-endian, then MessagePack, see `serve.model.work_items`. The process opens its bundle, runs the
-longest batch it may be asked for, and answers batches until its input ends. It ends with whoever started it: the input of
-an orphan ends too.
+A message is four bytes of length, little-endian, then MessagePack, see `serve.model.work_items`. The process opens its bundle, runs
+the model for warm-up, and answers batches until its input ends. Its input also ends when the process that started it ends.
 """
 
 import math
@@ -21,30 +20,30 @@ from serve.model.work_items import LENGTH, Failure, Logits, Opened, Opening, Rep
 if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline
 
-# Each message wakes the server, which takes a core from those that compute: runs that end within this are told in one. With 3 ms the server
-# took a tenth more of a core, and nobody was answered sooner that could be measured.
-TOLD_EVERY_S = 0.008
-# How far behind the server this process stands where they share cores. The server needs one for moments only, but at once: with all
-# its processes equal, requests and answers lie unread for as long as a model's turn lasts, and p99 under load is a fifth to a half higher.
+# Runs that end within this time are reported in one message, since each message wakes the server and takes a core from the workers.
+# With 3 ms the server used a tenth of a core more, and latency was not measurably lower.
+REPLY_EVERY_S = 0.008
+# Niceness of this process. The server needs a core for moments only, but at once. With equal priority, requests and answers wait
+# unread for as long as a worker's time slice, and p99 under load is a fifth to a half higher.
 NICE = 5
 
 Message = TypeVar("Message")
 
 
 def main() -> None:
-    """Open what the first message names, then answer until the input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server that owns it drains first, and closes its input
+    """Opens the bundle that the first message names, then answers until the input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server drains first, then closes this process's input
         signal.signal(number, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(NICE)
     asked = sys.stdin.buffer
     said = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not stand between the messages
-    from serve.model.pipeline import Pipeline  # only now: what a library prints as it is loaded goes astray no more
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not go between the messages
+    from serve.model.pipeline import Pipeline  # only now, since libraries may print when they are loaded
 
     opening = next(messages(asked, Opening))
     try:
-        # Whoever started the process has logged what is to be noted of the bundle.
+        # The process that started this one has logged the notes.
         made = Pipeline(opening.bundle, opening.variant, opening.threads, log_notes=False)
         pipeline = opened(made, opening)
     except StillroomError as error:
@@ -52,23 +51,23 @@ def main() -> None:
         return
     write(said, Opened())
     for works in messages(asked, list[Work]):
-        for reply in replies(pipeline, works, math.inf if opening.whole else TOLD_EVERY_S):
+        for reply in replies(pipeline, works, math.inf if opening.whole else REPLY_EVERY_S):
             write(said, reply)
 
 
 def opened(pipeline: "Pipeline", opening: Opening) -> "Pipeline":
-    """`pipeline`, warm, if its bundle is the one that the server knows. BundleError when another lies there by now."""
+    """`pipeline` after its warm-up. BundleError if its bundle is not the one that the server opened."""
     if pipeline.manifest.digest != opening.digest:
         raise BundleError(
             f"the bundle {opening.bundle} was changed while it was served: its digest is {pipeline.manifest.digest[:12]}..., "
-            f"not {opening.digest[:12]}...; reload to serve the new one, or put the old one back"
+            f"not {opening.digest[:12]}...; send SIGHUP to serve the new bundle, or put the old one back"
         )
     pipeline.warm_up()
     return pipeline
 
 
 def replies(pipeline: "Pipeline", works: list[Work], every_s: float) -> Iterator[Reply]:
-    """The answers to `works`: those of the runs that ended in about `every_s`, then those of the next."""
+    """Messages with the answers to `works`, one for the runs of about each `every_s` seconds."""
     encoder = msgspec.json.Encoder()
     left, reply, sent_s = len(works), Reply([], [], [], []), time.perf_counter()
     for done, parts in pipeline.answered(works):

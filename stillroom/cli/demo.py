@@ -1,4 +1,4 @@
-"""The verb to try everything with: demo."""
+"""The verb `demo`: everything once, on generated data."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def demo(settings: Demo) -> Document:
 
 
 def show_demo(document: Document) -> None:
-    """As of `run`, and a request to send."""
+    """Prints the result of `run`, and a request to send."""
     show_run(document)
     say(
         "Then    curl -s localhost:8000/v1/entities -H 'content-type: application/json' "

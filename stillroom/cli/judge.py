@@ -1,4 +1,4 @@
-"""The verbs that judge models: evaluate, profile, load, inspect."""
+"""The verbs that measure models: evaluate, profile, load, inspect."""
 
 import shlex
 import sys
@@ -17,14 +17,14 @@ from stillroom.settings.profile import Profiling
 def evaluate(model: str, settings: Evaluation) -> Document:
     """The task metric of a bundle or checkpoint on labelled data.
 
-    A bootstrap interval stands beside the score."""
+    The score comes with a bootstrap interval."""
     from stillroom.commands.evaluate import evaluate_on
 
     return evaluate_on(model, settings)
 
 
 def show_evaluation(document: Document) -> None:
-    """The score in a line, and a row a label."""
+    """Prints a row per label, then the score."""
     from stillroom.commands.evaluate import LABEL_COLUMNS, label_rows
 
     table("each label", LABEL_COLUMNS, label_rows(document))
@@ -33,16 +33,16 @@ def show_evaluation(document: Document) -> None:
         f"{document['examples']} texts, by {document['variant']}"
     )
     if document["unknown_labels"]:
-        say(f"warning: the model has never heard of these labels: {', '.join(document['unknown_labels'])}")
+        say(f"warning: the data has labels that the model lacks: {', '.join(document['unknown_labels'])}")
 
 
 def profile(models: tuple[Path, ...], settings: Profiling) -> Document:
     """Latency and accuracy of models side by side, on this machine.
 
-    Says which model, at which precision, in which runtime, meets a budget.
+    Names the best model, precision and runtime within a budget.
 
-    MODELS are bundles, checkpoint folders and .onnx files; the first is compared with. Candidates take turns, each in a process
-    of its own, until their ratios are known closely or the time is up.
+    MODELS are bundles, checkpoint folders and .onnx files; the others are compared with the first. Candidates take turns, each
+    in its own process, until the intervals of their ratios are narrow or the time is up.
     """
     from stillroom.commands.profile.run import profile as profile_these
 
@@ -52,7 +52,7 @@ def profile(models: tuple[Path, ...], settings: Profiling) -> Document:
 
 
 def show_profile(document: Document) -> None:
-    """The table of the report, what it answers, and what is slower than before."""
+    """Prints the report's table, its answers, and the comparisons with an earlier report."""
     from stillroom.commands.profile.papers_table import paper_markdown
     from stillroom.commands.profile.speed_regression import regression_lines
     from stillroom.report.profile_page import answer_lines, profile_markdown
@@ -67,23 +67,23 @@ def show_profile(document: Document) -> None:
 
 
 def gate_of_profile(document: Document) -> None:
-    """Nothing, when no model is slower than before.
+    """Checks the comparisons with an earlier report.
 
     Raises:
-        GateMissed: one is, beyond the interval.
+        GateMissed: a model is slower than before, beyond the interval.
     """
     gates = document.get("gates", [])
     if missed := [gate for gate in gates if not gate["passed"]]:
-        raise GateMissed(f"{len(missed)} of {len(gates)} comparisons are slower than before, beyond their intervals.")
+        raise GateMissed(f"{len(missed)} of {len(gates)} comparisons: slower than before, beyond the interval.")
 
 
 def load(url: str, settings: Loading) -> Document:
-    """Load a running server, ours or another's, as many users do.
+    """Load a running server, of stillroom or another, as many users do.
 
-    Queries come whether or not earlier ones are answered.
+    Queries are sent at their times, whether or not earlier ones are answered.
 
-    Latency counts from the moment at which a query was meant to leave. Without --rate it searches for the highest rate whose
-    p99 stays under --bound-ms while nothing is refused, fails or times out.
+    Latency counts from the time at which a query was due. Without --rate, it searches for the highest rate whose p99 stays
+    under --bound-ms while no query is refused, fails or times out.
     """
     from stillroom.commands import load as loading
 
@@ -95,7 +95,7 @@ def load(url: str, settings: Loading) -> Document:
 
 
 def show_load(document: Document) -> None:
-    """A row a trial."""
+    """Prints a row per trial, then what was found."""
     from stillroom.commands import load as loading
 
     table(document["url"], loading.COLUMNS, loading.rows(document["trials"]))
@@ -104,14 +104,14 @@ def show_load(document: Document) -> None:
 
 
 def inspect(bundle: Path) -> Document:
-    """Verify every file of a bundle and say what it is."""
+    """Verify every file of a bundle and describe it."""
     from stillroom.commands.inspect import inspected
 
     return inspected(bundle) | {"bundle": str(bundle)}
 
 
 def show_bundle(document: Document) -> None:
-    """What the bundle is, in tables."""
+    """Prints what the bundle is, in tables."""
     from serve.bundle.manifest import open_bundle
     from stillroom.commands.inspect import explain
 
@@ -132,7 +132,7 @@ VERBS = (
         arguments=(
             Argument(
                 "models",
-                "Bundles, checkpoint folders and .onnx files; the first is compared with.",
+                "Bundles, checkpoint folders and .onnx files; the others are compared with the first.",
                 nargs=-1,
                 type=click.Path(path_type=Path),
             ),

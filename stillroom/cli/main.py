@@ -32,29 +32,29 @@ BUILD_PACKAGES = {
     "tomli_w",
 }
 
-MAIN_SPEAKS_S = 10.0  # seconds in which the main process meets what another one has met
+MAIN_SPEAKS_S = 10.0  # how long the other processes wait for the main one to meet and report the same error
 
-TRAINING_VERBS = ("distill", "finetune", "run")  # which several processes may be started for
+TRAINING_VERBS = ("distill", "finetune", "run")  # which may be started as several processes
 
-STOPPED = "Stopped. `run`, `distill`, `finetune`, `compare` and `annotate` go on where they were when the same command is given again."
+STOPPED = "Stopped. To resume `run`, `distill`, `finetune`, `compare` or `annotate`, give the same command again."
 SHELLS = ("bash", "zsh", "fish")
 COMPLETE = "_STILLROOM_COMPLETE"
 
-# Under which heading help lists which verbs.
-GROUPS = {"Make models": make.VERBS, "Judge them": judge.VERBS, "Use them": use.VERBS, "Try it": demo.VERBS}
+# Headings of the help, with their verbs.
+GROUPS = {"Make models": make.VERBS, "Measure them": judge.VERBS, "Use them": use.VERBS, "Try it": demo.VERBS}
 
 
 class Verbs(click.Group):
     """All verbs, listed in groups."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """A heading a group, and what each verb does in a line."""
+        """Writes a heading per group, and a line per verb."""
         for heading, verbs in GROUPS.items():
             with formatter.section(click.style(heading, bold=True)):
                 write_rows(formatter, [(f"{verb.name:<10}", verb.summary) for verb in verbs])
 
     def main(self, *given: Any, **how: Any) -> Any:
-        """As click's, but what it raises is told by `guarded`."""
+        """Like click's, but exceptions go on to `guarded`, which reports them."""
         return super().main(
             *given, **{"prog_name": "stillroom", "complete_var": COMPLETE, **how, "standalone_mode": False}
         )
@@ -76,11 +76,11 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 @click.group(cls=Verbs, no_args_is_help=True, context_settings=WIDTH)
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version and leave."
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version and exit."
 )
 @click.option(
     "--completion", type=click.Choice(SHELLS), is_eager=True, expose_value=False, callback=_completion,
-    help='Print what makes a shell complete verbs, flags and choices: eval "$(stillroom --completion bash)".',
+    help='Print a script that completes verbs, flags and choices: eval "$(stillroom --completion bash)".',
 )  # fmt: skip
 @click.pass_context
 def app(context: click.Context) -> None:
@@ -95,15 +95,15 @@ for _verbs in GROUPS.values():
 
 def main() -> None:
     """The `stillroom` command. Exit codes: 0 done, 1 a fault of ours, 2 bad input or usage, 3 a gate was missed."""
-    # A training thread that spins while it waits starves whatever shares the machine; with two cores and one busy
-    # neighbour a step took five times as long. The OpenMP runtime reads this when torch is loaded.
+    # A training thread that spins while it waits starves the machine's other processes. With two cores and one other busy
+    # process, a step took five times as long. The OpenMP runtime reads these when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     sys.exit(guarded(app))
 
 
 def guarded(call: Callable[[], Any]) -> int:
-    """The exit code of `call`; what it raises becomes one message, and a traceback in a log where the fault is ours."""
+    """The exit code of `call`. An exception becomes one message; an error of this program also a traceback in a log."""
     try:
         code = call()
     except SystemExit as leaving:
@@ -120,11 +120,10 @@ def guarded(call: Callable[[], Any]) -> int:
 
 
 def _explain(error: Exception) -> int:
-    """One message about `error`; its exit code."""
+    """Prints one message about `error`; returns its exit code."""
     if isinstance(error, StillroomError) and error.exit_code != 1:
         message, code = error.message, error.exit_code
     else:
-        # The last line of defence: a person gets a sentence and the place of the details, not a wall of frames.
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing not in BUILD_PACKAGES:
             return _our_fault(error)
@@ -146,14 +145,14 @@ def _complain(message: str) -> None:
 
 
 def _after_the_main_one() -> None:
-    """Of several processes another one speaks only where the main one has not: a launcher ends all when the first ends."""
+    """Waits in every process but the main one: it reports the error first, and the launcher then ends the others."""
     if not distributed.main():
         time.sleep(MAIN_SPEAKS_S)
-    console.quiet = False  # whatever --quiet says: an error is told
+    console.quiet = False  # errors are printed with --quiet, too
 
 
 def _our_fault(error: Exception) -> int:
-    console.quiet = False  # of whichever process it is: faults of ours need not come in all of them
+    console.quiet = False  # in every process: such an error may occur in one alone
     with tempfile.NamedTemporaryFile("w", prefix="stillroom-", suffix=".log", delete=False, encoding="utf-8") as log:
         traceback.print_exception(error, file=log)
     if logging.getLogger().isEnabledFor(logging.INFO):
@@ -163,10 +162,10 @@ def _our_fault(error: Exception) -> int:
 
 
 def _launched(verb: str | None) -> None:
-    """Where several processes were started to train, the main one speaks for all.
+    """Lets only the main process print, where several were started to train.
 
     Raises:
-        BadInput: they were started for a verb that does not train in several.
+        BadInput: several processes were started for a verb that trains in one.
     """
     distributed.check_launch()
     if not distributed.main():
@@ -174,6 +173,6 @@ def _launched(verb: str | None) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as this process is
     if distributed.count() > 1 and verb not in TRAINING_VERBS:
         raise BadInput(
-            f"{distributed.count()} processes were started for `{verb}`; only {', '.join(TRAINING_VERBS)} train in several. "
+            f"{distributed.count()} processes were started for `{verb}`; only distill, finetune and run train in several. "
             "Run this one without torchrun or accelerate launch."
         )

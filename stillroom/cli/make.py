@@ -17,7 +17,7 @@ from stillroom.settings.export import Exporting
 def run(recipe: Path | None, dry_run: bool, settings: dict[str, Any]) -> Document:
     """From teacher to bundle: fine-tune, distil, export, check, time.
 
-    RECIPE is a TOML file of settings by the names of the flags; flags override it. The same command goes on where it was stopped.
+    RECIPE is a TOML file of settings, named as the flags; flags override it. Give the same command again to resume a stopped run.
     """
     from stillroom.commands.run import pipeline
     from stillroom.inputs.recipe import read_recipe, resolve
@@ -30,7 +30,7 @@ def run(recipe: Path | None, dry_run: bool, settings: dict[str, Any]) -> Documen
 
 
 def show_run(document: Document) -> None:
-    """The tables that end a run, and what to do next; or its plan."""
+    """Prints the result of a run and the next command, or the plan of a dry run."""
     from stillroom.commands.run.result_table import show_plan, show_result
 
     if "teacher_steps" in document:
@@ -41,18 +41,18 @@ def show_run(document: Document) -> None:
     low, high = document["speedup_interval"]
     result(
         f"The int8 student is {document['speedup']:.1f} times [{low:.1f}, {high:.1f}] as fast as the torch teacher "
-        f"(one text of {document['speedup_tokens']} tokens). All of it took {document['minutes']:.1f} minutes."
+        f"(one text of {document['speedup_tokens']} tokens). The run took {document['minutes']:.1f} minutes."
     )
     result(f"Bundle  {out}\nReport  {document['report']}")
     if document["report_with_texts"]:
-        result(f"        {document['report_with_texts']} has texts of the data too, and is not part of the bundle")
+        result(f"        {document['report_with_texts']} shows texts of the data, and is not part of the bundle")
     say(f"Next    {ourselves()} serve {out}")
 
 
 def distill(settings: Distillation) -> Document:
-    """A student from a teacher and plain text.
+    """Distil a student from a teacher on plain text.
 
-    No labels are needed. Every method of the papers is there (docs/reference/methods.md)."""
+    No labels are needed. docs/reference/methods.md describes the methods."""
     from compress.engine.distill import distill_result, distill_student
     from stillroom.console import show
 
@@ -60,7 +60,7 @@ def distill(settings: Distillation) -> Document:
 
 
 def show_distilled(document: Document) -> None:
-    """Where the student is, and how far it came."""
+    """Prints the student's loss and folder, and the next command."""
     result(
         f"{document['student']} by {document['method']}, loss {document['loss']:.4f} after {document['steps']} steps"
     )
@@ -69,7 +69,7 @@ def show_distilled(document: Document) -> None:
 
 
 def finetune(settings: FineTuning) -> Document:
-    """A model for a task, from labels or from a teacher's soft labels too."""
+    """Fine-tune a model on a task's labels, and on a teacher's soft labels if given."""
     from compress.engine.finetune import fine_tune, finetune_result
     from stillroom.console import show
 
@@ -77,7 +77,7 @@ def finetune(settings: FineTuning) -> Document:
 
 
 def show_finetuned(document: Document) -> None:
-    """Its score on validation, and where it is."""
+    """Prints the model's score on validation and its folder, and the next command."""
     from compress.engine.finetune import result_line
 
     result(result_line(document))
@@ -86,12 +86,12 @@ def show_finetuned(document: Document) -> None:
 
 
 def compare(settings: Comparison) -> Document:
-    """Methods of distillation side by side, over several seeds.
+    """Compare methods of distillation over several seeds.
 
-    All see equally many tokens; the table has means with spread and intervals.
+    All read equally many tokens; the table has means, standard deviations and intervals.
 
-    The same student without a teacher's help comes with every comparison: `random` starts anew, `none` from the teacher's
-    layers. A stopped comparison goes on where it was; one with more methods adds theirs.
+    Two baselines train the same student on labels alone: `random` starts from random weights, `none` from the teacher's
+    layers. Give the same command again to resume a stopped comparison; added methods join those that are done.
     """
     from stillroom.commands.compare import compare as compare_methods
     from stillroom.report.pages import page_or
@@ -101,7 +101,7 @@ def compare(settings: Comparison) -> Document:
 
 
 def show_comparison(document: Document) -> None:
-    """A row a method and student."""
+    """Prints a row per method and student."""
     from stillroom.report.comparison_page import compared
     from stillroom.report.formats import written
 
@@ -113,7 +113,7 @@ def show_comparison(document: Document) -> None:
 
 
 def export(checkpoint: Path, settings: Exporting) -> Document:
-    """A checkpoint as a bundle of ONNX files: fp32, fp16, int8.
+    """Export a checkpoint to a bundle of ONNX files: fp32, fp16, int8.
 
     Each file is checked against torch and gated on the task metric."""
     from stillroom.commands.export import export_checkpoint
@@ -122,7 +122,7 @@ def export(checkpoint: Path, settings: Exporting) -> Document:
 
 
 def show_export(document: Document) -> None:
-    """A row a variant, with its score on test where there is one."""
+    """Prints a row per variant, with its score on test where there is one, and the next command."""
     test = document["scores"].get("test") or {}
     rows = []
     for name, variant in document["variants"].items():

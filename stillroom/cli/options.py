@@ -26,10 +26,10 @@ Document = dict[str, Any]
 
 
 class Verb(click.Command):
-    """One verb: `call` makes its document, `shown` prints that for a person, and `--json` prints it as it is.
+    """One verb: `call` returns its document, `shown` prints that for a person, and `--json` prints it unchanged.
 
-    `call` gets the arguments by name, and as `settings` an instance of `kind`; with `raw`, a dictionary of what was given.
-    A missed gate that has a document is one document under `--json` as well; `then` is called last, and may raise one.
+    `call` gets the arguments by name, and as `settings` an instance of `kind`; with `raw`, a dictionary of the given values.
+    `--json` prints the document of a `GateMissed`, too. `then` is called last, and may raise a `GateMissed`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Verb(click.Command):
         if verbose:
             libraries_speak()
         if as_json and str(given.get("output")) == "-":
-            raise BadInput("--json and --output - both want stdout; give --output a file.")
+            raise BadInput("--json and --output - both write to stdout; give --output a file.")
         chosen = {option.name: value for option in self.settings if (value := given.pop(option.name)) not in (None, ())}
         if self.kind:
             given["settings"] = chosen if self.raw else make(self.kind, chosen, verb=self.name or "")
@@ -98,7 +98,7 @@ class Verb(click.Command):
 
 
 def panels_of(settings: Sequence[Option]) -> dict[str, list[Option]]:
-    """Options under their headings; what few readers look for comes last."""
+    """Options under their headings; those in LATER come last."""
     found: dict[str, list[Option]] = {}
     for option in sorted(settings, key=lambda option: LATER.index(option.panel) if option.panel in LATER else -1):
         found.setdefault(option.panel or "Options", []).append(option)
@@ -106,7 +106,7 @@ def panels_of(settings: Sequence[Option]) -> dict[str, list[Option]]:
 
 
 class Setting(click.Option):
-    """An option that a field of a settings dataclass says all of."""
+    """An option made from a field of a settings dataclass."""
 
     def __init__(self, option: Option) -> None:
         self.option = option
@@ -118,13 +118,13 @@ class Setting(click.Option):
 
 
 class Value(click.ParamType[Any]):
-    """One value of a setting. Text becomes a number here; what it may be is checked with all the others at once."""
+    """One value of a setting. Text becomes a number here; the dataclass checks ranges and choices of all settings at once."""
 
     def __init__(self, option: Option) -> None:
         self.option, self.name = option, option.kind.__name__
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """`value` as the settings dataclass takes it; text that is no number stays text, which is refused there."""
+        """`value` as the settings dataclass takes it. Text that is no number stays text: the dataclass refuses it."""
         if self.option.kind in (int, float) and not self.option.listed:
             try:
                 return self.option.kind(value)
@@ -133,7 +133,7 @@ class Value(click.ParamType[Any]):
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Its choices or the names that are usual; of a list with commas the last one is completed."""
+        """Its choices or suggested names, otherwise files. In a list with commas the last value is completed."""
         names = self.option.choices or self.option.suggested
         if not names:
             of_file = self.option.kind is Path or self.option.metavar in ("FILE", "FOLDER") or not self.option.metavar
@@ -151,7 +151,7 @@ class Argument(click.Argument):
 
 
 def write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:
-    """Rows of a flag or a name and its help. Names are not broken at their hyphens, as click's own table would."""
+    """Writes rows of a name and its help. Names are not broken at hyphens, as in click's own table."""
     column = min(max(len(name) for name, _ in rows), FIRST_COLUMN) + 2
     margin = " " * formatter.current_indent
     for name, text in rows:
@@ -169,7 +169,7 @@ def print_json(document: Any) -> None:
 
 
 def ourselves() -> str:
-    """How a person calls this command: by its name where the shell would find it, otherwise by its path."""
+    """This command as a user types it: its name where the shell finds it, otherwise its path."""
     here = Path(sys.argv[0])
     if shutil.which("stillroom") or here.name != "stillroom":
         return "stillroom"
@@ -178,17 +178,19 @@ def ourselves() -> str:
 
 def _common(has_result: bool) -> list[click.Option]:
     common = [
-        click.Option(["--quiet", "-q"], is_flag=True, help="No progress and no messages on stderr, but errors."),
+        click.Option(["--quiet", "-q"], is_flag=True, help="Print only errors on stderr."),
         click.Option(
             ["--verbose", "-v"],
             is_flag=True,
-            help="What transformers, datasets and other libraries log, too, and the traceback of a fault of ours.",
+            help="Print also what transformers, datasets and other libraries log, and tracebacks of internal errors.",
         ),
     ]
     if has_result:
         common.insert(
             0,
-            click.Option(["--json", "as_json"], is_flag=True, help="One JSON document on stdout, nothing else there."),
+            click.Option(
+                ["--json", "as_json"], is_flag=True, help="Print one JSON document on stdout, and nothing else."
+            ),
         )
     return common
 

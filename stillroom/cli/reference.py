@@ -10,11 +10,11 @@ from stillroom.cli.options import Argument, Setting, Verb, panels_of
 EVERY_VERB = ("as_json", "quiet", "verbose")
 HEAD = """# Flags
 
-Every flag of every verb, with its default and its range. A recipe of `run` and Python take the same names with `_` for `-`, or the
-name that stands beside the flag. This page is made from the settings: `python -m stillroom.cli.reference > docs/reference/flags.md`.
+Every flag of every verb, with its default and its range. In Python and in a recipe of `run`, a setting has the flag's name with `_`
+for `-`, or the name beside the flag. This page is made from the settings: `python -m stillroom.cli.reference > docs/reference/flags.md`.
 
-Every verb takes `-q` (errors alone on stderr) and `-v` (what libraries log too), and every verb but `serve` takes `--json`: one
-document on stdout, nothing else there.
+Every verb takes `-q` (only errors on stderr) and `-v` (what libraries log, too). Every verb but `serve` takes `--json` (one document
+on stdout, and nothing else).
 """
 
 

@@ -12,16 +12,16 @@ from stillroom.settings.annotate import Annotation
 
 
 def serve(bundles: tuple[Path, ...], settings: ServeSettings) -> None:
-    """Answer over HTTP from bundles."""
+    """Serve bundles over HTTP."""
     from serve.http.app import serve as serve_bundles
 
     serve_bundles(list(bundles), settings, quiet=console.quiet)
 
 
 def annotate(bundle: Path, settings: dict[str, Any]) -> Document:
-    """Answers to a whole file of texts, on all cores, in order.
+    """Answer a whole file of texts, on all cores, in order.
 
-    Rows come back as they were with the answer beside them. A stopped command goes on where it was when it is given again.
+    Each row keeps its fields and gets the answer beside them. Give the same command again to resume a stopped one.
     """
     from serve.options import make
     from stillroom.commands.annotate.runner import annotate as annotate_rows
@@ -30,7 +30,7 @@ def annotate(bundle: Path, settings: dict[str, Any]) -> Document:
 
 
 def show_annotation(document: Document) -> None:
-    """How many rows, how fast; on stderr, since the answers may be on stdout."""
+    """Prints the number of rows and the speed, on stderr, since the answers may be on stdout."""
     from stillroom.commands.annotate.runner import summary
 
     for line in summary(document):

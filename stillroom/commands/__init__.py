@@ -1,1 +1,1 @@
-"""What each verb does, a file or a folder each. No verb calls another, but `demo` calls `run`."""
+"""A file or folder per verb, with what the verb does. No verb calls another, except that `demo` calls `run`."""

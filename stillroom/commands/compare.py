@@ -42,10 +42,10 @@ from stillroom.report.comparison_page import markdown, page
 from stillroom.report.pages import write_page, write_text
 from stillroom.settings.compare import Comparison
 
-# What every method is compared with: the same student without a teacher's help, its layers new or the teacher's.
+# Baselines: the same student trained on labels alone, from random weights or from the teacher's layers.
 BASELINES = (RANDOM, "none")
 WRITTEN = ("work", "compare.json", "report.html", "table.md")  # in --out
-STAGES = "stages"  # of one row under way
+STAGES = "stages"  # the work folder of an unfinished row
 
 
 class Row(NamedTuple):
@@ -60,11 +60,11 @@ class Row(NamedTuple):
 
 
 def compare(given: Comparison) -> dict[str, Any]:
-    """Train every method on every student with every seed, and say what each reached; the document that `--json` prints.
+    """Train every method on every student with every seed, and score each; the document that `--json` prints.
 
-    Methods that begin on plain text start from the teacher as it was given, and end with training on labels; those that
-    begin on the task start from the teacher fine-tuned on it. All see as many tokens. Rows that are finished are not
-    made again, so a stopped comparison goes on where it was, and one with more methods adds theirs.
+    Methods that begin on plain text start from the given teacher, and end with training on labels. Methods that begin on the
+    task start from the teacher fine-tuned on it. All read the same number of tokens. Finished rows are kept, so a stopped
+    comparison resumes, and methods can be added.
 
     Raises:
         BadInput: anything wrong with what was given, before any training.
@@ -92,7 +92,7 @@ def compare(given: Comparison) -> dict[str, Any]:
             fit = partial(fit_head, given=method_inputs, tokens=given.distill_tokens)
             work.stage("teacher-head", _corpus_fingerprint(given, inputs), fit)
         waiting = [row for row in rows if not work.finished(_name(row), fingerprints[row])]
-        say(f"{len(rows)} trainings, {len(rows) - len(waiting)} of them done before")
+        say(f"{len(rows)} trainings, {len(rows) - len(waiting)} of them finished earlier")
         _run(given, waiting, fingerprints)
         document = _document(given, inputs_of, work, rows, read_lineage(teacher))
     for row in document["rows"]:
@@ -105,7 +105,7 @@ def compare(given: Comparison) -> dict[str, Any]:
 
 
 def _checked(given: Comparison) -> dict[str, TaskInputs]:
-    """What each student stands on, once all methods are known to fit it."""
+    """The inputs of each student. BadInput for what is wrong with them, and for methods that do not fit a student."""
     out = Path(given.out)
     check_out_folder(out, WRITTEN)
     if Path(given.teacher).resolve().is_relative_to((out / "work").resolve()):
@@ -130,28 +130,28 @@ def _check_name(method: str) -> None:
     name = method.partition("@")[0]
     if name not in METHODS:
         again = " Give --method again for each." if "," in name else ""
-        raise BadInput(f"--method {name} is not known; give one of {', '.join(METHODS)}.{again}")
+        raise BadInput(f"--method {name} is not known; give {', '.join([*METHODS][:-1])} or {[*METHODS][-1]}.{again}")
 
 
 def _check_method(method: str, inputs: TaskInputs, given: Comparison) -> None:
-    """BadInput where `method` cannot work with this teacher, this student and what was given."""
+    """BadInput where `method` does not work with this teacher, student and settings."""
     shapes, chain = _chain(method, inputs)
     texts = {stage.text for stages in chain for stage in stages}
     if "corpus" in texts and not inputs.corpus:
-        raise BadInput(f"--method has {method}, which learns from plain text, and no --corpus was given.")
+        raise BadInput(f"--method {method} learns from plain text, and no --corpus was given. Give --corpus too.")
     if "source" in texts and not given.source_data:
         raise BadInput(
-            f"--method has {method}, which learns another task first, and no --source-data was given: "
-            "a folder of that task's examples (and --source-task, where it is of another kind)."
+            f"--method {method} learns another task first, and no --source-data was given. Give a folder of that task's "
+            "examples (and --source-task, if it differs from --task)."
         )
     if len(shapes) > 1 and texts != {"corpus"}:
         raise BadInput(
-            f"--method has {method}: assistants are for methods that learn from plain text alone, such as minilm."
+            f"--method {method}: only methods that learn from plain text alone, such as minilm, take assistants. Leave @ out."
         )
 
 
 def _settings(given: Comparison, student: str) -> TaskSettings:
-    """What all rows of one student share; the seed of a row fixes its training and not its data."""
+    """The settings that all rows of one student share; a row's seed changes its training, not its data."""
     return TaskSettings(
         teacher=given.teacher,
         task=given.task,
@@ -171,7 +171,7 @@ def _settings(given: Comparison, student: str) -> TaskSettings:
 
 
 def _chain(method: str, inputs: TaskInputs) -> tuple[tuple[Shape, ...], tuple[tuple[Stage, ...], ...]]:
-    """The shapes and stages of `method`: of each assistant that its name tells of, then of the student."""
+    """The shapes and stages of `method`: of each assistant in its name, then of the student."""
     name, *between = method.split("@")
     shapes = (*assistants_of(between, inputs.shape, inputs.opened.config), inputs.shape)
     return shapes, chain_of(name, shapes, inputs.opened.config)
@@ -193,7 +193,7 @@ def _teacher_fingerprint(inputs: TaskInputs) -> str:
 
 
 def _corpus_fingerprint(given: Comparison, inputs: TaskInputs) -> str:
-    """What all rows stand on: the teacher and the plain text."""
+    """The inputs of all rows: the teacher and the plain text."""
     return fingerprint(
         "corpus", _teacher_fingerprint(inputs), texts_fingerprint(inputs.corpus), given.tokens, given.distill_tokens
     )
@@ -223,13 +223,13 @@ def _make_teacher(folder: Path, inputs: TaskInputs) -> None:
     )
     say(f"teacher: {steps} steps at most" if steps else "teacher: it has a head for this task")
     task_stages.make_teacher(folder, inputs, steps)
-    # The check against chance, and nothing else of that stage: methods ask the teacher as they train.
+    # Only that stage's check against chance is needed: methods run the teacher while they train.
     model = task_stages.load_stage(folder, inputs)
     task_stages.check_teacher(model, inputs, folder)
 
 
 def _method_inputs(given: Comparison, inputs: TaskInputs, *, seed: int) -> MethodInputs:
-    # Tokenised once, by whichever row asks first.
+    # Tokenised once, by the first row that needs it.
     pieces = tokenised(
         inputs.corpus,
         inputs.tokenizer,
@@ -259,20 +259,20 @@ def _labelled(inputs: TaskInputs, teacher: Path) -> Labelled:
 
 
 def _source(given: Comparison, inputs: TaskInputs) -> TaskInputs:
-    """What the task stands on from which methods transfer; texts that the task itself judges by are left out."""
+    """The inputs of the task from which methods transfer, without texts of the task's own validation and test."""
     # Its teacher is fine-tuned on the source task, whatever head the teacher came with.
     task = given.source_task or given.task
     settings = dataclasses.replace(inputs.settings, data=given.source_data, task=task, new_head=True, data_revision="")
     source = open_task(settings, Path(given.out) / "work", notify=show)
     train = unseen(source.splits.train, inputs.splits)
-    data_fingerprint = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # what is left out decides too
+    data_fingerprint = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # depends on the texts left out
     splits = dataclasses.replace(source.splits, train=train, fingerprint=data_fingerprint)
-    # Both read by one vocabulary, with the markers of relations where the task has them.
+    # Both tasks use one tokenizer, with the markers of relations where the task has them.
     return dataclasses.replace(source, splits=splits, opened=inputs.opened, tokenizer=inputs.tokenizer)
 
 
 def _run(given: Comparison, rows: Sequence[Row], fingerprints: dict[Row, str]) -> None:
-    """Every row in a process of its own, so that one's memory is not another's; `given.jobs` at a time."""
+    """Trains each row in its own process, so that its peak memory is its own; `given.jobs` at a time."""
     if not rows:
         return
     context = multiprocessing.get_context("spawn")
@@ -296,13 +296,13 @@ def _run(given: Comparison, rows: Sequence[Row], fingerprints: dict[Row, str]) -
             raise
     if failed:
         raise BadInput(
-            f"{len(failed)} of {len(rows)} trainings could not be finished; the others are kept. Leave these methods out, or give "
-            "another budget or --batch:\n" + "\n".join(failed)
+            f"{len(failed)} of {len(rows)} trainings failed; the others are kept. Leave these methods out, or change the tokens or "
+            "--batch:\n" + "\n".join(failed)
         )
 
 
 def make_row(given: Comparison, row: Row, row_fingerprint: str) -> None:
-    """One training from start to score, in the folder of its row; called in a process of its own."""
+    """One training from start to score, in the folder of its row; runs in its own process."""
     console.quiet = True
     inputs = open_task(_settings(given, row.student), Path(given.out) / "work", notify=show)
     same_bits(inputs.settings.threads)
@@ -312,7 +312,7 @@ def make_row(given: Comparison, row: Row, row_fingerprint: str) -> None:
 
 def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) -> None:
     finished = folder / "row.json"
-    if finished.is_file():  # a kill came while its stages were removed
+    if finished.is_file():  # it was killed while it removed its stages
         shutil.rmtree(folder / STAGES, ignore_errors=True)
         return
     started = time.monotonic()
@@ -324,7 +324,7 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) ->
     method_inputs = dataclasses.replace(
         _method_inputs(given, inputs, seed=row.seed),
         labelled=labelled,
-        # A student that learns from masked words without asking its teacher gets no head that was fitted to the corpus.
+        # The fitted head is only for students that learn from the teacher's answers on masked words.
         words=root / "teacher-head" if asks_words(links[0].stages) else None,
         start=RANDOM if row.method == RANDOM else "uniform",
     )
@@ -352,21 +352,21 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) ->
 
 
 def _public(name: str) -> str:
-    """What may be told of a path or a name: where a folder or file lies is a private matter."""
+    """`name`, without the folders above it if it is a path: they may be private."""
     return Path(name).name if Path(name).exists() else name
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process ever held."""
+    """The peak memory of this process in bytes."""
     status = Path("/proc/self/status")
     if status.is_file():
-        # What `getrusage` says on Linux begins with the peak of the process that started this one.
+        # On Linux the peak of `getrusage` starts at that of the parent process.
         return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1])  # type: ignore[index]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _links(given: Comparison, inputs: TaskInputs, row: Row) -> list[Link]:
-    """What trains the student of `row`, its assistants first; the tokens add up to the same for every method."""
+    """The trainings of `row`, assistants first; their tokens add up to the same for every method."""
     whole = given.distill_tokens + given.task_tokens
     if row.method in BASELINES:
         return [Link(inputs.shape, (LABELS,), (whole,))]
@@ -386,7 +386,7 @@ def _links(given: Comparison, inputs: TaskInputs, row: Row) -> list[Link]:
 def _document(
     given: Comparison, inputs_of: dict[str, TaskInputs], work: Workdir, rows: Sequence[Row], teacher: dict[str, Any]
 ) -> dict[str, Any]:
-    """The table: for each method and student the mean over seeds, its spread and interval, and what it cost."""
+    """The table: for each method and student the mean over seeds, its standard deviation, interval and cost."""
     task = check_task(given.task)
     found: list[dict[str, Any]] = []
     scored = {row: np.load(work.root / _name(row) / "counts.npy", allow_pickle=False) for row in rows}
@@ -439,7 +439,7 @@ def _document(
 
 
 def _losses(curves: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of each stage where its loss began and ended, the smallest and the largest over seeds; each is a mean of a tenth of what was told."""
+    """For each stage the first and last loss (means over a tenth of the curve) and the best validation: minimum and maximum over seeds."""
     found: dict[str, Any] = {}
     for stage in curves[0]:
         losses = [[value for _, value in curve[stage]["loss"]] for curve in curves]

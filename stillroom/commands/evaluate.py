@@ -21,7 +21,7 @@ LABEL_COLUMNS = ["label", "precision", "recall", "F1", "number"]
 
 
 class _Answered(NamedTuple):
-    """Examples, what a model said of them, and what it is."""
+    """Examples, the predictions of a model for them, and facts of the model."""
 
     examples: "list[Example]"
     said: "list[Prediction]"
@@ -37,8 +37,8 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     Settings are the fields of `stillroom.settings.evaluate.Evaluation`: variant, task, split, revision.
 
     Returns `{model, variant, task, metric, value, low, high, examples, labels, unknown_labels}`, where `labels` has for each
-    label, by name, its `precision`, `recall`, `f1` and `support`: how often it stands in the data. For a bundle torch is not
-    imported.
+    label its `precision`, `recall`, `f1` and `support` (its count in the data). `unknown_labels` are labels of the data that the
+    model lacks. For a bundle, torch is not imported.
 
     Raises:
         BadInput: the model, the data or a setting cannot be used.
@@ -97,13 +97,13 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
     if task == "text-classification":
         check_kind(examples, model, multi_label=multi_label, markers=knows_markers(pipeline.tokenizer))
     said: list[Prediction] = [""] * len(examples)
-    # A text without a second one is not a text with an empty second one: the two kinds are answered apart.
+    # A text without a second text differs from one with an empty second text: each kind has its own call.
     for kind in (True, False):
         chosen = [i for i, example in enumerate(examples) if bool(example.text_pair) is kind]
         pairs = [examples[i].text_pair or "" for i in chosen] if kind else None
         for i, answer in zip(
             chosen,
-            # Cut, as training and the evaluation of checkpoints read them.
+            # Truncated, as in training and in the evaluation of checkpoints.
             pipeline([examples[i].text_read for i in chosen], text_pair=pairs, truncate=True) if chosen else [],
             strict=True,
         ):
@@ -139,7 +139,7 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
 
 
 def _with_data(open_it: Callable[[], T], data: Path, split: str) -> T:
-    """What `open_it` gives; BadInput for what is wrong with it and for `data` that is not there, in one message."""
+    """What `open_it` returns. One BadInput names what is wrong with it and whether `data` is missing."""
     from compress.input_errors import Faults
 
     faults = Faults()
@@ -168,7 +168,7 @@ def _examples(data: Path, given: Evaluation, task: "Task") -> "list[Example]":
 
 
 def _file_of(data: Path, split: str) -> Path:
-    """The file of examples: `data` itself, or that of `split` in the folder `data`; the folder where `datasets` wrote it."""
+    """The file of examples: `data` itself, or the file of `split` in the folder `data`; the folder itself if `datasets` wrote it."""
     from compress.data.datasets_library import is_saved_dataset
     from compress.data.file_formats import SUFFIXES
     from compress.data.labelled_files import check_there
@@ -186,6 +186,6 @@ def _file_of(data: Path, split: str) -> Path:
     if file := split_file(data, split):
         return file
     raise BadInput(
-        f"--data {data} has no file {split}.jsonl, or one ending in {', '.join(SUFFIXES[1:])}. "
+        f"--data {data} has no file {split} with one of the endings {', '.join(SUFFIXES)}. "
         "Give another --split, or a file of labelled examples."
     )

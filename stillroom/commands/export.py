@@ -1,4 +1,4 @@
-"""`stillroom export`: a checkpoint with a head becomes a bundle, whoever trained it."""
+"""`stillroom export`: makes a bundle of any checkpoint with a head."""
 
 import os
 import shutil
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
 
 LENGTHS = (16, 64, 128)  # tokens: a short message, a sentence or two, a paragraph
 
-# Unlabelled texts that an export without data reads: one half calibrates, the other judges.
+# Unlabelled texts that an export without data reads: one half calibrates, the other checks.
 TEXTS = 1_000
 
 
 def wanted_of(settings: Exporting) -> VariantSettings:
-    """What to make. BadInput where text that int8 needs was not given."""
+    """The variants to make. BadInput where the text that int8 needs was not given."""
     variants = settings.variants or (("fp32", "int8") if settings.data else ("fp32",))
     wanted = replace(settings.graphs, variants=variants)
     if "int8" in variants and not settings.data and not settings.texts:
         raise BadInput(
-            "--variants int8 without --data: int8 is calibrated on text and judged by it, and none was given. Give --data, a "
-            "folder of labelled splits, or --texts, files of unlabelled text like what will be served."
+            "--variants int8 needs text to calibrate on and to check with, and none was given. Give --data, a "
+            "folder of labelled splits, or --texts, files of unlabelled text like that of real requests."
         )
     return wanted
 
@@ -69,7 +69,7 @@ def _faults(settings: Exporting) -> list[str]:
     found.check(lambda: wanted_of(settings))
     if settings.data and settings.texts:
         found.messages.append(
-            "--texts is for an export without --data, which has texts to calibrate on and judge by; leave one out."
+            "--texts and --data are both given, and each has texts to calibrate on and check with; leave one out."
         )
     if settings.out_of_scope and not settings.data:
         found.messages.append(f"--out-of-scope {settings.out_of_scope} names a label of the data; give --data too.")
@@ -78,7 +78,7 @@ def _faults(settings: Exporting) -> list[str]:
 
 @dataclass(frozen=True)
 class _Given:
-    """What was asked for and opened, all of it checked."""
+    """The settings and the inputs they name, opened and checked."""
 
     settings: Exporting
     wanted: VariantSettings
@@ -90,26 +90,26 @@ class _Given:
     """Texts out of scope, which are in none of `splits`."""
     labels: tuple[str, ...]
     texts: list[str]
-    """Without data: what parity is checked on, and int8 calibrated."""
+    """Without data: texts for parity and for calibrating int8."""
     max_length: int
     """In tokens."""
     threads: int
     name: str
     kept_texts: list[str]
-    """What the vocabulary is trimmed to; none leaves it whole."""
+    """Texts whose words the trimmed vocabulary keeps; empty: it is not trimmed."""
 
     @property
     def multi_label(self) -> bool:
         return self.splits.multi_label if self.splits else self.opened.multi_label
 
     def validation(self) -> list[Example]:
-        """What the graphs are judged by: validation, or every other of the unlabelled texts."""
+        """The texts that the graphs are checked on: validation, or every second of the unlabelled texts."""
         return self.splits.validation if self.splits else [Example(text) for text in self.texts[1::2]]
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """The checkpoint as the bundle will hold it, and the texts as its tokenizer reads them."""
+    """The checkpoint for the bundle, and the texts encoded with its tokenizer."""
 
     checkpoint: Path
     trimmed: Trimmed | None
@@ -119,24 +119,24 @@ class _Ready:
     """None without data."""
     relations: bool
     warnings: list[str]
-    """What a person should know of the data, as `stillroom run` tells it."""
+    """Warnings about the data, as in `stillroom run`."""
 
 
 def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> dict[str, Any]:
     """See `stillroom.api.export`."""
-    machine = machine_facts()  # before any work, which would be the load that it sees
+    machine = machine_facts()  # before any work, which would count as load of the machine
     out = Path(os.path.abspath(out))
     given = _checked(checkpoint, out, settings)
     with Workdir(out.with_name(f"{out.name}.export-work")).scratch() as folder:
-        _refuse_taken(out)  # by an export that has ended since
+        _refuse_taken(out)  # again, since another export may have ended meanwhile
         clear_leftovers(out)
-        for ending in ("html", "json"):  # of an earlier call that missed a gate
+        for ending in ("html", "json"):  # left by an earlier call that missed a gate
             out.with_name(f"{out.name}.report.{ending}").unlink(missing_ok=True)
         return _export(folder, out, given, machine)
 
 
 def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
-    """The inputs, opened; nothing is written. BadInput for what cannot be exported."""
+    """Opens and checks the inputs; writes nothing. BadInput for what cannot be exported."""
     faults = Faults()
     faults.messages += _faults(settings)
     faults.check(lambda: _refuse_taken(out))
@@ -176,14 +176,14 @@ def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
 def _opened(checkpoint: str, revision: str) -> Opened:
     opened = open_model(checkpoint, role="CKPT", revision=revision)
     if not (opened.folder / "model.safetensors").is_file():
-        raise BadInput(f"CKPT {checkpoint} keeps its weights in several files; save it with all of them in one.")
+        raise BadInput(f"CKPT {checkpoint} has no model.safetensors; save its weights in that one file.")
     if not any(opened.head_for(check_task(task)) for task in HEADS):
         raise BadInput(f"{checkpoint} has no head for {' or '.join(HEADS)}; fine-tune it for a task first.")
     return opened
 
 
 def _unlabelled(settings: Exporting) -> list[str]:
-    """The texts of an export without data: those given, or messages that this project generates."""
+    """The texts of an export without data: those of `texts`, or generated messages."""
     if not settings.texts:
         return [message["text"] for message in support_messages("test", TEXTS // 2, 0, set())]
     found = list(
@@ -191,8 +191,8 @@ def _unlabelled(settings: Exporting) -> list[str]:
     )
     if len(found) < 2:
         raise BadInput(
-            f"--texts {', '.join(settings.texts)}: 1 text is there; two or more are needed, some to calibrate on and others to "
-            "judge by. A few hundred are well."
+            f"--texts {', '.join(settings.texts)} {'has' if len(settings.texts) == 1 else 'have'} 1 text; 2 or more are needed, to "
+            "calibrate on some and check with others. Give a few hundred."
         )
     return subset(found, TEXTS)
 
@@ -206,7 +206,7 @@ def _refuse_taken(out: Path) -> None:
 
 
 def _export(folder: Path, out: Path, given: _Given, machine: MachineFacts) -> dict[str, Any]:
-    """The bundle `out`, its report in it, put together in `folder`. GateMissed when the report is all that there is."""
+    """Makes the bundle `out`, with its report, in `folder`. On GateMissed there is only a report, beside `out`."""
     ready = _ready(folder / "checkpoint", given)
     for warning in ready.warnings:
         say(f"warning: {warning}")
@@ -234,7 +234,7 @@ def _export(folder: Path, out: Path, given: _Given, machine: MachineFacts) -> di
 
 
 def _ready(folder: Path, given: _Given) -> _Ready:
-    """A copy of the checkpoint in `folder`, trimmed if that was asked for, and the texts read with its tokenizer."""
+    """A copy of the checkpoint in `folder`, trimmed if asked for, and the texts encoded with its tokenizer."""
     save_tokenizer(given.opened, folder)
     for file in given.opened.folder.iterdir():
         if file.name in ("config.json", "model.safetensors", LINEAGE):
@@ -266,9 +266,9 @@ def _ready(folder: Path, given: _Given) -> _Ready:
 
 
 def _facts(given: _Given, ready: _Ready) -> CardFacts:
-    """What the model is, for its card and manifest."""
+    """Facts of the model for its card and manifest."""
     settings = given.settings
-    # What the checkpoint says of where it comes from; its curves stay with it.
+    # The checkpoint's lineage, without its curves.
     lineage = read_lineage(given.opened.folder) or {"checkpoint": given.opened.public_name}
     lineage = {key: value for key, value in lineage.items() if key not in ("loss", "validation")}
     return CardFacts(
@@ -293,15 +293,15 @@ def _trim(checkpoint: Path, given: _Given) -> Trimmed:
     held_out = [text for pair in pairs for text in pair if text]
     trimmed = trim_vocabulary(checkpoint, given.kept_texts, held_out)
     say(
-        f"vocabulary: {trimmed.kept:,} of {trimmed.tokens:,} tokens kept; of the validation texts' tokens "
-        f"{trimmed.unknown_before:,} were unknown before and {trimmed.unknown:,} are now, {trimmed.texts_split_otherwise:,} of "
-        f"{trimmed.texts:,} texts are split in another way"
+        f"vocabulary: {trimmed.kept:,} of {trimmed.tokens:,} tokens kept; unknown tokens in the validation texts: "
+        f"{trimmed.unknown_before:,} before, {trimmed.unknown:,} now; texts that are tokenised differently: "
+        f"{trimmed.texts_split_otherwise:,} of {trimmed.texts:,}"
     )
     return trimmed
 
 
 def _time(variants: Variants, ready: _Ready, given: _Given, machine: MachineFacts) -> ProfileDocument | None:
-    """Every variant in every runtime on real text, taking turns; the one that is served comes first."""
+    """Times every variant in every runtime on real text, in turns; the default variant is the first candidate."""
     if not given.settings.latency_seconds:
         return None
     first = (variants.served, variants.wanted.runs_in(variants.served))
@@ -338,7 +338,7 @@ def _report_of(
 
 
 def claims_of(latency: ProfileDocument | None) -> list[str]:
-    """In words: how fast each variant and runtime is at each length beside the one that is served."""
+    """A sentence per variant, runtime and length: its speed relative to the default variant."""
     if latency is None:
         return []
     reference = latency["candidates"][0]["name"]
@@ -350,7 +350,7 @@ def claims_of(latency: ProfileDocument | None) -> list[str]:
 
 
 def _write_beside(folder: Path, out: Path, report: Report) -> Path:
-    """The report of a bundle that is not written, beside where it would stand: whole in `folder` before it is renamed."""
+    """Writes the report of a refused bundle beside `out`: each file in `folder` first, then renamed."""
     for name, content in report_files(report).items():
         (folder / name).write_bytes(content)
         os.replace(folder / name, out.with_name(f"{out.name}.{name}"))

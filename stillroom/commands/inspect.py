@@ -12,12 +12,12 @@ from serve.errors import BundleError
 from serve.text.labels import entity_labels, kind_of
 from stillroom.console import result, table
 
-IN_ONE_LINE = 20  # labels; more are listed below their number
-COLUMNS = 100  # of the lines that list them
+IN_ONE_LINE = 20  # labels; more are listed on lines of their own
+COLUMNS = 100  # width of these lines in characters
 
 
 def inspected(bundle: Path) -> dict[str, Any]:
-    """The manifest of a bundle, every file of which was verified, with `verified`, `card_edited` and the `kind` of its labels.
+    """The manifest of a bundle with `verified`, `card_edited` and the `kind` of its labels, once every file is verified.
 
     Raises:
         BundleError: what is wrong with the bundle.
@@ -28,7 +28,7 @@ def inspected(bundle: Path) -> dict[str, Any]:
 
 
 def labels_line(manifest: Manifest) -> str:
-    """The labels by their names, in lines of their own where they are many; of tags the entities that they speak of."""
+    """The names of the labels, on lines of their own where they are many; for tags the entity types."""
     tags = manifest.task == "token-classification"
     labels = entity_labels(manifest.labels) if tags else manifest.labels
     count = f"{len(labels)} label{'s' * (len(labels) != 1)}"
@@ -55,7 +55,7 @@ def _kind(manifest: Manifest) -> str:
 
 
 def explain(bundle: Bundle) -> None:
-    """Say what the bundle is, what would answer here, what was measured of it, and list its files."""
+    """Prints what the bundle is, which variant runs here, its measurements, and its files."""
     manifest = bundle.manifest
     result(
         f"{manifest.name}: {manifest.task} ({_kind(manifest)}), up to {manifest.max_length} tokens; every file verified"
@@ -64,13 +64,13 @@ def explain(bundle: Bundle) -> None:
     try:
         choice = choose(bundle)
         result(
-            f"Here {choice.variant} answers, in {choice.runtime}. A call alone gets {why(read_cores())}; "
-            "`serve` and `annotate` give it 1 in each process."
+            f"This machine runs {choice.variant} in {choice.runtime}. In Python a call uses {why(read_cores())}; "
+            "`serve` and `annotate` use 1 thread per process."
         )
         for note in choice.notes:
             result(f"Note: {note}")
     except BundleError as fault:
-        result(f"Here nothing answers: {fault.message}.")
+        result(f"This machine runs no variant: {fault.message}.")
     features, rows = cpu_features(), []
     for name, variant in manifest.variants.items():
         needs = " or ".join(variant.cpu) or "any processor"
@@ -90,18 +90,18 @@ def explain(bundle: Bundle) -> None:
             "labels changed per 10k",
             "largest difference",
             "99.9th percentile",
-            "answers that change with the batch",
+            "answers that depend on the batch",
         ]
-        table("against its reference, at shapes that the export never saw", header, compared)
+        table("parity with its reference, at shapes that were not used in the export", header, compared)
     files = [[path, f"{file.bytes / 1e6:.2f}", file.sha256[:16]] for path, file in sorted(manifest.files.items())]
     table("files", ["file", "MB", "sha256"], files)
     lineage = {key: value for key, value in manifest.lineage.items() if isinstance(value, str | int | float)}
-    result("Lineage: " + (", ".join(f"{key} {value}" for key, value in lineage.items()) or "not told"))
+    result("Lineage: " + (", ".join(f"{key} {value}" for key, value in lineage.items()) or "not recorded"))
     result(f"Digest: {manifest.digest}")
 
 
 def _scores(metrics: dict[str, Any]) -> list[list[str]]:
-    """Rows of the test scores, where the manifest has them in this form."""
+    """Rows of the test scores, as far as the manifest has them in the expected form."""
     test = metrics.get("test")
     return [
         [name, f"{row['value']:.4f}", f"{row['low']:.4f} .. {row['high']:.4f}"]

@@ -1,4 +1,4 @@
-"""The verb `load`: real texts against a running server, at one rate or at the highest that it bears."""
+"""`stillroom load`: sends real texts to a running server, at one rate or at rates up to the highest that it sustains."""
 
 import json
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ COLUMNS = ["rate/s", "p50 ms", "p90 ms", "p99 ms", "ok", "refused", "errors", "t
 
 
 def load(url: str, settings: Loading) -> dict[str, Any]:
-    """Load the server at `url` with the texts of a file, which come whether or not earlier ones are answered.
+    """Load the server at `url` with the texts of a file, sent whether or not earlier ones are answered.
 
-    With a rate one trial at so many queries a second; otherwise the highest rate whose p99 stays under the bound while
-    nothing is refused or fails. Returns the document that `stillroom load --json` prints.
+    With `rate`, one trial at that many queries a second. Without it, a search for the highest rate whose p99 stays under the
+    bound while no query is refused or fails. Returns the document that `stillroom load --json` prints.
 
     Raises:
-        BadInput: the URL, the file, the template, numbers or the folder `out` cannot be used, all of it in one message; or a
-            first request is not answered with 2xx.
+        BadInput: all that is wrong with the URL, the file, the template, the numbers and the folder `out`; or the first request
+            is not answered with 2xx.
     """
-    machine = machine_facts()  # of the client, before any work of ours
+    machine = machine_facts()  # of the client, before any work, which would count as load
     target, texts, bodies = _checked(url, settings)
     probe(target, bodies[0], settings.timeout)
     document: dict[str, Any] = {
@@ -59,7 +59,7 @@ def load(url: str, settings: Loading) -> dict[str, Any]:
 
 
 def _checked(url: str, settings: Loading) -> tuple[Target, list[str], list[bytes]]:
-    """Where the load goes, its texts, and a request for each. BadInput names all that is wrong."""
+    """The target, the texts, and a request body for each. BadInput names all faults."""
     faults = Faults()
     faults.messages += _faults(settings)
     if settings.out:
@@ -77,13 +77,13 @@ def _faults(settings: Loading) -> list[str]:
     """Which settings do not go together, a sentence each."""
     found = []
     if settings.rate is not None and settings.bound_ms is not None:
-        found.append("--rate is tried as it is, and --bound-ms is searched a rate for; give one of them.")
+        found.append("--rate fixes the rate, and --bound-ms searches for one; give one of them.")
     if settings.queries is not None and settings.seconds is not None:
-        found.append("--queries and --seconds both say how long a trial is; give one of them.")
+        found.append("--queries and --seconds both set the length of a trial; give one of them.")
     if _first_queries(settings) > MOST_QUERIES:
         found.append(
-            f"a trial would have {_first_queries(settings):,} queries; {MOST_QUERIES:,} at most are kept. Give a lower --rate, or a "
-            "shorter trial."
+            f"a trial would have {_first_queries(settings):,} queries; at most {MOST_QUERIES:,} are possible. Give a lower --rate, or "
+            "fewer --seconds or --queries."
         )
     if unclear := [repr(header) for header in settings.headers if ":" not in header]:
         found.append(f'--header {", ".join(unclear)} has no colon; give each as "Name: value".')
@@ -91,12 +91,12 @@ def _faults(settings: Loading) -> list[str]:
 
 
 def _trial_seconds(settings: Loading) -> float:
-    """Of arrivals, of a trial that is not of so many queries."""
+    """Seconds of arrivals in a trial without a number of queries."""
     return 10.0 if settings.seconds is None else settings.seconds
 
 
 def _first_queries(settings: Loading) -> int:
-    """How many queries are known to be sent: those of a trial at the rate that was given."""
+    """The queries of a trial at the given rate; a lower bound where the rate is searched for."""
     return settings.queries or max(1, round((settings.rate or 0.0) * _trial_seconds(settings)))
 
 
@@ -107,7 +107,7 @@ def _headers(settings: Loading) -> dict[str, str]:
 
 
 def rows(trials: Sequence[LoadTrial]) -> list[list[str]]:
-    """The cells of a table of `trials` under COLUMNS, by rate."""
+    """The cells of a table of `trials` under COLUMNS, in order of rate."""
     return [_row(trial) for trial in sorted(trials, key=lambda trial: trial["rate_per_s"])]
 
 
@@ -116,7 +116,7 @@ def _row(trial: LoadTrial) -> list[str]:
     kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(trial["errors"].items()))
     return [
         f"{trial['rate_per_s']:.1f}",
-        *("none" if ms is None else f"{ms:.2f}" for ms in (trial["p50_ms"], trial["p90_ms"], trial["p99_ms"])),
+        *("" if ms is None else f"{ms:.2f}" for ms in (trial["p50_ms"], trial["p90_ms"], trial["p99_ms"])),
         str(trial["ok"]),
         str(trial["refused"]),
         f"{errors} ({kinds})" if errors else "0",
@@ -127,12 +127,14 @@ def _row(trial: LoadTrial) -> list[str]:
 
 
 def sentence(document: dict[str, Any]) -> str:
-    """What was found, in words."""
+    """The result in a sentence."""
     if "bound_ms" not in document:
         (trial,) = document["trials"]
-        return f"{trial['answered_per_s']:.1f} ok answers a second, of {trial['rate_per_s']:.1f} queries a second."
+        return (
+            f"{trial['answered_per_s']:.1f} answers with 2xx a second, at {trial['rate_per_s']:.1f} queries a second."
+        )
     if not document["rate_per_s"]:
-        return f"No rate that was tried kept its p99 under {document['bound_ms']:g} ms with every query answered."
+        return f"No rate that was tried had a p99 under {document['bound_ms']:g} ms with every query answered."
     return (
         f"The highest rate whose p99 stayed under {document['bound_ms']:g} ms, with every query answered, is "
         f"{document['rate_per_s']:.1f}/s."
@@ -140,7 +142,7 @@ def sentence(document: dict[str, Any]) -> str:
 
 
 def write(out: Path, document: dict[str, Any]) -> None:
-    """`document` with all raw samples as load.json in the folder `out`, and its table as table.md, each in one step."""
+    """Writes `document` with all raw samples as load.json, and its table as table.md, into the folder `out`, each in one step."""
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "load.json", json.dumps(document, indent=1))
     table = markdown(COLUMNS, rows(document["trials"]))

@@ -1,1 +1,1 @@
-"""What a verb is given: the recipe, and the checks before any work."""
+"""Inputs of a verb: the recipe, and the checks before any work."""

@@ -1,4 +1,4 @@
-"""The folder `--out` of a verb that writes a few files into it: whether it may be written to."""
+"""Checks the folder `--out` of a verb that writes a few files into it."""
 
 import os
 from collections.abc import Iterable
@@ -10,20 +10,19 @@ from serve.errors import BadInput
 
 
 def check_out_folder(out: Path, files: Iterable[str]) -> None:
-    """Nothing, when `files` can be written into the folder `out`, which is free or holds nothing but earlier ones.
+    """Check that `files` can be written into the folder `out`, which must be absent or hold only earlier versions of them.
 
-    What a kill left of one of them while it was written (`serve.bundle.replaced_files`) is let be.
+    Partial files of a killed process (`serve.bundle.replaced_files`) are ignored.
 
     Raises:
-        BadInput: something else is there, or the folder cannot be made or written in.
+        BadInput: `out` holds something else, or cannot be made or written to.
     """
     if out.exists() and not (out.is_dir() and _names_in(out) <= set(files)):
-        raise BadInput(
-            f"--out {out} is there already and holds other things; nothing was written. Give another folder."
-        )
+        found = "holds other files" if out.is_dir() else "is not a folder"
+        raise BadInput(f"--out {out} already exists and {found}; nothing was written. Give another folder.")
     check_writable(out)
     if out.is_dir() and not os.access(out, os.W_OK):
-        raise BadInput(f"--out {out}: this user may not write there. Give another folder.")
+        raise BadInput(f"--out {out}: this user may not write to it. Give another folder.")
 
 
 def _names_in(folder: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""What a run stands on: the recipe's inputs, opened and checked. Nothing here trains or writes to the bundle."""
+"""Opens and checks the inputs of a run. Nothing here trains or writes to the bundle."""
 
 import os
 from dataclasses import dataclass, fields
@@ -16,7 +16,7 @@ from stillroom.inputs.recipe import Recipe
 
 @dataclass
 class RunInputs(TaskInputs):
-    """The opened inputs of one run: those of its training, and the folder in which its stages live."""
+    """The opened inputs of one run: those of its training, and the folder of its stages."""
 
     @property
     def recipe(self) -> Recipe:
@@ -30,7 +30,7 @@ class RunInputs(TaskInputs):
 
 
 def work_of(out: Path) -> Path:
-    """The folder that a run to `out` works in."""
+    """The working folder of a run with this `out`."""
     return out.with_name(f"{out.name}.work")
 
 
@@ -52,20 +52,20 @@ def prepare(recipe: Recipe) -> RunInputs:
 
 
 def check_outside(teacher: str, work: Path) -> None:
-    """Nothing, when `teacher` is not a folder inside the run's own.
+    """Check that `teacher` is not inside the run's working folder.
 
     Raises:
-        BadInput: it is, and the run would clear it.
+        BadInput: it is inside, and the run would delete it.
     """
     if Path(teacher).resolve().is_relative_to(work.resolve()):
-        raise BadInput(f"--teacher {teacher} lies in {work}, which this run would clear. Copy it elsewhere.")
+        raise BadInput(f"--teacher {teacher} is in {work}, which this run would delete. Copy it elsewhere.")
 
 
 def check_out(out: Path) -> None:
-    """Nothing, when `out` is free or a bundle.
+    """Check that `out` can be written: it is absent, an empty folder or a bundle.
 
     Raises:
-        BadInput: it is a file, or a folder that holds something else.
+        BadInput: it is a file, or a folder that holds something else, or cannot be written.
     """
     refuse_foreign(out)
     check_writable(out)

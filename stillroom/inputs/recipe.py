@@ -1,4 +1,4 @@
-"""Every setting of a run in one place: read from a TOML file, overridden by flags, written back resolved."""
+"""The settings of a run: read from a TOML file, overridden by flags, and written with every value."""
 
 import dataclasses
 import os
@@ -13,7 +13,7 @@ from serve.errors import BadInput
 from serve.options import make, options_of, setting
 from stillroom.settings.model_card import OfCard
 
-# What a reader looks for first in a recipe.
+# The settings at the top of a written recipe.
 FIRST = ("teacher", "task", "data", "out", "student", "name")
 
 
@@ -24,20 +24,20 @@ GATES = "Gates and probabilities"
 class Recipe(OfCard, TaskSettings):
     """The settings of `stillroom run`."""
 
-    out: str = setting(metavar="FOLDER", help="The bundle to write; stages live in OUT.work.", panel=WHAT)
+    out: str = setting(metavar="FOLDER", help="The bundle to write; stages are kept in OUT.work.", panel=WHAT)
     name: str = setting("", help="What the server calls the model.", shown="the name of --out", panel=WHAT)
     undistilled: bool = setting(
-        True, help="Train the same student on labels alone too, to compare with.", panel=STUDENT
+        True, help="Also train the same student on labels alone, for comparison.", panel=STUDENT
     )
     teacher_gate: float = setting(
-        0.97, help="Least share of the teacher's metric that is shipped.", at_least=0, at_most=1, panel=GATES
+        0.97, help="Least share of the teacher's metric for the student to ship.", at_least=0, at_most=1, panel=GATES
     )
     gate: float = setting(
         GATE, help="Least share of the fp32 metric that int8 keeps.", at_least=0, at_most=1, panel=GATES
     )
     keep_right: float = setting(
         KEPT_RIGHT,
-        help="Share of right answers to keep when it abstains, where no text is out of scope; 0 is never to abstain.",
+        help="Share of right answers to keep when the model may abstain, if no text is out of scope; 0 means it never abstains.",
         at_least=0,
         at_most=1,
         panel=GATES,
@@ -54,7 +54,7 @@ class Recipe(OfCard, TaskSettings):
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file, by their names in Python. A file may name them as the flags do, too.
+    """The settings in a TOML file, by their names in Python. The file may also use the names of the flags.
 
     Raises:
         BadInput: no such file, or not TOML.
@@ -70,16 +70,16 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def resolve(settings: dict[str, Any], flags: dict[str, Any]) -> Recipe:
-    """The recipe of a file's `settings` overridden by `flags` that are not None.
+    """The recipe of a file's `settings`, overridden by those `flags` that are not None.
 
     Raises:
-        BadInput: a setting that must be given is not, has the wrong type, or is out of its range.
+        BadInput: a required setting is missing, or a setting has the wrong type or is out of range.
     """
     return make(Recipe, settings | {name: value for name, value in flags.items() if value is not None}, verb="run")
 
 
 def write_recipe(recipe: Recipe) -> str:
-    """The recipe as TOML, every setting spelled out, so that it runs again as it ran."""
+    """The recipe as TOML with every setting, so that the run can be repeated."""
     import tomli_w
 
     everything = dataclasses.asdict(recipe)

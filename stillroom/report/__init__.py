@@ -1,1 +1,1 @@
-"""Every HTML page: its style, charts and tables."""
+"""The HTML pages: style, charts and tables."""

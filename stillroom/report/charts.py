@@ -1,6 +1,6 @@
 """Plots with two axes as shapes of SVG: x in percent of the width, so that text keeps its size, and y in pixels.
 
-A model is known by its number, its colour and its dashes (`kind`), the same in every plot, and the legend says its name.
+A model has the same number, colour and dashes (`kind`) in every plot; the legend gives its name.
 """
 
 import math
@@ -11,17 +11,17 @@ from typing import NamedTuple
 from stillroom.report.drawings import Chart, Key, Shape, circle, straight, stretched, words
 from stillroom.report.formats import number
 
-TOP_PX = 30  # the name of the y axis stands above the plot
+TOP_PX = 30  # the name of the y axis is above the plot
 BOTTOM_PX = 300
 HEIGHT_PX = 346  # with the ticks of the x axis and its name below
-MOST_TICKS = 6  # more do not fit beside each other on a phone
-PHONE_PX = 290  # width of a plot there, for which labels are kept apart
+MOST_TICKS = 6  # more do not fit side by side on a phone
+PHONE_PX = 290  # width of a plot on a phone; labels are placed so as not to overlap at this width
 
 Point = tuple[float, float]
 
 
 class Axis(NamedTuple):
-    """What one axis spans."""
+    """The range of one axis."""
 
     name: str
     low: float
@@ -29,13 +29,13 @@ class Axis(NamedTuple):
     log: bool
 
     def at(self, value: float) -> float:
-        """Where `value` lies: 0 at the low end, 1 at the high end."""
+        """The position of `value`: 0 at the low end, 1 at the high end."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def holds(self, value: float) -> bool:
-        """Can `value` be drawn here at all?"""
+        """Whether `value` can be drawn on this axis."""
         return math.isfinite(value) and (value > 0 or not self.log)
 
 
@@ -50,7 +50,7 @@ class Plane(NamedTuple):
         return 100 * self.x.at(point[0]), BOTTOM_PX - (BOTTOM_PX - TOP_PX) * self.y.at(point[1])
 
     def drawable(self, points: Iterable[Point]) -> list[Point]:
-        """Those of `points` that both axes hold, where they lie."""
+        """The positions of those `points` that both axes can hold."""
         return [self.at((x, y)) for x, y in points if self.x.holds(x) and self.y.holds(y)]
 
 
@@ -71,7 +71,7 @@ def linear_axis(name: str, values: Iterable[float]) -> Axis:
 
 
 def plot(plane: Plane, parts: Iterable[Sequence[Shape]], title: str, legend: Sequence[Key]) -> Chart:
-    """The whole drawing: axes with their ticks, then `parts`. `title` is for those who cannot see it."""
+    """The whole drawing: axes with their ticks, then `parts`. `title` is the text for screen readers."""
     drawn = []
     for value, text in ticks(plane.x):
         x = 100 * plane.x.at(value)
@@ -87,7 +87,7 @@ def plot(plane: Plane, parts: Iterable[Sequence[Shape]], title: str, legend: Seq
 
 
 def ticks(axis: Axis) -> list[tuple[float, str]]:
-    """Round values along `axis` with their texts, MOST_TICKS or fewer."""
+    """At most MOST_TICKS round values along `axis` with their texts."""
     if axis.log:
         decades = range(math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high)) + 1)
         for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
@@ -180,7 +180,7 @@ def labels(plane: Plane, marks: Sequence[tuple[Point, str]]) -> list[Shape]:
 
 
 def spread_px(heights_px: Sequence[float], apart_px: float = 14) -> list[float]:
-    """`heights_px`, from the lowest place on the page up moved until they are `apart_px` apart; the order stays."""
+    """`heights_px` moved up, from the bottom of the page on, until they are `apart_px` apart; their order is kept."""
     placed = list(heights_px)
     below = math.inf
     for i in sorted(range(len(placed)), key=lambda i: -placed[i]):
@@ -189,7 +189,7 @@ def spread_px(heights_px: Sequence[float], apart_px: float = 14) -> list[float]:
 
 
 def kind_of(index: int) -> str:
-    """Colour and dashes of the model at `index`: eight colours and five kinds of dashes, so forty that differ."""
+    """Colour and dashes of the model at `index`: eight colours and five kinds of dashes give forty combinations."""
     return f"c{index % 8} d{index % 5}"
 
 

@@ -1,4 +1,4 @@
-"""What `stillroom compare` shows: a table for the screen, the same as Markdown, and one HTML page."""
+"""The output of `stillroom compare`: a table for the terminal, the same in Markdown, and an HTML page."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from stillroom.report.pages import rendered
 
 
 def compared(document: dict[str, Any]) -> Table:
-    """A row a method and student, best first."""
+    """A row per method and student, best first."""
     rows = document["rows"]
     return table(
         ("method", [row["method"] for row in rows]),
@@ -27,7 +27,7 @@ def _difference(less: dict[str, float] | None) -> Estimate | None:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The table in Markdown; in brackets 95 % intervals."""
+    """The table in Markdown, with 95 % intervals in brackets."""
     made = compared(document)
     return formats.markdown(made.header, made.rows)
 
@@ -64,6 +64,6 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 def _losses_in_words(stage: dict[str, Any]) -> dict[str, object]:
-    """Ranges over seeds as they are shown."""
+    """Ranges over seeds, as text."""
     ranges = {name: value for name, value in stage.items() if name != "steps"}
     return {"steps": stage["steps"]} | {name: f"{low:.4g} to {high:.4g}" for name, (low, high) in ranges.items()}

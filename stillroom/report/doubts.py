@@ -1,4 +1,4 @@
-"""What the timings of a document say against themselves: one sentence to act on, and every reason for it."""
+"""Doubts about the timings of a document: one sentence with advice, and every reason for it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,14 +9,14 @@ from stillroom.report.formats import Table, percent, table
 
 
 class Doubts(NamedTuple):
-    """The sentence, and a row for each reason: which timing, and what is said of it."""
+    """The sentence, and a row for each reason: the timing and the reason."""
 
     sentence: str
     reasons: Table
 
 
 def doubts(document: ProfileDocument) -> Doubts | None:
-    """What lowers the trust in the timings of `document`, and what to do about it; None where nothing does."""
+    """The doubts about the timings of `document`, with advice; None where there are none."""
     timings: list[tuple[str, Any]] = [
         (f"{row['name']}, batch {row['batch']}, {row['tokens']} tokens", row) for row in document["candidates"]
     ]
@@ -33,12 +33,12 @@ def doubts(document: ProfileDocument) -> Doubts | None:
 
 
 def _sentence(timings: Sequence[Any], cores: int) -> str:
-    """The reason that most timings share, and what narrows the intervals of all."""
+    """The reason that most timings share, and what to do for narrower intervals."""
     loaded = _with(timings, lambda doubt: doubt.startswith(OTHER_LOAD))
     short = _with(timings, lambda doubt: doubt.startswith((TIME_UP, FEW_SAMPLES)))
     unsteady = _with(timings, lambda doubt: not doubt.startswith((OTHER_LOAD, TIME_UP, FEW_SAMPLES)))
     causes = [
-        (len(loaded), f"Other work used {_used(loaded, cores)} of the cores during"),
+        (len(loaded), f"Other processes used {_used(loaded, cores)} of the cores during"),
         (len(unsteady), "Times varied by more than 10\N{NO-BREAK SPACE}% within"),
         (len(short), "The time was too short for"),
     ]
@@ -56,6 +56,6 @@ def _with(timings: Sequence[Any], said: Callable[[str], bool]) -> list[Any]:
 
 
 def _used(loaded: Sequence[Any], cores: int) -> str:
-    """The most that other work took of the cores while one of `loaded` was timed."""
+    """The largest share of the cores that other processes used during one of `loaded`."""
     used = max((float(timing.get("conditions", {}).get("other_load_cores", 0)) for timing in loaded), default=0.0)
     return f"up to {percent(min(1.0, used / cores))}" if used and cores else "a part"

@@ -1,6 +1,6 @@
 """Small charts as shapes of SVG, in percent of their width, so that they fit any screen and text keeps its size.
 
-Drawn by hand, because matplotlib's SVG scales as a whole: in a figure made for 1280 px, text is 6 to 9 px high at 390 px.
+They do not use matplotlib, whose SVG scales as a whole: in a figure made for 1280 px, text is 6 to 9 px high at 390 px.
 """
 
 import math
@@ -11,7 +11,7 @@ from stillroom.report.formats import number
 
 BAR_PX = 14
 CURVE_PX = 200
-POINTS_DRAWN = 400  # of a curve; more than a screen has columns for adds bytes and no shape
+POINTS_DRAWN = 400  # of a curve; more points make the page larger, and show no more on a screen
 
 
 class Shape(NamedTuple):
@@ -23,7 +23,7 @@ class Shape(NamedTuple):
 
 
 class Key(NamedTuple):
-    """One line of a chart's legend: a model's place, its name, a note, and whether it is a `line`, `fill` or `hollow`."""
+    """One line of a chart's legend: a model's index, its name, a note, and its symbol: `line`, `fill` or `hollow`."""
 
     place: int
     name: str
@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A drawing of fixed height over the whole width; `title` is for those who cannot see it."""
+    """A drawing of fixed height over the whole width; `title` is the text for screen readers."""
 
     title: str
     height_px: int
@@ -41,7 +41,7 @@ class Chart(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of a chart: its name and figures, which are HTML, so that a long name wraps, over its drawing."""
+    """One row of a chart: its drawing, and above it name and figures as HTML text, so that a long name wraps."""
 
     label: str
     note: str
@@ -53,9 +53,9 @@ class Bar(NamedTuple):
 
     label: str
     value: float
-    whisker: float  # where the thin line ends, at or above `value`
-    note: str  # the numbers in words, at the right of the label
-    reference: bool = False  # drawn muted: the one that the others are compared with
+    whisker: float  # the end of the thin line, at or above `value`
+    note: str  # the numbers as text, at the right of the label
+    reference: bool = False  # the others are compared with this one; it is drawn muted
 
 
 class Stack(NamedTuple):
@@ -63,7 +63,7 @@ class Stack(NamedTuple):
 
     label: str
     parts: Sequence[float]
-    note: str  # the numbers in words
+    note: str  # the numbers as text
 
 
 class Interval(NamedTuple):
@@ -104,7 +104,7 @@ def stacks(rows: Sequence[Stack]) -> list[Row]:
 
 
 def intervals(rows: Sequence[Interval]) -> list[Row]:
-    """A dot with its interval per row, on one scale that spans the intervals and nothing more."""
+    """A dot with its interval per row, on one scale from the lowest to the highest end."""
     known = [x for row in rows for x in (row.value, row.low, row.high) if x is not None and math.isfinite(x)]
     low, high = min(known, default=0.0), max(known, default=1.0)
     margin = 0.04 * (high - low) or 0.5
@@ -120,7 +120,7 @@ def intervals(rows: Sequence[Interval]) -> list[Row]:
 
 
 def curve(points: Sequence[Sequence[float]], title: str) -> Chart | None:
-    """A line through `[x, y]` points, x from 0, y over the range that it takes; what is not finite is left out."""
+    """A line through `[x, y]` points, x from 0, y over its own range; points that are not finite are left out."""
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if not finite:
         return None
@@ -138,7 +138,7 @@ def curve(points: Sequence[Sequence[float]], title: str) -> Chart | None:
         [
             *(straight("axis", 0, 100, y) for y in (top, (top + bottom) / 2, bottom)),
             stretched("polyline", "curve", places),
-            # Few points are seen as points; a single one would otherwise not be seen at all.
+            # Few points get a dot each; a single point would otherwise be invisible.
             *(circle("bar", x, y, 3) for x, y in (places if len(places) <= 30 else [])),
             words(number(high), 0, top - 6),
             words(number(low), 0, bottom - 6),
@@ -150,7 +150,7 @@ def curve(points: Sequence[Sequence[float]], title: str) -> Chart | None:
 
 
 def straight(kind: str, x1: float, x2: float, y1: float, y2: float | None = None) -> Shape:
-    """A straight line, level where `y2` is not given; x in percent, y in pixels."""
+    """A straight line, horizontal without `y2`; x in percent, y in pixels."""
     ends = {"y1": f"{y1:.1f}", "y2": f"{y1 if y2 is None else y2:.1f}"}
     return Shape("line", {"class": kind, "x1": f"{x1:.2f}%", "x2": f"{x2:.2f}%", **ends})
 
@@ -161,12 +161,12 @@ def circle(kind: str, x: float, y: float, radius_px: float) -> Shape:
 
 
 def stretched(tag: str, kind: str, points: Sequence[tuple[float, float]]) -> Shape:
-    """A line or an area through `points`, stretched over the whole width; its line keeps its thickness."""
+    """A line or an area through `points`, stretched over the whole width without a change of line width."""
     return Shape(tag, {"class": kind, "points": " ".join(f"{x:.2f},{y:.1f}" for x, y in points)})
 
 
 def words(text: str, x: float, y: float, *, kind: str = "", dx: float = 0, anchor: str = "") -> Shape:
-    """A text; x in percent and `dx` pixels more, y in pixels."""
+    """A text; x in percent plus `dx` pixels, y in pixels."""
     given = {"class": kind, "x": f"{x:.2f}%", "dx": f"{dx:g}" if dx else "", "y": f"{y:.1f}", "text-anchor": anchor}
     return Shape("text", {name: value for name, value in given.items() if value}, text)
 

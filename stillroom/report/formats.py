@@ -1,4 +1,4 @@
-"""Values as a person reads them, and tables as data: the templates lay them out, and `markdown` writes them."""
+"""Values as text, and tables as data, which the templates lay out and `markdown` writes."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Estimate(NamedTuple):
-    """A figure with the ends of its 95 % interval, as they are written; both ends are empty where nobody knows them."""
+    """A figure with the ends of its 95 % interval, as text; both ends are empty where they are not known."""
 
     value: str
     low: str = ""
@@ -17,7 +17,7 @@ class Estimate(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model as a table names it: its number, in its colour, its name, and a word about it below."""
+    """The name of a model in a table, with its index, which gives number and colour, and a note below the name."""
 
     place: int
     name: str
@@ -40,7 +40,7 @@ Cell = Estimate | Model | Outcome | str | int | float | bool | None
 
 
 class Table(NamedTuple):
-    """A header, its rows, and for each column whether it holds numbers, which are set flush right; the first holds names."""
+    """A header, its rows, and for each column whether it holds numbers, which are aligned right; the first holds names."""
 
     header: list[str]
     rows: list[list[Cell]]
@@ -48,7 +48,7 @@ class Table(NamedTuple):
 
 
 def table(*columns: tuple[str, Sequence[Cell]]) -> Table:
-    """The table of `(header, cells)` columns, without those that hold nothing. The first cell of a row names the row."""
+    """The table of `(header, cells)` columns, without empty ones. The first cell of a row names the row."""
     kept = [(name, list(cells)) for name, cells in columns if any(cell is not None for cell in cells)]
     rows = [list(row) for row in zip(*(cells for _, cells in kept), strict=True)]
     return Table(
@@ -57,13 +57,13 @@ def table(*columns: tuple[str, Sequence[Cell]]) -> Table:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """A table in Markdown, the first column set left and the others right."""
+    """A table in Markdown, the first column aligned left and the others right."""
     lines: list[Sequence[Cell]] = [header, ["---", *("---:" for _ in header[1:])], *rows]
     return "".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |\n" for line in lines)
 
 
 def written(value: object) -> str:
-    """Any value in words: None as a dash, truth as yes and no, floats in three digits."""
+    """Any value as text: None as a dash, booleans as yes and no, floats in three digits."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -83,7 +83,7 @@ def number(value: float) -> str:
 
 
 def percent(share: float | None) -> str | None:
-    """A share of one in percent, or None: no decimals from ten on, one below; a line never breaks before the sign."""
+    """A share (0 to 1) in percent, or None: no decimals from 10 % on, one below. The space does not break."""
     return None if share is None else f"{100 * share:.{0 if abs(share) >= 0.0995 else 1}f}\N{NO-BREAK SPACE}%"
 
 
@@ -93,13 +93,13 @@ def score(value: float | None) -> str | None:
 
 
 def scored(value: float, low: float | None, high: float | None) -> Estimate:
-    """A task metric over its interval, where that is known."""
+    """A task metric with its interval, if known."""
     ends = () if low is None or high is None else (low, high)
     return Estimate(*(f"{x:.4f}" for x in (value, *ends)))
 
 
 def size(size_bytes: int | None) -> str | None:
-    """Bytes for a person, in powers of ten.
+    """Bytes as text, in powers of ten.
 
     >>> size(91_000_000), size(1_200), size(12)
     ('91 MB', '1.2 kB', '12 B')
@@ -117,7 +117,7 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def _is_numeric(cell: Cell) -> bool:
-    """Does `cell` belong in a column of numbers? Text that starts with a digit does, such as `12.3 MB`; a dash may."""
+    """Whether `cell` fits a column of numbers: a number, an estimate, text that starts with a digit (`12.3 MB`), or None."""
     if isinstance(cell, bool | Model | Outcome):
         return False
     return cell is None or isinstance(cell, int | float | Estimate) or str(cell)[:1].isdigit()

@@ -1,4 +1,4 @@
-"""Candidates on batches and lengths: a chart and a table for each shape, and one table of every figure."""
+"""Candidates on batches and lengths: a chart and a table for each shape, and one table with all figures."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,8 +7,8 @@ from latency.measure.result_document import CandidateRow, ProfileDocument, Ratio
 from stillroom.report.drawings import Bar, Row, bars
 from stillroom.report.formats import Cell, Estimate, Table, number, score, size, table
 
-# Beside every table in which somebody could divide one p50 by another.
-PAIRED = "Speed-ups are ratios paired turn by turn, and so not the quotients of the p50 column."
+# Beside every table with a p50 column and speed-ups.
+PAIRED = "Speed-ups are ratios paired turn by turn, so they differ from quotients of the p50 column."
 
 
 class Shape(NamedTuple):
@@ -39,7 +39,7 @@ def _shape(document: ProfileDocument, rows: Sequence[CandidateRow]) -> Shape:
 
 
 def all_figures(document: ProfileDocument) -> Table:
-    """A row for each candidate, batch and length, with every figure of it."""
+    """A row for each candidate, batch and length, with all figures."""
     return table(*_columns(document, document["candidates"]))
 
 
@@ -65,7 +65,7 @@ def _columns(document: ProfileDocument, rows: Sequence[CandidateRow]) -> list[tu
 
 
 def speed_up(ratio: RatioRow | None) -> Estimate | None:
-    """The ratio with its interval: `8.10`, `7.92`, `8.41`, or with one decimal from ten on; None for the reference itself."""
+    """The ratio with its interval, in two decimals, or one if an end is 10 or more; None for the reference itself."""
     if ratio is None:
         return None
     decimals = 1 if ratio["high"] >= 10 else 2

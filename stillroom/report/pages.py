@@ -1,6 +1,6 @@
-"""HTML pages from the templates in `templates/`: every value is escaped, and a name that is not given is an error.
+"""HTML pages from the templates in `templates/`: every value is escaped, and an undefined name is an error.
 
-Jinja2 is in an extra. Where it is not installed there are no pages; everything else is written as ever.
+Jinja2 is in an extra. If it is not installed, no page is written, and all other files are.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 LEFT_OUT = (
-    "HTML pages are left out, because Jinja2 is not installed; every other file is written. For pages: "
-    "in a clone of stillroom, pip install '.[report]'"
+    "HTML pages are left out, because Jinja2 is not installed; every other file is written. For pages, "
+    "run in a clone of stillroom: pip install '.[report]'"
 )
-LONG_TABLE = 25  # rows from which a table is folded away until a reader asks for it
+LONG_TABLE = 25  # longer tables are collapsed
 
 
 @cache
 def can_write_pages() -> bool:
-    """Is Jinja2 here? If not, one message, the first time, says that there are no pages, and what to install."""
+    """Whether Jinja2 is installed. If it is not, the first call prints what to install."""
     if find_spec("jinja2"):
         return True
     say(LEFT_OUT)
@@ -35,7 +35,7 @@ def can_write_pages() -> bool:
 
 
 def write_page(path: Path, page: Callable[[], str]) -> None:
-    """Writes what `page` makes to `path`; where there are no pages an older one goes, since it tells of something else."""
+    """Writes the result of `page` to `path`. Without Jinja2 it removes an older page, which would not fit the new figures."""
     if can_write_pages():
         write_text(path, page())
     else:
@@ -43,7 +43,7 @@ def write_page(path: Path, page: Callable[[], str]) -> None:
 
 
 def page_or(path: Path, instead: str) -> Path:
-    """The page `path`, or where there are no pages the file `instead` beside it, which holds the same figures."""
+    """The page `path` if it exists, otherwise the file `instead` beside it, with the same figures."""
     return path if path.is_file() else path.with_name(instead)
 
 
@@ -53,19 +53,19 @@ def rendered(template: str, values: Mapping[str, object]) -> str:
 
 
 def page_bytes(page: str) -> bytes:
-    """The HTML `page` as it stands in a file: UTF-8, with a reference for what that cannot hold."""
+    """The HTML `page` as UTF-8, with a character reference for what UTF-8 cannot encode."""
     return page.encode("utf-8", errors="xmlcharrefreplace")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a page, a table or JSON to `path`; a reader never sees half of it."""
+    """Writes a page, a table or JSON to `path` in one step: a reader never sees half of it."""
     with replacing(path) as beside:
         beside.write_bytes(page_bytes(text))
 
 
 @cache
 def environment() -> "Environment":
-    """The templates with what they may call. Floats, None and truth values are written as `written` writes them."""
+    """The templates' environment. Floats, None and booleans are formatted by `written`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     found = Environment(

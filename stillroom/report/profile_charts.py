@@ -1,4 +1,4 @@
-"""The plots of a profile, each from the document; None where the document has nothing to draw."""
+"""The plots of a profile, each made from the document; None where it has nothing to draw."""
 
 import math
 from collections.abc import Sequence
@@ -29,19 +29,19 @@ from stillroom.report.charts import (
 from stillroom.report.drawings import Chart, Key, Shape, words
 from stillroom.report.formats import number, percent, score
 
-CURVE_POINTS = 160  # of a distribution; more than a phone has columns for
+CURVE_POINTS = 160  # of a distribution; a phone shows no more
 LENGTH_BINS = 8
 ROOFLINE: tuple[Literal["flops_per_text", "bytes_per_text", "gflop_per_s"], ...] = (
     "flops_per_text",
     "bytes_per_text",
     "gflop_per_s",
-)  # what a point of it is made of
+)  # the costs that a point of the roofline needs
 
 Floats = npt.NDArray[np.float64]
 
 
 class LengthBin(NamedTuple):
-    """The run times of the texts of nearly one length."""
+    """The run times of texts of similar length."""
 
     tokens: float  # median
     p10_ms: float
@@ -50,7 +50,7 @@ class LengthBin(NamedTuple):
 
 
 def pareto(document: ProfileDocument) -> Chart | None:
-    """Metric against median latency, the front as a step line, the budget as an upright one."""
+    """Metric against median latency, with the Pareto front as a step line and the budget as a vertical line."""
     shown = [
         (i, row, row["metric"], row["single_stream"])
         for i, row in enumerate(document.get("models", []))
@@ -97,7 +97,7 @@ def pareto(document: ProfileDocument) -> Chart | None:
 
 
 def distribution(document: ProfileDocument) -> Chart | None:
-    """The share of texts that were answered within a time, a curve for each model."""
+    """The share of texts answered within a time, a curve for each model."""
     shown = [(i, row, np.sort(_whole_ms(row))) for i, row in _with_samples(document)]
     if not shown:
         return None
@@ -107,7 +107,7 @@ def distribution(document: ProfileDocument) -> Chart | None:
     marks = []
     for place, (i, _, whole_ms) in enumerate(shown):
         parts.append(line(plane, _curve(whole_ms), kind_of(i)))
-        # Each number has a height of its own on its curve, so that two never meet.
+        # Each number is at another height on its curve, so that no two overlap.
         share = 15 + 70 * (place + 0.5) / len(shown)
         marks.append(beside(plane, (float(np.percentile(whole_ms, share)), share), str(i + 1)))
     legend = [
@@ -124,7 +124,7 @@ def distribution(document: ProfileDocument) -> Chart | None:
 
 
 def lengths(document: ProfileDocument) -> Chart | None:
-    """Run time against length: a line through the medians, and the band that holds the middle eight tenths."""
+    """Run time against length: a line through the medians, and a band from the 10th to the 90th percentile."""
     shown = [(i, row, bins) for i, row in _with_samples(document) if len(bins := length_bins(row["single_stream"])) > 1]
     if not shown:
         return None
@@ -154,7 +154,7 @@ def calls(timed: SingleStream) -> Floats:
 
 
 def length_bins(timed: SingleStream) -> list[LengthBin]:
-    """The samples by length, in up to LENGTH_BINS groups of about equal size; texts of one length stay together."""
+    """The samples by length, in up to LENGTH_BINS groups of about equal size; texts of one length are in one group."""
     samples = calls(timed)
     if not len(samples):
         return []
@@ -171,7 +171,7 @@ def length_bins(timed: SingleStream) -> list[LengthBin]:
 
 
 def roofline(document: ProfileDocument) -> Chart | None:
-    """What the machine could do at each arithmetic intensity, and what each model does."""
+    """The rate that the machine can reach at each arithmetic intensity, and the rate of each model."""
     peaks = document.get("peaks", {})
     ceilings = _ceilings(peaks)
     bandwidth = peaks.get("bandwidth_gb_per_s")
@@ -187,9 +187,7 @@ def roofline(document: ProfileDocument) -> Chart | None:
     rates = [rate for _, _, _, rate in shown] + [rate for rate in alone.values() if rate is not None]
     ridges = [height / bandwidth for _, height in ceilings]
     plane = Plane(
-        log_axis(
-            "flop per byte that has to be moved", [*(x for _, _, x, _ in shown), max(ridges) * 4, min(ridges) / 4]
-        ),
+        log_axis("flop per byte moved", [*(x for _, _, x, _ in shown), max(ridges) * 4, min(ridges) / 4]),
         log_axis("GFLOP/s", [*rates, *(height for _, height in ceilings)]),
     )
     highest = max(height for _, height in ceilings)
@@ -211,7 +209,7 @@ def roofline(document: ProfileDocument) -> Chart | None:
 
 
 def single_stream_gflop_per_s(row: ModelRow) -> float | None:
-    """What a model reaches on one text at a time: the work of the mean text over the mean run time."""
+    """A model's rate on one text at a time: the flop of the mean text over the mean run time."""
     timed = row.get("single_stream")
     if timed is None or not len(calls(timed)) or "flops_per_text" not in row["cost"]:
         return None
@@ -220,7 +218,7 @@ def single_stream_gflop_per_s(row: ModelRow) -> float | None:
 
 
 def server(document: ProfileDocument) -> Chart | None:
-    """p99 against the rate of arrivals, a line for each model; filled marks held the bound."""
+    """p99 against the rate of arrivals, a line for each model; filled dots are within the bound."""
     shown = [
         (i, row, sorted(row["server"]["trials"], key=lambda trial: trial["rate_per_s"]))
         for i, row in enumerate(document.get("models", []))
@@ -257,13 +255,13 @@ def _with_samples(document: ProfileDocument) -> list[tuple[int, ModelRow]]:
 
 
 def _whole_ms(row: ModelRow) -> Floats:
-    """Text to answer of each call."""
+    """The end-to-end time of each call."""
     whole_ms: Floats = calls(row["single_stream"])[:, 1:].sum(axis=1)
     return whole_ms
 
 
 def _curve(sorted_ms: Floats) -> list[Point]:
-    """The distribution as `(ms, percent)`, CURVE_POINTS or fewer, a third of them in the slowest tenth."""
+    """The distribution as `(ms, percent)`, at most CURVE_POINTS, a third of them in the slowest tenth."""
     count = min(len(sorted_ms), CURVE_POINTS)
     body = np.linspace(0, 90, count - count // 3, endpoint=False)
     shares = np.concatenate([body, np.linspace(90, 100, count // 3)]) if count >= 3 else np.linspace(0, 100, count + 1)
@@ -271,7 +269,7 @@ def _curve(sorted_ms: Floats) -> list[Point]:
 
 
 def _reached_ms(row: ModelRow, budget: Budget | None) -> float:
-    """The model's latency at the percentile that the budget is for; without a budget, its median."""
+    """The model's latency at the percentile of the budget; without a budget, its median."""
     timed = row["single_stream"]
     if budget is None or not len(calls(timed)):
         return timed["p50_ms"]
@@ -279,7 +277,7 @@ def _reached_ms(row: ModelRow, budget: Budget | None) -> float:
 
 
 def _steps(corners: Sequence[Point], plane: Plane) -> list[Point]:
-    """From the bottom over each of `corners`, the fastest first, to the right: what is below is no better."""
+    """The step line from the bottom over each of `corners`, the fastest first, to the right."""
     if not corners:
         return []
     path: list[Point] = [(corners[0][0], plane.y.low)]
@@ -289,14 +287,14 @@ def _steps(corners: Sequence[Point], plane: Plane) -> list[Point]:
 
 
 def _at_the_end(plane: Plane, points: Sequence[Point], texts: Sequence[str]) -> list[Shape]:
-    """`texts` at the right of where lines end, moved apart where lines end together."""
+    """`texts` at the right ends of lines, moved apart where ends are close."""
     heights_px = spread_px([plane.at(point)[1] for point in points])
     ends = [plane.at(point)[0] for point in points]
     return [words(text, x, y + 4, kind="halo label", dx=8) for x, y, text in zip(ends, heights_px, texts, strict=True)]
 
 
 def _ceilings(peaks: Peaks) -> list[tuple[str, float]]:
-    """Precision and GFLOP/s of each peak that was measured."""
+    """Precision and GFLOP/s of each measured peak."""
     known = {
         "fp32": peaks.get("fp32_gflop_per_s"),
         "bf16": peaks.get("bf16_gflop_per_s"),
@@ -306,7 +304,7 @@ def _ceilings(peaks: Peaks) -> list[tuple[str, float]]:
 
 
 def _side_by_side(axis: Axis, shown: Sequence[tuple[int, ModelRow, float, float]]) -> list[float]:
-    """Where each model is drawn on `axis`: those of nearly one intensity, as models of one precision are, side by side."""
+    """The x of each model on `axis`. Models of nearly the same intensity, such as those of one precision, are drawn side by side."""
     intensities = [intensity for _, _, intensity, _ in shown]
     drawn = []
     for i, intensity in enumerate(intensities):
@@ -317,7 +315,7 @@ def _side_by_side(axis: Axis, shown: Sequence[tuple[int, ModelRow, float, float]
 
 
 def _reached(row: ModelRow) -> str:
-    """A model's rate, its share of the peak, and its share of the bandwidth, as far as they are known."""
+    """A model's rate, its share of the peak, and its share of the bandwidth, as far as known."""
     peak_share, bandwidth_share = percent(row["cost"].get("peak_share")), percent(row["cost"].get("bandwidth_share"))
     said = [
         f"{number(row['cost']['gflop_per_s'])} GFLOP/s",
@@ -328,4 +326,6 @@ def _reached(row: ModelRow) -> str:
 
 
 def _held(rate_per_s: float) -> str:
-    return f"held up to {number(rate_per_s)} a second" if rate_per_s else "held at no rate that was tried"
+    return (
+        f"within the bound up to {number(rate_per_s)} a second" if rate_per_s else "within the bound at no rate tried"
+    )

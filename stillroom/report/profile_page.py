@@ -1,4 +1,4 @@
-"""The page of a profile: which model to take, what it costs, and how that was found out, for somebody who was not there."""
+"""The page of a profile: which model to choose, its costs, and how they were measured."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -28,7 +28,7 @@ Percentile = Literal["p50", "p99"]
 
 
 def profile_page(document: ProfileDocument, title: str = "Profile") -> str:
-    """One self-contained HTML document, in the order that a reader asks. What was not measured is not spoken of."""
+    """One self-contained HTML document, the answer first. Sections without measurements are left out."""
     models = document.get("models", [])
     values: dict[str, object] = {
         "title": title,
@@ -66,7 +66,7 @@ def profile_page(document: ProfileDocument, title: str = "Profile") -> str:
 def profile_markdown(document: ProfileDocument) -> str:
     """The tables to paste: a row per model, then a row per candidate, batch and length.
 
-    A line above says what was measured, when and on what, and one below what the marks mean.
+    The line above says what was measured, when and on which machine; the line below explains the columns.
     """
     above, below = f"`stillroom profile`: {_about(document)}", _legend(document)
     if "budget" in document:
@@ -88,7 +88,7 @@ def _markdown(written: Table) -> str:
 
 
 def _legend(document: ProfileDocument) -> str:
-    """One line on what a reader of the tables alone cannot know."""
+    """One line that explains the columns of the tables."""
     said = []
     if document.get("front"):
         said.append("front: no other model here is at least as good and as fast.")
@@ -96,14 +96,14 @@ def _legend(document: ProfileDocument) -> str:
     if document["ratios"]:
         said.append(PAIRED)
     said.append(
-        "doubts: how many reasons speak against a row (few samples, wide spread, drift, other load); report.json names them."
+        "doubts: the number of reasons to doubt a row (few samples, wide spread, drift, other load); report.json lists them."
     )
     said += [f"Left out: {line}." for line in document.get("left_out", [])]
     return " ".join(said)
 
 
 def answer_lines(document: ProfileDocument) -> list[str]:
-    """What there is to say, a sentence or two a line: budget, front, speed, warnings, and how much is in doubt."""
+    """The answers in lines of a sentence or two: budget, front, speed, warnings, and doubts."""
     lines = []
     if "budget" in document:
         lines.append(f"{_verdict(document['budget'])} {document['budget']['sentence']}")
@@ -130,12 +130,12 @@ def _front_lines(document: ProfileDocument) -> list[str]:
     named = "; ".join(with_figures or [row["name"] for row in rows])
     metric = next((row["metric"]["name"] for row in rows if "metric" in row), "the metric")
     others = len(document["models"]) - len(rows)
-    beaten = " For every other model there is one here that is at least as good and as fast." if others else ""
+    beaten = " Every other model has one on the front that is at least as good and as fast." if others else ""
     return [f"On the Pareto front of {metric} and median latency: {named}.{beaten}"]
 
 
 def _speed_lines(document: ProfileDocument) -> list[str]:
-    """The fastest on one text, beside the first; and the most texts a second."""
+    """The fastest model on one text, compared with the first; and the most texts a second."""
     lines = []
     timed = [row for row in document.get("models", []) if "single_stream" in row]
     if timed:
@@ -159,14 +159,12 @@ def _speed_lines(document: ProfileDocument) -> list[str]:
     offline = [row for row in document.get("models", []) if "offline" in row]
     if offline:
         most = max(offline, key=lambda row: row["offline"]["texts_per_s"])
-        lines.append(
-            f"Most texts a second when all are at hand: {most['name']}, {number(most['offline']['texts_per_s'])}."
-        )
+        lines.append(f"Most texts a second offline: {most['name']}, {number(most['offline']['texts_per_s'])}.")
     return lines
 
 
 def _compared(document: ProfileDocument, name: str) -> str:
-    """How much faster than the first `name` is, as a sentence after another; empty for the first itself."""
+    """A sentence with the speed of `name` relative to the first model; empty for the first itself."""
     speed_ups = _speed_ups(document)
     found = speed_up(speed_ups.ratios.get(name))
     if found is None:
@@ -177,7 +175,7 @@ def _compared(document: ProfileDocument, name: str) -> str:
 
 
 class SpeedUps(NamedTuple):
-    """Ratios to the first model by the other's name, and on what."""
+    """Ratios to the first model by the other's name, and the workload."""
 
     over: str
     where: str
@@ -185,7 +183,7 @@ class SpeedUps(NamedTuple):
 
 
 def _speed_ups(document: ProfileDocument) -> SpeedUps:
-    """Those of whole answers where these were timed, else of the models alone at the smallest batch's shortest length."""
+    """End-to-end speed-ups if timed, else those of the models alone at the smallest batch and its shortest length."""
     timed = [row for row in document.get("models", []) if "single_stream" in row]
     found = {
         row["name"]: RatioRow(
@@ -203,7 +201,7 @@ def _speed_ups(document: ProfileDocument) -> SpeedUps:
 
 
 def _about(document: ProfileDocument) -> str:
-    """One line: what, when, on what."""
+    """One line: the models, the texts, the machine and the time."""
     names = {row["name"] for row in document["candidates"]} | {row["name"] for row in document.get("models", [])}
     runtimes = {row["runtime"] for row in [*document["candidates"], *document.get("models", [])]}
     work = document.get("work")
@@ -222,7 +220,7 @@ def _models(document: ProfileDocument) -> Table:
 
 
 def _left_out(models: Sequence[ModelRow]) -> list[str]:
-    """What each note says, once, after the models that it is of."""
+    """Each note once, after the names of its models."""
     notes = dict.fromkeys(note for row in models for note in row["notes"])
     of_note = {note: [row["name"] for row in models if note in row["notes"]] for note in notes}
     return [
@@ -232,7 +230,7 @@ def _left_out(models: Sequence[ModelRow]) -> list[str]:
 
 
 def _model_columns(document: ProfileDocument) -> list[tuple[str, Sequence[Cell]]]:
-    """The main table without names, a cell for each model."""
+    """The columns of the main table without the names, a cell for each model."""
     models = document["models"]
     ratios = _speed_ups(document).ratios
     metric = next((row["metric"]["name"] for row in models if "metric" in row), "metric")
@@ -275,4 +273,4 @@ def _offline(row: ModelRow) -> Estimate | None:
 def _server_rate(row: ModelRow) -> Cell:
     if "server" not in row:
         return None
-    return number(row["server"]["rate_per_s"]) if row["server"]["rate_per_s"] else "none held"
+    return number(row["server"]["rate_per_s"]) if row["server"]["rate_per_s"] else "no rate"

@@ -1,4 +1,4 @@
-"""What the sections of a profile's page show beside their plots: tables, bars and sentences, empty where nothing was measured."""
+"""Tables, bars and sentences for the sections of a profile's page; empty where nothing was measured."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ KINDS_SHOWN = 8  # of operators; the rest together
 
 
 class OperatorTimes(NamedTuple):
-    """Where the time of one model's graph goes."""
+    """The time of one model's graph by operator and layer."""
 
     sentence: str
     charts: list[tuple[str, list[Row]]]  # by kind of operator, and by layer
@@ -26,7 +26,7 @@ def models_of(document: ProfileDocument) -> list[Model]:
 
 
 def length_table(document: ProfileDocument) -> Table:
-    """Run times by length: medians, over what holds the middle eight tenths."""
+    """Run times by length: medians, with the 10th and 90th percentiles."""
     binned = [
         (model, {one.tokens: one for one in bins})
         for model, row in zip(models_of(document), document.get("models", []), strict=True)
@@ -51,14 +51,14 @@ def parts_of_calls(document: ProfileDocument) -> list[Row]:
 
 
 def operators_of(document: ProfileDocument) -> list[OperatorTimes]:
-    """The operators of the graphs that were looked into."""
+    """The operators of the profiled graphs."""
     return [_operators(row["name"], row["operators"]) for row in document.get("models", []) if "operators" in row]
 
 
 def _operators(name: str, found: Operators) -> OperatorTimes:
     top = found["top"]
     return OperatorTimes(
-        f"{name} spends {percent(found['matrix_share'])} of its time in products of matrices ({found['tokens']} tokens)",
+        f"{name} spends {percent(found['matrix_share'])} of its time in matrix products ({found['tokens']} tokens)",
         [
             (caption, _share_bars(shares))
             for caption, shares in (("by kind of operator", found["by_kind"]), ("by layer", found["by_layer"]))
@@ -75,7 +75,7 @@ def _operators(name: str, found: Operators) -> OperatorTimes:
 
 
 def _share_bars(shares: Mapping[str, float]) -> list[Row]:
-    """The largest first, and what KINDS_SHOWN leaves over as one."""
+    """The KINDS_SHOWN largest shares, and the sum of the others."""
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     rest = sum(share for _, share in ordered[KINDS_SHOWN:])
     others = len(ordered) - KINDS_SHOWN
@@ -84,19 +84,19 @@ def _share_bars(shares: Mapping[str, float]) -> list[Row]:
 
 
 def nearest_to_the_peak(document: ProfileDocument) -> str:
-    """Which model comes nearest to what the machine can do, in words."""
+    """A sentence: the model with the largest share of the machine's peak."""
     known = [row for row in document.get("models", []) if "peak_share" in row["cost"]]
     if not known:
         return ""
     nearest = max(known, key=lambda row: row["cost"]["peak_share"])
     return (
-        f"Nearest to what the machine can do: {nearest['name']}, offline at {percent(nearest['cost']['peak_share'])} "
-        f"of the rate that large matrices reached in {nearest['precision']}."
+        f"Nearest to the machine's peak: {nearest['name']}, offline at {percent(nearest['cost']['peak_share'])} "
+        f"of the rate of large matrix products in {nearest['precision']}."
     )
 
 
 def threads_of(document: ProfileDocument) -> tuple[list[str], Table]:
-    """What every split of the cores gives: a line for each model, and all of it."""
+    """The results of every split of the cores: a sentence for each model, and a table."""
     rows = document.get("sweep", [])
     said = []
     for name in dict.fromkeys(row["name"] for row in rows):
@@ -121,7 +121,7 @@ def _spent(row: SweepRow) -> str:
 
 
 def cost_tables(document: ProfileDocument) -> list[tuple[str, Table]]:
-    """What each model takes from the machine: to start and to stay, and for each text."""
+    """The costs of each model: start and memory, and for each text."""
     costs = [row["cost"] for row in document.get("models", [])]
     tables: list[tuple[str, list[tuple[str, Sequence[Cell]]]]] = [
         (
@@ -158,7 +158,7 @@ def cost_tables(document: ProfileDocument) -> list[tuple[str, Table]]:
 
 
 def texts_in_words(document: ProfileDocument) -> str:
-    """What was timed."""
+    """The timed texts, in a sentence."""
     if "work" not in document:
         return ""
     work = document["work"]
@@ -167,7 +167,7 @@ def texts_in_words(document: ProfileDocument) -> str:
 
 
 def conditions_of(document: ProfileDocument) -> Table:
-    """How each model ran."""
+    """The settings of each model's run."""
     models = document.get("models", [])
     timed = [row.get("single_stream") for row in models]
     return table(
@@ -184,7 +184,7 @@ def conditions_of(document: ProfileDocument) -> Table:
 
 
 def timing_conditions(document: ProfileDocument) -> Table:
-    """What was written down beside the timings of one text at a time, a column each."""
+    """The recorded conditions of the timings of one text at a time, a column each."""
     found = [
         (model, row["single_stream"]["conditions"])
         for model, row in zip(models_of(document), document.get("models", []), strict=True)

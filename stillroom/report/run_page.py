@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that opens anywhere, and the same latency table as Markdown."""
+"""The report of a run or an export: one self-contained HTML file, or JSON without Jinja2."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ from stillroom.report.pages import can_write_pages, page_bytes, rendered, write_
 
 
 class SummaryRow(TypedDict):
-    """One model of the story: teacher, undistilled, student, fp32, int8."""
+    """One model of the run: teacher, undistilled, student, fp32 or int8."""
 
     name: str
     metric: float
@@ -27,7 +27,7 @@ class SummaryRow(TypedDict):
 
 
 class GateRow(TypedDict):
-    """One bar, and what came of it."""
+    """One gate and its outcome."""
 
     name: str
     value: float | None
@@ -55,13 +55,13 @@ class Disagreement(TypedDict):
 
 
 class Disagreeing(TypedDict):
-    """On how many texts teacher and student differ, and how many of them are shown."""
+    """The number of texts on which teacher and student differ, and how many of them are shown."""
 
     count: int
     texts: int  # of the split
     split: str
     shown: int
-    shown_in: NotRequired[str]  # the report with the texts, where this is the one without
+    shown_in: NotRequired[str]  # the report with the texts, if this one has none
 
 
 class TrainingStage(TypedDict):
@@ -73,19 +73,19 @@ class TrainingStage(TypedDict):
 
 
 class Report(TypedDict, total=False):
-    """What `write_report` shows. Every part is optional, and what is absent is not spoken of."""
+    """The content of a report. Every part is optional; sections of absent parts are left out."""
 
     title: str
     task: str
-    understood: Mapping[str, object]  # of the inputs, before anything was trained
+    understood: Mapping[str, object]  # how the inputs were understood, before training
     created: str
     machine: MachineFacts
-    made: str  # what was trained from what, on which data
-    names: Mapping[str, str]  # what each model of the summary is
+    made: str  # teacher, method, student and data
+    names: Mapping[str, str]  # a description of each model of the summary
     metric_name: str
     warnings: Sequence[str]
     summary: Sequence[SummaryRow]
-    summary_note: str  # what its columns are
+    summary_note: str  # an explanation of the summary's columns
     claims: Sequence[str]
     gates: Sequence[GateRow]
     latency: ProfileDocument
@@ -104,9 +104,9 @@ class Report(TypedDict, total=False):
 
 
 def write_report(path: Path, report: Report) -> Path:
-    """Writes `report` to `path` as one self-contained HTML file, without scripts; a reader never sees half of it.
+    """Writes `report` to `path` as one self-contained HTML file without scripts, in one step.
 
-    Where there are no pages it is written as JSON beside `path`. Returns what was written.
+    Without Jinja2, writes JSON beside `path`. Returns the written file.
     """
     write_page(path, partial(report_page, report))
     if not path.is_file():
@@ -116,7 +116,7 @@ def write_report(path: Path, report: Report) -> Path:
 
 
 def report_files(report: Report, **more: object) -> dict[str, bytes]:
-    """`report` as the files that a bundle holds; `more` stands in the JSON beside it."""
+    """`report` as the files of a bundle; `more` is added to the JSON."""
     page = {"report.html": page_bytes(report_page(report))} if can_write_pages() else {}
     return {**page, "report.json": canonical_json({**report, **more})}
 
@@ -143,7 +143,7 @@ def report_page(report: Report) -> str:
             (stage["stage"], [(name, drawn) for name, drawn in _curves(stage) if drawn])
             for stage in report.get("training", [])
         ],
-        "judged": _judged(report.get("parity", {})),
+        "parity_notes": _parity_notes(report.get("parity", {})),
     }
     if latency := report.get("latency"):
         values |= {
@@ -163,13 +163,13 @@ def _curves(stage: TrainingStage) -> list[tuple[str, Chart | None]]:
 
 
 def _tables(report: Report) -> dict[str, Table]:
-    """Every table that is the report's own; empty where it tells nothing of it."""
+    """The tables of the report; empty where it has no data for them."""
     summary, gates, labels = report.get("summary", []), report.get("gates", []), report.get("per_label", [])
     differing = report.get("disagreements", [])
     search: Mapping[str, Any] = report.get("search") or {}
     found = {name: of for name, of in report.get("agreement", {}).items() if isinstance(of, Mapping)}
     parity = report.get("parity", {})
-    judged = {name: of for name, of in parity.items() if isinstance(of, Mapping) and "passed" in of}
+    checked = {name: of for name, of in parity.items() if isinstance(of, Mapping) and "passed" in of}
     fusions = report.get("fusions", {})
     kinds = list(dict.fromkeys(kind for counts in fusions.values() for kind in counts))
     return {
@@ -201,7 +201,7 @@ def _tables(report: Report) -> dict[str, Table]:
             ("student", [row["student"] for row in differing]),
             ("gold", [row["gold"] for row in differing]),
         ),
-        # How far each variant is from fp32 on whole texts.
+        # The difference of each variant from fp32 on whole texts.
         "agreement": table(
             ("variant", list(found)),
             ("of fp32's metric", [score(of.get("share")) for of in found.values()]),
@@ -210,7 +210,7 @@ def _tables(report: Report) -> dict[str, Table]:
             ("spans changed", [of["spans_changed"] for of in found.values()]),
             ("divergence, nats", [f"{of['divergence']:.2g}" for of in found.values()]),
         ),
-        # How the int8 graph was found, and what had to be put back to float32.
+        # The search for the int8 graph, and the products that it put back to float32.
         "tried": _shares(
             "tried",
             [
@@ -221,9 +221,9 @@ def _tables(report: Report) -> dict[str, Table]:
         "repaired": _shares("product", [(each["product"], each) for each in search.get("repaired", [])]),
         "costs": _shares("product", [(each["product"], each) for each in search.get("costs", [])]),
         "parity": table(
-            ("variant", list(judged)),
-            ("outcome", [Outcome(of["passed"]) for of in judged.values()]),
-            ("largest difference", [of.get("largest") for of in judged.values()]),
+            ("variant", list(checked)),
+            ("outcome", [Outcome(of["passed"]) for of in checked.values()]),
+            ("largest difference", [of.get("largest") for of in checked.values()]),
         ),
         "kernels": table(
             ("session as loaded", list(fusions)),
@@ -240,10 +240,10 @@ def _shares(first: str, found: Sequence[tuple[str, Mapping[str, Any]]]) -> Table
     )
 
 
-def _judged(parity: Mapping[str, object]) -> dict[str, object]:
-    """`parity` with a word where a tolerance does not judge."""
+def _parity_notes(parity: Mapping[str, object]) -> dict[str, object]:
+    """`parity` with a note where no tolerance applies."""
     return {
-        name: {**found, "beyond_tolerance": "does not judge int8"}
+        name: {**found, "beyond_tolerance": "not applied to int8"}
         if isinstance(found, Mapping) and found.get("precision") == "int8"
         else found
         for name, found in parity.items()

@@ -1,1 +1,1 @@
-"""What each verb is told: one frozen dataclass a verb, light enough for `stillroom --help`."""
+"""The settings of each verb: one frozen dataclass per verb, without heavy imports, so that `stillroom --help` is quick."""

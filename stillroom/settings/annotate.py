@@ -8,7 +8,7 @@ from serve.options import check, group, setting
 from serve.text.answers import AnswerOptions
 
 ROWS, MACHINE, ANSWERS = "Rows", "Machine", "Answers"
-MOST = 1024  # processes or threads: more would only wait for each other on any machine there is
+MOST = 1024  # processes or threads; more would only wait for each other
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Annotation:
         help="At a row that cannot be answered: stop before it, or write its error in place of an answer.",
         panel=ROWS,
     )
-    restart: bool = setting(False, help="Begin anew where the output has rows already.", panel=ROWS)
+    restart: bool = setting(False, help="Start over when the output has rows already.", panel=ROWS)
     variant: str | None = setting(
-        None, help="Exported file that answers.", choices=("fp32", "fp16", "int8"), shown="the bundle's", panel=MACHINE
+        None, help="Exported file to run.", choices=("fp32", "fp16", "int8"), shown="the bundle's", panel=MACHINE
     )
     processes: int | None = setting(
         None,

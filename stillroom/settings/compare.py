@@ -41,7 +41,7 @@ class Comparison(DataSet):
         panel=WHAT,
     )
     methods: tuple[str, ...] = setting(
-        help="A method (docs/reference/methods.md); minilm@6x576 goes by way of an assistant of that shape.",
+        help="A method (docs/reference/methods.md); minilm@6x576 trains an assistant of that shape first.",
         suggested=(*TEXT_METHODS, *TASK_METHODS),
         flag="--method",
         metavar="NAME",
@@ -66,7 +66,7 @@ class Comparison(DataSet):
     )  # fmt: skip
     task_tokens: int = setting(
         1_000_000,
-        help="Tokens of the task's text; methods without plain text get both here.",
+        help="Tokens of the task's text; methods without plain text get --distill-tokens on top.",
         at_least=1,
         panel=STUDENT,
     )

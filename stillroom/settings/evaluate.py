@@ -9,14 +9,14 @@ from serve.options import check, setting
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(RowColumns):
-    """On what a model is scored, and as which file of it."""
+    """The data that a model is scored on, and which of its files is scored."""
 
     data: str = setting(help="A file of labelled examples, or a folder of splits.")
     split: Literal["train", "validation", "test"] = setting("test", help="Which split of a folder is scored.")
     variant: str | None = setting(
-        None, help="Exported file of a bundle that is scored.", choices=("fp32", "fp16", "int8"), shown="the bundle's"
+        None, help="Exported file of a bundle to score.", choices=("fp32", "fp16", "int8"), shown="the bundle's"
     )
-    task: str | None = setting(None, help="Task of a checkpoint.", choices=TASKS, shown="what its head tells")
+    task: str | None = setting(None, help="Task of a checkpoint.", choices=TASKS, shown="that of its head")
     revision: str = setting("", help=REVISION, shown="its main branch")
 
     def __post_init__(self) -> None:

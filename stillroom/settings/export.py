@@ -18,28 +18,28 @@ class Exporting(OfCard, DataSet):
     out: str = setting(metavar="FOLDER", help="The bundle to write.", panel=WHAT)
     data: str = setting("", help=f"{SPLITS} It calibrates, gates and scores; without it nothing is scored.", panel=WHAT)
     texts: tuple[str, ...] = setting(
-        (), help="File of unlabelled text, without --data: int8 is calibrated on it and judged by it.", metavar="FILE",
+        (), help="File of unlabelled text to calibrate and check int8 on, in place of --data.", metavar="FILE",
         panel=WHAT,
     )  # fmt: skip
     revision: str = setting("", help=REVISION, shown="its main branch", panel=WHAT)
     variants: tuple[Precision, ...] = setting(
         (), help="Files to make.", shown="fp32,int8; without --data fp32", panel=WHAT
     )
-    name: str | None = setting(None, help="What the server calls the model.", shown="the bundle's folder", panel=WHAT)
+    name: str | None = setting(None, help="Name of the model on the server.", shown="the bundle's folder", panel=WHAT)
     max_length: int = setting(
         0, help="Longest text in tokens.", at_least=0, shown="all that the model takes", panel=WHAT
     )
     out_of_scope: str = setting(
         "",
-        help="Label of texts that the model has no answer to: it learns when to abstain from them.",
+        help="Label of texts that the model has no answer to; they set the score below which it abstains.",
         shown="none",
         panel=CHECKS,
     )
     keep_words_of: tuple[Path, ...] = setting(
-        (), help="Text to whose words the vocabulary is trimmed.", metavar="FILE", panel=GRAPHS
+        (), help="Text whose words the trimmed vocabulary keeps.", metavar="FILE", panel=GRAPHS
     )
     latency_seconds: float = setting(
-        20.0, help="Seconds for timing every variant and runtime; 0 leaves it out.", at_least=0, panel=MACHINE
+        20.0, help="Seconds for timing all variants and runtimes together; 0 skips it.", at_least=0, panel=MACHINE
     )
     threads: int = setting(0, help="Threads of one model call.", at_least=0, shown=ALL_CORES, panel=MACHINE)
     graphs: VariantSettings = group(VariantSettings)

@@ -1,4 +1,4 @@
-"""What a model card states that no file of the model says; `run` and `export` have these settings."""
+"""What a model card states and no file of the model does: settings of `run` and `export`."""
 
 from dataclasses import dataclass
 

@@ -18,7 +18,7 @@ class Profiling(RowColumns):
 
     data: str = setting(
         "",
-        help="Texts to time on, labelled ones for a metric; or a folder of splits, of which test is taken.",
+        help="Texts to time on, with labels for a metric too; of a folder of splits, the split test.",
         shown="a built-in sample",
         metavar="FILE",
         panel=WHAT,
@@ -42,14 +42,14 @@ class Profiling(RowColumns):
         (), help="Arithmetic of models in torch.", shown="fp32; with --paper fp16 too on cuda", panel=WHAT
     )
     threads: int = setting(0, help="Threads of one model call.", at_least=0, shown=ALL_CORES, panel=WHAT)
-    seed: int = setting(0, help="Fixes which texts are timed, and every order.", at_least=0, panel=WHAT)
+    seed: int = setting(0, help="Seed of the choice of texts and of every order.", at_least=0, panel=WHAT)
     batches: tuple[int, ...] = setting((1, 8), help="Texts a call.", at_least=1, panel=GRID)
     lengths: tuple[int, ...] = setting(
         (), help="Tokens a text.", at_least=1, shown="16,128, cut to what the models take", panel=GRID
     )
     seconds: float = setting(
         120.0,
-        help="Seconds of timing; exports, loading, scoring and six turns of every model at least come on top.",
+        help="Seconds of timing, after exports, loading and scoring; every model runs at least six turns.",
         above=0,
         panel=GRID,
     )
@@ -58,7 +58,7 @@ class Profiling(RowColumns):
     )
     budget_ms: float | None = setting(
         None,
-        help="Milliseconds that one text may take; the best model that meets it is named.",
+        help="Milliseconds that one text may take; the report names the best model within them.",
         above=0,
         panel=QUESTIONS,
     )
@@ -66,16 +66,16 @@ class Profiling(RowColumns):
         99, help="Percentile of the latency that --budget-ms bounds.", metavar="N", panel=QUESTIONS
     )
     bound_ms: float | None = setting(
-        None, help="Finds the highest rate of arrivals whose p99 stays within these milliseconds.", above=0,
+        None, help="Milliseconds that p99 must stay within; searches for the highest such rate of arrivals.", above=0,
         panel=QUESTIONS,
     )  # fmt: skip
     price_per_core_hour: float | None = setting(
-        None, help="In any currency; gives the price of a million texts.", above=0, panel=QUESTIONS
+        None, help="Price of a core-hour in any currency; gives that of a million texts.", above=0, panel=QUESTIONS
     )
     sweep: bool = setting(False, help="Try every split of the cores into threads and processes.", panel=QUESTIONS)
     against: Path | None = setting(
         None,
-        help="A report.json of before: its models run again beside these; slower ends with exit code 3.",
+        help="An earlier report.json, whose models run again beside these; exit code 3 if one is slower.",
         metavar="FILE",
         panel=QUESTIONS,
     )

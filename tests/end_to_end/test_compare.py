@@ -52,7 +52,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
         assert more.returncode == 0, more.stderr
         assert {name: file.read() for name, file in opened.items()} == held
     assert (out / "table.md").read_text(encoding="utf-8") != held["table.md"]
-    assert "6 trainings, 3 of them done before" in more.stderr
+    assert "6 trainings, 3 of them finished earlier" in more.stderr
     document = json.loads(more.stdout)
     rows = {row["method"]: row for row in document["rows"]}
     for method, row in rows.items():
@@ -116,14 +116,17 @@ def test_assistants_and_another_task_come_before_the_task(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"methods": ("magic",)}, "--method magic is not known; give one of minilmv2"),
+        ({"methods": ("magic",)}, "--method magic is not known; give minilmv2"),
         ({"methods": ()}, "--method is needed"),
-        ({"corpus": ()}, "--method has minilm, which learns from plain text, and no --corpus was given"),
-        ({"students": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
+        ({"corpus": ()}, "--method minilm learns from plain text, and no --corpus was given"),
+        ({"students": ("layers=2,hidden=32,heads=8,ffn=32",)}, "the student has 8 and the teacher 4"),
         ({"students": ("layers=6,hidden=32,heads=4,ffn=32",), "methods": ("tinybert",)}, "no deeper than its teacher"),
         ({"seeds": 0}, "--seeds is 0; give a whole number from 1 to 1,000"),
         ({"methods": ("xtremedistil-transfer",)}, "learns another task first, and no --source-data was given"),
-        ({"methods": ("soft-labels@3x384",)}, "assistants are for methods that learn from plain text alone"),
+        (
+            {"methods": ("soft-labels@3x384",)},
+            "only methods that learn from plain text alone, such as minilm, take assistants",
+        ),
         ({"methods": ("minilm@3x38",)}, "Did you mean 3x384"),
     ],
 )
@@ -156,5 +159,5 @@ def test_a_teacher_that_the_comparison_would_write_over_is_refused(
 def test_a_folder_of_other_things_is_left_alone(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
-    with pytest.raises(BadInput, match="holds other things; nothing was written"):
+    with pytest.raises(BadInput, match="already exists and holds other files; nothing was written"):
         compare(Comparison(teacher=str(tiny_teacher), **BESIDE, data=str(task_data), out=str(tmp_path / "out")))

@@ -171,7 +171,7 @@ def test_a_model_is_not_used_on_labels_of_another_kind(
     relation_bundle: tuple[Path, dict[str, Any]], related: Path, list_checkpoint: Path, list_bundle: Path, listed: Path
 ) -> None:
     way, _ = relation_bundle
-    several, unmarked = r"gives a text any number of labels .*, and `label` is one string", "does not know the markers"
+    several, unmarked = r"gives a text any number of labels .*, but `label` is one string", "lacks the markers"
     single = listed.parent / "single"
     written(single, examples)
     marked = listed.parent / "marked"
@@ -181,7 +181,7 @@ def test_a_model_is_not_used_on_labels_of_another_kind(
         (list_checkpoint, single, several),
         (list_bundle, marked, unmarked),
         (list_checkpoint, marked, unmarked),
-        (way, listed, "gives a text one label .*, and `label` is a list"),
+        (way, listed, "gives a text one label .*, but `label` is a list"),
     ):
         with pytest.raises(BadInput, match=message):
             face.evaluate(str(model), data / "test.jsonl")
@@ -198,13 +198,13 @@ def test_a_model_of_relations_is_not_used_on_texts_that_do_not_say_where_head_an
     bare = tmp_path / "bare"
     written(bare, lambda count, seed: [{"text": r["text"], "label": r["label"]} for r in relations(count, seed)])
     refusal = (
-        r"says what one part of a text is to another, and 60 of 60 rows do not say where .* the first is 'send the .*"
+        r"finds the relation of two parts of a text, but 60 of 60 rows do not mark .* the first is 'send the .*"
         r"Give each row `head` and `tail`, or the markers \[E1\]"
     )
     for model in (out, student):
         with pytest.raises(BadInput, match=refusal):
             face.evaluate(str(model), bare / "test.jsonl")
-    with pytest.raises(BadInput, match="says what one part of a text is to another, and 240 of 240 rows"):
+    with pytest.raises(BadInput, match="finds the relation of two parts of a text, but 240 of 240 rows"):
         face.export(student, tmp_path / "refused", bare)
     marked = read_splits(str(related), TASK).test
     write_rows(tmp_path / "marked.jsonl", [{"text": e.text_read, "label": e.label} for e in marked])
@@ -216,7 +216,7 @@ def test_unlabelled_text_for_a_teacher_of_relations_needs_markers(
 ) -> None:
     bare = tmp_path / "bare.txt"
     bare.write_text("from [E1] Oslo [/E1] to [E2] Basel [/E2]\nfrom Oslo to Basel\n", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"1 of 2 texts of --unlabelled lack .*; the first is 'from Oslo to Basel'"):
+    with pytest.raises(BadInput, match=r"1 of 2 texts of --unlabelled lacks .*; the first is 'from Oslo to Basel'"):
         face.run(
             teacher=str(tiny_teacher),
             task=TASK,

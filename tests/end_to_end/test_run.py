@@ -212,9 +212,11 @@ def test_a_changed_setting_redoes_only_what_depends_on_it(
     redone = stillroom(*command, "--out", tmp_path / "tiny", "--temperature", "4")
     assert redone.returncode == 0, redone.stderr
     lines = redone.stderr.splitlines()
-    assert any(line.startswith("teacher:") and line.endswith("done before") for line in lines)
-    assert any(line.startswith("the same student on labels only") and line.endswith("done before") for line in lines)
-    assert any(line.startswith("student on soft labels") and not line.endswith("done before") for line in lines)
+    assert any(line.startswith("teacher:") and line.endswith("finished earlier") for line in lines)
+    assert any(
+        line.startswith("the same student on labels only") and line.endswith("finished earlier") for line in lines
+    )
+    assert any(line.startswith("student on soft labels") and not line.endswith("finished earlier") for line in lines)
 
 
 def test_a_missed_gate_writes_the_report_and_no_bundle(

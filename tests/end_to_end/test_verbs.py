@@ -55,7 +55,7 @@ def test_distill_writes_a_checkpoint_that_automodel_opens(tiny_teacher: Path, co
     lineage = json.loads((made / "lineage.json").read_text(encoding="utf-8"))
     assert np.mean([value for _, value in lineage["loss"][-10:]]) < lineage["loss"][0][1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small"]
-    with pytest.raises(BadInput, match="is there already"):
+    with pytest.raises(BadInput, match="already exists; it was not changed"):
         face.distill(str(tiny_teacher), [corpus], tmp_path / "small")
 
 
@@ -152,7 +152,7 @@ def test_a_teacher_is_asked_once_for_several_students(
     assert [lineage["teacher_cache"] for lineage in lineages] == [False, kept, kept]
     other = tmp_path / "other.txt"
     other.write_text("another text\n", encoding="utf-8")
-    with pytest.raises(BadInput, match="is not of this text or --tokens; "):
+    with pytest.raises(BadInput, match="was written for another text or --tokens"):
         face.distill(str(tiny_teacher), [other], tmp_path / "third", student=student, **settings)
 
 
@@ -210,38 +210,44 @@ def test_an_assistant_stands_between_teacher_and_student(
 def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
     for wrong, message in (
         ({"method": "magic"}, "--method is 'magic'; give one of minilmv2, "),
-        ({"teacher_layer": 9}, "layers 1 to 4"),
-        ({"relation_heads": 5}, "do not divide"),
+        ({"teacher_layer": 9}, "Give a layer from 1 to 4"),
+        ({"relation_heads": 5}, "does not divide"),
         ({"batch": 0}, "--batch is 0; give a whole number from 1"),
         ({"schedule": "minilm2"}, "--schedule is 'minilm2'.*; give one of minilm, "),
         ({"trackers": ("tensorbored",)}, "--tracker is 'tensorbored'.*; give some of tensorboard"),
         (
             {"method": "output-distribution", "schedule": "hidden-states"},
-            "--method output-distribution has 2 with rates",
+            "--method output-distribution has 2 stages with",
         ),
         ({"method": "tinybert"}, "--method is 'tinybert'.* give one of minilmv2, "),
         ({"method": "hidden-states", "layer_map": "first"}, "--layer-map is 'first'; give one of single"),
         (
             {"method": "minilm", "layer_map": "last"},
-            "--layer-map says nothing to --method minilm; it is for hidden-states",
+            "--layer-map has no effect on --method minilm, only on hidden-states",
         ),
-        ({"method": "minilm", "teacher_layer": 2}, "--teacher-layer says nothing to --method minilm"),
-        ({"start": "./scratch"}, "--start ./scratch is not there. Give the path of a transformers folder"),
+        ({"method": "minilm", "teacher_layer": 2}, "--teacher-layer has no effect on --method minilm"),
+        ({"start": "./scratch"}, "--start ./scratch does not exist. Give the path of a transformers folder"),
         ({"start": "first"}, "--start first copies the teacher's layers, and .* has another width"),
-        ({"start": "layer-map"}, "--start layer-map starts from the layers of a --layer-map; give its name"),
+        ({"start": "layer-map"}, "--start layer-map needs --layer-map. Give single, last"),
         ({"start": str(tiny_teacher)}, "is layers=4,hidden=32,heads=4,ffn=64, and --student is layers=2"),
-        ({"method": "minilm", "whole_words": True}, "--whole-words says nothing to --method minilm"),
+        ({"method": "minilm", "whole_words": True}, "--whole-words has no effect on --method minilm"),
         (
             {"method": "mlm", "teacher_cache": "kept"},
-            "--teacher-cache keeps vectors of text as it is, and --method mlm asks",
+            "--teacher-cache keeps activations on unmasked text, and --method mlm reads",
         ),
-        ({"teacher_cache": str(tiny_teacher)}, "holds no teacher's cache; nothing was written"),
-        ({"teacher_cache": str(tmp_path / "small")}, "is a file, or where --out is to stand"),
-        ({"teacher_cache": "kept", "assistants": ("layers=3,hidden=32,heads=4,ffn=32",)}, "an --assistant is another"),
+        ({"teacher_cache": str(tiny_teacher)}, "is not a teacher cache; nothing was written"),
+        ({"teacher_cache": str(tmp_path / "small")}, "is a file, or the folder of --out or inside it"),
+        (
+            {"teacher_cache": "kept", "assistants": ("layers=3,hidden=32,heads=4,ffn=32",)},
+            "an --assistant is a second one",
+        ),
         ({"assistants": ("huge",)}, "'huge' is not known"),
-        ({"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)}, "they have 8 and 4"),
-        ({"temperature": 2.0}, "temperature is no setting"),
-        ({"method": "distilbert"}, "as wide as its teacher: 16 is not 32"),
+        (
+            {"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)},
+            "the student has 8 and the teacher 4",
+        ),
+        ({"temperature": 2.0}, "temperature is not a setting"),
+        ({"method": "distilbert"}, "as wide as its teacher, but the widths are 16 and 32"),
     ):
         with pytest.raises(BadInput, match=message):
             face.distill(
@@ -308,13 +314,13 @@ def test_finetune_refuses_before_it_writes(
     for wrong, message in (
         (
             {"teacher": str(tiny_teacher)},
-            "has no head for text-classification; it is to be fine-tuned on the task already",
+            "has no head for text-classification; a teacher fine-tuned on the task is needed",
         ),
-        ({"unlabelled": (str(corpus),)}, "--unlabelled is text that a teacher labels, and no --teacher was given"),
-        ({"temperature": 4.0}, "--temperature is of a teacher's soft labels, and no --teacher was given"),
-        ({"soft_weight": 0.0}, "--soft-weight is of a teacher's soft labels, and no --teacher was given"),
+        ({"unlabelled": (str(corpus),)}, "--unlabelled names text that a teacher labels, but --teacher is not given"),
+        ({"temperature": 4.0}, "--temperature applies to a teacher's soft labels, but --teacher is not given"),
+        ({"soft_weight": 0.0}, "--soft-weight applies to a teacher's soft labels, but --teacher is not given"),
         ({"teacher": str(cased)}, "do not share a tokenizer: their vocabularies agree"),
-        ({"epoch": 3}, "epoch is no setting .did you mean epochs"),
+        ({"epoch": 3}, "epoch is not a setting .did you mean epochs"),
         ({"epochs": 0.0}, "--epochs is 0; give a number above 0"),
         ({"schedule": "minilm"}, "--schedule is 'minilm'; give one of glue"),
     ):

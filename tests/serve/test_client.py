@@ -104,7 +104,7 @@ def test_it_answers_as_the_pipeline_does(url: str, entities_bundle: Path, intent
 
 def test_the_servers_errors_are_raised_as_they_are(url: str) -> None:
     with Client(url) as client:
-        with pytest.raises(NotFound, match="there is no model 'x'; there is 'cities', 'intents'") as refused:
+        with pytest.raises(NotFound, match="there is no model 'x'; the models are 'cities', 'intents'") as refused:
             client.entities("a", model="x")
         assert refused.value.field == "model"
         with pytest.raises(BadInput, match=r"text\[1\]: expected `str`, got `int`") as refused:
@@ -137,7 +137,7 @@ def test_the_key_goes_with_every_request_and_is_never_shown() -> None:
             client.entities("a")
         assert "\r\nAuthorization: Bearer secret\r\n" in server.asked[0].head
         assert "secret" not in f"{refused.value} {client}"
-    with pytest.raises(BadInput, match="no HTTP header carries"):
+    with pytest.raises(BadInput, match="HTTP headers cannot hold"):
         Client("http://localhost", api_key="se\r\ncret")
 
 
@@ -221,7 +221,7 @@ def test_a_broken_connection_is_tried_again(waited: list[float], broken: bytes |
         assert client.entities("a") == EMPTY
         assert len(server.asked) == 3
     with serving(Script(broken)) as server, at(server, retries=1) as client:
-        with pytest.raises(Unavailable, match=r"the connection to http://localhost:\d+ failed \(.+\); is the server"):
+        with pytest.raises(Unavailable, match=r"the connection to http://localhost:\d+ failed \(.+\); check address"):
             client.entities("a")
         assert len(server.asked) == 2
 
@@ -259,7 +259,7 @@ def test_nobody_there_is_told_after_the_last_attempt_and_is_not_ready(waited: li
     with serving(Script(None)) as server:
         port = server.port
     with Client(f"http://localhost:{port}", retries=2) as client:
-        with pytest.raises(Unavailable, match="is the server there"):
+        with pytest.raises(Unavailable, match="check address and server"):
             client.models()
         assert len(waited) == 2
         assert client.ready() is False
@@ -278,7 +278,7 @@ def test_not_ready_is_an_answer_and_not_an_error() -> None:
     "url", ["localhost:8000", "ftp://localhost", "http://", "http://localhost:x", "http://me:pw@localhost", "http://a/?q"]
 )  # fmt: skip
 def test_an_address_of_no_server_is_refused(url: str) -> None:
-    with pytest.raises(BadInput, match="is no address of a server"):
+    with pytest.raises(BadInput, match="give a server"):
         Client(url)
 
 

@@ -79,7 +79,7 @@ def test_all_that_is_wrong_comes_in_one_message() -> None:
         make(Tea, wrong, verb="brew")
     assert raised.value.message.splitlines() == [
         "11 settings are wrong.",
-        "1. cup is no setting (did you mean cups?).",
+        "1. cup is not a setting (did you mean cups?).",
         "2. --out is needed.",
         "3. --kind is 'blac' (did you mean black?); give one of green, black.",
         "4. --minutes is nan; give a number above 0.",
@@ -105,7 +105,7 @@ def test_settings_of_a_group_that_do_not_fit_each_other_are_told_among_the_other
 
 
 def test_a_list_of_nothing_is_told() -> None:
-    with pytest.raises(BadInput, match="--extras names nothing; give some of milk, sugar"):
+    with pytest.raises(BadInput, match="--extras is empty; give some of milk, sugar"):
         make(Tea, {"out": "cup", "extras": ","})
 
 

@@ -14,10 +14,10 @@ from stillroom.inputs.recipe import Recipe, write_recipe
 @pytest.mark.parametrize("setting", ["progress", "nonsense"])
 def test_what_is_no_setting_is_named_before_any_work(setting: str) -> None:
     with pytest.raises(
-        BadInput, match=f"^{setting} is no setting; the settings are .*layer_map, learning_rate, method"
+        BadInput, match=f"^{setting} is not a setting; the settings are .*layer_map, learning_rate, method"
     ):
         stillroom.distill("teacher", ["corpus.txt"], "out", **{setting: 1})
-    with pytest.raises(BadInput, match=f"^{setting} is no setting; the settings are .*data, data_revision"):
+    with pytest.raises(BadInput, match=f"^{setting} is not a setting; the settings are .*data, data_revision"):
         stillroom.finetune("model", "text-classification", "data", "out", **{setting: 1})
 
 
@@ -34,7 +34,7 @@ def test_profile_from_python_writes_its_report_and_runs_against_an_earlier_one(
     document = stillroom.profile([models.fast], out=tmp_path / "again", against=earlier.out / "report.json", **quick)
     assert sorted(file.name for file in (tmp_path / "again").iterdir()) == ["report.html", "report.json", "table.md"]
     assert {row["name"] for row in document["regression"]} == {"fast ORT fp32"}
-    with pytest.raises(BadInput, match="--sweep: --paper times random weights"):
+    with pytest.raises(BadInput, match="--sweep: no effect with --paper"):
         stillroom.profile([], paper=True, sweep=True)
     with pytest.raises(BadInput, match="--paper makes its own models; leave MODEL and --against out"):
         stillroom.profile(["a.bundle"], paper=True)

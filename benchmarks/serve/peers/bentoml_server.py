@@ -10,7 +10,7 @@ import bentoml
 from student import Student
 
 
-# Two workers of one thread: one a core. No line of log for each request.
+# Two workers of one thread, one per core, without an access log.
 @bentoml.service(workers=2, traffic={"timeout": 60}, logging={"access": {"enabled": False}})
 class Classify:
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""FastAPI around transformers' pipeline, with optimum's onnxruntime model in it.
+"""FastAPI around transformers' pipeline with optimum's onnxruntime model.
 
 MODEL=FOLDER python fastapi_server.py PORT
 """
@@ -16,7 +16,7 @@ from optimum.onnxruntime import ORTModelForSequenceClassification
 from pydantic import BaseModel
 from transformers import AutoTokenizer, pipeline
 
-WORKERS = 2  # one a core; there is no batching of several callers' texts
+WORKERS = 2  # one per core; texts of several callers are not batched
 
 
 class Query(BaseModel):
@@ -44,7 +44,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(lifespan=lifespan)
 
 
-# Not `async def` with a thread pool behind: a call of the model fills its core anyway, and threads cost.
+# Without a thread pool: a call of the model fills its core anyway, and threads add overhead.
 @app.post("/classify")
 async def classify(query: Query) -> dict[str, Any]:
     found: dict[str, Any] = app.state.classify(query.text, truncation=True)[0]

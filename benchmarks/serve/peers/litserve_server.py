@@ -26,7 +26,7 @@ class Classify(ls.LitAPI):
 
 
 if __name__ == "__main__":
-    # Two workers of one thread: one a core. No wait for a batch to fill: what has come is taken.
+    # Two workers of one thread, one per core. A batch takes the waiting requests at once.
     api = Classify(max_batch_size=int(os.environ.get("MAX_BATCH", "32")), batch_timeout=0.0)
     fast_queue = os.environ.get("FAST_QUEUE") == "1"  # ZeroMQ between the web server and the workers
     server = ls.LitServer(api, accelerator="cpu", devices=1, workers_per_device=2, fast_queue=fast_queue)

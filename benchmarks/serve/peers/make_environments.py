@@ -1,9 +1,9 @@
-"""A virtual environment for each peer under FOLDER, with the versions that its server here was written for.
+"""Make a virtual environment for each peer in FOLDER, with the versions that its server script was written for.
 
     python benchmarks/serve/peers/make_environments.py FOLDER [PEER ...]
 
-An environment that is there and whole is left as it is. Peers of which it fails are named at the end, with pip's last words,
-and the exit code is then 1.
+A complete environment is kept. Peers that cannot be installed are listed at the end with pip's last lines, and the exit code is
+then 1.
 """
 
 import argparse
@@ -13,24 +13,24 @@ import sys
 import venv
 from pathlib import Path
 
-# One runtime for all, the one that we are tested with; and a torch of which registries may offer a build for CPUs.
+# One onnxruntime for all, the version that stillroom is tested with, and one torch.
 ONNXRUNTIME = "onnxruntime==1.31.1"
 TORCH = "torch==2.13.0"
-# What the peers' own documents ask for, no more. Each is alone in its environment: their needs contradict each other.
+# What the peers' own documentation asks for. Each has its own environment, since their requirements conflict.
 REQUIREMENTS = {
-    # optimum-onnx holds transformers below 4.58. It runs the ONNX file inside transformers' own pipeline.
+    # optimum-onnx pins transformers below 4.58. It runs the ONNX file inside transformers' own pipeline.
     "fastapi": ["fastapi==0.165.0", "uvicorn[standard]==0.54.0", "optimum-onnx==0.1.0", ONNXRUNTIME, TORCH],
     "litserve": ["litserve==0.2.19", ONNXRUNTIME, "tokenizers==0.23.3", "numpy"],
     "mosec": ["mosec==0.9.8", ONNXRUNTIME, "tokenizers==0.23.3", "numpy"],
     "bentoml": ["bentoml==1.4.39", ONNXRUNTIME, "tokenizers==0.23.3", "numpy"],
-    # Its engine named optimum. infinity 0.0.78 needs numpy 1, and optimum has its ONNX half in a package of its own by now.
+    # Its engine named optimum. infinity 0.0.78 needs numpy 1; the ONNX part of optimum is now in the package optimum-onnx.
     "infinity": ["infinity-emb[torch,server]==0.0.78", "optimum-onnx==0.1.0", ONNXRUNTIME, TORCH, "numpy<2"],
 }
-WHOLE = "installed.txt"  # written last: what pip froze
+WHOLE = "installed.txt"  # the output of pip freeze, written last
 
 
 def make(folder: Path, peer: str) -> str | None:
-    """Makes the environment of `peer`; what pip said when it could not."""
+    """Makes the environment of `peer`; returns pip's last lines if that fails."""
     home = folder / peer
     if (home / WHOLE).is_file():
         return None
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("peers", nargs="*", default=list(REQUIREMENTS), metavar="PEER", help=", ".join(REQUIREMENTS))
     given = parser.parse_args()
     if unknown := sorted(set(given.peers) - set(REQUIREMENTS)):
-        parser.error(f"there is no peer {', '.join(unknown)}; there is {', '.join(REQUIREMENTS)}")
+        parser.error(f"unknown peer: {', '.join(unknown)}; give some of {', '.join(REQUIREMENTS)}")
     failed = {}
     for peer in given.peers:
         print(f"{peer} ...", flush=True)

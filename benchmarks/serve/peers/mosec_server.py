@@ -21,6 +21,6 @@ class Classify(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    # Two workers of one thread: one a core. A millisecond is the shortest wait for a batch to fill that it takes.
+    # Two workers of one thread, one per core. 1 ms is the shortest wait for a batch to fill that mosec accepts.
     server.append_worker(Classify, num=2, max_batch_size=int(os.environ.get("MAX_BATCH", "32")), max_wait_time=1)
     server.run()

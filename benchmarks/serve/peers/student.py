@@ -1,4 +1,4 @@
-"""What a user of LitServe, mosec or BentoML writes for an ONNX classifier: texts in, the likeliest label of each out."""
+"""An ONNX classifier as users of LitServe, mosec or BentoML write it: returns the most likely label of each text."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 
 class Student:
-    """The int8 graph in `folder`, a transformers folder with `onnx/model_quantized.onnx`; `threads` for one call."""
+    """The int8 graph in `folder`, a transformers folder with `onnx/model_quantized.onnx`; `threads` of one call."""
 
     def __init__(self, folder: str, threads: int = 1) -> None:
         config = json.loads((Path(folder) / "config.json").read_text())

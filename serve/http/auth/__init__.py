@@ -1,1 +1,1 @@
-"""Who may ask: API keys with their limits, open paths, and pages of other origins (CORS)."""
+"""Access: API keys with their limits, paths that need no key, and web pages of other origins (CORS)."""

@@ -1,4 +1,4 @@
-"""Who may ask: API keys, and how much each of them may."""
+"""API keys and their limits."""
 
 import hashlib
 import hmac
@@ -16,7 +16,7 @@ from serve.errors import BadInput, RateLimited, Unauthorized
 log = logging.getLogger("serve")
 
 KEYS_VARIABLE = "STILLROOM_KEYS"
-# A key that a person made up is guessed; 16 characters of 4 bits each are not.
+# 16 characters of at least 4 random bits each cannot be guessed; a short key can.
 LEAST_CHARACTERS = 16
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
@@ -28,16 +28,16 @@ SMOOTHING = 0.1
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """What one key may at most; None for as much as the server can."""
+    """The limits of one key; None means no limit."""
 
     rate_per_s: float | None = None
-    """Requests a second on the average; those of one second may come at once."""
+    """Average requests a second. The requests of one second may come at once."""
     concurrency: int | None = None
-    """Requests at once."""
+    """Requests under way at the same time."""
 
 
 class Key:
-    """One client's key: its name, the digest of the secret (never the secret), and what it has used of its limits."""
+    """One client's key: its name, the SHA-256 of the secret (never the secret), and how much of its limits is used."""
 
     def __init__(self, name: str, digest: bytes, limits: KeyLimits) -> None:
         self.name = name
@@ -50,11 +50,11 @@ class Key:
         self._request_s = 0.0
 
     def enter(self, now_s: float) -> None:
-        """Counts a request that begins. RateLimited, with when to come again, when the key may not have it."""
+        """Counts a request that begins. RateLimited, with `retry_after_s`, if it is over the key's limits."""
         most, rate_per_s = self.limits.concurrency, self.limits.rate_per_s
         if most is not None and self.running >= most:
             raise RateLimited(
-                f"key {self.name!r} has {self.running} requests under way and may have {most}; wait for one to be answered",
+                f"key {self.name!r} has all of its {most:,} concurrent requests under way; wait for an answer",
                 retry_after_s=self._request_s / most,
             )
         if rate_per_s is not None:
@@ -64,7 +64,7 @@ class Key:
             if self._tokens < 1:
                 wait_s = (1 - self._tokens) / rate_per_s
                 raise RateLimited(
-                    f"key {self.name!r} may ask {rate_per_s:g} times a second; try again in {wait_s:.1f} s",
+                    f"key {self.name!r} may send {rate_per_s:g} requests/s; try again in {wait_s:.1f} s",
                     retry_after_s=wait_s,
                 )
             self._tokens -= 1
@@ -77,15 +77,15 @@ class Key:
 
 
 class Keyring:
-    """The keys of one server; with none of them everybody may ask."""
+    """The keys of one server. Without keys, every client may ask."""
 
     def __init__(self, keys: Sequence[Key] = ()) -> None:
         self.keys = tuple(keys)
 
     def key_of(self, headers: Mapping[bytes, bytes]) -> Key:
-        """The key that a request came with, as `Authorization: Bearer KEY` or `X-Api-Key: KEY`. Unauthorized without a right one.
+        """The key of a request, sent as `Authorization: Bearer KEY` or `X-Api-Key: KEY`. Unauthorized without a known key.
 
-        Every key is compared, each in constant time, so that the time taken tells nothing about any of them.
+        All keys are compared, each in constant time, so that the time taken reveals nothing about them.
         """
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
@@ -99,27 +99,27 @@ class Keyring:
             if hmac.compare_digest(key.digest, digest):
                 found = key
         if found is None:
-            raise Unauthorized("this server does not know the key that was sent; ask who runs it for one")
+            raise Unauthorized("the key that was sent is not one of this server's; ask its operator for a key")
         return found
 
     def after(self, before: "Keyring") -> "Keyring":
-        """These keys, where those that were there before go on with what they have used."""
+        """These keys. A key that is also in `before` keeps its count of used limits."""
         known = {(key.name, key.digest, key.limits): key for key in before.keys}
         return Keyring([known.get((key.name, key.digest, key.limits), key) for key in self.keys])
 
 
 def read_keys(file: Path | None, environment: Mapping[str, str] = os.environ) -> Keyring:
-    """The keys of `file` and of STILLROOM_KEYS, which has lines as the file has, or several set apart by commas.
+    """The keys of `file` and of STILLROOM_KEYS, which has the same lines, also separated by commas.
 
-    BadInput with every line that cannot be read, never quoting one; also when a source is there and has no key: a server
-    that was meant to be closed must not come up open.
+    BadInput names every line that cannot be read, and never quotes one. It is also raised for a source without a key, since a server
+    that was meant to need keys must not start without them.
     """
     lines: list[tuple[str, str]] = []
     for source, text in _sources(file, environment):
         there = [(f"{source}, line {number}", line) for number, line in _lines(text)]
         if not there:
             raise BadInput(
-                f"{source} has no key; write one a line, as name:key, or leave it out to serve everybody without a key"
+                f"{source} has no key; give one a line, as name:key, or leave it out to serve clients without a key"
             )
         lines += there
     keys, wrong = [], []
@@ -131,7 +131,7 @@ def read_keys(file: Path | None, environment: Mapping[str, str] = os.environ) ->
     for attribute, said in (("name", "the name"), ("digest", "the key")):
         values = [getattr(key, attribute) for key in keys]
         wrong += [
-            f"{said} of {key.name!r} stands there more than once"
+            f"{said} of {key.name!r} is given more than once"
             for key in keys
             if values.count(getattr(key, attribute)) > 1
         ]
@@ -145,9 +145,9 @@ def _sources(file: Path | None, environment: Mapping[str, str]) -> Iterator[tupl
         try:
             text, mode = file.read_text(encoding="utf-8"), file.stat().st_mode
         except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"the keys in {file} cannot be read ({error}); give a text file of keys") from error
+            raise BadInput(f"the keys in {file} cannot be read ({error}); give a UTF-8 text file of keys") from error
         if mode & stat.S_IROTH:
-            log.warning("the keys in %s can be read by every user of this machine; run: chmod 600 %s", file, file)
+            log.warning("every user of this machine can read the keys in %s; run: chmod 600 %s", file, file)
         yield str(file), text
     if KEYS_VARIABLE in environment:
         yield KEYS_VARIABLE, environment[KEYS_VARIABLE].replace(",", "\n")
@@ -155,14 +155,14 @@ def _sources(file: Path | None, environment: Mapping[str, str]) -> Iterator[tupl
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), 1):
-        # A key may hold a #; a comment stands at the start of a line or after a blank.
+        # A key may hold a #. A comment starts at the beginning of a line or after whitespace.
         said = re.sub(r"(^|\s)#.*", "", line).strip()
         if said:
             yield number, said
 
 
 def _key(line: str) -> Key:
-    """The key of one line. BadInput, which does not hold the key."""
+    """The key of one line. The message of a BadInput never holds the key."""
     first, *rest = line.split()
     if rest and (found := DIGEST.fullmatch(rest[0])):
         name, digest = first, bytes.fromhex(found[1])
@@ -170,14 +170,14 @@ def _key(line: str) -> Key:
     else:
         name, colon, secret = first.partition(":")
         if not colon or secret.startswith("sha256:"):
-            raise BadInput("neither `name:key` nor `name sha256:HEX` with 64 hexadecimal digits")
+            raise BadInput("cannot be read; give `name:key`, or `name sha256:HEX` with 64 hexadecimal digits")
         if len(secret) < LEAST_CHARACTERS or not secret.isascii():
             raise BadInput(
-                f"the key has {len(secret)} characters; make one of at least {LEAST_CHARACTERS}, all ASCII: openssl rand -hex 16"
+                f"the key has {len(secret)} characters; give at least {LEAST_CHARACTERS}, all ASCII, such as from: openssl rand -hex 16"
             )
         digest = hashlib.sha256(secret.encode()).digest()
     if not NAME.fullmatch(name):
-        raise BadInput("the name is not of letters, digits, `.`, `_` and `-`, up to 64")
+        raise BadInput("the name is not valid; give 1 to 64 of ASCII letters, digits, `.`, `_` and `-`")
     return Key(name, digest, _limits(rest))
 
 
@@ -190,5 +190,5 @@ def _limits(words: Sequence[str]) -> KeyLimits:
         elif what == "concurrency" and amount.isascii() and amount.isdigit() and int(amount) > 0:
             concurrency = int(amount)
         else:
-            raise BadInput("after the key may stand rate=NUMBER/s (or /min, /h) and concurrency=NUMBER, nothing else")
+            raise BadInput("after the key give only limits: rate=NUMBER/s (or /min, /h) and concurrency=NUMBER")
     return KeyLimits(rate_per_s, concurrency)

@@ -1,4 +1,4 @@
-"""Lets connections in, as many as there may be, and turns the others away at once."""
+"""Accepts connections up to the limit, and refuses others at once."""
 
 import asyncio
 import contextlib
@@ -14,13 +14,13 @@ from serve.observe.request_context import new_request_id
 
 log = logging.getLogger("serve")
 
-# Connections let in at one look, so that a flood of them leaves time for those that are there.
+# Connections accepted in one go, so that a flood of new ones leaves time for the open ones.
 AT_ONCE = 64
-# Pause when the system has no file or memory left for another one.
+# Pause if the system has no file descriptor or memory left for another connection.
 PAUSE_S = 0.2
-# A connection whose other end is gone without a word ends after two minutes: when it is idle, it is asked after 60 s, every 15 s,
-# 4 times; when something was sent that is not acknowledged, it is waited for. Of what is to be sent the system keeps no more
-# than 128 KiB, so that it can be seen here whether the client takes it. Not every system has all of them.
+# A connection whose client vanished without closing it ends after two minutes: an idle one gets 4 probes, 15 s apart, after 60 s; for
+# one with unacknowledged data TCP_USER_TIMEOUT counts. The system buffers at most 128 KiB of unsent data, so that this process sees
+# whether the client reads. Some systems lack some of these options.
 OPTIONS = (
     ("TCP_NODELAY", 1),
     ("TCP_KEEPIDLE", 60),
@@ -29,14 +29,14 @@ OPTIONS = (
     ("TCP_USER_TIMEOUT", 120_000),
     ("TCP_NOTSENT_LOWAT", 131_072),
 )
-# How long a TLS connection may take to say goodbye.
-GOODBYE_S = 5.0
+# How long the shutdown of a TLS connection may take.
+TLS_SHUTDOWN_S = 5.0
 
-FULL = Unavailable("this server has as many connections as it may have; try again in a second")
+FULL = Unavailable("all connections of this server are in use; try again in a second")
 
 
 class Acceptor:
-    """Accepts from `listener` and gives each socket to a connection that `make` makes."""
+    """Accepts connections from `listener`; `make` makes the protocol of each."""
 
     def __init__(
         self, listener: socket.socket, watch: Watch, make: Callable[[], Connection], context: ssl.SSLContext | None
@@ -50,12 +50,12 @@ class Acceptor:
         self._said_full_s = 0.0
 
     def open(self) -> None:
-        """Lets connections in from now on."""
+        """Starts to accept connections."""
         self._open = True
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Lets those in that have knocked, and no more."""
+        """Accepts the connections that are waiting, then stops and closes the listening socket."""
         if self._open:
             self._accept()
             self._open = False
@@ -80,7 +80,7 @@ class Acceptor:
                 self._entering.add(task)
                 task.add_done_callback(self._entering.discard)
             else:
-                self._turn_away(client)
+                self._refuse(client)
 
     def _reopen(self) -> None:
         if self._open:
@@ -96,31 +96,33 @@ class Acceptor:
                 client,
                 ssl=self._context,
                 ssl_handshake_timeout=self._watch.limits.head_s if secured else None,
-                ssl_shutdown_timeout=GOODBYE_S if secured else None,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_S if secured else None,
             )
         except (OSError, TimeoutError):
             client.close()
         finally:
-            if not connection.made:  # it came to nothing, and nobody will say that it was lost
+            if not connection.made:  # it failed, so connection_lost will not be called
                 self._watch.open -= 1
                 if secured:
                     self._watch.cut("handshake")
 
-    def _turn_away(self, client: socket.socket) -> None:
+    def _refuse(self, client: socket.socket) -> None:
         self._watch.cut("full")
         if (now_s := time.monotonic()) - self._said_full_s > 10:
             self._said_full_s = now_s
-            log.warning("all %d connections are in use; others are turned away", self._watch.limits.connections)
+            log.warning("all %d connections are in use; new ones are refused", self._watch.limits.connections)
         with client, contextlib.suppress(OSError):
             client.setblocking(False)
             if self._context is None:
                 client.send(raw_answer(FULL, new_request_id()))
                 client.shutdown(socket.SHUT_WR)
-                client.recv(65536)  # what is left unread would make the system take back the answer
+                client.recv(
+                    65536
+                )  # closing a socket with unread data would reset it, and the client could lose the answer
 
 
 def prepare(client: socket.socket) -> None:
-    """Sends small answers at once, and finds out when the other end is gone."""
+    """Sets the socket's options: small answers are sent at once, and a vanished client is detected."""
     client.setblocking(False)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in OPTIONS:

@@ -1,4 +1,4 @@
-"""A server that stops in good order: it says so, takes what is on its way, finishes what it has, and never waits for ever."""
+"""Graceful shutdown: the server reports that it is not ready, finishes the requests it has, and ends within a bounded time."""
 
 import asyncio
 import gc
@@ -18,21 +18,21 @@ from serve.http.connections.limits import Connection, Watch
 
 log = logging.getLogger("serve")
 
-# How often a server that stops looks whether it has finished.
-LOOK_S = 0.02
-# How long requests may take to end by themselves once their clients are cut off.
+# How often a stopping server checks whether it has finished.
+CHECK_S = 0.02
+# How long requests may take to end once their clients are cut off.
 CUT_OFF_S = 1.0
-# How long the models' processes may take for what they compute, once nobody waits for it.
+# How long the app may take to end, with the worker processes, once no request is left.
 LEAVE_S = 10.0
-# After how many new objects the youngest are looked through; after how many such looks those of middle age, and of these the old.
+# Thresholds of the garbage collector for generations 0, 1 and 2, see gc.set_threshold.
 COLLECT_AFTER = (10_000, 20, 20)
 
 
 def collect_seldom() -> None:
-    """Has this process look for cycles of garbage seldom, from now on, and not among what is there now.
+    """Makes garbage collections rare, and excludes the objects that exist now.
 
-    A request leaves no cycles, but some hundred objects while it is answered: under load a tenth of this process's time went into
-    looking through them, and every other second 30 to 60 ms at once, in which nobody was answered, for what will stay anyhow.
+    A request makes some hundred objects and leaves no cycles. Under load a tenth of this process's time went into collections, and
+    every other second one took 30 to 60 ms, in which no request was answered, for objects that stay anyhow.
     """
     gc.collect()
     gc.freeze()
@@ -40,12 +40,11 @@ def collect_seldom() -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server with an acceptor, limits and an end of its own.
+    """uvicorn's server with our acceptor, limits and shutdown.
 
-    The first SIGTERM or SIGINT begins to drain: for `linger_s` it still takes requests (and `watch.stopping` is true, so that
-    it says it is not ready and that each connection is closed after its answer), then it gives those under way `drain_s` and
-    cuts off what is left. A second signal ends the process at once. `opened` is called with its port when it takes
-    connections.
+    The first SIGTERM or SIGINT starts the shutdown. For `linger_s` the server still accepts requests; `watch.stopping` is true, so
+    /readyz answers 503 and each connection is closed after its answer. Then the requests under way have `drain_s`, and the rest is
+    cut off. A second signal ends the process at once. `opened` is called with the port once the server accepts connections.
     """
 
     def __init__(
@@ -68,8 +67,8 @@ class DrainingServer(uvicorn.Server):
         self._watching: list[asyncio.Future[None]]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts the app, then accepts connections from the one socket, which listens."""
-        await super().startup(sockets=[])  # uvicorn accepts from none; the acceptor does
+        """Starts the app, then accepts connections from the one listening socket in `sockets`."""
+        await super().startup(sockets=[])  # no sockets for uvicorn, since the acceptor accepts
         (listener,) = sockets or []
         self._acceptor = Acceptor(listener, self._watch, self._connection, self._context)
         self._acceptor.open()
@@ -78,11 +77,11 @@ class DrainingServer(uvicorn.Server):
         self._opened(listener.getsockname()[1])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drains: see the class."""
-        self._watch.stopping = True  # also when it was not a signal that stopped it
+        """Lingers, drains and cuts off: see the class."""
+        self._watch.stopping = True  # also if no signal stopped it
         await asyncio.sleep(self._linger_s)
         self._acceptor.close()
-        await asyncio.sleep(0)  # those let in last begin
+        await asyncio.sleep(0)  # lets the tasks of the last connections start
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._drain_s
         while self._watch.open or self.server_state.tasks:
@@ -91,14 +90,14 @@ class DrainingServer(uvicorn.Server):
             if loop.time() > deadline_s:
                 await self._cut_off()
                 break
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
         for watching in self._watching:
             watching.cancel()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.lifespan.shutdown(), LEAVE_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins to drain; the second ends the process."""
+        """The first signal starts the shutdown; the second ends the process."""
         if self.should_exit:
             signal.signal(sig, signal.SIG_DFL)
             os.kill(os.getpid(), sig)
@@ -110,10 +109,10 @@ class DrainingServer(uvicorn.Server):
 
     async def _cut_off(self) -> None:
         left = list(self._watch.connections)
-        log.warning("%d connections were not done within %g s and are cut off", len(left), self._drain_s)
+        log.warning("connections that are cut off, since they were not done within %g s: %d", self._drain_s, len(left))
         for connection in left:
             connection.abort("stopping")
-        # Their requests hear of it and end by themselves; one that does not is cancelled.
+        # Their requests end when they see the disconnect; one that does not is cancelled.
         tasks = set(self.server_state.tasks)
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=CUT_OFF_S)

@@ -1,7 +1,7 @@
-"""One client's connection, and the watch over all of them: what is too slow, too much or unfinished is cut off.
+"""One client's connection, and the limits on all connections: those that are too slow or too large are cut off.
 
-uvicorn reads and writes HTTP. It has no bound on a request's head, nor on how long a head, a body or an answer may take, nor
-on requests sent ahead of their answers; these are added here. There is no timer for each connection: one task looks at all.
+uvicorn reads and writes HTTP. It does not limit the size of a request's head, the time for a head, a body or an answer, or the
+requests sent ahead of their answers. These limits are added here. One task checks all connections; there is no timer for each.
 """
 
 import asyncio
@@ -29,26 +29,26 @@ from serve.settings import ConnectionLimits
 
 log = logging.getLogger("serve")
 
-# How often the watch looks.
-LOOK_S = 0.25
-# A body's rate is judged after so long: the first packets of a far client come slowly.
+# How often the connections are checked.
+CHECK_S = 0.25
+# The rate of a body is checked after this time, since the first packets of a distant client come slowly.
 GRACE_S = 5.0
 # Requests that a client may send ahead of their answers.
 AHEAD = 64
-# Connections that are closed but not gone, beyond those that may be open.
-GOING = 64
-# When a full server has found no idle connection to close, it does not look again for so long.
-LOOK_AGAIN_S = 0.05
+# Connections above the limit that may be closing.
+CLOSING = 64
+# If a full server finds no idle connection to close, it does not search again for this time.
+SEARCH_AGAIN_S = 0.05
 
-NOT_HTTP = "this is no HTTP/1.1 request that can be read; send one, without TLS unless the address begins with https"
+NOT_HTTP = "this is not a valid HTTP/1.1 request; send one, and use TLS only if the server's address begins with https"
 
-# How late this process may come to what it has to do before new work is refused as it arrives.
+# New work is refused while the event loop of this process is late by more than this.
 BEHIND_S = 0.1
-FEEL_S = 0.02  # how often that is felt
-# What asks for work; what watches the server and what it shows to a person is answered always.
+MEASURE_S = 0.02  # how often the delay is measured
+# The method of requests to models. Others, such as health checks and pages, are always answered.
 ASKS_FOR_WORK = b"POST"
 
-# Where a request's scope holds why its body will never be whole, and the future that is done once its client has gone.
+# Keys in a request's scope: of the error if its body will never be complete, and of the future that is done once its client has gone.
 FAULT = "stillroom.fault"
 GONE = "stillroom.gone"
 
@@ -57,47 +57,47 @@ Reason = Literal["full", "head", "body", "unread", "malformed", "idle_for_room",
 
 
 class Watch:
-    """All connections of one server: how many there are, which are too slow, and whether the server is stopping."""
+    """All connections of one server: their number, their limits, and whether the server is stopping."""
 
     def __init__(self, limits: ConnectionLimits, metrics: Metrics) -> None:
         self.limits = limits
         self.stopping = False
         self.open = 0
-        """Connections accepted and not yet closed, those in a TLS handshake among them."""
+        """Connections accepted and not yet closed, including those in a TLS handshake."""
         self.connections: set[Connection] = set()
         self.behind_s = 0.0
-        """How late this process was of late: it has more to read and to write than time."""
+        """How late the event loop was at the last measurement, in seconds."""
         self.full_s: Callable[[], float] = lambda: 0.0
-        """Seconds until any model has room again; 0 where one has."""
+        """Gives the seconds until the queue of one of the models has room; 0 if one has room."""
         self.origins = Origins()
         self._metrics = metrics
-        self._looked_for_room_s = -LOOK_AGAIN_S
+        self._searched_s = -SEARCH_AGAIN_S
         metrics.connections.set_function(lambda: self.open)
 
     async def keep(self) -> None:
-        """Looks at every connection again and again, until cancelled."""
+        """Checks every connection each `CHECK_S`, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             now_s = time.monotonic()
             try:
                 for connection in list(self.connections):
                     connection.look(now_s)
                 self._cut_unread()
             except Exception:
-                log.exception("the watch over connections failed at one; it goes on")
+                log.exception("checking the connections failed; the next check goes on")
 
     async def feel(self) -> None:
-        """Notes how late this process is, again and again, until cancelled."""
+        """Measures how late the event loop is each `MEASURE_S`, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            due_s = loop.time() + FEEL_S
-            await asyncio.sleep(FEEL_S)
+            due_s = loop.time() + MEASURE_S
+            await asyncio.sleep(MEASURE_S)
             self.behind_s = loop.time() - due_s
 
     def refusal(self) -> Overloaded | None:
-        """Why work that arrives now is refused before it is read, which costs a tenth of answering it; None when it is not.
+        """The error with which new work is refused before it is read; None if it is not refused.
 
-        Otherwise a server that is asked for several times what it can do would be busy with refusing, and not with answering.
+        Such a refusal costs a tenth of an answer. Otherwise a server with several times its load would spend its time on refusals.
         """
         if wait_s := self.full_s():
             self._metrics.shed.labels("full").inc()
@@ -108,18 +108,18 @@ class Watch:
         return None
 
     def has_room(self) -> bool:
-        """Whether one more may be opened; when full, an idle one is closed for it."""
+        """Whether one more connection may be opened. If the server is full, the longest idle one is closed for it."""
         if self.open < self.limits.connections:
             return True
         now_s = time.monotonic()
-        if now_s - self._looked_for_room_s < LOOK_AGAIN_S or self.open >= self.limits.connections + GOING:
+        if now_s - self._searched_s < SEARCH_AGAIN_S or self.open >= self.limits.connections + CLOSING:
             return False
-        going = sum(each.going for each in self.connections)
-        if self.open - going < self.limits.connections:
+        closing = sum(each.closing for each in self.connections)
+        if self.open - closing < self.limits.connections:
             return True
         idle = [each for each in self.connections if each.idle and not each.transport.is_closing()]
         if not idle:
-            self._looked_for_room_s = now_s
+            self._searched_s = now_s
             return False
         oldest = min(idle, key=lambda each: each.since_s)
         self.cut("idle_for_room", oldest)
@@ -127,14 +127,14 @@ class Watch:
         return True
 
     def cut(self, reason: Reason, connection: "Connection | None" = None, request_id: str | None = None) -> None:
-        """Counts a connection that is cut, and writes down which it was, where that is known."""
+        """Counts a connection that is cut, and logs its client, if that is known."""
         self._metrics.connections_cut.labels(reason).inc()
         if connection is not None:
             client = connection.client[0] if connection.client else None
             note("cut", {"request_id": request_id, "reason": reason, "client": client})
 
     def _cut_unread(self) -> None:
-        """Cuts those that take least of their answers, until all together hold no more than they may."""
+        """Cuts the connections with the most unsent bytes, until all together are within the limit."""
         unsent = {each: each.unsent_bytes for each in self.connections if each.unsent_bytes}
         held = sum(unsent.values())
         for each in sorted(unsent, key=unsent.__getitem__, reverse=True):
@@ -145,9 +145,9 @@ class Watch:
 
 
 class _Joining:
-    """The transport as one answer sees it: its head is sent together with what follows, in one packet and one system call.
+    """The transport for one answer, which sends the head together with the first of the body, in one packet and one system call.
 
-    ASGI wants no more than that: a server may keep the head until the first of the body is there.
+    ASGI allows a server to keep the head until the first of the body comes.
     """
 
     __slots__ = ("_head", "_transport", "is_closing")
@@ -155,11 +155,11 @@ class _Joining:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._head: bytes | None = b""
-        """b"" before there is one, None once it is sent."""
+        """The head that is kept; b"" before there is one, None once it is sent."""
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """Sends, or keeps the head for a while; to a client that has gone, nothing."""
+        """Sends `data`, or keeps it if it is the head. Sends nothing on a closing transport."""
         if self.is_closing():
             return
         if self._head is None:
@@ -173,42 +173,42 @@ class _Joining:
             self._head = data
 
     def flush(self) -> None:
-        """Sends a head that nothing follows."""
+        """Sends a kept head without a body."""
         if self._head and not self.is_closing():
             self._transport.write(self._head)
         self._head = None
 
     def close(self) -> None:
-        """Closes once all is sent."""
+        """Closes the transport once everything is sent."""
         self.flush()
         self._transport.close()
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, watched."""
+    """uvicorn's connection with limits."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], watch: Watch) -> None:
         super().__init__(config, server_state, app_state)
         self.watch = watch
         self.limits = watch.limits
         self.reading: Literal["head", "body", "nothing"] = "head"
-        """What is being read. `since_s` is when that began; for nothing: when the last answer was given."""
+        """What is being read since `since_s`; with "nothing", `since_s` is the time of the last answer."""
         self.since_s = time.monotonic()
         self._looked_s = self.since_s
         self.made = False
-        """Whether it came to be: a TLS handshake may fail before."""
+        """Whether the connection was established: a TLS handshake may fail before."""
         self._broken = False
-        # Requests that are to be answered, in their order: the one under way, and those that were sent ahead.
+        # Requests to be answered, in order: the one under way, and those sent ahead.
         self._unanswered: deque[RequestResponseCycle] = deque()
-        # What a request that is refused unread is answered with, once it is there whole.
+        # The error for a request that is refused unread; it is sent once the request has arrived completely.
         self._refusal: Overloaded | None = None
-        # Bytes in which the parser has found nothing yet, or only headers; of this request's headers; of its body.
+        # Bytes since a part of a body, or since `reading` changed; bytes and number of this request's headers; bytes of its body.
         self._silent_bytes = self._head_bytes = self._headers_seen = self._body_bytes = 0
-        # Since when some of an answer has been unsent, and how much it was; the least since, and since when.
+        # When an answer began to have unsent bytes, and how many; the fewest since then, and when that was.
         self._unsent_since_s: float | None = None
         self._unsent_first_bytes = self._unsent_least_bytes = 0
         self._taken_s = 0.0
-        # Whether the client has taken so much since that more was written.
+        # Whether the client has read so much since then that writing was resumed.
         self._taken = False
 
     @property
@@ -218,27 +218,27 @@ class Connection(HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it stands between two requests."""
+        """Whether it is between two requests."""
         return self.reading == "nothing" and not self.busy
 
     @property
-    def going(self) -> bool:
-        """Whether it is closed, with nothing left to send."""
+    def closing(self) -> bool:
+        """Whether it is closing, with nothing left to send."""
         return self.transport.is_closing() and not self.unsent_bytes
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of answers that the client has not taken."""
+        """Bytes of answers that the client has not read."""
         return self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begins to watch."""
-        super().connection_made(cast(asyncio.Transport, transport))  # uvloop's is one by its methods alone
+        """Adds the connection to the watch."""
+        super().connection_made(cast(asyncio.Transport, transport))  # uvloop's has its methods, but is no subclass
         self.made = True
         self.watch.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tells those who answer this client that it has gone."""
+        """Marks the unanswered requests of this client as disconnected."""
         super().connection_lost(exc)
         self.watch.connections.discard(self)
         self.watch.open -= 1
@@ -249,10 +249,10 @@ class Connection(HttpToolsProtocol):
             if not gone.done():
                 gone.set_result(None)
         self.pipeline.clear()
-        self._unanswered.clear()  # each leads back to here, and all of them would stay until the next collection
+        self._unanswered.clear()  # breaks reference cycles, which would stay until the next garbage collection
 
     def data_received(self, data: bytes) -> None:
-        """Reads on, no further than the limits."""
+        """Parses `data`, within the limits."""
         if self._broken:
             return
         self._silent_bytes += len(data)
@@ -261,7 +261,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._head_too_large(), "malformed")
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Starts a request."""
         super().on_message_begin()
         self._head_bytes = self._headers_seen = 0
         cast(dict[str, Any], self.scope)[GONE] = self.loop.create_future()
@@ -269,12 +269,12 @@ class Connection(HttpToolsProtocol):
             self._read("head")
 
     def on_url(self, url: bytes) -> None:
-        """Some of the request's path."""
+        """Adds a part of the request's path."""
         self._head_bytes += len(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header. One that comes after the body is counted, and not believed."""
+        """Adds a header. A trailer, which comes after the body, is counted and ignored."""
         self._head_bytes += len(name) + len(value)
         self._headers_seen += 1
         if self._headers_seen > self.limits.headers or self._head_bytes > self.limits.head_bytes:
@@ -283,7 +283,7 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request is begun to be answered, unless too many were sent ahead."""
+        """Starts to answer the request, unless too many were sent ahead or new work is refused."""
         if len(self.pipeline) >= AHEAD:
             raise BadRequest(
                 f"more than {AHEAD} requests were sent ahead of their answers; wait for some answers first"
@@ -291,7 +291,7 @@ class Connection(HttpToolsProtocol):
         if not self.busy and self.parser.get_method() == ASKS_FOR_WORK and (refusal := self.watch.refusal()):
             self._refusal = refusal
             self._read("body")
-            if self.expect_100_continue:  # it waits to be told whether to send the body
+            if self.expect_100_continue:  # the client waits before it sends the body
                 self._broken = True
                 self._answer_refusal(stays=False)
             return
@@ -300,21 +300,21 @@ class Connection(HttpToolsProtocol):
         self._read_on()
         joining = _Joining(self.transport)
         self.cycle.transport = cast(asyncio.Transport, joining)
-        if self.cycle.scope["method"] == "HEAD":  # nothing follows its head
+        if self.cycle.scope["method"] == "HEAD":  # the answer has no body
             self.cycle.on_response = partial(self._head_answered, joining)
         if self.watch.stopping:
             self.cycle.keep_alive = False
         self._read("body")
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body."""
+        """Adds a part of the body."""
         self._silent_bytes = 0
         self._body_bytes += len(body)
         if self._refusal is None:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is there whole."""
+        """Ends the request, which has arrived completely."""
         if self._refusal is None:
             super().on_message_complete()
             self._read_on()
@@ -324,7 +324,7 @@ class Connection(HttpToolsProtocol):
         self._read("nothing")
 
     def on_response_complete(self) -> None:
-        """A request is answered: from now on the connection may be idle."""
+        """Removes the answered request; the connection may be idle from now on."""
         self._unanswered.popleft()
         super().on_response_complete()
         if self.reading == "nothing":
@@ -335,18 +335,18 @@ class Connection(HttpToolsProtocol):
         self.on_response_complete()
 
     def resume_writing(self) -> None:
-        """The client has taken most of what was to be sent."""
+        """Notes that the client has read most of what was to be sent."""
         super().resume_writing()
         self._taken = True
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is answered in our form; so is what our own limits raised while uvicorn parsed."""
-        # httptools raises its own error, while it handles ours where there was one.
+        """Answers invalid HTTP, and the errors that our limits raised in the parser's callbacks."""
+        # httptools raises its own error; if a callback of ours raised, that error is its context.
         raised = getattr(sys.exception(), "__context__", None)
         self._refuse(raised if isinstance(raised, StillroomError) else BadRequest(NOT_HTTP), "malformed")
 
     def look(self, now_s: float) -> None:
-        """Cuts the connection when it is too slow."""
+        """Cuts the connection if it is too slow."""
         between_s, self._looked_s = now_s - self._looked_s, now_s
         if self._unread(now_s):
             self.abort("unread")
@@ -356,17 +356,17 @@ class Connection(HttpToolsProtocol):
             if not self.busy and now_s - self.since_s > self.limits.keep_alive_s:
                 self.transport.close()
         elif self.reading == "head":
-            if self.busy:  # its time begins when the answers before it are given
+            if self.busy:  # the time for the next head starts after the answers before it
                 self.since_s = now_s
             elif now_s - self.since_s > self.limits.head_s:
-                self._refuse(TooSlow(f"no request came within {self.limits.head_s:g} s"), "head")
-        elif self.flow.read_paused:  # it is not the client who is slow
+                self._refuse(TooSlow(f"the head of the request did not come within {self.limits.head_s:g} s"), "head")
+        elif self.flow.read_paused:  # the server has paused reading, so the client is not slow
             self.since_s += between_s
         elif fault := self._slow_body(now_s - self.since_s):
             self._refuse(fault, "body")
 
     def abort(self, reason: Reason) -> None:
-        """Closes the connection at once; what was not sent is lost."""
+        """Closes the connection at once; unsent bytes are lost."""
         self.watch.cut(reason, self)
         self.transport.abort()
 
@@ -379,14 +379,14 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _sent_id(self) -> str | None:
-        """The request id that the client gave."""
+        """The request id that the client sent, if it is valid."""
         sent = next((value for name, value in self.headers if name == b"x-request-id"), b"").decode("latin-1")
         return sent if REQUEST_ID.fullmatch(sent) else None
 
     def _read_on(self) -> None:
-        """Reads on while little is held that was sent ahead of its answers.
+        """Resumes reading while few requests and bytes sent ahead are held.
 
-        uvicorn reads no further than a large body, or another request, until there is an answer, and would not see the client go.
+        uvicorn stops reading at a large body, or at another request, until there is an answer. It would not notice a disconnect.
         """
         if len(self.pipeline) < AHEAD // 2 and sum(len(cycle.body) for cycle, _ in self.pipeline) <= HIGH_WATER_LIMIT:
             self.flow.resume_reading()
@@ -401,11 +401,11 @@ class Connection(HttpToolsProtocol):
         if spent_s > limits.body_s:
             return TooSlow(f"the body did not come within {limits.body_s:g} s; send less at once, or send it faster")
         if spent_s > GRACE_S and self._body_bytes < limits.least_bytes_per_s * spent_s:
-            return TooSlow(f"the body comes more slowly than {limits.least_bytes_per_s} bytes a second; send it faster")
+            return TooSlow(f"the body comes at less than {limits.least_bytes_per_s:,} bytes/s; send it faster")
         return None
 
     def _unread(self, now_s: float) -> bool:
-        """Whether the client takes nothing of its answer, or too slowly."""
+        """Whether the client reads its answer not at all, or too slowly."""
         unsent_bytes = self.unsent_bytes
         if not unsent_bytes or self._taken:
             self._unsent_since_s, self._taken = None, False
@@ -420,11 +420,11 @@ class Connection(HttpToolsProtocol):
 
     def _head_too_large(self) -> HeadTooLarge:
         return HeadTooLarge(
-            f"the head of a request may have {self.limits.head_bytes:,} bytes and {self.limits.headers} headers; send less"
+            f"the head of a request may have {self.limits.head_bytes:,} bytes and {self.limits.headers:,} headers; send less"
         )
 
     def _refuse(self, error: StillroomError, reason: Reason) -> None:
-        """Reads no further, and answers with `error` where an answer is still due."""
+        """Stops reading, and answers with `error` if the request has no answer yet."""
         if self._broken or self.transport.is_closing():
             return
         self._broken = True
@@ -432,7 +432,7 @@ class Connection(HttpToolsProtocol):
         self.watch.cut(reason, self, request_id)
         if self.busy:
             self.cycle.keep_alive = False
-            if self.reading == "body":  # the one who reads this body answers
+            if self.reading == "body":  # the endpoint that reads this body raises the error
                 cast(dict[str, Any], self.cycle.scope)[FAULT] = error
                 self.cycle.message_event.set()
             return
@@ -446,7 +446,7 @@ class Connection(HttpToolsProtocol):
 def raw_answer(
     error: StillroomError, request_id: str, *, path: str = "", headers: RawHeaders | None = None, stays: bool = False
 ) -> bytes:
-    """A whole HTTP/1.1 answer, after which the connection is closed, unless it `stays`: for requests that nobody read."""
+    """A whole HTTP/1.1 response for a request that no endpoint reads. It says that the connection closes, unless it `stays`."""
     body = msgspec.json.encode(in_form_of(path, {"code": error.code, "message": error.message}))
     retry_s = max(1, math.ceil(error.retry_after_s)) if isinstance(error, Overloaded) else 1
     retry = f"Retry-After: {retry_s}\r\n" if isinstance(error, Unavailable) else ""

@@ -1,4 +1,4 @@
-"""The socket that a server listens on, how many files it may open, and the signal to reload."""
+"""The listening socket, the limit of open files, and the signal to reload."""
 
 import asyncio
 import ipaddress
@@ -13,13 +13,13 @@ from serve.errors import BadInput
 
 log = logging.getLogger("serve")
 
-# Files that a server has open besides its connections: the models' pipes, its log, its bundles while they load.
+# Files that a server has open besides its connections: pipes to worker processes, its log, and bundles while they load.
 OTHER_FILES = 128
 
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens on `host` and `port`. BadInput when that is not possible."""
+    """A socket that listens on `host` and `port`. BadInput if that is not possible."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -32,15 +32,15 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether this machine alone can reach what `listener` listens on."""
+    """Whether `listener` listens on a loopback address, which only this machine can reach."""
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 @asynccontextmanager
 async def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Within it, SIGHUP calls `reload`, one call after another; one under way is cancelled at its end.
+    """Within this context, SIGHUP calls `reload`, one call at a time. At the end a call under way is cancelled.
 
-    Where there are no such signals, nothing does.
+    On systems without SIGHUP, and outside the main thread, it does nothing.
     """
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
@@ -68,7 +68,7 @@ async def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> AsyncIte
 
 
 def openable_connections(connections: int) -> int:
-    """How many of `connections` this process may have open, once its limit of open files is raised as far as it may be."""
+    """Raises this process's limit of open files for `connections`; returns how many connections the limit then allows."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -81,6 +81,6 @@ def openable_connections(connections: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < needed:
         log.warning(
-            "this process may open %d files, so %d connections and not %d", hard, allowed - OTHER_FILES, connections
+            "the limit of %d open files allows %d connections, not %d", hard, max(1, allowed - OTHER_FILES), connections
         )
     return max(1, allowed - OTHER_FILES)

@@ -1,4 +1,4 @@
-"""TLS: the context that connections are encrypted with, and reading its certificate again."""
+"""The TLS context of connections, and reading its certificate again."""
 
 import os
 import ssl
@@ -10,10 +10,10 @@ TLS_PASSWORD_VARIABLE = "STILLROOM_TLS_PASSWORD"  # noqa: S105 - the name of a v
 
 
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
-    """How to speak TLS (1.2 or later): None without a certificate. BadInput names the file that cannot be used."""
+    """The context for TLS 1.2 or later; None without a certificate. BadInput names the file that cannot be used."""
     if settings.tls_cert is None:
         if settings.tls_key or settings.tls_client_ca:
-            raise BadInput("--tls-key and --tls-client-ca are of use only with --tls-cert; give the certificate, too")
+            raise BadInput("--tls-key and --tls-client-ca need --tls-cert; give the certificate too")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -23,20 +23,20 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
 
 
 def load_certificate(context: ssl.SSLContext, settings: ServeSettings) -> None:
-    """Has `context` use the files as they are now. BadInput names the one that cannot be used."""
+    """Loads the files into `context` as they are now. BadInput names the one that cannot be used."""
     certificate, key, authority = settings.tls_cert, settings.tls_key, settings.tls_client_ca
     assert certificate
     try:
-        # Without a password OpenSSL would ask for one at the terminal, and wait.
+        # Without this function OpenSSL would ask for the password at the terminal, and wait.
         context.load_cert_chain(certificate, key, password=lambda: os.environ.get(TLS_PASSWORD_VARIABLE, ""))
     except (OSError, ValueError) as error:
         raise BadInput(
-            f"the certificate {certificate} with the key {key or 'in it'} cannot be used ({error}); give a chain and its key "
-            f"in PEM, and the key's password, if it has one, in {TLS_PASSWORD_VARIABLE}"
+            f"the certificate {certificate} with the key {key or 'in it'} cannot be used ({error}); give the chain and its key "
+            f"in PEM, and the password of an encrypted key in {TLS_PASSWORD_VARIABLE}"
         ) from error
     if authority:
         try:
             context.load_verify_locations(authority)
         except (OSError, ValueError) as error:
-            raise BadInput(f"the authority {authority} cannot be used ({error}); give certificates in PEM") from error
+            raise BadInput(f"--tls-client-ca {authority} cannot be used ({error}); give certificates in PEM") from error
         context.verify_mode = ssl.CERT_REQUIRED

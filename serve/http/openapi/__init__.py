@@ -1,1 +1,1 @@
-"""The endpoints described: OpenAPI 3.1 of `/v1` and `/v2`, and the page that `/docs` shows."""
+"""The description of the endpoints: OpenAPI 3.1 of `/v1` and `/v2`, and the page at `/docs`."""

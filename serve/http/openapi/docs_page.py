@@ -1,14 +1,14 @@
-"""`/docs`: the endpoints for a person, made from the OpenAPI document alone. No script, nothing from elsewhere."""
+"""`/docs`: a web page of the endpoints, made from the OpenAPI document. It has no script and loads nothing."""
 
 import json
 import re
 from html import escape
 from typing import Any
 
-# A server's address as its client wrote it, if it may stand in a command: a name or an IP address, and a port.
+# A Host header that is safe in a command: a name or an IP address, and a port.
 ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
 
-# The colours are those of the pages that reports are.
+# The colours are those of the report pages.
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --quiet: #5b6470; --paper: #ffffff; --panel: #f5f6f8; --line: #d9dde3;
   --accent: #0b6e8f; }
@@ -33,9 +33,9 @@ td:first-child { font-family: ui-monospace, Menlo, Consolas, monospace; overflow
 
 
 def docs_page(document: dict[str, Any], scheme: str = "http", host: str = "") -> str:
-    """A page of every operation of `document`: what it does, a call of it, its fields, its answers.
+    """A page with every operation of `document`: what it does, a curl command, its fields and its status codes.
 
-    The calls go to `host`, as the client names the server, where that is an address.
+    The commands use `host`, the client's Host header, if it is a valid address, and 127.0.0.1:8000 otherwise.
     """
     base = f"{scheme}://{host if ADDRESS.fullmatch(host) else '127.0.0.1:8000'}"
     sections = [
@@ -67,7 +67,7 @@ def _section(document: dict[str, Any], base: str, path: str, method: str, operat
 
 
 def _call(url: str, example: object) -> str:
-    """The operation as a command."""
+    """The operation as a curl command."""
     if example is None:
         return f"curl -s {url}"
     body = json.dumps(example, ensure_ascii=False)
@@ -75,7 +75,7 @@ def _call(url: str, example: object) -> str:
 
 
 def _fields(document: dict[str, Any], schema: dict[str, Any]) -> list[tuple[str, str]]:
-    """The fields of a body and what is said of each, of every form that it may have."""
+    """The fields of a body, in all its forms, and their descriptions."""
     found: dict[str, str] = {}
     for form in schema.get("oneOf", [schema]):
         resolved = form

@@ -1,7 +1,6 @@
-"""The server's endpoints, described for programs: OpenAPI 3.1, with schemas made from the types that the code uses.
+"""The OpenAPI 3.1 document of a server, with schemas made from the types that the code uses.
 
-The document is of one server: the names of its models and its limits stand in it. schemathesis holds a running server
-against it, see `benchmarks/serve/schemathesis_run.py`.
+It has the names of this server's models and its limits. `benchmarks/serve/schemathesis_run.py` checks a running server against it.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from serve.text.answers import MOST_LABELS, EntitiesAnswer, LabelsAnswer
 
 
 class EntitiesResponse(TypedDict):
-    """One answer per text, in the order of the texts."""
+    """One answer for each text, in the order of the texts."""
 
     model: str
     variant: str
@@ -29,7 +28,7 @@ class EntitiesResponse(TypedDict):
 
 
 class ClassifyResponse(TypedDict):
-    """One answer per text, in the order of the texts."""
+    """One answer for each text, in the order of the texts."""
 
     model: str
     variant: str
@@ -37,19 +36,19 @@ class ClassifyResponse(TypedDict):
 
 
 class ModelsResponse(TypedDict):
-    """The models of this server; the first of a task answers requests that name none."""
+    """The models of this server. The first one for an endpoint answers its requests without `model`."""
 
     models: list[ModelDescription]
 
 
 class StateResponse(TypedDict):
-    """The server's state in a word."""
+    """The server's state in one word."""
 
     status: str
 
 
 class ErrorDetail(TypedDict):
-    """What went wrong: a stable code, a message for a person, and the field of the request where there is one."""
+    """A stable code, a message for a person, and the field of the request that is at fault, if there is one."""
 
     code: str
     message: str
@@ -57,64 +56,64 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorResponse(TypedDict):
-    """The body of every answer from 400 up."""
+    """The body of every answer with a status of 400 or more."""
 
     error: ErrorDetail
 
 
 Schema = dict[str, Any]
 
-# Of every endpoint, of those that take a body, and of those that a model answers.
+# Of every endpoint, of those with a request body, and of those that a model answers.
 ERRORS = {
-    "401": "no key, or none that this server knows; only where it has keys",
+    "401": "the key is missing or unknown; only on a server with keys",
     "404": "no such path or model",
-    "405": "not by this method; Allow says by which",
-    "429": "the key asks more than it may; Retry-After says when to come again",
-    "431": "more headers than a request needs",
-    "500": "a fault of the server",
+    "405": "the path does not take this method; the header Allow lists those that it takes",
+    "429": "the key is over its limits; Retry-After gives the seconds to wait",
+    "431": "the headers are too many or too long",
+    "500": "the server failed",
 }
 BODY_ERRORS = {
-    "400": "the body is not JSON, or its parts are not as the headers say",
-    "408": "the body does not come, or too slowly",
-    "413": "over one of the server's limits",
-    "415": "of another media type, or compressed",
-    "422": "a field is missing, unknown or not as needed",
+    "400": "the body is not JSON, or does not match its headers",
+    "408": "the body did not arrive in time, or comes too slowly",
+    "413": "the request is over a limit of the server",
+    "415": "the body has another media type, or is compressed",
+    "422": "a field is missing, unknown, or has a wrong value",
 }
 MODEL_ERRORS = {
-    "429": "the queue is full, or the key asks more than it may; Retry-After says when to come again",
-    "503": "no process can compute it now",
-    "504": f"no answer in the time allowed: the server's, or the milliseconds that the client gave in {TIMEOUT_HEADER}",
+    "429": "the queue is full, or the key is over its limits; Retry-After gives the seconds to wait",
+    "503": "no worker process can answer now",
+    "504": f"no answer in the time allowed: the server's limit, or the client's milliseconds in {TIMEOUT_HEADER}",
 }
 HEADERS: dict[str, Schema] = {
     "X-Request-Id": {
-        "description": "the request's own X-Request-Id where it is of up to 128 plain characters, else a new one; the log speaks of it",
+        "description": "the request's X-Request-Id if it has 1 to 128 of A-Z a-z 0-9 _ . : / + = -, otherwise a new id; also in the log",
         "required": True,
         "schema": {"type": "string"},
     },
     "Server-Timing": {
-        "description": "milliseconds of the text answered last: queue, tokenise, run and decode; and total, of the request",
+        "description": "milliseconds: queue, tokenise, run and decode of the text answered last, and total of the request",
         "schema": {"type": "string"},
     },
-    "WWW-Authenticate": {"description": "Bearer", "schema": {"type": "string"}},
+    "WWW-Authenticate": {"description": "the scheme, Bearer", "schema": {"type": "string"}},
     "Allow": {"description": "the methods of this path", "schema": {"type": "string"}},
-    "Retry-After": {"description": "seconds", "schema": {"type": "integer", "minimum": 1}},
+    "Retry-After": {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 1}},
 }
 ADDED_HEADER = {"401": "WWW-Authenticate", "405": "Allow", "429": "Retry-After"}
 REQUEST_ID: Schema = {
     "name": "X-Request-Id",
     "in": "header",
-    "description": "a name for this request, for the log and for its answer",
+    "description": "an id for this request, which the answer and the log repeat",
     "schema": {"type": "string"},
 }
 
-# Either, and on a server without keys neither.
+# Either of the two; a server without keys needs neither.
 SECURITY: list[Schema] = [{}, {"bearer": []}, {"key": []}]
 SECURITY_SCHEMES: Schema = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
 }
 
-# What `AnswerOptions` needs beyond types.
+# The ranges of options, which their types do not state.
 OPTION_SCHEMAS: dict[str, Schema] = {
     "min_score": {"minimum": 0, "maximum": 1},
     "top_k": {"minimum": 1, "maximum": MOST_LABELS},
@@ -123,7 +122,7 @@ OPTION_SCHEMAS: dict[str, Schema] = {
 ENTITIES_EXAMPLE = {"text": ["Ms Keller moved to Graz", "fly to Rome"], "min_score": 0.5, "offsets": "utf16"}
 CLASSIFY_EXAMPLE = {"text": "Where is my parcel?", "top_k": 2}
 RELATIONS_EXAMPLE = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}}
-# The requests, and which models may be named in each.
+# The requests, and the models that each may name.
 FITTING: dict[type[msgspec.Struct], Callable[[Manifest], bool]] = {
     EntitiesRequest: lambda manifest: manifest.task == "token-classification",
     ClassifyRequest: lambda manifest: manifest.task == "text-classification" and not manifest.relations,
@@ -134,7 +133,7 @@ REQUESTS = tuple(FITTING)
 
 
 def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]:
-    """The OpenAPI document of a server of `models`, by their names and aliases."""
+    """The OpenAPI document of a server with `models`, by their names and aliases."""
     responses = (EntitiesResponse, ClassifyResponse, ModelsResponse, StateResponse, ErrorResponse)
     references, schemas = msgspec.json.schema_components(
         (*REQUESTS, *responses), ref_template="#/components/schemas/{name}"
@@ -149,16 +148,16 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
         ),
         "/v1/classify": _post("Classify texts", "classify", reference["ClassifyRequest"], labels, CLASSIFY_EXAMPLE),
         "/v1/relations": _post(
-            "Say what one part of a text is to another", "relations", asked_relations, labels, RELATIONS_EXAMPLE
+            "Classify the relation of two parts of a text", "relations", asked_relations, labels, RELATIONS_EXAMPLE
         ),
-        "/v1/models": _get("The models served", "models", _json(reference["ModelsResponse"])),
-        "/healthz": _get("The process is up", "healthz", state),
-        "/readyz": _get("Every model is warm", "readyz", state, {"503": "still warming up, or no process computes"}),
+        "/v1/models": _get("List the models", "models", _json(reference["ModelsResponse"])),
+        "/healthz": _get("Check that the server runs", "healthz", state),
+        "/readyz": _get("Check that every model can answer", "readyz", state, {"503": "some model cannot answer now"}),
         "/metrics": _get(
-            "Counters in Prometheus's text format", "metrics", {"text/plain": {"schema": {"type": "string"}}}
+            "Metrics in Prometheus's text format", "metrics", {"text/plain": {"schema": {"type": "string"}}}
         ),
         "/openapi.json": _get("This document", "openapi", _json({"type": "object"})),
-        "/docs": _get("This document, for a person", "docs", {"text/html": {"schema": {"type": "string"}}}),
+        "/docs": _get("This document as a web page", "docs", {"text/html": {"schema": {"type": "string"}}}),
         "/": _get("A page to try the models on", "page", {"text/html": {"schema": {"type": "string"}}}),
         **v2_paths(models, {**BODY_ERRORS, **MODEL_ERRORS}),
     }
@@ -179,7 +178,7 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
 
 
 def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits: Limits) -> None:
-    """Adds to the types what the server needs beyond them: limits, and the names of its models."""
+    """Adds to the schemas what the types do not state: limits, and the names of models."""
     for kind in REQUESTS:
         properties = schemas[kind.__name__]["properties"]
         for name, schema in properties.items():
@@ -213,7 +212,7 @@ def _get(summary: str, name: str, content: Schema, errors: dict[str, str] | None
 
 
 def _complete(operation: Schema, error: Schema) -> None:
-    """Gives an operation what all have: the request's id, and its errors as answers in the form `error`."""
+    """Adds what every operation has: the request id, and its errors as responses with the schema `error`."""
     operation.setdefault("parameters", []).append(REQUEST_ID)
     for status, meaning in sorted({**ERRORS, **operation.pop("x-errors")}.items()):
         operation["responses"][status] = {"description": meaning, "content": _json(error)}
@@ -228,7 +227,7 @@ def _json(schema: Schema) -> Schema:
 
 
 def program_version() -> str:
-    """The version that is installed."""
+    """The installed version."""
     try:
         return version("stillroom")
     except PackageNotFoundError:  # run from a checkout that was not installed

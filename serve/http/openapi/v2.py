@@ -1,4 +1,4 @@
-"""The part of the OpenAPI document that describes `/v2`. The forms are the protocol's, so they are written here and not derived."""
+"""The part of the OpenAPI document for `/v2`. The schemas are the protocol's, so they are written here and not made from types."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +11,7 @@ from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, options_of
 Schema = dict[str, Any]
 
 V2_ERROR: Schema = {"$ref": "#/components/schemas/V2Error"}
+UNREADY = "some model cannot answer now"
 SHAPE: Schema = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1, "maxItems": 2}
 INFER_EXAMPLE = {
     "id": "42",
@@ -19,14 +20,14 @@ INFER_EXAMPLE = {
 JSON_LENGTH: Schema = {
     "name": "Inference-Header-Content-Length",
     "in": "header",
-    "description": "bytes of the JSON, where tensors follow it as bytes",
+    "description": "length of the JSON in bytes, if binary tensors follow it",
     "schema": {"type": "integer", "minimum": 0},
 }
 
 
 def v2_paths(models: Mapping[str, Manifest], errors: dict[str, str]) -> dict[str, Schema]:
-    """The paths of `/v2`; `errors` are those of an endpoint that a model answers."""
-    named = {"name": _parameter("name", "a name from /v1/models", [*models])}
+    """The paths of `/v2`; `errors` are those of endpoints that a model answers."""
+    named = {"name": _parameter("name", "a name or alias from /v1/models", [*models])}
     versioned = {
         **named,
         "version": _parameter(
@@ -34,26 +35,26 @@ def v2_paths(models: Mapping[str, Manifest], errors: dict[str, str]) -> dict[str
         ),
     }
     paths = {
-        "/v2": _get("Open Inference Protocol: the server", "v2_server", _reference("V2Server")),
-        "/v2/health/live": _get("The process is up", "v2_live", _truth("live")),
-        "/v2/health/ready": _get("Every model is warm", "v2_ready", _truth("ready"), unready="not every model is warm"),
+        "/v2": _get("Open Inference Protocol: describe the server", "v2_server", _reference("V2Server")),
+        "/v2/health/live": _get("Check that the server runs", "v2_live", _truth("live")),
+        "/v2/health/ready": _get("Check that every model can answer", "v2_ready", _truth("ready"), unready=UNREADY),
     }
-    for suffix, mark, parameters in (("", "", named), ("/versions/{version}", "_of_version", versioned)):
+    for suffix, ending, parameters in (("", "", named), ("/versions/{version}", "_of_version", versioned)):
         model = f"/v2/models/{{name}}{suffix}"
         listed = list(parameters.values())
         paths |= {
-            model: _get("What a model takes and gives", f"v2_model{mark}", _reference("V2Model"), listed),
+            model: _get("Inputs and outputs of a model", f"v2_model{ending}", _reference("V2Model"), listed),
             f"{model}/ready": _get(
-                "A model is warm", f"v2_model_ready{mark}", _truth("ready", "name"), listed, unready="it is not"
+                "Check a model", f"v2_model_ready{ending}", _truth("ready", "name"), listed, unready=UNREADY
             ),
-            f"{model}/infer": {"post": _infer(f"v2_infer{mark}", listed, errors)},
+            f"{model}/infer": {"post": _infer(f"v2_infer{ending}", listed, errors)},
         }
     return paths
 
 
 def v2_schemas(option_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
-    """What the paths refer to; `option_schemas` are what options need beyond their types."""
-    parameters = {"binary_data_output": {"type": "boolean", "description": "outputs as bytes behind the JSON"}}
+    """The schemas that the paths refer to; `option_schemas` are the ranges of options, which their types do not state."""
+    parameters = {"binary_data_output": {"type": "boolean", "description": "true: binary outputs after the JSON"}}
     for kind in (EntitiesRequest, ClassifyRequest):
         properties = msgspec.json.schema_components([kind])[1][kind.__name__]["properties"]
         parameters |= {name: {**properties[name], **option_schemas.get(name, {})} for name in options_of(kind)}
@@ -108,19 +109,19 @@ def v2_schemas(option_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
 
 def _infer(name: str, parameters: list[Schema], errors: dict[str, str]) -> Schema:
     return {
-        "summary": "Ask a model with texts or with token ids",
+        "summary": "Run a model on texts or on token ids",
         "operationId": name,
         "parameters": [*parameters, JSON_LENGTH],
         "requestBody": {
             "required": True,
             "content": {
                 "application/json": {"schema": _reference("V2InferRequest"), "example": INFER_EXAMPLE},
-                "application/octet-stream": {"schema": {"description": "the same JSON, then tensors as bytes"}},
+                "application/octet-stream": {"schema": {"description": "the same JSON, then binary tensors"}},
             },
         },
         "responses": {
             "200": {
-                "description": "outputs; as bytes behind the JSON where that was asked for",
+                "description": "outputs; after the JSON as binary tensors if asked for",
                 "headers": {
                     JSON_LENGTH["name"]: {"description": JSON_LENGTH["description"], "schema": JSON_LENGTH["schema"]}
                 },

@@ -1,1 +1,1 @@
-"""What `/v1` takes: the bodies of its endpoints, checked."""
+"""Request bodies of the `/v1` endpoints, and their checks."""

@@ -1,4 +1,4 @@
-"""Questions of `/v1/relations`: a text and two parts of it -> the marked text that a model of relations reads."""
+"""Request bodies of `/v1/relations`: a text and two parts of it -> the text with markers, which a model of relations reads."""
 
 from typing import Annotated
 
@@ -6,29 +6,21 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from serve.errors import BadInput
-from serve.http.v1.requests import ModelName, Truncate, check_limits, decode
+from serve.http.v1.requests import ABSTAIN, OFFSETS, TOP_K, ModelName, Truncate, check_limits, decode
 from serve.settings import Limits
 from serve.text.answers import OffsetUnit
 from serve.text.relation_items import Part, RelationItem, marked_text
 
-TopK = Annotated[
-    int | None,
-    Meta(description="a number from 1: how many labels to give; without it all, or where any number may apply, those"),
-]
-Unit = Annotated[
-    OffsetUnit,
-    Meta(description='"codepoints", "utf16" (as JavaScript counts) or "utf8" (bytes); what start and end count'),
-]
-Abstain = Annotated[
-    bool, Meta(description="true or false: whether to give no label where the model is not sure enough")
-]
+TopK = Annotated[int | None, Meta(description=TOP_K)]
+Unit = Annotated[OffsetUnit, Meta(description=OFFSETS)]
+Abstain = Annotated[bool, Meta(description=ABSTAIN)]
 PartOfText = Annotated[
     Part, Meta(description='an object {"start": ..., "end": ...}: a part of the text, end exclusive')
 ]
 
 
 class RelationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Say what the head of a text is to its tail."""
+    """Find the relation of the head of a text to its tail."""
 
     text: Annotated[str, Meta(description="a string")]
     head: PartOfText
@@ -41,7 +33,7 @@ class RelationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class RelationItemsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Say for each of several texts what its head is to its tail."""
+    """Find the relation of head to tail in each of several texts."""
 
     items: Annotated[list[RelationItem], Meta(description='a list of {"text", "head", "tail"}')]
     model: ModelName = None
@@ -56,18 +48,18 @@ class _Form(msgspec.Struct):
 
 
 def decode_relations(body: bytes) -> RelationRequest | RelationItemsRequest:
-    """The body as the one form or the other; errors as `serve.http.v1.requests.decode`."""
+    """The body as one item or as a list of items; errors as in `serve.http.v1.requests.decode`."""
     try:
         several = msgspec.json.decode(body, type=_Form).items is not UNSET
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        several = b'"items"' in body  # a guess at what was meant; what is wrong with it is found again, and told
+        several = b'"items"' in body  # a guess at the form; decoding it raises the error
     return decode(body, RelationItemsRequest) if several else decode(body, RelationRequest)
 
 
 def marked_texts(asked: RelationRequest | RelationItemsRequest, limits: Limits) -> list[str]:
-    """Each text with markers round its head and its tail.
+    """Each text with markers around its head and its tail.
 
-    BadInput, with the field, when there is no item, and what `marked_text` raises. TooLarge beyond the limits.
+    BadInput, with the field, when there is no item, and as in `marked_text`. TooLarge beyond the limits.
     """
     if isinstance(asked, RelationRequest):
         check_limits([asked.text], "text", limits)

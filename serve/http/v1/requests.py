@@ -1,4 +1,4 @@
-"""What a client may send: bodies within the limits, and the fields of each endpoint."""
+"""Request bodies of `/v1/entities` and `/v1/classify`: their fields, and the checks of bodies and limits."""
 
 import dataclasses
 import json
@@ -14,59 +14,60 @@ from serve.settings import Limits
 from serve.text.answers import AnswerOptions, OffsetUnit
 from serve.text.spans import Aggregation
 
+# Each description is also the end of an error message: "top_k: ...; give a whole number from 1, ...".
+TOP_K = "a whole number from 1, how many labels to return; default: all labels, or those that apply if any number of labels may apply"
+OFFSETS = '"codepoints" (default), "utf16" (as in JavaScript) or "utf8" (bytes), the unit of start and end'
+ABSTAIN = "true or false (default): true returns no label if the highest score is below the bundle's abstain_below"
+
 Text = Annotated[str | list[str], Meta(description="a string, or a list of strings")]
-ModelName = Annotated[str | None, Meta(description="a name from /v1/models; without it, the first model of this task")]
+ModelName = Annotated[
+    str | None, Meta(description="a name or alias from /v1/models; default: the first model for this endpoint")
+]
 Truncate = Annotated[
     bool,
-    Meta(description="true or false: whether a text longer than the model is cut, and not read whole in windows"),
+    Meta(
+        description="true or false (default): true cuts a text longer than the model instead of reading it in windows"
+    ),
 ]
 
 
 class EntitiesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Find the entities in one text or in each of a list."""
+    """Find the entities in one text, or in each text of a list."""
 
     text: Text
     model: ModelName = None
-    min_score: Annotated[float, Meta(description="a number from 0 to 1; entities below it are left out")] = 0.0
-    offsets: Annotated[
-        OffsetUnit,
-        Meta(description='"codepoints", "utf16" (as JavaScript counts) or "utf8" (bytes); what start and end count'),
-    ] = "codepoints"
+    min_score: Annotated[
+        float, Meta(description="a number from 0 (default) to 1; entities with a lower score are left out")
+    ] = 0.0
+    offsets: Annotated[OffsetUnit, Meta(description=OFFSETS)] = "codepoints"
     aggregation: Annotated[
         Aggregation,
         Meta(
-            description='"first" (a word has its first token\'s tag), "average" or "max" (of all its tokens), or "strict" '
-            "(as first, and only entities whose tags are a valid sequence)"
+            description='"first" (default: a word gets the tag of its first token), "average" or "max" (of all its tokens), or '
+            '"strict" (as "first", without incomplete entities)'
         ),
     ] = "first"
     constrained: Annotated[
-        bool, Meta(description="true or false: whether to find the likeliest tags that are a valid sequence")
+        bool, Meta(description="true or false (default): true finds the likeliest tags that form a valid sequence")
     ] = False
     truncate: Truncate = False
 
 
 class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Classify one text or each of a list."""
+    """Classify one text, or each text of a list."""
 
     text: Text
     model: ModelName = None
     text_pair: Annotated[
-        str | list[str] | None, Meta(description="the second texts of models of pairs; as many as in text")
+        str | list[str] | None, Meta(description="the second text of each pair: a string, or a list as long as text")
     ] = None
-    top_k: Annotated[
-        int | None,
-        Meta(
-            description="a number from 1: how many labels to give; without it all, or where any number may apply, those"
-        ),
-    ] = None
+    top_k: Annotated[int | None, Meta(description=TOP_K)] = None
     truncate: Truncate = False
-    abstain: Annotated[
-        bool, Meta(description="true or false: whether to give no label where the model is not sure enough")
-    ] = False
+    abstain: Annotated[bool, Meta(description=ABSTAIN)] = False
 
 
 def options_of(kind: type[msgspec.Struct]) -> list[str]:
-    """Which fields of a request are options of its answers."""
+    """The fields of a request that are fields of `AnswerOptions`."""
     return [field.name for field in dataclasses.fields(AnswerOptions) if field.name in kind.__struct_fields__]
 
 
@@ -74,60 +75,60 @@ Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
 async def read_request(request: Request, kind: type[Asked], limits: Limits) -> Asked:
-    """The request's body as `kind`. Raises the BadInput that says what is wrong with it."""
+    """The request's body as `kind`. Errors as in `read_json` and `decode`."""
     return decode(await read_json(request, limits.body_bytes), kind)
 
 
 async def read_json(request: Request, limit_bytes: int) -> bytes:
-    """The body, which is said to be JSON. UnsupportedMedia when it is not; what `read_body` raises."""
+    """The body. UnsupportedMedia if its content type is not JSON; other errors as in `read_body`."""
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMedia(
-            f"the content type is {content_type or 'not given'}; send JSON with Content-Type: application/json"
+            f"the content type is {content_type or 'missing'}; send JSON with Content-Type: application/json"
         )
     return await read_body(request, limit_bytes)
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The body, kept no further than `limit_bytes`. TooLarge beyond, whether or not the length was declared.
+    """The body. TooLarge if it has more than `limit_bytes`, whether or not the length was declared.
 
-    UnsupportedMedia when it is compressed: a few bytes could then stand for gigabytes.
+    UnsupportedMedia if it is compressed, since a few bytes could become gigabytes.
 
-    The connection stays open, and uvicorn throws away what still comes: closing it on a client that is sending would
-    often lose the answer on its way.
+    After an error the connection stays open, and uvicorn discards the rest of the body. If it were closed while the client sends,
+    the client would often not receive the answer.
     """
     coding = request.headers.get("content-encoding", "").strip()
     if coding.lower() not in {"", "identity"}:
-        raise UnsupportedMedia(f"the content encoding is {coding}; send the body as it is, without Content-Encoding")
+        raise UnsupportedMedia(f"the content encoding is {coding}; send the body without compression")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise TooLarge(
-            f"the body has {int(declared):,} bytes; this server takes {limit_bytes:,}: send fewer texts at once"
+            f"the body has {int(declared):,} bytes; this server takes {limit_bytes:,} bytes: send fewer texts at once"
         )
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit_bytes:
-            raise TooLarge(f"the body has over {limit_bytes:,} bytes, which is the most: send fewer texts at once")
+            raise TooLarge(
+                f"the body has more than the {limit_bytes:,} bytes that this server takes: send fewer texts at once"
+            )
     return bytes(body)
 
 
 def decode(body: bytes, kind: type[Asked]) -> Asked:
-    """`body` as `kind`. BadRequest when it is not JSON; BadInput, with the field, when a field is not as needed."""
+    """`body` as `kind`. BadRequest if it is not JSON; BadInput, with the field, if a field is missing, unknown or wrong."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _field_error(str(error), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if surrogate := _field_with_half_a_pair(body):
-            raise BadInput(
-                f"{surrogate} has half a surrogate pair, which is no character; send whole characters", field=surrogate
-            ) from error
+            raise BadInput(f"{surrogate} has half a surrogate pair; send whole characters", field=surrogate) from error
         raise BadRequest(f'the body is not JSON ({error}); send an object such as {{"text": "..."}}') from error
 
 
 def _field_error(message: str, kind: type[Asked]) -> BadInput:
-    """msgspec's message, with the field it speaks of and what that field needs."""
+    """The error for a message of msgspec, with the field that it names and the values that this field takes."""
     # "... - at `$.text[3]`", "... required field `text`", "... unknown field `txt` - at `$.head`"
     inside, of_object = re.search(r"`\$\.([^`]+)`$", message), re.search(r"field `([^`]*)`", message)
     if found := inside or of_object:
@@ -145,13 +146,13 @@ def _field_error(message: str, kind: type[Asked]) -> BadInput:
 
 
 def _need(kind: type[Asked], name: str) -> str:
-    """What field `name` takes, in the words of its description."""
+    """The description of field `name`."""
     annotation = get_type_hints(kind, include_extras=True)[name]
     return str(annotation.__metadata__[0].description)
 
 
 def _field_with_half_a_pair(body: bytes) -> str | None:
-    """The field in which otherwise right JSON has half a surrogate pair (`"\\ud83d"`); None when it is not that."""
+    """The field of otherwise valid JSON that has half a surrogate pair (`"\\ud83d"`); None if there is none."""
     try:
         return _half_a_pair_in(json.loads(body), "")
     except (ValueError, RecursionError):
@@ -159,7 +160,7 @@ def _field_with_half_a_pair(body: bytes) -> str | None:
 
 
 def _half_a_pair_in(value: object, path: str) -> str | None:
-    """Where in `value`, which stands at `path`, there is a string with half a surrogate pair."""
+    """The path of a string with half a surrogate pair in `value`, which is at `path`; None if there is none."""
     if isinstance(value, str):
         return path if path and any("\ud800" <= character <= "\udfff" for character in value) else None
     if isinstance(value, dict):
@@ -172,13 +173,13 @@ def _half_a_pair_in(value: object, path: str) -> str | None:
 
 
 def check_limits(texts: list[str], field: str, limits: Limits) -> None:
-    """TooLarge when there are too many texts, or one is too long."""
+    """TooLarge if there are too many texts, or one is too long."""
     if len(texts) > limits.texts:
         raise TooLarge(f"{field} has {len(texts):,} texts; this server takes {limits.texts:,} at once", field=field)
     for index, text in enumerate(texts):
         if len(text) > limits.text_characters:
             name = field if len(texts) == 1 else f"{field}[{index}]"
             raise TooLarge(
-                f"{name} has {len(text):,} characters; this server takes {limits.text_characters:,}: split it",
+                f"{name} has {len(text):,} characters; this server takes {limits.text_characters:,} in one text: split it",
                 field=name,
             )

@@ -1,7 +1,7 @@
-"""`/v2`: the Open Inference Protocol (KServe v2) over HTTP, for any client that speaks it.
+"""`/v2`: the Open Inference Protocol (KServe v2) over HTTP.
 
-A model is asked with texts, and answers with JSON in a BYTES tensor; or with token ids, and answers with logits.
-`serve.http.v2.tensors` reads and writes what travels, `serve.http.middleware` gives errors their form here: `{"error": message}`.
+A model takes texts, and answers with JSON in a BYTES tensor; or token ids, and answers with logits. `serve.http.v2.tensors` reads
+and writes the tensors. `serve.http.middleware` gives errors the protocol's form: `{"error": message}`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -44,7 +44,7 @@ class _Top(msgspec.Struct):
 
 
 def routes(service: Service) -> list[Route]:
-    """The endpoints under `/v2`, of the models of `service`."""
+    """The endpoints under `/v2` for the models of `service`."""
     model = "/v2/models/{name}"
     offered: list[tuple[str, Handler, str]] = [
         ("/v2", _server, "GET"),
@@ -66,7 +66,7 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
 async def _counted(path: str, handler: Handler, service: Service, request: Request) -> Response:
-    request.scope["stillroom.endpoint"] = path  # counted under its pattern, not under each model's name
+    request.scope["stillroom.endpoint"] = path  # metrics count the pattern of the path, not each model's name
     return await handler(service, request)
 
 
@@ -96,9 +96,9 @@ async def _model_ready(service: Service, request: Request) -> Response:
 
 
 def metadata(model: ServedModel) -> dict[str, object]:
-    """What a model takes and gives. Its one version is its bundle's digest, so that a client can insist on exactly this one.
+    """The inputs and outputs of a model. Its only version is the digest of its bundle, so that a client can ask for exactly this one.
 
-    Texts or token ids are sent, never both; -1 is any size.
+    A request has texts or token ids, never both. A size of -1 means any size.
     """
     manifest = model.manifest
     labels = len(manifest.labels)
@@ -133,12 +133,12 @@ def metadata(model: ServedModel) -> dict[str, object]:
 
 async def _infer(service: Service, request: Request) -> Response:
     content_type = request.headers.get("content-type", "")
-    # tritonclient names no type, whatever it sends.
+    # tritonclient sends no content type.
     if content_type and content_type.partition(";")[0].strip().lower() not in MEDIA:
-        raise UnsupportedMedia(f"the content type is {content_type}; send one of {', '.join(MEDIA)}")
+        raise UnsupportedMedia(f"the content type is {content_type}; send {' or '.join(MEDIA)}")
     _asked_for(service, request)
     body = await read_body(request, service.limits.body_bytes)
-    model = _asked_for(service, request)  # it may have been reloaded while the body came
+    model = _asked_for(service, request)  # again, since it may have been reloaded while the body arrived
     asked, tensors = read_tensors(body, request.headers.get(JSON_LENGTH), INPUTS)
     all_as_bytes, options = parameters_of(asked, model.manifest)
     works = works_of(tensors, options, model.manifest, service.limits)
@@ -159,21 +159,21 @@ async def _infer(service: Service, request: Request) -> Response:
 
 
 def _asked_for(service: Service, request: Request) -> ServedModel:
-    """The model of the path, looked up among those served; NotFound when there is none such, or its version is another."""
+    """The model in the request's path. NotFound if there is no such model, or it has another version."""
     name, version = request.path_params["name"], request.path_params.get("version")
     model = service.named(name)
     if version not in {None, model.manifest.digest}:
-        raise NotFound(f"there is no version {version!r} of {name!r}; its only one is {model.manifest.digest}")
+        raise NotFound(f"there is no version {version!r} of {name!r}; its only version is {model.manifest.digest}")
     return model
 
 
 def option_names(manifest: Manifest) -> list[str]:
-    """The parameters that a request to a model may have beside `binary_data_output`: the options of its endpoint in `/v1`."""
+    """The parameters of requests to a model beside `binary_data_output`: the options of its endpoint in `/v1`."""
     return options_of(EntitiesRequest if manifest.task == "token-classification" else ClassifyRequest)
 
 
 def parameters_of(asked: InferRequest, manifest: Manifest) -> tuple[bool, AnswerOptions]:
-    """Whether outputs are wanted as bytes, and how answers are wanted. BadInput for what is not a parameter, or out of range."""
+    """Whether outputs are wanted as bytes, and the options of answers. BadInput for an unknown parameter or a wrong value."""
     given = dict(asked.parameters)
     as_bytes = given.pop("binary_data_output", False)
     if not isinstance(as_bytes, bool):
@@ -181,7 +181,7 @@ def parameters_of(asked: InferRequest, manifest: Manifest) -> tuple[bool, Answer
     known = option_names(manifest)
     if unknown := sorted(given.keys() - set(known)):
         raise BadInput(
-            f"there is no parameter {unknown[0]!r} of {manifest.name!r}; there is {', '.join(['binary_data_output', *known])}",
+            f"{manifest.name!r} has no parameter {unknown[0]!r}; the parameters are {', '.join(['binary_data_output', *known])}",
             field=f"parameters.{unknown[0]}",
         )
     try:
@@ -191,13 +191,13 @@ def parameters_of(asked: InferRequest, manifest: Manifest) -> tuple[bool, Answer
 
 
 def works_of(tensors: dict[str, Tensor], options: AnswerOptions, manifest: Manifest, limits: Limits) -> list[Work]:
-    """What the model is to do for each text, or for each row of token ids. BadInput when the tensors do not belong together."""
+    """A work item for each text, or for each row of token ids. BadInput if the tensors do not belong together."""
     if ("text" in tensors) == ("input_ids" in tensors):
         raise BadInput("inputs: send either text or input_ids", field="inputs")
     of_texts = "text" in tensors
     if strangers := [name for name in tensors if (name in TEXT_INPUTS) != of_texts]:
         raise BadInput(
-            f"inputs: {strangers[0]} does not go with {'text' if of_texts else 'input_ids'}; leave one out",
+            f"inputs: {strangers[0]} cannot be sent together with {'text' if of_texts else 'input_ids'}; leave one out",
             field="inputs",
         )
     return _text_works(tensors, options, limits) if of_texts else _token_works(tensors, manifest, limits)
@@ -225,19 +225,20 @@ def _token_works(tensors: dict[str, Tensor], manifest: Manifest, limits: Limits)
     count, tokens = shape
     if tokens > manifest.max_length:
         raise TooLarge(
-            f"input_ids has rows of {tokens:,} tokens; {manifest.name!r} reads {manifest.max_length:,} at most: cut them"
+            f"input_ids has rows of {tokens:,} tokens; {manifest.name!r} reads at most {manifest.max_length:,}: cut the rows"
         )
     if count > limits.texts:
         raise TooLarge(f"input_ids has {count:,} rows; this server takes {limits.texts:,} at once")
     for name, tensor in tensors.items():
         if tensor.shape != shape:
             raise BadInput(
-                f"{name} has the shape {list(tensor.shape)}; it must be that of input_ids, {list(shape)}",
+                f"{name} has the shape {list(tensor.shape)}; it must have the shape of input_ids, {list(shape)}",
                 field="inputs",
             )
         if name not in manifest.inputs:
             raise BadInput(
-                f"{name} is no input of {manifest.name!r}, which takes {manifest.inputs}; leave it out", field="inputs"
+                f"{name} is not an input of {manifest.name!r}, which takes {', '.join(manifest.inputs)}; leave it out",
+                field="inputs",
             )
     defaults = {"attention_mask": 1, "token_type_ids": 0}
     columns = {
@@ -246,7 +247,7 @@ def _token_works(tensors: dict[str, Tensor], manifest: Manifest, limits: Limits)
     }
     for name, values in columns.items():
         if not set(values) <= {0, 1}:
-            raise BadInput(f"{name} holds numbers other than 0 and 1; send only these", field="inputs")
+            raise BadInput(f"{name} has numbers other than 0 and 1; send only 0 and 1", field="inputs")
     rows = [slice(start, start + tokens) for start in range(0, count * tokens, tokens)]
     works = [
         TokenWork(tensors["input_ids"].values[row], columns["attention_mask"][row], columns["token_type_ids"][row])  # type: ignore[arg-type]
@@ -254,19 +255,19 @@ def _token_works(tensors: dict[str, Tensor], manifest: Manifest, limits: Limits)
     ]
     unseen = next((index for index, work in enumerate(works) if 1 not in work.attention_mask), None)
     if unseen is not None:
-        raise BadInput(f"attention_mask has nothing but 0 in row {unseen}; the model must see a token", field="inputs")
+        raise BadInput(f"attention_mask has only 0 in row {unseen}; send at least one 1 in each row", field="inputs")
     return list(works)
 
 
 def output_names(manifest: Manifest, *, of_texts: bool) -> list[str]:
-    """What a request is answered with: other outputs for texts than for token ids."""
+    """The outputs of a request: those for texts differ from those for token ids."""
     if not of_texts:
         return ["logits"]
     return ["answer", "label", "score"] if manifest.task == "text-classification" else ["answer"]
 
 
 def wanted_outputs(asked: InferRequest, names: list[str], all_as_bytes: bool) -> dict[str, bool]:
-    """The outputs that a request wants, and which of them as bytes: all of `names` where it says nothing."""
+    """The outputs that a request asks for, and whether each is wanted as bytes. Without a list, all of `names`."""
     if not asked.outputs:
         return dict.fromkeys(names, all_as_bytes)
     wanted: dict[str, bool] = {}
@@ -274,7 +275,8 @@ def wanted_outputs(asked: InferRequest, names: list[str], all_as_bytes: bool) ->
         field = f"outputs[{index}].name"
         if each.name not in names:
             raise BadInput(
-                f"outputs[{index}] is {each.name!r}; these inputs give {', '.join(map(repr, names))}", field=field
+                f"outputs[{index}] is {each.name!r}; the outputs for these inputs are {', '.join(map(repr, names))}",
+                field=field,
             )
         if each.name in wanted:
             raise BadInput(f"outputs[{index}] is a second {each.name!r}; ask for each once", field=field)
@@ -284,12 +286,9 @@ def wanted_outputs(asked: InferRequest, names: list[str], all_as_bytes: bool) ->
 
 
 def outputs_of(answers: list[Answered], names: list[str]) -> list[OutputTensor]:
-    """The outputs called `names` of what the model answered.
-
-    Where no label applies to a text, its `label` is empty and its `score` 0.
-    """
+    """The outputs `names`, made of the model's answers. If no label applies to a text, its `label` is empty and its `score` is 0."""
     logits = [answer for answer in answers if isinstance(answer, Logits)]
-    if logits:  # all rows have one length, so all logits have one shape
+    if logits:  # all rows have the same length, so all logits have the same shape
         shape = [len(logits), *logits[0].shape]
         return [OutputTensor("logits", "FP32", shape, b"".join(each.data for each in logits))]
     texts = [answer for answer in answers if isinstance(answer, bytes)]

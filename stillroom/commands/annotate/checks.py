@@ -1,4 +1,4 @@
-"""What `annotate` refuses before it reads a row or makes a file: all that is wrong with what was given, in one message."""
+"""The checks of `annotate` before it reads a row or creates a file. All faults go into one message."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[Offline
     """The pool, not started yet, and the input, entered into `opened` and read up to its first row.
 
     Raises:
-        BadInput: whatever stands in the way, all at once.
+        BadInput: all faults of the settings, the bundle and the input.
     """
     faults = Faults()
     faults.messages += _setting_faults(settings)
@@ -50,7 +50,7 @@ def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[Offline
     source = InputFile(settings.input, settings.format, columns)
     faults.check(lambda: opened.enter_context(source))
     if not faults.messages or (not of_input and settings.input != STDIN and settings.input.is_file()):
-        faults.check(source.prepare)  # of standard input only when nothing else is wrong: it may have to be waited for
+        faults.check(source.prepare)  # standard input only when nothing else is wrong: reading it may block
     faults.raise_if_any()
     assert pool is not None
     return pool, source
@@ -59,23 +59,23 @@ def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[Offline
 def _setting_faults(settings: Annotation) -> Iterator[str]:
     given, out = settings.input, settings.output
     if given != STDIN and out != STDOUT and given.exists() and out.exists() and given.samefile(out):
-        yield f"--output {out} is the input itself; give another file"
+        yield f"--output {out} is the input file; give another file"
     if out != STDOUT and not out.absolute().parent.is_dir():
         yield f"--output {out}: there is no folder {out.absolute().parent}; make it first"
 
 
 def _option_faults(options: AnswerOptions, pool: OfflinePool) -> Iterator[str]:
-    """The options that this bundle's answers do not heed."""
+    """The options that have no effect on this bundle's answers."""
     manifest = pool.manifest
     kind = "relations" if manifest.relations else manifest.task
-    heeded = REQUEST_OF[kind].__struct_fields__
+    used = REQUEST_OF[kind].__struct_fields__
     for option in dataclasses.fields(options):
-        if option.name not in heeded and getattr(options, option.name) != option.default:
-            yield f"--{option.name.replace('_', '-')} means nothing to a model for {kind}; leave it out"
-    if options.abstain and "abstain" in heeded and manifest.variants[pool.variant].abstain_below is None:
+        if option.name not in used and getattr(options, option.name) != option.default:
+            yield f"--{option.name.replace('_', '-')} has no effect on a model for {kind}; leave it out"
+    if options.abstain and "abstain" in used and manifest.variants[pool.variant].abstain_below is None:
         why = (
-            "says of each label on its own whether it applies, and gives none where it is sure of none"
+            "decides on each label separately, and already answers without labels where none applies"
             if manifest.multi_label
-            else f"has no `abstain_below` for {pool.variant} in its manifest; export the bundle anew, which finds one"
+            else f"has no `abstain_below` for {pool.variant} in its manifest; export the bundle again to compute it"
         )
         yield f"--abstain: {manifest.name!r} {why}; leave it out"

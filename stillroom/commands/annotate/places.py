@@ -1,6 +1,6 @@
-"""What an output of `annotate` holds already, beside the rows of the input: which of them are still to be asked.
+"""Pairs the rows of an input of `annotate` with the lines of its output, to find the rows that still need an answer.
 
-An error in a row's place has the SHA-256 of what was read of that row. When the row has changed it is asked again.
+An error line holds the SHA-256 of its row as it was read. When the row has changed, it is answered again.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ ERROR_LINE = re.compile(rb'\{"error":\{"line":\d+,"row_sha256":"([0-9a-f]{64})",
 
 
 class Place(NamedTuple):
-    """A row of the input, the line that the output has for it if any, and whether it is to be asked."""
+    """A row of the input, its line in the output if there is one, and whether the row needs an answer."""
 
     row: InputRow
     line: bytes | None
@@ -40,22 +40,22 @@ def places(source: InputFile, output: AnswerFile) -> Iterator[Place]:
         elif row and (error := ERROR_LINE.match(line)):
             yield Place(row, line, asked=error[1].decode() != _fingerprint(row))
         else:
-            which = f"row {number:,}" + (f" ({source.unit} {row.line:,})" if row else ", which it does not have")
+            which = f"row {number:,}" + (f" ({source.unit} {row.line:,})" if row else ", which does not exist,")
             raise BadInput(
-                f"line {number:,} of {output.name} is not the answer to {which} of {source.name}: one of the two was "
-                "changed. Give the input that it was begun with, another --output, or --restart to begin it anew"
+                f"line {number:,} of {output.name} is not the answer to {which} of {source.name}: one of the files was "
+                "changed. Give the original input, another --output, or --restart to overwrite the output"
             )
     for row in rows:
         yield Place(row, None, asked=True)
 
 
 def answer_opening(field: str) -> bytes:
-    """What stands between a row's fields and its answer, whose name is `field`."""
+    """The JSON between a row's fields and the value of `field`, its answer."""
     return b"," + msgspec.json.encode(field) + b":"
 
 
 def error_line(row: InputRow, code: str, message: str) -> bytes:
-    """The line in the place of a row that has no answer."""
+    """The output line of a row that has no answer."""
     error = {"line": row.line, "row_sha256": _fingerprint(row), "code": code, "message": message}
     return msgspec.json.encode({"error": error}) + b"\n"
 

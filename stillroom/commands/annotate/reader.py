@@ -1,4 +1,4 @@
-"""Rows of text from a file of any size, one at a time, for `annotate`: what cannot be read is a row with its fault."""
+"""Reads rows of text from a file of any size, one at a time, for `annotate`. A row that cannot be read carries its fault."""
 
 import contextlib
 import csv
@@ -21,14 +21,14 @@ from stillroom.commands.annotate import rows
 from stillroom.commands.annotate.rows import Columns, InputRow, faulty, json_row_reader, table_row, text_row, too_long
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet")
-# What holds no object, where a part of a text could stand.
+# Formats that hold no objects, such as the head of a relation.
 FLAT_FORMATS = ("csv", "tsv", "txt")
 STDIN = Path("-")
-# A JSON array has no lines at which it could be read in pieces: it is held whole.
+# A JSON array is read into memory whole, since it has no lines to split it at.
 MOST_ARRAY_BYTES = 256 * 2**20
-PARQUET_ROWS = 1000  # that are made into Python objects at once
+PARQUET_ROWS = 1000  # in memory as Python objects at once
 BUFFER_BYTES = 1 << 20
-NO_ARRAY = "; give an array of objects, or one object a line"  # of a .json file that begins with something else
+NO_ARRAY = "; give an array of objects, or one object a line"  # for a .json file that does not begin with [
 BOM = b"\xef\xbb\xbf"
 INSTALL_PYARROW = "in a clone of stillroom, pip install '.[build]'"
 
@@ -36,18 +36,18 @@ INSTALL_PYARROW = "in a clone of stillroom, pip install '.[build]'"
 class _Line(NamedTuple):
     number: int
     read: bytes
-    """The line with its end; of one that is too long to be held, its SHA-256."""
+    """The line with its line end, or the SHA-256 of a line that is too long."""
     whole: bool
 
 
 class InputFile:
-    """Rows of a file, or of standard input for `-`, read as far as they are asked for; a context manager.
+    """Rows of a file, or of standard input for `-`, read as they are iterated over; a context manager.
 
-    `format` is one of FORMATS, or None: what the name ends with (before `.gz`), `jsonl` for standard input.
+    `format` is one of FORMATS, or None for the one that the name ends with (before `.gz`); `jsonl` for standard input.
 
     Raises:
-        BadInput: on entry when the file cannot be opened; from `prepare` when its header lacks a column, or it is not of its
-            format; while it is read, damaged compression.
+        BadInput: on entry if the file cannot be opened; from `prepare` if its header lacks a column, or the file is not in its
+            format; while rows are read, if the file is damaged.
     """
 
     def __init__(self, path: Path, format: str | None = None, columns: Columns | None = None) -> None:
@@ -77,30 +77,30 @@ class InputFile:
         self._open.close()
 
     def share_read(self) -> float | None:
-        """How much of the file has been read, 0 to 1; None of standard input, whose end nobody knows."""
+        """How much of the file has been read, 0 to 1; None for standard input, whose size is not known."""
         if self._counted:
             return self._counted[0] / max(1, self._counted[1])
         return None if self._size_bytes is None else min(1.0, self._raw.tell() / max(1, self._size_bytes))
 
     def place(self, line: int) -> str:
-        """What to call the row at `line`."""
+        """The file and the row at `line`, for messages."""
         return f"{self.name}, {self.unit} {line}"
 
     def places(self, lines: Sequence[int], count: int) -> str:
-        """What to call `count` rows, of which those at `lines` come first."""
+        """The file and `count` rows, of which those at `lines` are listed, for messages."""
         if count == 1:
             return self.place(lines[0])
         rest = f" and {count - len(lines):,} more" if count > len(lines) else ""
         return f"{self.name}, {self.unit}s {', '.join(map(str, lines))}{rest}"
 
     def prepare(self) -> None:
-        """Reads the header, or whatever stands before the first row; once."""
+        """Reads up to the first row, so also the header; once."""
         if self._rows is None:
             with self._damage_reported():
                 self._rows = self._opened_rows()
 
     def rows(self) -> Iterator[InputRow]:
-        """Its rows, in order. Of `.txt` every line is one; blank lines of the other formats are none."""
+        """Its rows, in order. In `.txt` every line is a row; in the other formats blank lines are skipped."""
         self.prepare()
         assert self._rows is not None
         with self._damage_reported():
@@ -122,25 +122,25 @@ class InputFile:
 
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:
-        """Within it the file is read; what a damaged one raises becomes one message."""
+        """Turns the exceptions of a damaged file into BadInput."""
         try:
             yield
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise BadInput(f"{self.name} is damaged, or cut off: {error}") from error
+            raise BadInput(f"{self.name} is damaged or incomplete: {error}") from error
         except IsADirectoryError as error:
             raise BadInput(f"--input {self.path} is a folder; give a file of text") from error
 
     def _check_header(self, names: Sequence[str]) -> None:
-        """BadInput, with the columns that are there, when they are not those that are needed."""
+        """Raises BadInput, with the columns found and those needed, where the header does not fit."""
         wanted, answer = self.columns.text, self.columns.answer
         needed = self.columns.needed()
         if set(needed) <= set(names) and len(set(names)) == len(names) and answer not in names:
             return
-        pair = f", --text-pair-column than {self.columns.pair}" if self.columns.pair in needed else ""
-        called = "one called" if len(needed) == 1 else "those called"
+        pair = f", --text-pair-column in place of {self.columns.pair}" if self.columns.pair in needed else ""
+        found = f"the column{'s' * (len(names) != 1)} {', '.join(names)}" if names else "no columns"
         raise BadInput(
-            f"{self.name} has {'the columns ' + ', '.join(names) if names else 'no columns'}; it needs {called} {' and '.join(needed)} "
-            f"(--text-column names another than {wanted}{pair}), each name once, and none called {answer} (--field gives the answers "
+            f"{self.name} has {found}; it needs the column{'s' * (len(needed) != 1)} {' and '.join(needed)} (--text-column names "
+            f"another in place of {wanted}{pair}). Each name must occur once, and {answer} must not (--field gives the answers "
             "another name)"
         )
 
@@ -157,11 +157,11 @@ class InputFile:
                 f"the header of {self.name} is not {self.format.upper()} ({error}); is a quote left open?"
             ) from error
         self._check_header([name.encode("utf-8", "replace").decode() for name in header])
-        # Blank lines before the header are no lines of the table.
+        # csv does not count the blank lines before the header.
         return self._rows_under(header, table, read, len(read) - table.line_num)
 
     def _separator(self, first: str) -> str:
-        """Of the usual separators the first that finds all needed columns in the line `first`; if none does, that of the most."""
+        """The first of the usual separators that gives all needed columns in the line `first`, else that of the most columns."""
         names = {
             each: [name.strip() for name in next(csv.reader([first], delimiter=each), [])]
             for each in SEPARATORS[f".{self.format}"]
@@ -183,7 +183,7 @@ class InputFile:
             except csv.Error as error:
                 fault = f"cannot be read as a row of a table ({error})"
                 if "field limit" in str(error):
-                    fault = f"has a cell of more than {MOST_CHARACTERS:,} characters, which are the most; is a quote left open?"
+                    fault = f"has a cell of more than {MOST_CHARACTERS:,} characters, which is the limit; is a quote left open?"
                 yield faulty(line, fault, b"".join(read))
                 continue
             if cells:
@@ -193,13 +193,13 @@ class InputFile:
         held = stream.read(MOST_ARRAY_BYTES + 1)
         if len(held) > MOST_ARRAY_BYTES:
             raise BadInput(
-                f"{self.name} is an array of over {MOST_ARRAY_BYTES:,} bytes, which is the most; give JSON lines, which may be of any "
-                f"size: jq -c '.[]' {self.path.name} > {self.path.with_suffix('.jsonl').name}"
+                f"{self.name} is a JSON array of over {MOST_ARRAY_BYTES:,} bytes, which is the limit; JSON lines have none: "
+                f"jq -c '.[]' {self.path.name} > {self.path.with_suffix('.jsonl').name}"
             )
         try:
             elements = msgspec.json.decode(held.removeprefix(BOM), type=list[msgspec.Raw])
         except (ValueError, RecursionError) as error:
-            raise BadInput(f"{self.name} is no JSON array of objects, and no JSON lines ({error})") from error
+            raise BadInput(f"{self.name} is neither a JSON array of objects nor JSON lines ({error})") from error
         self.unit = "row"
         return self._each_row(map(bytes, elements), len(elements))
 
@@ -208,10 +208,10 @@ class InputFile:
             from pyarrow import parquet
         except ImportError as error:
             raise BadInput(
-                f"{self.name} is parquet, which pyarrow reads, and that is not installed; {INSTALL_PYARROW}, or give another format"
+                f"{self.name} is parquet, and pyarrow, which reads it, is not installed; {INSTALL_PYARROW}, or give another format"
             ) from error
         try:
-            # Its default, to read ahead, reads the whole file.
+            # With the default, pre_buffer=True, pyarrow reads the whole file ahead.
             file = self._open.enter_context(parquet.ParquetFile(self._raw, pre_buffer=False))
         except (OSError, ValueError) as error:
             raise BadInput(f"{self.name} is not a parquet file: {error}") from error
@@ -221,14 +221,14 @@ class InputFile:
     def _parquet_objects(self, file: Any) -> Iterator[bytes]:
         encode = msgspec.json.Encoder(enc_hook=str).encode
         try:
-            # One row group after the other is in memory, and of that a few rows as objects.
+            # In memory are one row group, and PARQUET_ROWS of its rows as objects.
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, use_threads=False):
                 yield from map(encode, batch.to_pylist())
         except (OSError, ValueError) as error:
-            raise BadInput(f"{self.name} is damaged, or cut off: {error}") from error
+            raise BadInput(f"{self.name} is damaged or incomplete: {error}") from error
 
     def _each_row(self, objects: Iterator[bytes], count: int) -> Iterator[InputRow]:
-        """The rows of `objects`, of which there are `count`."""
+        """The rows of `objects`, `count` in all."""
         read = json_row_reader(self.columns)
         for number, written in enumerate(objects, 1):
             self._counted = (number, count)
@@ -236,36 +236,40 @@ class InputFile:
 
 
 def format_of(path: Path) -> str:
-    """The format that a name promises."""
+    """The format that the file's name ends with; `jsonl` for standard input."""
     if path == STDIN:
         return "jsonl"
     return Path(path.stem if path.suffix == ".gz" else path.name).suffix.removeprefix(".").lower()
 
 
 def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[str]:
-    """What cannot be of an input, before it is opened."""
+    """The faults of an input that show before it is opened."""
     found = format or format_of(path)
     if found not in FORMATS:
         given = f"--format {format}" if format else f"the name {path}"
-        yield f"{given} is no known format; give --format one of {', '.join(FORMATS)}"
+        yield f"{given} is no known format; give --format {_either(FORMATS)}"
     if found == "parquet" and (path == STDIN or path.suffix == ".gz"):
-        what = "standard input" if path == STDIN else f"{path}, packed once more by gzip,"
-        yield f"{what} cannot be parquet, which is read from its end; give a plain file"
+        what = "standard input" if path == STDIN else f"{path}, compressed with gzip,"
+        yield f"{what} cannot be parquet, which is read from its end; give an uncompressed file"
     if columns.relations and found in FLAT_FORMATS:
         yield (
-            f"{found} has no place for the head and tail of a relation; give one of "
-            f"{', '.join(each for each in FORMATS if each not in FLAT_FORMATS)}"
+            f"{found} cannot hold the head and tail of a relation; give "
+            f"{_either([each for each in FORMATS if each not in FLAT_FORMATS])}"
         )
     if found == "txt" and columns.text != "text":
         yield f"--text-column {columns.text}: txt has no columns; leave it out"
     if found == "txt" and columns.pair != rows.PAIR:
         yield f"--text-pair-column {columns.pair}: txt has no columns; leave it out"
     if not columns.pair:
-        yield "--text-pair-column '' is no name; give that of a column of texts, or leave it out"
+        yield "--text-pair-column is empty; give the name of a column of texts, or leave it out"
     if columns.text in ("", *columns.taken()):
-        yield f"--text-column {columns.text!r} is not where a text stands; give the name of a column of texts"
+        yield f"--text-column {columns.text!r} is not a column of texts; give the name of one"
     if columns.answer in ("", columns.text, *columns.taken()):
-        yield f"--field {columns.answer!r} is where the text stands; give another name for the answer"
+        yield f"--field {columns.answer!r} is empty or a field of the input; give another name for the answer"
+
+
+def _either(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _lines(stream: BinaryIO) -> Iterator[_Line]:
@@ -286,7 +290,7 @@ def _lines(stream: BinaryIO) -> Iterator[_Line]:
 
 
 def _decoded(lines: Iterator[_Line], name: str, read: list[bytes]) -> Iterator[str]:
-    """What `csv` reads, noted in `read`; a byte that is not UTF-8 becomes half a surrogate pair, and its row is told later."""
+    """Lines for `csv`, kept in `read` as bytes. A byte that is not UTF-8 becomes a lone surrogate; `table_row` reports its row."""
     for line in lines:
         if not line.whole:
             raise BadInput(f"{name}, line {line.number}: {too_long()}")

@@ -1,4 +1,4 @@
-"""A row of an input for `annotate`: its fields as they stand, and its text as the model reads it; or what is wrong with it."""
+"""A row of an input for `annotate`: its fields unchanged and its text as the model reads it, or its fault."""
 
 import json
 import re
@@ -14,17 +14,17 @@ from serve.errors import BadInput
 from serve.text.answers import OffsetUnit
 from serve.text.relation_items import UNMARKED, Part, marked_text
 
-MOST_ROW_BYTES = 8 * MOST_CHARACTERS  # a file without line ends must not fill the memory
+MOST_ROW_BYTES = 8 * MOST_CHARACTERS  # bounds the memory for a file without line ends
 SHOWN_FIELDS = 20
 HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
-NOT_JSON = "is not JSON ("  # and why, which differs from row to row
+NOT_JSON = "is not JSON ("  # the reason follows, which differs from row to row
 PAIR, HEAD, TAIL = "text_pair", "head", "tail"
 
 
 class InputRow(NamedTuple):
-    """One row: where it begins, its fields as JSON without the closing brace, its text; or its fault.
+    """One row: the line where it begins, its fields as JSON without the closing brace, its text; or its fault.
 
-    `fields` of a row with a fault are what was read of it, which tells whether it is the same row at the next run.
+    `fields` of a row with a fault are its bytes as read: the next run compares them to see whether the row has changed.
     """
 
     line: int
@@ -36,17 +36,17 @@ class InputRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """What stands where in a row."""
+    """The names of a row's fields."""
 
     text: str = "text"
     pair: str = PAIR
-    """The second of two texts: under this usual name a row may have it, under another it must."""
+    """The second of two texts. A row may lack a field of this name, but not one of another name."""
     answer: str = "answer"
-    """Where the answer is to stand: a row that has it is at fault."""
+    """The field for the answer; a row that has it already is faulty."""
     relations: bool = False
     """Whether a row has `head` and `tail`, two parts of its text, for a model of relations."""
     offsets: OffsetUnit = "codepoints"
-    """What `head` and `tail` count."""
+    """The unit of the offsets in `head` and `tail`."""
 
     def needed(self) -> list[str]:
         """The names that a table must have."""
@@ -58,13 +58,13 @@ class Columns:
 
 
 def too_long() -> str:
-    """What is said of a row over the limit."""
-    return f"is longer than {MOST_ROW_BYTES:,} bytes, which is the most; split it"
+    """The fault of a row over the limit."""
+    return f"is longer than {MOST_ROW_BYTES:,} bytes, which is the limit; split it"
 
 
 def cell_too_long() -> str:
-    """What is said of a row with a text over the limit."""
-    return f"has a text of more than {MOST_CHARACTERS:,} characters, which are the most; split it"
+    """The fault of a row with a text over the limit."""
+    return f"has a text of more than {MOST_CHARACTERS:,} characters, which is the limit; split it"
 
 
 def faulty(line: int, fault: str, read: bytes) -> InputRow:
@@ -73,11 +73,11 @@ def faulty(line: int, fault: str, read: bytes) -> InputRow:
 
 
 def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], InputRow]:
-    """The function from a line and its JSON, with no blanks round it, to its row.
+    """A function from a line's number and its JSON, without blanks round it, to its row.
 
-    `hint` is said of rows that are no JSON or have no text.
+    `hint` ends the message about a row that is not JSON or has no text.
     """
-    # Only these fields are decoded; the others travel as they were written.
+    # Only these fields are decoded; the others are copied as they were written.
     parts = [(HEAD, Part | None, None), (TAIL, Part | None, None)] if columns.relations else []
     pair: Any = (PAIR, str | None, None) if columns.pair == PAIR else (PAIR, str | None)
     kind: Any = msgspec.defstruct(
@@ -92,7 +92,7 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
         if len(written) > MOST_ROW_BYTES:
             return faulty(line, too_long(), written)
         try:
-            written.decode("utf-8")  # fields that are not decoded are not looked at
+            written.decode("utf-8")  # msgspec does not check fields that it does not decode
             row = decode(written)
             text = _marked(row, columns.offsets) if columns.relations else row.text
             if max(len(text), len(row.text_pair or "")) > MOST_CHARACTERS:
@@ -104,9 +104,7 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
         if row.taken is not msgspec.UNSET:
             fault = f"has a field {columns.answer!r} already; give the answer another name with --field NAME"
             return faulty(line, fault, written)
-        if (
-            b"\n" in written or b"\r" in written
-        ):  # of an array that is laid out for people; a row of the output is one line
+        if b"\n" in written or b"\r" in written:  # an indented array; a row of the output is one line
             written = msgspec.json.format(written, indent=-1)
         return InputRow(line, written[:-1].rstrip(), text, row.text_pair, None)
 
@@ -116,7 +114,7 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
 def table_row(line: int, header: list[str], cells: list[str], columns: Columns, read: bytes) -> InputRow:
     """The row of `cells` under `header`; `read` are the lines that it was read from."""
     if len(cells) != len(header):
-        fault = f"has {len(cells)} {'column' if len(cells) == 1 else 'columns'}, and the header {len(header)}"
+        fault = f"has {len(cells)} {'column' if len(cells) == 1 else 'columns'}, and the header has {len(header)}"
         return faulty(line, fault, read)
     fields = dict(zip(header, cells, strict=True))
     try:
@@ -153,7 +151,8 @@ def _json_fault(written: bytes, error: Exception, columns: Columns, hint: str) -
         lacks = next((name for name in columns.needed() if f"required field `{name}`" in said), "")
         if lacks and " - at " not in said:
             names = list(islice(msgspec.json.decode(written, type=dict[str, msgspec.Raw]), SHOWN_FIELDS))
-            return f'has no field "{lacks}"; its fields are {", ".join(map(repr, names)) or "none"}{hint}'
+            fields = f"its fields are {', '.join(map(repr, names))}" if names else "it has no fields"
+            return f'has no field "{lacks}"; {fields}{hint}'
         return f'{said[0].lower()}{said[1:]}; give an object such as {{"{columns.text}": "..."}}'
     if HALF_A_PAIR.search(written):
         try:
@@ -161,5 +160,5 @@ def _json_fault(written: bytes, error: Exception, columns: Columns, hint: str) -
         except (ValueError, RecursionError):
             pass
         else:
-            return "has half a surrogate pair, which is no character; write whole characters"
+            return "has half a surrogate pair, which is not a character; write both halves"
     return f"{NOT_JSON}{error}){hint}"

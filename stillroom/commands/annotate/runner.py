@@ -1,8 +1,7 @@
-"""`stillroom annotate`: a bundle's answers to a file of any size, in the file's order, with every core at work.
+"""`stillroom annotate`: a bundle's answers to a file of any size, in the file's order, on all cores.
 
-Rows are read in windows of a few thousand, which bounds memory and lets texts of like length be computed together. A window is
-written at once when all its answers are there, so that whatever happens the output holds whole rows in order, and the next
-run goes on after the last of them.
+Rows are read in windows of a few thousand, which bounds memory and batches texts of similar length. A window is written when all
+its answers are there, so the output always holds whole rows in order, and the next run resumes after the last of them.
 """
 
 import contextlib
@@ -26,20 +25,20 @@ from stillroom.commands.annotate.writer import AnswerFile
 from stillroom.console import Bar, bar, say
 from stillroom.settings.annotate import Annotation
 
-# Rows that are sorted by length together; or fewer, when they are long.
+# The rows of a window are sorted by length; a window of long rows has fewer.
 WINDOW_ROWS = 4096
 WINDOW_BYTES = 8 * 2**20
-# Windows that are computed while the next is read and the one before is written.
+# Windows under computation while the next one is read and the one before is written.
 WINDOWS_AHEAD = 2
-# Faults that are told, and of rows with the same fault those that are named; the output has all of them.
+# Faults in the message, and rows named for each; with --bad-rows skip the output has all of them.
 SHOWN_FAULTS, SHOWN_LINES = 20, 5
-# Rows between two looks at the clock while finished rows are compared.
+# Rows between two updates of the bar while finished rows are compared.
 COMPARED_ROWS = 10_000
 
 
 @dataclass
 class _Window:
-    """Rows in order, and where among them those stand that are computed."""
+    """Rows in order, and the indices of those that are computed."""
 
     places: list[Place]
     share_read: float | None
@@ -53,11 +52,10 @@ class _Alike:
 
     fault: str
     lines: list[int] = field(default_factory=list)
-    """Of the first few."""
+    """The first SHOWN_LINES of them."""
     count: int = 0
 
     def add(self, line: int) -> None:
-        """Counts one more."""
         self.count += 1
         if len(self.lines) < SHOWN_LINES:
             self.lines.append(line)
@@ -65,17 +63,17 @@ class _Alike:
 
 @dataclass
 class _Tally:
-    """What is written so far, and which rows were bad."""
+    """The rows written so far, and the bad ones."""
 
     rows_before: int = 0
-    """That were there already."""
+    """Rows that were there already."""
     asked_again: int = 0
-    """Of these, those that had an error."""
+    """Rows of these that had an error and were answered again."""
     rows: int = 0
     bad_rows: int = 0
     faults: dict[str, _Alike] = field(default_factory=dict)
     ours: str | None = None
-    """The first row that could not be answered by a fault of this program."""
+    """The message about the first row that failed by a fault of this program."""
     stopped: bool = False
 
     def bad(self, line: int, fault: str) -> None:
@@ -86,15 +84,15 @@ class _Tally:
             self.faults.setdefault(kind, _Alike(fault)).add(line)
 
     def as_lines(self, source: InputFile) -> str:
-        """The bad rows of `source`, a line for those with the same fault."""
-        told = [f"  {source.places(each.lines, each.count)}: {each.fault}" for each in self.faults.values()]
+        """The bad rows of `source`, a line per fault."""
+        shown = [f"  {source.places(each.lines, each.count)}: {each.fault}" for each in self.faults.values()]
         more = self.bad_rows - sum(each.count for each in self.faults.values())
-        return "\n".join([*told, *([f"  ... and {more:,} more"] if more else [])])
+        return "\n".join([*shown, *([f"  ... and {more:,} more"] if more else [])])
 
 
 @dataclass
 class _Job:
-    """A run of `annotate`: from where, to where, by what, and how far it is."""
+    """A run of `annotate`: its settings, input, output, processes and progress."""
 
     settings: Annotation
     source: InputFile
@@ -104,23 +102,23 @@ class _Job:
     shown: Bar
 
     def show(self, share_read: float | None) -> None:
-        """Rows done, of about as many as the file will turn out to have."""
+        """Shows the rows done, and an estimate of all rows from the share of the file that was read."""
         done = self.tally.rows_before + self.tally.rows
         self.shown(done, None if share_read is None else max(done, round(done / max(share_read, 1e-9))))
 
 
 def annotate(settings: Annotation) -> dict[str, Any]:
-    """Answer every row of the input that the output does not hold yet, and those whose error was mended; a document of what was done.
+    """Answer every row that the output does not hold yet, and the rows with an error that have changed since.
 
-    It has `input`, `output`, `model`, `variant`, `digest`, `rows` (that the output holds), `rows_before` (that it held),
-    `rows_asked_again` (of these, those that had an error), `bad_rows` (of this run), `seconds`, `texts_per_s` (None where nothing
-    was asked), `processes` and `threads`.
+    Returns `input`, `output`, `model`, `variant`, `digest`, `rows` (in the output now), `rows_before` (in it at the start),
+    `rows_asked_again` (of these, the rows with an error that were answered again), `bad_rows` (of this run), `seconds`,
+    `texts_per_s` (None where no row needed an answer), `processes` and `threads`.
 
     Raises:
-        BadInput: anything wrong with what was given, before a row is read; a bad row, with `bad_rows` "stop", once all before it are
-            written; an output that holds other answers; no room, or nobody who reads any more.
-        InternalError: a row is not answered by a fault of this program, once all before it are written; the model's processes die
-            again and again.
+        BadInput: a fault of the settings, the bundle or the input, before a row is read; with `bad_rows` "stop" a bad row, once all
+            rows before it are written; an output with other answers, a full disk, or a closed pipe.
+        InternalError: a row failed by a fault of this program, once all rows before it are written; or the worker processes died
+            repeatedly.
     """
     tally, seconds = _Tally(), 0.0
     with contextlib.ExitStack() as opened:
@@ -155,13 +153,13 @@ def annotate(settings: Annotation) -> dict[str, Any]:
 
 
 def _lineage(settings: Annotation, pool: OfflinePool) -> dict[str, Any]:
-    """What answers come from: a run with others does not go on after them."""
+    """What decides the answers: a run resumes only in an output with the same lineage."""
     return {
         "bundle": pool.manifest.digest,
         "variant": pool.variant,
         "threads": pool.threads,
         "text_column": settings.text_column,
-        # Not where it has its usual name: outputs that were begun before it could have another go on.
+        # Left out under its usual name, so that outputs from before this setting can be resumed.
         **({} if settings.text_pair_column == PAIR else {"text_pair_column": settings.text_pair_column}),
         "field": settings.answer_field,
         **dataclasses.asdict(settings.options),
@@ -169,9 +167,9 @@ def _lineage(settings: Annotation, pool: OfflinePool) -> dict[str, Any]:
 
 
 def _first_asked(found: Iterator[Place], source: InputFile, tally: _Tally) -> tuple[Place | None, int]:
-    """The first place that is to be asked, and the bytes of the lines before it."""
+    """The first place that needs an answer, and the bytes of the lines before it."""
     kept_bytes = 0
-    with bar("compare what is there") as shown:
+    with bar("compare finished rows") as shown:
         for place in found:
             if place.asked:
                 return place, kept_bytes
@@ -185,7 +183,7 @@ def _first_asked(found: Iterator[Place], source: InputFile, tally: _Tally) -> tu
 
 
 def _write_from(found: Iterator[Place], kept_bytes: int, job: _Job) -> None:
-    """Writes all places of `found`: mends the lines that are there, of which `kept_bytes` stand before, then appends."""
+    """Writes all places of `found`: replaces lines that are there, after the first `kept_bytes`, then appends."""
     for there, group in itertools.groupby(found, key=lambda place: place.line is not None):
         with job.output.mending(kept_bytes) if there else contextlib.nullcontext():
             _answer(_windows(group, job), job)
@@ -194,13 +192,13 @@ def _write_from(found: Iterator[Place], kept_bytes: int, job: _Job) -> None:
 
 
 def _windows(found: Iterable[Place], job: _Job) -> Iterator[_Window]:
-    """The places in windows; what is appended ends with the window of a bad row, where bad rows stop the work."""
+    """The places in windows. Where bad rows stop the work, the window of a bad row is the last to be appended."""
     held: list[Place] = []
     held_bytes, stops = 0, job.settings.bad_rows == "stop"
     for place in found:
         held.append(place)
         held_bytes += len(place.row.fields) + len(place.line or b"")
-        if stops and place.asked and place.row.fault is not None:  # also those behind the first, to be told with it
+        if stops and place.asked and place.row.fault is not None:  # later ones of the window, too, for the message
             job.tally.bad(place.row.line, place.row.fault)
         if len(held) >= WINDOW_ROWS or held_bytes >= WINDOW_BYTES:
             yield _window(held, job)
@@ -217,7 +215,7 @@ def _window(held: list[Place], job: _Job) -> _Window:
 
 
 def _answer(windows: Iterator[_Window], job: _Job) -> None:
-    """Has the windows computed and writes them in order; returns early at a row that stops the work."""
+    """Computes the windows and writes them in order; returns early at a row that stops the work."""
     waiting: deque[_Window] = deque()
     for window in windows:
         rows = [window.places[index].row for index in window.computed]
@@ -231,7 +229,7 @@ def _answer(windows: Iterator[_Window], job: _Job) -> None:
 
 
 def _write(window: _Window, job: _Job) -> bool:
-    """Writes a window once it is computed; False when it was cut at a row that stops the work."""
+    """Writes a window once it is computed. False if a row stopped the work; the window is written up to that row."""
     results: dict[int, Result] = dict(zip(window.computed, window.results.result(), strict=True))
     lines: list[bytes] = []
     whole = True
@@ -252,7 +250,7 @@ def _write(window: _Window, job: _Job) -> bool:
 
 
 def _line_of(place: Place, result: Result | None, job: _Job) -> bytes | None:
-    """The line of a row that was asked. At one that stops the work the line that was there, so that it is asked again; or None."""
+    """The new line of a row. If the row stops the work: its old line, so that the next run answers it again, or None."""
     row, tally = place.row, job.tally
     if isinstance(result, bytes):
         return row.fields + answer_opening(job.settings.answer_field) + result + b"}\n"
@@ -264,7 +262,7 @@ def _line_of(place: Place, result: Result | None, job: _Job) -> bytes | None:
             tally.ours = tally.ours or f"{where}: {message}"
             tally.stopped = True
             return place.line
-    if not (stops and row.fault):  # or it is counted already
+    if not (stops and row.fault):  # such a row is counted already
         tally.bad(row.line, message)
     if stops:
         tally.stopped = True
@@ -273,7 +271,7 @@ def _line_of(place: Place, result: Result | None, job: _Job) -> bytes | None:
 
 
 def _tell(tally: _Tally, settings: Annotation, output: str, source: InputFile) -> None:
-    """Says which rows were bad. BadInput when that stopped the work, InternalError when a fault of this program did."""
+    """Prints which rows were bad. Raises BadInput if one stopped the work, InternalError if a fault of this program did."""
     if tally.bad_rows and settings.bad_rows == "skip":
         bad = "1 bad row has" if tally.bad_rows == 1 else f"{tally.bad_rows:,} bad rows have"
         say(f"{bad} an error in place of an answer:\n{tally.as_lines(source)}")
@@ -281,23 +279,23 @@ def _tell(tally: _Tally, settings: Annotation, output: str, source: InputFile) -
     there = f"{written:,} {'row is' if written == 1 else 'rows are'} in {output}"
     if tally.ours:
         raise InternalError(
-            f"{there}; the next could not be answered, by a fault of this program or of the bundle's model and not of the row:\n"
-            f"  {tally.ours}\nGive the same command again, which goes on there; what the model's process said stands above."
+            f"{there}; the next row could not be answered. The fault is in this program or the bundle's model, not in the row:\n"
+            f"  {tally.ours}\nThe output of the worker process is above. Give the same command again to resume at this row."
         )
     if tally.stopped and not written:
         raise BadInput(
-            f"Nothing was written; these cannot be used:\n{tally.as_lines(source)}\n"
-            "Correct these rows, or what says where texts stand (--text-column, --format); or give --bad-rows skip."
+            f"Nothing was written; these rows cannot be used:\n{tally.as_lines(source)}\n"
+            "Correct these rows, --text-column or --format; or give --bad-rows skip."
         )
     if tally.stopped:
         raise BadInput(
-            f"{there}; these cannot be used:\n{tally.as_lines(source)}\n"
-            "Correct these rows and give the same command again, which goes on there; or give --bad-rows skip."
+            f"{there}; these rows cannot be used:\n{tally.as_lines(source)}\n"
+            "Correct these rows and give the same command again to resume there; or give --bad-rows skip."
         )
 
 
 def summary(document: dict[str, Any]) -> Sequence[str]:
-    """What a person is told at the end."""
+    """The lines that end a run."""
     if document["texts_per_s"] is None:
         rows = document["rows"]
         if not rows:
@@ -308,7 +306,7 @@ def summary(document: dict[str, Any]) -> Sequence[str]:
     count, again = document["processes"], document["rows_asked_again"]
     processes = "1 process" if count == 1 else f"{count} processes"
     before = f" after {document['rows_before']:,} that were there" if document["rows_before"] else ""
-    mended = f", {again:,} of which had an error and {'was' if again == 1 else 'were'} asked again" if again else ""
+    mended = f", {again:,} of which had an error and {'was' if again == 1 else 'were'} answered again" if again else ""
     return [
         f"{done:,} {'row' if done == 1 else 'rows'}{before}{mended} by {document['model']} ({document['variant']}) in "
         f"{document['seconds']:.1f} s: {document['texts_per_s']:,.0f} texts/s on {processes}. Output {document['output']}"

@@ -1,8 +1,8 @@
-"""The file that `annotate` appends answers to, and what it must be so that a stopped run can go on in it.
+"""The file that `annotate` appends answers to, and the checks before a stopped run resumes in it.
 
-Beside F.jsonl stands F.jsonl.lineage.json: the bundle and the options that its answers come from, written before the first
-of them. How far the run came is told by the answers themselves. Lines are appended; where some in the middle change, the
-whole file is written anew beside it and renamed into its place.
+F.jsonl.lineage.json, beside F.jsonl, holds the bundle and the options of its answers. It is written before the first answer.
+The answers themselves show how far a run came. Lines are appended. Where lines in the middle change, the whole file is
+written again beside the old one and renamed into its place.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from serve.errors import BadInput
 
 STDOUT = Path("-")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What a power cut may cost. A kill costs nothing that was written: the system has it.
+# A power cut loses at most the answers of this time. A kill loses nothing that was written: the system's cache holds it.
 SYNC_S = 10.0
 TAIL_BYTES = 1 << 16
 PIECE_BYTES = 1 << 20
 
 
 class AnswerFile:
-    """Appends whole lines; a context manager. `lineage` is what the answers come from.
+    """Appends whole lines; a context manager. `lineage` is what decides the answers.
 
-    A file that this run made goes again when an error ends the run before a line is written.
+    A file that this run created is removed if an error ends the run before a line is written.
 
-    Standard output (`-`) and what is no regular file are written from the start, and nothing is beside them.
+    Standard output (`-`) and what is not a regular file are written from the start, without a lineage file.
 
     Raises:
-        BadInput: another run is writing it, it is not one that was begun with this lineage, or it cannot be written.
+        BadInput: another run is writing the file, it has another lineage, or it cannot be written.
     """
 
     def __init__(self, path: Path, lineage: Mapping[str, Any], *, restart: bool = False) -> None:
@@ -42,12 +42,10 @@ class AnswerFile:
         self.name = "standard output" if path == STDOUT else str(path)
         self.lineage_path = path.parent / f"{path.name}.lineage.json"
         self.lasting = False
-        self._real = Path(
-            os.path.realpath(path)
-        )  # a link stays a link when a mended file takes the place of what it leads to
+        self._real = Path(os.path.realpath(path))  # of a link its target is replaced, so that the link stays
         self._mended = self._real.with_name(f"{self._real.name}.mended")
         self._ours = False  # whether this run made the file
-        self._left: list[int] = []  # descriptors whose files were replaced; their locks are held until the end
+        self._left: list[int] = []  # descriptors of replaced files, whose locks are held until the end
         self._synced_s = time.monotonic()
 
     def __enter__(self) -> "AnswerFile":
@@ -85,7 +83,7 @@ class AnswerFile:
                 yield from file
 
     def write(self, lines: bytes) -> None:
-        """Appends `lines`, which end with a line's end."""
+        """Appends `lines`, which end with a newline."""
         with self._full_disk_reported():
             left = memoryview(lines)
             while left:
@@ -96,16 +94,16 @@ class AnswerFile:
 
     @contextlib.contextmanager
     def mending(self, kept_bytes: int) -> Iterator[None]:
-        """Within it all lines but those in the first `kept_bytes` are written anew, to a file that takes this one's place at the end.
+        """Within it, `write` goes to a new file that begins with the first `kept_bytes` of this one and replaces it at the end.
 
-        Whatever ends it before, this one stays as it was.
+        If an error ends it earlier, this file stays unchanged.
         """
         old = self._descriptor
         with self._full_disk_reported():
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             new = os.open(self._mended, flags, stat.S_IMODE(os.fstat(old).st_mode))
         try:
-            fcntl.flock(new, fcntl.LOCK_EX)  # whoever opens it once it has the name finds it locked
+            fcntl.flock(new, fcntl.LOCK_EX)  # another run that opens it under its final name finds it locked
             self._descriptor = new
             at = 0
             while piece := os.pread(old, min(PIECE_BYTES, kept_bytes - at), at):
@@ -125,7 +123,9 @@ class AnswerFile:
     def _take_up(self) -> None:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(self._descriptor), self.path.stat()):  # its maker has removed it meanwhile
+            if not os.path.samestat(
+                os.fstat(self._descriptor), self.path.stat()
+            ):  # the run that created it has removed it
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError) as error:
             raise BadInput(
@@ -139,7 +139,7 @@ class AnswerFile:
             return
         if fault := self._fault_of_lineage():
             raise BadInput(
-                f"{self.path} is there already and {fault}. Give another --output, or --restart to begin it anew"
+                f"{self.path} is there already and {fault}. Give another --output, or --restart to overwrite it"
             )
         self._cut_half_a_line()
 
@@ -152,14 +152,14 @@ class AnswerFile:
         if not isinstance(found, dict):
             return f"was not begun by `annotate`: {self.lineage_path.name} is not beside it"
         changed = [
-            f"{name} {json.dumps(found.get(name))}, and now {json.dumps(self.lineage.get(name))}"
+            f"{name} {json.dumps(found.get(name))}, now {json.dumps(self.lineage.get(name))}"
             for name in {**found, **self.lineage}
             if found.get(name) != self.lineage.get(name)
         ]
         return f"was begun with {'; '.join(changed)}" if changed else None
 
     def _cut_half_a_line(self) -> None:
-        """Drops what stands after the last line's end: a kill or a full disk broke it off."""
+        """Drops an incomplete last line, which a kill or a full disk left."""
         end = os.fstat(self._descriptor).st_size
         while end:
             begin = max(0, end - TAIL_BYTES)
@@ -181,14 +181,14 @@ class AnswerFile:
 
     @contextlib.contextmanager
     def _full_disk_reported(self) -> Iterator[None]:
-        """Within it the output is written; what the system says against that becomes one message."""
+        """Turns the system's errors of writing the output into BadInput."""
         try:
             yield
         except BrokenPipeError as error:
-            raise BadInput(f"what reads {self.name} has gone; the rest was not annotated") from error
+            raise BadInput(f"the reader of {self.name} closed it; the rest was not annotated") from error
         except OSError as error:
             if error.errno in NO_ROOM:
-                again = ", and give the same command again: it goes on where it was" if self.lasting else ""
+                again = ", and give the same command again to resume" if self.lasting else ""
                 raise BadInput(f"{self.name} could not be written: {error.strerror}. Make room{again}") from error
             raise BadInput(
                 f"{self.name} cannot be written ({error.strerror}); give another file as --output"

@@ -1,4 +1,4 @@
-"""What a person names on `profile`'s command line, as candidates: each model in every runtime that it is asked for in."""
+"""Makes the candidates of `profile`: each model of the command line on every requested device and runtime."""
 
 import hashlib
 import json
@@ -28,32 +28,32 @@ LABELS: dict[Runtime, str] = {
 ON_CUDA_ALONE: tuple[Runtime, ...] = ("torch-cuda-graphs", "onnxruntime-tensorrt")
 ON_CPU_ALONE: tuple[Runtime, ...] = ("openvino",)
 LONGEST = 512  # tokens; what `run` and `export` cut texts at
-GRAPHS = "graphs"  # under the work folder: what was exported only to be timed
-UNNAMED = {"0": "LABEL_0", "1": "LABEL_1"}  # what transformers calls two classes that nobody named
+GRAPHS = "graphs"  # in the work folder: graphs that are exported only for timing
+UNNAMED = {"0": "LABEL_0", "1": "LABEL_1"}  # the default labels of transformers
 
-Told = Callable[[str], None]
+Notify = Callable[[str], None]
 Way = tuple[Device, Runtime]
 
 
 @dataclass(frozen=True)
 class Ways:
-    """In what models are run: on every device in every runtime, as far as these go together."""
+    """The devices and runtimes to run models in, as far as these go together."""
 
     devices: tuple[Device, ...] = ("cpu",)
     runtimes: tuple[Runtime, ...] = ()
-    """None given: torch and onnxruntime for checkpoints, for bundles what they pin; on a GPU every way that torch has."""
+    """Empty: torch and onnxruntime for checkpoints, the pinned runtime for bundles; on a GPU all three torch runtimes."""
     precisions: tuple[TorchPrecision, ...] = ()
-    """Of torch; graphs have those of their files. None given: fp32."""
+    """Of torch; graphs have those of their files. Empty: fp32."""
     threads: int = 1
     half_on_cuda: bool = False
-    """Where no precision is given: whether torch runs in fp16 too on a GPU."""
+    """Whether torch runs in fp16 too on a GPU, if no precision is given."""
 
     def precisions_on(self, device: Device) -> tuple[TorchPrecision, ...]:
-        """The arithmetic of torch there."""
+        """The precisions of torch on `device`."""
         return self.precisions or (("fp32", "fp16") if self.half_on_cuda and device == "cuda" else ("fp32",))
 
     def in_torch(self) -> list[Way]:
-        """Where and how torch is to run a checkpoint."""
+        """The devices and runtimes in which torch runs a checkpoint."""
         every: dict[Device, tuple[Runtime, ...]] = {
             "cpu": ("torch",),
             "cuda": ("torch", "torch-compile", "torch-cuda-graphs"),
@@ -66,7 +66,7 @@ class Ways:
         ]
 
     def of_graph(self, runtimes: Sequence[Runtime]) -> list[Way]:
-        """Where a graph is to run that is timed in `runtimes`."""
+        """The devices and runtimes for a graph, out of `runtimes`."""
         return [
             (device, runtime)
             for device in self.devices
@@ -80,14 +80,14 @@ def candidates_of(
     ways: Ways,
     work: Path,
     calibration: Sequence[str],
-    say: Told = lambda _: None,
-    left_out: Told = lambda _: None,
+    say: Notify = lambda _: None,
+    left_out: Notify = lambda _: None,
 ) -> list[Candidate]:
-    """Every candidate that `model`, a bundle, a checkpoint's folder or an .onnx file, gives on this machine.
+    """The candidates of `model` on this machine: a bundle, a checkpoint's folder or an .onnx file.
 
-    Graphs of a checkpoint are exported under `work`, where they are found again; its int8 graph is calibrated on
-    `calibration` texts. `left_out` is told what is not installed for the ways that were asked for, which give no candidate.
-    Raises BadInput for anything else, and for a checkpoint that has no fast tokenizer.
+    Graphs of a checkpoint are exported under `work` and kept there for later calls; its int8 graph is calibrated on
+    `calibration` texts. `left_out` is called with what is not installed, for each requested runtime without a candidate.
+    Raises BadInput for any other model.
     """
     if model.suffix == ".onnx" and model.is_file():
         return _of_file(model, ways, left_out)
@@ -98,10 +98,10 @@ def candidates_of(
 
 
 def check_model(model: Path) -> None:
-    """Nothing, when `model` is one that can be profiled.
+    """Checks that `model` can be profiled.
 
     Raises:
-        BadInput: it is not there, or something else, or a checkpoint that is damaged.
+        BadInput: it does not exist, is of another kind, or is a damaged checkpoint.
     """
     if (model.suffix == ".onnx" and model.is_file()) or (model / MANIFEST).is_file():
         return
@@ -113,13 +113,13 @@ def check_model(model: Path) -> None:
         return
     what = "is neither a bundle, nor a checkpoint's folder, nor an .onnx file" if model.exists() else "does not exist"
     raise BadInput(
-        f"{model} {what}. Give a bundle, as `stillroom run` or `export` writes it, the folder of a transformers checkpoint, or an "
+        f"{model} {what}. Give a bundle (`stillroom run` and `export` write them), the folder of a transformers checkpoint, or an "
         ".onnx file."
     )
 
 
 def task_of(model: Path) -> str | None:
-    """The task of `model`'s head, None where it has none, or none that can be known from what lies beside it."""
+    """The task of `model`'s head. None where it has no head, or no configuration beside it names one."""
     if (model / MANIFEST).is_file():
         return open_bundle(model).manifest.task
     places = (model,) if model.is_dir() else (model.parent, model.parent.parent)
@@ -128,7 +128,7 @@ def task_of(model: Path) -> str | None:
     return reads.task if reads else None
 
 
-def _of_bundle(folder: Path, ways: Ways, left_out: Told) -> list[Candidate]:
+def _of_bundle(folder: Path, ways: Ways, left_out: Notify) -> list[Candidate]:
     bundle = open_bundle(folder)
     manifest = bundle.manifest
     reads = Reads(bundle.path, manifest.task, tuple(manifest.labels), manifest.multi_label)
@@ -137,19 +137,19 @@ def _of_bundle(folder: Path, ways: Ways, left_out: Told) -> list[Candidate]:
         if all((folder / file).is_file() for file in ("config.json", "model.safetensors")):
             found += _in_torch(folder, reads, manifest.max_length, ways, left_out)
         else:
-            left_out(f"{folder} holds no checkpoint for torch (model.safetensors): give the checkpoint's own folder")
+            left_out(f"{folder} has no model.safetensors for torch; give the checkpoint's own folder")
     for name, variant in manifest.variants.items():
         pinned: Runtime = "openvino" if variant.runtime == "openvino" and has_openvino() else "onnxruntime"
         runtimes = ways.runtimes or (pinned,)
-        if "weight-only" in variant.scheme:  # its operators are onnxruntime's own
+        if "weight-only" in variant.scheme:  # only onnxruntime has its operators
             runtimes = tuple(each for each in runtimes if each == "onnxruntime")
         graph_ways = _here(ways.of_graph(_of_graphs(runtimes)), left_out)
         found += _graph(folder, name, bundle.onnx_file(name), graph_ways, ways.threads, reads, manifest.max_length)
     return found
 
 
-def _of_file(file: Path, ways: Ways, left_out: Told) -> list[Candidate]:
-    """An ONNX file on its own; text can be read where a tokenizer and a configuration with labels lie beside or above it."""
+def _of_file(file: Path, ways: Ways, left_out: Notify) -> list[Candidate]:
+    """An ONNX file. It can answer texts if a tokenizer and a configuration with labels lie in its folder or the one above."""
     name = file.stem.lower()
     precision = "int8" if "int8" in name or "quantized" in name else "fp16" if "fp16" in name else "fp32"
     beside = next((place for place in (file.parent, file.parent.parent) if (place / "config.json").is_file()), None)
@@ -159,7 +159,7 @@ def _of_file(file: Path, ways: Ways, left_out: Told) -> list[Candidate]:
 
 
 def _of_checkpoint(
-    folder: Path, ways: Ways, work: Path, calibration: Sequence[str], say: Told, left_out: Told
+    folder: Path, ways: Ways, work: Path, calibration: Sequence[str], say: Notify, left_out: Notify
 ) -> list[Candidate]:
     reads, length = _reads(folder)
     found = _in_torch(folder, reads, length, ways, left_out)
@@ -175,8 +175,8 @@ def _of_graphs(runtimes: Sequence[Runtime]) -> list[Runtime]:
     return [runtime for runtime in runtimes if not runtime.startswith("torch")]
 
 
-def _here(asked: Sequence[Way], left_out: Told) -> list[Way]:
-    """Those of the ways that were asked for that this machine has; `left_out` is told why it lacks the others."""
+def _here(asked: Sequence[Way], left_out: Notify) -> list[Way]:
+    """The requested devices and runtimes that this machine has; `left_out` is called with what the others lack."""
     found = []
     for device, runtime in asked:
         if lacks := missing(runtime, device):
@@ -186,7 +186,7 @@ def _here(asked: Sequence[Way], left_out: Told) -> list[Way]:
     return found
 
 
-def _in_torch(folder: Path, reads: Reads | None, length: int | None, ways: Ways, left_out: Told) -> list[Candidate]:
+def _in_torch(folder: Path, reads: Reads | None, length: int | None, ways: Ways, left_out: Notify) -> list[Candidate]:
     return [
         Candidate(
             _name(folder, runtime, precision, device), runtime, precision, folder, ways.threads, device, length, reads
@@ -217,18 +217,18 @@ def _name(model: Path, runtime: Runtime, precision: str, device: Device) -> str:
 
 
 def _reads(folder: Path) -> tuple[Reads | None, int]:
-    """How the model in `folder` reads text and what its labels are, None without a head; and its longest text in tokens."""
+    """The tokenizer folder, task and labels of the model in `folder` (None without a head), and its longest text in tokens."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         limit = position_limit(SimpleNamespace(**{"model_type": "", "pad_token_id": 0, **config}))
         length = min(LONGEST, limit or LONGEST)
         heads = " ".join(config.get("architectures") or [])
-        labels = config.get("id2label") or UNNAMED  # transformers leaves these out when it saves
+        labels = config.get("id2label") or UNNAMED  # transformers does not save the default ones
         names = tuple(labels[key] for key in sorted(labels, key=int))
     except (ValueError, TypeError, AttributeError) as error:
         raise BadInput(
             f"{folder}: its config.json cannot be read ({type(error).__name__}: {error}). "
-            "Copy the folder again, or save the model anew with save_pretrained."
+            "Copy the folder again, or save the model again with save_pretrained."
         ) from None
     if not (folder / "tokenizer.json").is_file():
         return None, length
@@ -241,9 +241,9 @@ def _reads(folder: Path) -> tuple[Reads | None, int]:
 
 
 def _exported(
-    folder: Path, length: int, work: Path, calibration: Sequence[str], threads: int, say: Told
+    folder: Path, length: int, work: Path, calibration: Sequence[str], threads: int, say: Notify
 ) -> dict[str, Path]:
-    """The checkpoint's fp32 graph and its int8 one, statically quantised as a bundle's would be, without gate or repair."""
+    """The checkpoint's fp32 graph and its int8 graph, statically quantised as in a bundle, without gate or repair."""
     from compress.engine.fingerprints import folder_fingerprint, texts_fingerprint
     from export.graph.exporter import export_graph
     from export.precision.calibration import with_long_texts
@@ -261,5 +261,5 @@ def _exported(
         encodings = with_long_texts(tokenizer.encode_batch(list(calibration)), length)
         prepared = Prepared.of(fp32, encodings, threads)
         quantise_static(prepared.model, int8, prepared.ranges, clipped=True)
-        (place / "done").touch()  # last: a killed export is made again
+        (place / "done").touch()  # last, so that a killed export is repeated
     return {"fp32": fp32, "int8": int8}

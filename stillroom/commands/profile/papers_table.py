@@ -1,4 +1,4 @@
-"""The papers' table of sizes and speeds again, on this machine: random weights, since speed does not depend on them."""
+"""The papers' table of sizes and speeds, measured on this machine with random weights: speed does not depend on weights."""
 
 import json
 import random
@@ -40,7 +40,7 @@ GPU_RUNTIMES: tuple[Runtime, ...] = ("torch", "torch-compile", "torch-cuda-graph
 
 
 def runtimes(devices: Sequence[Device]) -> tuple[Runtime, ...]:
-    """What the table is made in."""
+    """The runtimes of the table."""
     openvino: tuple[Runtime, ...] = ("openvino",) if has_openvino() else ()
     on_cpu = (*CPU_RUNTIMES, *openvino) if "cpu" in devices else ()
     on_gpu = GPU_RUNTIMES if "cuda" in devices else ()
@@ -48,7 +48,7 @@ def runtimes(devices: Sequence[Device]) -> tuple[Runtime, ...]:
 
 
 def make_models(folder: Path) -> list[Path]:
-    """The teacher and the students as checkpoints under `folder`, a BERT each, with two classes and a tokenizer of words."""
+    """Writes the teacher and the students as checkpoints in `folder`: each a BERT with two classes and a word tokenizer."""
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -83,15 +83,15 @@ def make_models(folder: Path) -> list[Path]:
 
 
 def random_texts(seed: int) -> list[str]:
-    """Texts of the words that `make_models` knows."""
+    """Texts of words in the vocabulary of `make_models`."""
     rng = random.Random(seed)
     return [" ".join(f"w{rng.randrange(VOCABULARY - len(SPECIAL))}" for _ in range(WORDS_EACH)) for _ in range(TEXTS)]
 
 
 def paper_rows(document: ProfileDocument) -> list[PaperRow]:
-    """Ours beside theirs: each model on each device at each length, the fastest of its runtimes by kind.
+    """Published and measured times: a row per model, device and length, with the fastest candidate of each kind.
 
-    Speed-ups are over the teacher in torch fp32 on the same device, and absent where that was not timed.
+    Speed-ups are relative to the teacher in torch fp32 on the same device, and absent where that was not timed.
     """
     rows = []
     shapes = list(dict.fromkeys((row["device"], row["tokens"]) for row in document["candidates"]))
@@ -129,7 +129,7 @@ def paper_rows(document: ProfileDocument) -> list[PaperRow]:
 
 
 def _kind(runtime: str, precision: str) -> str:
-    """The columns of the table; int8 is one, whichever runtime is the faster with it."""
+    """The column of the table; int8 is one column for all runtimes."""
     return "int8" if precision == "int8" else f"{runtime} {precision}"
 
 
@@ -138,12 +138,12 @@ def _is_teacher(row: CandidateRow) -> bool:
 
 
 def _speedup(teacher: CandidateRow, row: CandidateRow) -> list[float]:
-    """The teacher's median over that of `row`, with its interval; ones for itself."""
+    """The teacher's median over that of `row`, with its interval: [ratio, low, high]."""
     return [round(x, 4) for x in process_ratio(turns_of(teacher), turns_of(row))]
 
 
 def paper_markdown(rows: Sequence[PaperRow]) -> str:
-    """The table to print and to paste, one for each device and length."""
+    """The table in Markdown, one for each device and length."""
     parts = []
     for device, tokens in dict.fromkeys((row["device"], row["tokens"]) for row in rows):
         chosen = [row for row in rows if (row["device"], row["tokens"]) == (device, tokens)]

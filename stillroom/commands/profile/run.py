@@ -1,4 +1,4 @@
-"""`stillroom profile`: which model, at which precision, in which runtime, meets a budget here, and what it costs."""
+"""`stillroom profile`: the best model, precision and runtime within a budget on this machine, and the costs."""
 
 import json
 import tempfile
@@ -58,21 +58,21 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 FILES = ("report.html", "report.json", "table.md")  # what `write_profile` writes, and may replace
-PEAKS_S = 6.0  # for the peaks of the machine, or a tenth of the time that is given where that is less
-UNENDED = "Measuring had not ended when this was written: what is missing was still to be measured."
+PEAKS_S = 6.0  # for the peaks of the machine; at most a tenth of `seconds`
+UNENDED = "This report was written before the measurement ended; later parts are missing."
 LENGTHS = (16, 128)  # tokens: a short message, a paragraph
-SWEEP_SECONDS = 3.0  # of each way to spend the cores, of each candidate
+SWEEP_SECONDS = 3.0  # per split of the cores and candidate
 
 
 def ways_of(settings: Profiling) -> Ways:
-    """In what the models are run: on the devices that were named, or on those that the named runtimes need.
+    """The devices and runtimes to run the models in: the given devices, or those that the given runtimes need.
 
     Raises:
-        BadInput: a runtime runs on CUDA alone, and the CPU alone was named.
+        BadInput: a runtime runs only on CUDA, and `device` is only the CPU.
     """
     on_cuda = [runtime for runtime in settings.runtimes if runtime in ON_CUDA_ALONE]
     if on_cuda and settings.device == ("cpu",):
-        raise BadInput(f"--runtimes {', '.join(on_cuda)} runs on cuda alone, and --device is cpu; add cuda.")
+        raise BadInput(f"--runtimes {','.join(on_cuda)} needs cuda, and --device is cpu; give --device cuda.")
     devices: tuple[Device, ...] = ("cpu", "cuda") if on_cuda else ("cpu",)
     threads = settings.threads or available_cores()
     return Ways(settings.device or devices, settings.runtimes, settings.precisions, threads, settings.paper)
@@ -83,7 +83,7 @@ def grid_plan(settings: Profiling) -> Plan:
     return Plan(settings.batches, settings.lengths, settings.seconds, settings.tight, settings.bound_ms, operators=True)
 
 
-# What the papers' table has no use for: it times rows of random tokens, one a call, and gives their medians.
+# Settings without effect on the papers' table, which has medians of single rows of random tokens.
 NOT_OF_THE_PAPER = (
     "data", "batches", "budget_ms", "percentile", "bound_ms", "price_per_core_hour", "sweep", *(field.name for field in fields(RowColumns)),
 )  # fmt: skip
@@ -92,10 +92,10 @@ NOT_OF_THE_PAPER = (
 def profile(
     models: Sequence[Path], settings: Profiling, *, out: Path | None = None, command: str = ""
 ) -> ProfileDocument:
-    """What `stillroom profile` does: `profile_paper` where the settings ask for the papers' table, otherwise `profile_models`.
+    """Runs `profile_paper` if the settings ask for the papers' table, otherwise `profile_models`.
 
     Raises:
-        BadInput: as those two; models or an earlier report stand beside `paper`, which makes its own models.
+        BadInput: as those two; or models or an earlier report are given with `paper`, which makes its own models.
     """
     if not settings.paper:
         return profile_models(models, settings, out=out, against=settings.against, command=command)
@@ -112,16 +112,16 @@ def profile_models(
     against: Path | None = None,
     command: str = "",
 ) -> ProfileDocument:
-    """Times `models` side by side, and says what each costs; the document that `stillroom profile --json` prints.
+    """Times `models` side by side, with their costs; the document that `stillroom profile --json` prints.
 
-    With a folder `out` the report is written there whenever something more is known, so that an end before the end loses no
-    measurement; graphs that checkpoints are exported to stay beside it. The models of the earlier report `against` run too,
-    and the document's `regression` says what is slower. `command` is what the page gives to take the figures again.
+    With a folder `out`, the report is written there after each part, so that a killed call loses no finished part. Exported
+    graphs of checkpoints stay beside it. The models of the earlier report `against` run too, and `regression` in the document
+    compares with them. `command` is the command that the page shows for repeating the measurement.
 
     Raises:
-        BadInput: a model, the texts or a setting cannot be used, or nothing that was asked for can run on this machine.
+        BadInput: a model, the texts or a setting cannot be used, or no requested runtime works on this machine.
     """
-    machine = machine_facts()  # before any work of ours, which would be the load that it sees
+    machine = machine_facts()  # before any work, which would count as load of the machine
     if not models:
         raise BadInput("No model was given to profile. Give bundles, checkpoint folders or .onnx files, or --paper.")
     _check_there(models, settings.data, out)
@@ -141,12 +141,12 @@ def profile_models(
         exported = any(candidate.path.is_relative_to(place) for candidate in candidates)
         if exported and given.examples and not given.calibrated_apart:
             given.notes.append(
-                "int8 graphs of checkpoints were calibrated on the texts that they were scored on. Give --data the folder of splits, "
-                "so that train calibrates."
+                "int8 graphs of checkpoints were calibrated on the texts that they were scored on. Give --data a folder of splits to "
+                "calibrate on train."
             )
         say(
-            f"timing takes about {settings.seconds:g} s, and six turns of each of {len(candidates)} candidates at least; loading, "
-            "scoring and the machine's peak come on top"
+            f"timing takes about {settings.seconds:g} s, or longer until each of {len(candidates)} candidates has run 6 turns; loading, "
+            "scoring and measuring the machine's peaks take extra time"
         )
         known = _known(machine, left_out, command, out) | {"given": given_models(models)}
         origins = dict(zip([each.name for each in candidates], [*now.models, *before.models], strict=True))
@@ -154,12 +154,12 @@ def profile_models(
 
 
 def profile_paper(settings: Profiling, *, out: Path | None = None, command: str = "") -> ProfileDocument:
-    """The papers' teacher and students, of random weights, as rows of tokens; `paper` holds ours beside theirs.
+    """Times the papers' teacher and students, with random weights, on rows of tokens; `paper` has published and measured times.
 
     `out` and `command` are those of `profile_models`.
 
     Raises:
-        BadInput: a setting is given that the table has no use for, or nothing that was asked for can run on this machine.
+        BadInput: a setting is given that has no effect on the table, or no requested runtime works on this machine.
     """
     machine = machine_facts()
     if out:
@@ -167,7 +167,7 @@ def profile_paper(settings: Profiling, *, out: Path | None = None, command: str 
     settings = for_the_paper(settings)
     keep = _keeper(out)
     with tempfile.TemporaryDirectory(prefix="stillroom-") as folder:
-        say("paper: making 12x768, 6x768, 6x384, 4x576 and 3x384 of random weights")
+        say("paper: making 12x768, 6x768, 6x384, 4x576 and 3x384 with random weights")
         models = make_models(Path(folder) / "models")
         texts = random_texts(settings.seed)
         found = _candidates(models, settings, Path(folder), subset(texts, CALIBRATION_TEXTS, settings.seed))
@@ -198,7 +198,7 @@ def profile_paper(settings: Profiling, *, out: Path | None = None, command: str 
 
 
 def for_the_paper(settings: Profiling) -> Profiling:
-    """`settings` as the papers' table takes them. BadInput names every one that it cannot honour."""
+    """`settings` for the papers' table. BadInput names every setting that has no effect on it."""
     usual = Profiling()
     refused = [
         "--" + name.replace("_", "-")
@@ -207,8 +207,8 @@ def for_the_paper(settings: Profiling) -> Profiling:
     ]
     if refused:
         raise BadInput(
-            f"{', '.join(refused)}: --paper times random weights on rows of tokens, one a call, and has no use for that. Leave it out, "
-            "or profile a model of your own."
+            f"{', '.join(refused)}: no effect with --paper, which times random weights on single rows of tokens. Leave "
+            f"{'it' if len(refused) == 1 else 'them'} out, or profile a model of your own."
         )
     devices = ways_of(settings).devices
     return replace(settings, device=devices, batches=(1,), runtimes=settings.runtimes or runtimes(devices))
@@ -218,18 +218,20 @@ class Found(NamedTuple):
     """What can be timed here."""
 
     candidates: list[Candidate]
-    models: list[Path]  # of each candidate, as it was given
-    left_out: list[str]  # what is not installed for the others
+    models: list[Path]  # the given model of each candidate
+    left_out: list[str]  # what is not installed, for the runtimes without a candidate
 
 
 def _candidates(models: Sequence[Path], settings: Profiling, work: Path, calibration: Sequence[str]) -> Found:
-    """The candidates of `models`. BadInput for a model that nothing of what was asked for could run anywhere."""
+    """The candidates of `models`. BadInput for a model that no requested device and runtime can run on any machine."""
     found = Found([], [], [])
     for model in models:
         lacks: list[str] = []
         own = candidates_of(model, ways_of(settings), work, calibration, say, lacks.append)
         if not own and not lacks:
-            raise BadInput(f"{model} cannot be run with {_asked(settings)}. Give others, or leave it out.")
+            raise BadInput(
+                f"{model} cannot be run with {_asked(settings)}. Change these flags, or leave the model out."
+            )
         found.candidates.extend(own)
         found.models.extend([model] * len(own))
         found.left_out.extend(line for line in dict.fromkeys(lacks) if line not in found.left_out)
@@ -237,27 +239,27 @@ def _candidates(models: Sequence[Path], settings: Profiling, work: Path, calibra
 
 
 def _refuse_nothing(found: Found, settings: Profiling) -> None:
-    """Nothing, when there is something to time. Raises BadInput with what is not installed otherwise."""
+    """Raises BadInput with what is not installed, if there is no candidate."""
     if not found.candidates:
-        raise BadInput(f"Nothing can be run here with {_asked(settings)}. {'; '.join(found.left_out)}.")
+        raise BadInput(f"No model can be run here with {_asked(settings)}. {'; '.join(found.left_out)}.")
 
 
 def _asked(settings: Profiling) -> str:
-    """How the settings ask for models to be run, in the words of the command line."""
+    """The flags that choose devices, runtimes and precisions."""
     ways = ways_of(settings)
     asked = {"device": ways.devices, "runtimes": ways.runtimes, "precisions": ways.precisions}
     return ", ".join(f"--{name} {','.join(given)}" for name, given in asked.items() if given)
 
 
 def _work_folder(out: Path | None, stack: ExitStack) -> Path:
-    """Where exported graphs lie: beside `out`, where the next call finds them again; else until `stack` ends."""
+    """The folder of exported graphs: beside `out` for later calls, else a temporary one until `stack` ends."""
     if out:
         return out.with_name(f"{out.name}.work")
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
 
 
 def _known(machine: MachineFacts, left_out: list[str], command: str, out: Path | None) -> dict[str, Any]:
-    """What a document says whatever was measured."""
+    """The parts of a document that do not depend on measurements."""
     known: dict[str, Any] = {"machine": machine}
     if left_out:
         known["left_out"] = left_out
@@ -269,7 +271,7 @@ def _known(machine: MachineFacts, left_out: list[str], command: str, out: Path |
 
 
 def _keeper(out: Path | None) -> Callable[[ProfileDocument], ProfileDocument]:
-    """What writes a document into the folder `out`, where there is one, and gives it back."""
+    """A function that writes a document into the folder `out`, if given, and returns the document."""
 
     def keep(document: ProfileDocument) -> ProfileDocument:
         if out:
@@ -280,12 +282,12 @@ def _keeper(out: Path | None) -> Callable[[ProfileDocument], ProfileDocument]:
 
 
 def _unended(document: ProfileDocument) -> ProfileDocument:
-    """The same, with a word that it is not all."""
+    """`document` with a warning that it is not complete."""
     return {**document, "warnings": [*document.get("warnings", []), UNENDED]}
 
 
 def _check_there(models: Sequence[Path], data: str, out: Path | None) -> None:
-    """Nothing, when all models and the texts are there and `out` can be written; otherwise all that is not so, in one message."""
+    """Checks that all models and the texts exist and `out` can be written. One BadInput names all faults."""
     faults = Faults()
     if out:
         faults.check(partial(check_out_folder, out, FILES))
@@ -304,7 +306,7 @@ def _profiled(
     known: ProfileDocument,
     keep: Callable[[ProfileDocument], ProfileDocument],
 ) -> ProfileDocument:
-    """`known` with all that is measured; whatever is known by then goes to `keep` after every part."""
+    """`known` with all measurements; after each part, `keep` is called with the document so far."""
     settings = with_lengths(settings, candidates)
     tokenizer, notes = _tokenizer_for_all(candidates)
     plan = grid_plan(settings)
@@ -342,7 +344,7 @@ def _document(
     refused: Mapping[str, str],
     settings: Profiling,
 ) -> ProfileDocument:
-    """`known` with what was timed, and what follows from it."""
+    """`known` with the times, the Pareto front, the answer to the budget and the comparisons with an earlier report."""
     for name, row in timed.models.items():
         row["model"] = str(origins[name])
         if name in metrics:
@@ -366,7 +368,7 @@ def _document(
 
 
 def _sweep(candidates: Sequence[Candidate], workload: Workload, settings: Profiling) -> list[SweepRow]:
-    """Every way to spend the cores on each graph that a processor runs."""
+    """Every split of the cores into threads and processes, for each graph on the CPU."""
     rows: list[SweepRow] = []
     for candidate in candidates:
         if candidate.device == "cpu" and not candidate.runtime.startswith("torch"):
@@ -383,10 +385,10 @@ def _task_of(models: Sequence[Path]) -> str | None:
 
 
 def with_lengths(settings: Profiling, candidates: Sequence[Candidate]) -> Profiling:
-    """`settings` with the lengths of the grid: those that were asked for, or the usual ones cut to what all candidates take.
+    """`settings` with the lengths of the grid: the given ones, or LENGTHS cut to what all candidates take.
 
     Raises:
-        BadInput: one that was asked for is longer than a candidate takes.
+        BadInput: a given length is longer than a candidate takes.
     """
     limits = [(each.max_length, each.name) for each in candidates if each.max_length is not None]
     most, name = min(limits, default=(max(LENGTHS), ""))
@@ -394,33 +396,32 @@ def with_lengths(settings: Profiling, candidates: Sequence[Candidate]) -> Profil
         return replace(settings, lengths=tuple(dict.fromkeys(min(length, most) for length in LENGTHS)))
     if limits and max(settings.lengths) > most:
         raise BadInput(
-            f"--lengths asks for {max(settings.lengths)} tokens, and {name} takes {most} at most. Give lengths up to that."
+            f"--lengths has {max(settings.lengths)} tokens, and {name} takes at most {most}. Give lengths up to {most}."
         )
     return settings
 
 
 def _tokenizer_for_all(candidates: Sequence[Candidate]) -> "tuple[Tokenizer, list[str]]":
-    """The tokenizer that makes the grid's rows: of several that of the fewest tokens, whose ids all models know."""
+    """The tokenizer for the grid's rows: the one with the smallest vocabulary, whose ids are valid in all models."""
     folders = {candidate.reads.folder: candidate.max_length for candidate in candidates if candidate.reads}
     if not folders:
         raise BadInput(
-            "None of the models has both a tokenizer.json and a head with labels beside it, so no text can be given to them."
+            "No model has a tokenizer.json and a config.json of a model with a head beside it, so none can answer texts. "
+            "Give at least one that has."
         )
     tokenizers = [load_tokenizer(folder, length or LONGEST) for folder, length in folders.items()]
     smallest = min(tokenizers, key=lambda each: each.get_vocab_size())
     several = len({each.get_vocab_size() for each in tokenizers}) > 1
-    note = (
-        "The models do not share a vocabulary: rows of the grid are cut by the smallest one, texts by each model's own."
-    )
+    note = "The models have different vocabularies: rows of the grid are tokenised with the smallest one, texts with each model's own."
     return smallest, [note] if several else []
 
 
 def _metrics(
     workers: Mapping[str, Worker], given: Given, progress: Progress
 ) -> tuple[dict[str, Metric], dict[str, str]]:
-    """The task metric of every candidate that reads text, answered by the processes that are timed.
+    """The task metric of every candidate that reads text, from the answers of its timed process.
 
-    And by name why there is none, where a candidate answers in another kind of labels.
+    And by name why there is no metric, for candidates with another kind of labels.
     """
     found: dict[str, Metric] = {}
     refused: dict[str, str] = {}
@@ -450,9 +451,9 @@ def _metrics(
 
 
 def _choose(document: ProfileDocument, settings: Profiling) -> None:
-    """Adds the Pareto front, and the answer to the budget; models of before are there to be compared with, not to be taken."""
+    """Adds the Pareto front and the answer to the budget, both without the models of an earlier report."""
     models = [model for model in document["models"] if not model["name"].endswith(BEFORE)]
-    if any("single_stream" in model for model in models):  # what reads no text was timed on something else
+    if any("single_stream" in model for model in models):  # a model that reads no text has no such time
         models = [model for model in models if "single_stream" in model]
     document["front"] = pareto_front([_point(document, model, 50) for model in models])
     if settings.budget_ms is not None:
@@ -461,7 +462,7 @@ def _choose(document: ProfileDocument, settings: Profiling) -> None:
 
 
 def _point(document: ProfileDocument, model: ModelRow, percentile: int) -> Point:
-    """From end to end where that was timed, else of the grid's first workload."""
+    """The end-to-end latency where it was timed, else that of the grid's first workload."""
     key = f"p{percentile}_ms"
     times: Any = model.get("single_stream") or next(
         row for row in document["candidates"] if row["name"] == model["name"]
@@ -475,7 +476,7 @@ def _point(document: ProfileDocument, model: ModelRow, percentile: int) -> Point
 def write_profile(out: Path, document: ProfileDocument) -> None:
     """Writes report.html, report.json with every raw sample, and table.md into the folder `out`, each in one step.
 
-    Without Jinja2 the page is left out, and a message says so.
+    Without Jinja2, the page is left out and a message is printed.
     """
     out.mkdir(parents=True, exist_ok=True)
     write_page(out / "report.html", partial(profile_page, document))

@@ -1,4 +1,4 @@
-"""Is it slower than before? The models of an earlier report run again, beside those of now; old times are not compared."""
+"""Comparison with an earlier report: its models run again beside the current ones. Its old times are not used."""
 
 import hashlib
 import json
@@ -23,36 +23,36 @@ from serve.bundle.manifest import MANIFEST, sha256_file
 from serve.errors import BadInput
 
 BEFORE = " (before)"
-# An interval wholly above this is slower: one beyond equality alone would accuse one equal pair in forty.
+# A candidate counts as slower if the whole interval is above this. With 1.0, one equal pair in forty would count as slower.
 SLOWER = 1.02
 
 
 def given_models(models: Sequence[Path]) -> list[GivenModel]:
-    """What `models` are, so that a later call can run the very same again."""
+    """`models` with their fingerprints, so that a later call can run exactly the same ones again."""
     return [GivenModel(model=str(model), mark=_fingerprint(model)) for model in models]
 
 
 def models_of(report: Path) -> list[Path]:
-    """The models that the earlier `report.json` was measured on.
+    """The models of the earlier `report.json`.
 
-    Raises BadInput when it is no such report, and when a model has gone or is another now.
+    Raises BadInput if it is not such a report, or if a model is missing or has changed.
     """
     try:
         given: Any = json.loads(report.read_text(encoding="utf-8"))["given"]
         listed = [(Path(each["model"]), str(each["mark"])) for each in given]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(
-            f"--against {report} is no report.json of `stillroom profile` ({type(error).__name__}); give the one that it "
-            "wrote into --out."
+            f"--against {report} is not a report.json of `stillroom profile` ({type(error).__name__}); give one from its "
+            "--out folder."
         ) from None
     for model, before in listed:
         if not model.exists():
             raise BadInput(
-                f"--against {report}: {model} is not there any more. Keep what you compare with, it runs again."
+                f"--against {report}: its model {model} does not exist any more. Restore it: --against runs it again."
             )
         if _fingerprint(model) != before:
             raise BadInput(
-                f"--against {report}: {model} holds something else now. Keep the model of before in a place of its own, and "
+                f"--against {report}: its model {model} has changed since. Keep the earlier model in a folder of its own, and "
                 "give the new one on the command line."
             )
     return [model for model, _ in listed]
@@ -60,7 +60,7 @@ def models_of(report: Path) -> list[Path]:
 
 def _fingerprint(model: Path) -> str:
     if (model / MANIFEST).is_file():
-        return sha256_file(model / MANIFEST)  # which names every other file with its own
+        return sha256_file(model / MANIFEST)  # the manifest has the SHA-256 of every other file
     if model.is_file():
         return sha256_file(model)
     from compress.engine.fingerprints import folder_fingerprint
@@ -69,24 +69,24 @@ def _fingerprint(model: Path) -> str:
 
 
 def named_before(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates of before, under names of their own."""
+    """The earlier candidates, with BEFORE in their names."""
     return [replace(candidate, name=candidate.name + BEFORE) for candidate in candidates]
 
 
 def refuse_strangers(now: Sequence[Candidate], before: Sequence[Candidate]) -> None:
-    """Nothing, when at least one candidate can be compared. Raises BadInput when none can."""
+    """Raises BadInput if no candidate can be compared."""
     kinds = {(candidate.runtime, candidate.precision, candidate.device) for candidate in before}
     if not any((candidate.runtime, candidate.precision, candidate.device) in kinds for candidate in now):
         raise BadInput(
-            "None of the models runs in the same runtime and precision as one of --against, so there is nothing to compare. "
+            "No model runs in the same runtime and precision as a model of --against, so there is nothing to compare. "
             "Give models of the same kind, or --runtimes."
         )
 
 
 def regressions(document: ProfileDocument) -> list[RegressionRow]:
-    """Each candidate of now against the one of before that has its name, else the same runtime, precision and device.
+    """Compares each candidate with the earlier one of the same name, else of the same runtime, precision and device.
 
-    Of several of a kind the order given decides. Candidates without a counterpart are left out.
+    Several of a kind are matched in the given order. Candidates without a match are left out.
     """
     models = document["models"]
     before = [model for model in models if model["name"].endswith(BEFORE)]
@@ -146,10 +146,10 @@ def _row(old: ModelRow, new: ModelRow, where: str, now: Sequence[Any], was: Sequ
 
 
 def speed_gates(rows: Sequence[RegressionRow]) -> list[SpeedGate]:
-    """A bar for each comparison: the most that the speed of now may be of that of before, by the interval."""
+    """A gate for each comparison: the upper end of the speed ratio must reach 1 / SLOWER."""
     return [
         SpeedGate(
-            name=f"{row['name']}, {row['where']}: speed over that of before, upper end",
+            name=f"{row['name']}, {row['where']}: speed relative to before, upper end",
             value=round(1 / row["low"], 4),
             needed=round(1 / SLOWER, 4),
             passed=not row["slower"],

@@ -1,4 +1,4 @@
-"""The texts that `profile` times, scores and calibrates on: a file, a folder of splits, or messages made here."""
+"""The texts that `profile` times, scores and calibrates on: a file, a folder of splits, or generated messages."""
 
 import random
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from compress.data.subset import subset
 from compress.data.texts import read_texts
 from serve.errors import BadInput
 
-TIMED_TEXTS = 1_000  # of those given; all are scored
-CALIBRATION_TEXTS = 128  # of int8 graphs that are made only to be timed
+TIMED_TEXTS = 1_000  # at most; all texts are scored
+CALIBRATION_TEXTS = 128  # for int8 graphs that are made only for timing
 SAMPLE_TEXTS = 400  # of the built-in sample
 
 Answer = TypeVar("Answer")
@@ -29,14 +29,14 @@ class Given:
     texts: list[str | tuple[str, str]]
     source: str
     calibration: list[str]
-    """What a checkpoint's int8 graph is calibrated on."""
+    """Texts that a checkpoint's int8 graph is calibrated on."""
     examples: list[Example] | None
     """With labels, one for each text, in the order of the file; None: without."""
     notes: list[str]
     calibrated_apart: bool
     """Whether `calibration` is a split of its own."""
     places: tuple[int, ...] = ()
-    """Where in the file each text stands, once an order was drawn."""
+    """The index of each text in the file, once an order is drawn."""
 
     @property
     def plain(self) -> list[str]:
@@ -44,9 +44,9 @@ class Given:
         return [text if isinstance(text, str) else text[0] for text in self.texts]
 
     def drawn(self, seed: int) -> "Given":
-        """The same, as it is used: the texts that are timed stand first, in an order of the seed; few calibrate.
+        """The same with the timed texts first, in random order, and at most CALIBRATION_TEXTS to calibrate on.
 
-        A file may be sorted, by label or by length, and its first rows be of one kind.
+        Both are drawn with `seed`, since a file may be sorted by label or length.
         """
         timed = subset(range(len(self.texts)), TIMED_TEXTS, seed)
         random.Random(seed).shuffle(timed)
@@ -60,15 +60,15 @@ class Given:
         )
 
     def as_in_the_file(self, answers: Sequence[Answer]) -> list[Answer]:
-        """Answers to `texts` in the order of the file, as `examples` stand."""
+        """Answers to `texts`, in the order of the file and of `examples`."""
         return [answers[i] for i in sorted(range(len(self.places)), key=self.places.__getitem__)]
 
 
 def given_texts(data: str, task: str | None, columns: Columns = USUAL) -> Given:
-    """What is timed: the texts of the file `data`, or of the test split in the folder `data`, with labels where it has them.
+    """The texts of the file `data`, or of the test split in the folder `data`, with labels where it has them.
 
-    int8 graphs made only to be timed are calibrated on the folder's train split, else on the texts themselves. Without
-    `data` the texts are messages to a shop's support, which this program makes. BadInput for a file without texts.
+    int8 graphs made only for timing are calibrated on the folder's train split, else on the texts themselves. Without
+    `data`, the texts are generated messages to a shop's support. BadInput for a file without texts.
     """
     if not data:
         from stillroom.inputs.sample_texts.messages import support_messages
@@ -101,15 +101,15 @@ def _split(folder: Path, name: str) -> Path:
 
 
 def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Example] | None, list[str]]:
-    """The examples of `file` where it has labels for `task`, and what to say where it has not."""
+    """The examples of `file` if it has labels for `task`, else a note why there is no metric."""
     if task is None:
-        return None, ["The models have no head for one task, so there is no metric."]
+        return None, ["The models do not share one task, so there is no metric."]
     try:
         examples = read_examples(file, cast(Any, task), columns)
     except BadInput as error:
         if file.suffix == ".txt":
             return None, [f"No metric: {file.name} is plain text."]
-        # Rows that ought to have labels, since a column was named or the first has one, are mended and not left out.
+        # If a column was named or the first row has labels, missing labels are an error and not a file without labels.
         if columns != USUAL or not _lacks_labels(file, cast(Any, task)):
             raise
         return None, [f"No metric: {file.name} has no labels for {task} ({error.message.splitlines()[-1].strip()})."]
@@ -117,7 +117,7 @@ def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Exam
 
 
 def _lacks_labels(file: Path, task: Task) -> bool:
-    """Whether the first row of `file` has none of the fields that hold what `task` asks for."""
+    """Whether the first row of `file` lacks a field that `task` needs."""
     for _, row in rows_in(file, file.suffix, USUAL, None, []):
         return isinstance(row, dict) and bool(USUAL.missing([*row], task))
     return True

@@ -41,17 +41,17 @@ TRAINED = ("teacher", "undistilled", "student")
 MODELS = (*TRAINED, "fp32", "int8")
 MEANINGS = {
     "teacher": "the large model that the student learns from",
-    "undistilled": "the student trained on labels alone, from the same start in as many steps: what distillation has to beat",
+    "undistilled": "the baseline for distillation: the same student, from the same start and for as many steps, on labels alone",
     "student": "the small model, distilled from the teacher, in torch",
     "fp32": "the student exported to ONNX, in 32-bit floating point",
-    "int8": "the exported student in 8-bit integers, which is what a bundle serves unless told otherwise",
+    "int8": "the exported student in 8-bit integers, the bundle's default variant",
 }
 
 
 def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path) -> None:
-    """The graphs of the student, each held against torch and fp32, and the teacher's graph for timing."""
+    """Makes the student's graphs, each checked against torch and fp32, and the teacher's graph for timing."""
     export_graph(teacher, folder / "teacher.onnx", inputs.max_length)
-    # Of a student that finds nothing there is no share to keep: that it misses every gate is said with the scores.
+    # A student with a score of 0 has no share to keep here: the stage of the scores reports the missed gates.
     finds_nothing = max(value for _, value in read_lineage(student)["validation"]) == 0
     variants = make_variants(
         folder,
@@ -72,7 +72,7 @@ def _split(inputs: RunInputs, name: str) -> Split:
 
 
 def _logits(inputs: RunInputs, folders: dict[str, Path], encoded: Encoded) -> dict[str, list[np.ndarray]]:
-    """What every trained model of the run says of the texts of `encoded`: the logits of each one's rows."""
+    """The logits of every trained model of the run for the rows of `encoded`."""
     present = [name for name in TRAINED if name in folders]
     return {
         name: row_logits(load_stage(folders[name], inputs).to(device_here(inputs.recipe.device)), encoded)
@@ -81,7 +81,7 @@ def _logits(inputs: RunInputs, folders: dict[str, Path], encoded: Encoded) -> di
 
 
 def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> None:
-    """Scores on validation; then on test, read this once. A missed gate, or graphs that answer otherwise, leave test unread."""
+    """Scores on validation, then on test, which is read only here. If a gate or parity is missed, test is not read."""
     task = check_task(inputs.recipe.task)
 
     def scored(split: str, said: dict[str, list[Prediction]]) -> Scores:
@@ -119,7 +119,7 @@ def _answers(encoded: Encoded, said: dict[str, list[np.ndarray]]) -> dict[str, l
 def model_report_of(
     inputs: RunInputs, folders: dict[str, Path], scores: dict[str, Any], run_fingerprint: str = ""
 ) -> ModelReport:
-    """All that is known of the student when the stage `export` is done, from the `scores` of the models."""
+    """The report of the student after the stage `export`, with the `scores` of the models."""
     recipe, variants = inputs.recipe, read_variants(folders["export"])
     ours, theirs = variants.validation["int8"].value, scores["validation"]["teacher"]["value"]
     return ModelReport(
@@ -209,9 +209,9 @@ def _spelled(text: str, answer: Prediction) -> str:
 def make_latency(
     folder: Path, inputs: RunInputs, folders: dict[str, Path], test: Scores, machine: MachineFacts
 ) -> None:
-    """Teacher and student, in torch and onnxruntime, taking turns on real text of this task.
+    """Times teacher and student, in torch and onnxruntime, in turns on real text of this task.
 
-    `test` are their scores there, `machine` what was known of it before any work, which is a load of its own.
+    `test` are their scores on test. `machine` was measured before any work, which would count as load.
     """
     threads = inputs.recipe.threads
     exported = folders["export"]
@@ -254,7 +254,7 @@ def report_of(
     machine: MachineFacts,
     latency: ProfileDocument | None = None,
 ) -> Report:
-    """All that the report shows, texts of the data included; without test scores and latency when a gate was missed."""
+    """All of the report, with texts of the data; without test scores and latency if a gate was missed."""
     document = model_report.report()
     document |= {
         "understood": understood(inputs),
@@ -277,8 +277,7 @@ def report_of(
             row["latency_ms"] = times.get(row["name"])
         shortest = min(row["tokens"] for row in latency["candidates"])
         document["summary_note"] = (
-            f"Latency is the median (p50) of a batch of one text of {shortest} tokens: teacher and student in torch, fp32 and int8 "
-            "in onnxruntime."
+            f"Latency is the median (p50) at batch 1 and {shortest} tokens: teacher and student in torch, fp32 and int8 in onnxruntime."
         )
     return cast(Report, document)
 
@@ -290,7 +289,7 @@ def _meaning(name: str) -> str:
 
 
 def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
-    """What was trained from what, on which data, in words."""
+    """The teacher, method, student and data of this run, in words."""
     config, recipe, splits = inputs.opened.config, inputs.recipe, inputs.splits
     data = Path(recipe.data).resolve().name if Path(recipe.data).exists() else recipe.data
     texts = [f"{len(splits.train):,} labelled texts of {data}"]
@@ -298,11 +297,11 @@ def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
     texts += [f"{recipe.augment} generated from each labelled one"] if recipe.augment else []
     texts += [f"{len(inputs.corpus):,} of a corpus"] if inputs.corpus else []
     tuned = "with its head as given" if inputs.teacher_has_head else "fine-tuned on the same labels"
-    scored = f"scores are of {len(splits.test):,} texts of test, read once" if test_read else "test was not read"
+    scored = f"scores are on {len(splits.test):,} texts of test, read once" if test_read else "test was not read"
     return (
         f"A student ({inputs.shape}) was distilled by {method} from the teacher {inputs.opened.public_name} "
         f"({config.num_hidden_layers}x{config.hidden_size}, {tuned}) on {_listed(texts)}. "
-        f"Choices and gates are of {len(splits.validation):,} texts of validation; {scored}."
+        f"Choices and gates use {len(splits.validation):,} texts of validation; {scored}."
     )
 
 
@@ -312,7 +311,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def shareable(report: Report, shown_in: str) -> Report:
-    """`report` without texts of the data, for a bundle: it says how many differ, and that `shown_in` shows them."""
+    """`report` without texts of the data, for a bundle. It has the number of disagreements, and `shown_in`, the page with them."""
     kept: dict[str, Any] = {key: value for key, value in report.items() if key != "disagreements"}
     if "disagreeing" in report:
         kept["disagreeing"] = {**report["disagreeing"], "shown_in": shown_in}
@@ -348,15 +347,15 @@ def claims(scores: dict[str, Any]) -> list[str]:
         found.append(f"{row['a']} against {row['b']} on test: {size}, {verdict}.")
         if row["a"] in ("student", "int8") and row["b"] == "undistilled" and row["supported"] and row["difference"] < 0:
             found.append(
-                f"WARNING: distillation made this model worse: labels alone serve better than {row['a']}. A teacher that is weak "
-                "itself does that. Fine-tune it longer or take a better one; the better student of the two is the stage "
-                "`undistilled` in the work folder, and `stillroom export` makes a bundle of it."
+                f"WARNING: distillation made this model worse: {row['a']} scores below training on labels alone. A likely cause is a "
+                "weak teacher. Fine-tune it longer, or use a better one. The better student is in the folder `undistilled` of the "
+                "work folder; `stillroom export` makes a bundle of it."
             )
     return found
 
 
 def lineage_of(inputs: RunInputs, folders: dict[str, Path]) -> dict[str, Any]:
-    """Where the student comes from; no dates and no times, so that equal inputs give equal lines."""
+    """The lineage of the student, without dates and times, so that equal inputs give an equal lineage."""
     student, start = read_lineage(folders["student"]), read_lineage(folders["start"])
     return {
         "teacher": inputs.opened.public_name,
@@ -380,19 +379,19 @@ def write_bundle(
     latency: ProfileDocument,
     minutes: float,
 ) -> None:
-    """Report, card and manifest around the graphs, renamed into place in one step.
+    """Packs graphs, report, card and manifest, renamed into place in one step.
 
-    The report with texts of the data stays in the work folder; a bundle, which is passed on, has the one without.
+    The report with texts of the data stays in the work folder. The bundle, which may be passed on, has the report without them.
     """
     full = report_of(inputs, folders, scores, model_report, latency["machine"], latency)
     write_report(inputs.workdir.root / REPORT, full)
     report = shareable(full, f"{inputs.workdir.root.name}/{REPORT}")
-    # Without the folders above the bundle: where it is written makes no other bundle of it.
+    # Without the folders above the bundle, so that its bytes do not depend on where it is written.
     recipe = {"recipe.toml": write_recipe(replace(inputs.recipe, out=out.name)).encode()}
     model_report.pack(out, folders["student"], report_files(report, minutes=minutes) | recipe)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object that a stage left."""
+    """Reads a JSON object."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found

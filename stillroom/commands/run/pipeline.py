@@ -1,7 +1,7 @@
 """`stillroom run`: from a teacher to a bundle, stage by stage.
 
-Each stage is named here with the inputs that decide its outcome, so that a rerun skips what is finished and a changed
-input redoes exactly what depends on it.
+Each stage is listed here with the inputs that decide its outcome. A rerun skips finished stages, and a changed input repeats
+exactly the stages that depend on it.
 """
 
 import dataclasses
@@ -32,14 +32,14 @@ from stillroom.report.run_page import write_report
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
-    """Make the bundle that `recipe` describes, or find it made; the document that `--json` prints.
+    """Make the bundle that `recipe` describes, if it is not there already; the document that `--json` prints.
 
     Raises:
-        BadInput: anything wrong with what was given, all of it in one message, before any training.
-        GateMissed: the student fell short of a gate; the report is written, the bundle is not.
+        BadInput: all faults of the inputs, in one message, before any training.
+        GateMissed: the student missed a gate; the report is written, the bundle is not.
     """
     started = time.monotonic()
-    machine = machine_facts()  # before any work, which would be the load that it sees
+    machine = machine_facts()  # before any work, which would count as load of the machine
     inputs = prepare(recipe)
     same_bits(inputs.recipe.threads)
     stage_fingerprints = fingerprints(inputs)
@@ -57,7 +57,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
             "latency",
             stage_fingerprints,
             lambda f: export_and_scores.make_latency(f, inputs, folders, model_report.scores["test"], machine),
-            "timing teacher and student, taking turns",
+            "timing teacher and student, in turns",
         )
         clear_leftovers(out)
         latency = cast(ProfileDocument, export_and_scores.read_json(folders["latency"] / "latency.json"))
@@ -73,28 +73,27 @@ def plan_of(recipe: Recipe) -> Plan:
     """
     inputs = prepare(recipe)
     same_bits(inputs.recipe.threads)
-    told = _say_understood(inputs)
-    return dataclasses.replace(timed_plan(inputs), understood=told)
+    return dataclasses.replace(timed_plan(inputs), understood=_say_understood(inputs))
 
 
 def _say_understood(inputs: RunInputs) -> dict[str, Any]:
-    """Say what the inputs were understood to be, and what is doubtful about them; the same as data."""
+    """Prints how the inputs were understood, and warnings about them; returns the former as data."""
     recipe = inputs.recipe
     steps: dict[str, int] = {}
-    # With a budget they are known once steps were timed, and with relations once the corpus was cut; then the stages say them.
+    # With a budget, the steps are known only after timing; with relations, after the corpus is cut. The stages print them then.
     if not recipe.max_minutes and not recipe.relation_epochs:
         plan = full_plan(inputs)
         steps = {"teacher": plan.teacher_steps, "student": plan.student_steps}
-    told = understood(inputs, steps)
-    for line in understood_lines(told):
+    found = understood(inputs, steps)
+    for line in understood_lines(found):
         say(line)
     for warning in inputs.warnings:
         say(f"warning: {warning}")
-    return told
+    return found
 
 
 def fingerprints(inputs: RunInputs) -> dict[str, str]:
-    """Of each stage: everything that decides its outcome, as one name."""
+    """The fingerprint of each stage: a hash of everything that decides its outcome."""
     r = inputs.recipe
     common = [
         r.task, inputs.data_fingerprint, r.seed, r.threads, r.precision, r.batch, r.accumulate, inputs.max_length, list(inputs.labels),
@@ -122,7 +121,7 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
         r.teacher_learning_rate,
     ]
     student = [str(inputs.shape), r.student_epochs, r.student_learning_rate]
-    # With a budget, how long one training may take depends on all the others.
+    # With a budget, the length of one training depends on all others.
     budget = (
         [r.max_minutes, r.latency_seconds, r.undistilled, *in_domain, *teacher, *student, *relations]
         if r.max_minutes
@@ -151,7 +150,7 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
 
 
 def _train(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> dict[str, Path]:
-    """Every stage that ends in a checkpoint; the folders by name."""
+    """Runs every stage that ends in a checkpoint; their folders by name."""
     plan = _planned(inputs, stage_fingerprints)
     folders: dict[str, Path] = {}
     steps = f"{plan.teacher_steps} steps at most" if plan.teacher_steps else "it has a head for this task"
@@ -208,7 +207,7 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> dict[str, P
 def _evaluate(
     inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict[str, Path], machine: MachineFacts
 ) -> tuple[dict[str, Any], ModelReport]:
-    """Export, parity and scores; the scores when every gate held."""
+    """Export, parity and scores. GateMissed where a gate is missed."""
     folders["export"] = _stage(
         inputs,
         "export",
@@ -232,7 +231,8 @@ def _evaluate(
         )
         raise model_report.refusal(
             report,
-            " More --student-epochs, --unlabelled text or a larger --student usually help; lower the gate only if you can live with it.",
+            " More --student-epochs, more --unlabelled text or a larger --student usually help; lower the gate only if a lower score "
+            "is enough.",
         )
     return scores, model_report
 
@@ -242,8 +242,8 @@ def _planned(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> Plan:
         return full_plan(inputs)
 
     def make(folder: Path) -> None:
-        plan = timed_plan(inputs)  # refuses what cannot fit, before anything is removed
-        # Timed anew the steps may differ, and what was trained for other steps must not be gone on with.
+        plan = timed_plan(inputs)  # raises BadInput, if the budget is too small, before anything is removed
+        # A new timing may give other numbers of steps, and a training for other steps must not be resumed.
         inputs.workdir.clear(but="plan")
         (folder / "plan.json").write_bytes(canonical_json(dataclasses.asdict(plan)))
 
@@ -255,14 +255,14 @@ def _planned(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> Plan:
 
 def _stage(inputs: RunInputs, name: str, stage_fingerprints: dict[str, str], make: Any, what: str) -> Path:
     if inputs.workdir.finished(name, stage_fingerprints[name]):
-        say(f"{what}: done before")
+        say(f"{what}: finished earlier")
     else:
         say(what)
     return inputs.workdir.stage(name, stage_fingerprints[name], make)
 
 
 def _minutes(inputs: RunInputs, started: float) -> float:
-    """Minutes of work that made the bundle, those of earlier calls included."""
+    """Minutes of work on the bundle, earlier calls included."""
     return round(max(sum(inputs.workdir.seconds.values()), time.monotonic() - started) / 60, 2)
 
 
@@ -276,16 +276,16 @@ def _already_there(out: Path, run_fingerprint: str) -> dict[str, Any]:
         bundle = open_bundle(out)
     except BundleError as fault:
         raise BadInput(
-            f"--out {out} holds a damaged bundle: {fault.message} To have this command make it anew, remove it first."
+            f"--out {out} holds a damaged bundle: {fault.message} Remove it, and this command makes it again."
         ) from None
     if bundle.manifest.lineage.get("run") != run_fingerprint:
         raise BadInput(f"--out {out} holds a bundle of other inputs or settings. Remove it, or give another folder.")
-    say(f"{out} is already what this command makes; every file of it was verified.")
+    say(f"{out} is already the bundle of this command; every file of it was verified.")
     return _result(out)
 
 
 def _result(out: Path) -> dict[str, Any]:
-    """The `--json` document, from what the bundle says of itself."""
+    """The `--json` document, from the bundle's report and manifest."""
     report = export_and_scores.read_json(out / "report.json")
     metrics = open_bundle(out).manifest.metrics
     speed = export_and_scores.speedup(report["latency"])

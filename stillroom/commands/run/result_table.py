@@ -10,7 +10,7 @@ from stillroom.report.latency_table import PAIRED
 
 
 def show_result(out: Path) -> None:
-    """The tables that end a run."""
+    """Prints the tables that end a run."""
     report = export_and_scores.read_json(out / "report.json")
     rows = []
     teacher = report["summary"][0]["metric"]
@@ -45,7 +45,7 @@ def show_result(out: Path) -> None:
 
 
 def show_plan(plan: dict[str, Any]) -> None:
-    """The stages with their steps and minutes; `plan` is a `time_budget.Plan` as a dictionary."""
+    """Prints the stages with their steps and minutes; `plan` is a `time_budget.Plan` as a dictionary."""
     steps = {
         "teacher": plan["teacher_steps"],
         "relations": plan["relation_steps"],

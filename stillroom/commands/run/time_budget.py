@@ -31,20 +31,20 @@ from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe
 
 TIMED_STEPS = 6
-# Export, parity and packing, and starting and warming up what is timed; both hardly depend on the recipe. Measured on two cores.
+# Export, parity and packing; start and warm-up of the timed models. Both hardly depend on the recipe. Measured on two cores.
 FIXED_SECONDS = 45.0 + 60.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps of each training, and what they are expected to take."""
+    """Steps of each training, with the expected time and memory."""
 
     teacher_steps: int
     relation_steps: int
     student_steps: int
     seconds: dict[str, float]
     memory_bytes: int = 0
-    understood: dict[str, Any] = field(default_factory=dict)  # as `compress.engine.understood` says it
+    understood: dict[str, Any] = field(default_factory=dict)  # from `compress.engine.understood`
 
     @property
     def minutes(self) -> float:
@@ -66,10 +66,10 @@ def full_plan(inputs: RunInputs) -> Plan:
 
 
 def timed_plan(inputs: RunInputs) -> Plan:
-    """The recipe's steps with the seconds and memory that they will take, from a few steps of each training.
+    """The recipe's steps with an estimate of seconds and memory, from a few steps of each training.
 
     Raises:
-        BadInput: not a tenth of the training fits into the recipe's `max_minutes`.
+        BadInput: less than a tenth of the training fits into the recipe's `max_minutes`.
     """
     rates, labelling = seconds_a_step(inputs)
     fixed = FIXED_SECONDS + inputs.recipe.latency_seconds + labelling
@@ -79,12 +79,12 @@ def timed_plan(inputs: RunInputs) -> Plan:
 
 
 def fitted(plan: Plan, rates: dict[str, float], fixed: float, recipe: Recipe) -> Plan:
-    """`plan` priced, at `rates` seconds a step of each training and `fixed` seconds for all else.
+    """`plan` with seconds, at `rates` seconds a step of each training and `fixed` seconds for all else.
 
-    With `max_minutes`, all trainings are shortened by the same share until they fit it.
+    With `max_minutes`, all trainings are shortened to the same share, so that they fit.
 
     Raises:
-        BadInput: not a tenth of the training fits.
+        BadInput: less than a tenth of the training fits.
     """
 
     def priced(share: float) -> Plan:
@@ -107,14 +107,14 @@ def fitted(plan: Plan, rates: dict[str, float], fixed: float, recipe: Recipe) ->
     if share < 0.1:
         least = (fixed + 0.1 * (60 * whole.minutes - fixed)) / 60
         raise BadInput(
-            f"--max-minutes is {recipe.max_minutes:g}; this recipe takes about {whole.minutes:.0f} minutes here and needs {least:.1f} "
-            "to train even a tenth of its steps. Allow more, or give less data or a smaller student."
+            f"--max-minutes is {recipe.max_minutes:g}; this recipe takes about {whole.minutes:.0f} minutes here, and {least:.1f} minutes "
+            "for a tenth of its steps, the least allowed. Give more minutes, less data or a smaller student."
         )
     return priced(share)
 
 
 def seconds_a_step(inputs: RunInputs) -> tuple[dict[str, float], float]:
-    """Seconds a training step of teacher, relations and student; and seconds to label and score all texts once."""
+    """Seconds per training step of teacher, relations and student; and seconds to label and score all texts."""
     recipe = inputs.recipe
     torch.manual_seed(recipe.seed)
     teacher = load(inputs.opened, check_task(recipe.task), None if inputs.teacher_has_head else inputs.labels)
@@ -161,7 +161,7 @@ def _relation_step(teacher: Any, student: Any, inputs: RunInputs) -> float:
 
 
 def _timed(model: Any, inputs: RunInputs, loss_of: Callable[[int, Any], Tensor], ids: Any = None) -> float:
-    """Median seconds of a step, the first left out; the weights of `model` move and are of no further use."""
+    """Median seconds of a step, without the first. The weights of `model` change: do not use it afterwards."""
     used = ids if ids is not None else [*inputs.train.ids, *inputs.validation.ids]
     model.to(device_here(inputs.recipe.device))
     with rows_in_use(model, used, inputs.train.pad_id) as remap:

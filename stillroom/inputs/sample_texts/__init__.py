@@ -1,1 +1,1 @@
-"""Texts that this program makes: labelled support messages for the demo, and texts to time where none are given."""
+"""Generated texts: labelled support messages for the demo, and texts for timing when none are given."""

@@ -1,7 +1,7 @@
-"""Generate the demo's labelled data: support messages with an intent and entities, the same for the same seed.
+"""Generates the demo's labelled data: support messages with an intent and entities, the same for the same seed.
 
-A message is a list of pieces, text with or without an entity label. Noise acts on pieces, and offsets are counted when
-the pieces are joined at the very end, so an offset cannot disagree with the text, however noisy.
+A message is a list of pieces, each a text with or without an entity label. Noise changes pieces, and offsets are counted
+when the pieces are joined at the end, so offsets always match the text.
 """
 
 import json
@@ -17,14 +17,14 @@ from serve.errors import BadInput
 from stillroom.inputs.sample_texts.phrases import CLOSINGS, DETAILS, EMOJI, GREETINGS, INTENTS, Phrases
 from stillroom.inputs.sample_texts.values import SLOTS, Share
 
-# Unlabelled messages are the shop's inbox, which nobody has labelled: its products, its customers and the ways they put
-# things are those of validation and test as much as others. The training split knows none of them.
+# Unlabelled messages are the shop's unlabelled inbox: its values are those of validation and test as well as its own.
+# The training split has none of them.
 INBOX: tuple[Share, ...] = ("unlabelled", "validation", "test")
-# Which of the dealt phrases a split says.
+# Which of the dealt phrases a split uses.
 OWN: dict[Share, slice] = {"unlabelled": slice(None), "validation": slice(1, None, 3), "test": slice(2, None, 3)}
 INNERMOST_CHOICE = re.compile(r"\[([^\[\]]*)\]")
 SLOT = re.compile(r"\{(\w+)\}")
-# How often a new message may be one that was already written before we say that the grammar is used up.
+# After this many repeated messages in a row, the grammar counts as used up.
 MAX_REPEATS = 1_000
 
 
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 class Entity(TypedDict):
-    """Where an entity stands: code points of the text, end exclusive."""
+    """The position of an entity: code points of the text, end exclusive."""
 
     start: int
     end: int
@@ -56,10 +56,9 @@ def write_support_messages(
 ) -> None:
     """Write `train.jsonl`, `validation.jsonl`, `test.jsonl` and `unlabelled.txt` (a text a line) into `folder`.
 
-    The numbers are rows. The same arguments give the same bytes. No text stands in two of the files, and no name,
-    number, date or amount in two of those with labels. Validation and test each say things in ways that no other
-    labelled text does; unlabelled text, the inbox, says things in every way, with values of those two and its own.
-    Files of these names are replaced, each in one step.
+    The numbers are rows. The same arguments give the same bytes. No text is in two files, and no name, number, date or
+    amount is in two labelled files. Validation and test each have phrases that no other labelled file has; unlabelled text
+    has all phrases, with values of these two and its own. Existing files are replaced, each in one step.
 
     Raises `BadInput` for a number of rows below 1, or more rows than there are different messages.
     """
@@ -67,10 +66,10 @@ def write_support_messages(
     for share, rows in sizes.items():
         if rows < 1:
             raise BadInput(
-                f"{share}={rows}: a number of rows, 1 or more, is needed; ask for at least one.", field=share
+                f"{share}={rows}: this number of rows must be at least 1; ask for 1 row or more.", field=share
             )
     seen: set[str] = set()
-    # Test comes first, so that it stays the same when somebody asks for more training rows.
+    # Test comes first, so that it does not change with the number of training rows.
     messages = {share: support_messages(share, rows, seed, seen) for share, rows in sizes.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for share, rows_of_share in messages.items():
@@ -81,9 +80,9 @@ def write_support_messages(
 
 
 def support_messages(share: Share, rows: int, seed: int, seen: set[str]) -> list[Message]:
-    """`rows` different messages of one split; the keys of their texts are added to `seen`, and none repeats one in it.
+    """`rows` different messages of one split; the keys of their texts are not in `seen`, and are added to it.
 
-    Raises `BadInput` when `MAX_REPEATS` messages in a row had been seen before.
+    Raises `BadInput` when `MAX_REPEATS` messages in a row repeat earlier ones.
     """
     rng = random.Random(f"support messages, {share}, seed {seed}")
     messages: list[Message] = []
@@ -99,15 +98,15 @@ def support_messages(share: Share, rows: int, seed: int, seen: set[str]) -> list
             repeats = 0
         elif (repeats := repeats + 1) == MAX_REPEATS:
             raise BadInput(
-                f"{share}={rows} rows were asked for, and the demo's grammar gave only {len(messages)} different "
-                f"messages; ask for {len(messages)} or fewer.",
+                f"{share}={rows}: the demo's grammar has only {len(messages)} different messages; ask for {len(messages)} "
+                "rows or fewer.",
                 field=share,
             )
     return messages
 
 
 def _key(text: str) -> str:
-    """What two texts share that differ in case, accents, spaces, emoji or punctuation only."""
+    """A key that is equal for texts that differ only in case, accents, spaces, emoji or punctuation."""
     return " ".join(re.findall(r"\w+", _without_accents(text).casefold()))
 
 
@@ -119,7 +118,7 @@ def _template(intent: str, share: Share, rng: random.Random) -> str:
     """A whole message before its slots are filled: greeting, the intent's phrase, up to two details, closing."""
     parts = [_phrase(INTENTS[intent], share, rng)]
     for _ in range(rng.choices([0, 1, 2], weights=[4, 4, 2])[0]):
-        # A detail mostly follows the matter, and now and then comes before it.
+        # Three in four details follow the intent's phrase, the others precede it.
         parts.insert(len(parts) if rng.random() < 0.75 else 0, _phrase(DETAILS, share, rng))
     if rng.random() < 0.35:
         parts.insert(0, rng.choice(GREETINGS))
@@ -129,7 +128,7 @@ def _template(intent: str, share: Share, rng: random.Random) -> str:
 
 
 def _phrase(phrases: Phrases, share: Share, rng: random.Random) -> str:
-    """One phrase with its choices made; three in ten are those that training never says, in all splits but it."""
+    """One phrase with its choices made; outside the training split, three in ten are phrases that training never has."""
     options = phrases.everywhere
     if share in OWN and rng.random() < 0.3:
         options = phrases.dealt[OWN[share]]
@@ -143,7 +142,7 @@ def _pieces(template: str, share: Share, rng: random.Random) -> list[Piece]:
     """The template with its slots filled from the split's own values."""
     pieces: list[Piece] = []
     for position, part in enumerate(SLOT.split(template)):
-        if position % 2 == 0:  # re.split puts what it captured, the slots' names, at the odd places
+        if position % 2 == 0:  # re.split puts the captured slot names at odd positions
             pieces.append(Piece(part))
             continue
         label, draw = SLOTS[part]
@@ -153,14 +152,14 @@ def _pieces(template: str, share: Share, rng: random.Random) -> list[Piece]:
 
 
 def _with_noise(pieces: list[Piece], rng: random.Random) -> list[Piece]:
-    """The pieces as people type them: typos, lost accents and punctuation, odd case and spaces, an emoji."""
+    """The pieces with noise as in typed text: typos, lost accents and punctuation, other case and spaces, an emoji."""
     if rng.random() < 0.35:
-        # A value is copied with more care than a word is typed.
+        # Values have fewer typos than other words.
         pieces = [Piece(_with_typos(text, 0.02 if label else 0.06, rng), label) for text, label in pieces]
     if rng.random() < 0.15:
         pieces = [Piece(_without_accents(text), label) for text, label in pieces]
     if rng.random() < 0.15:
-        # Two entities with nothing but a comma between them keep it.
+        # A comma that alone separates two entities is kept.
         pieces = [
             Piece(re.sub(r"(?<=\w)[.,!?]+(?= |$)", "", text) if not label else text, label) for text, label in pieces
         ]
@@ -175,14 +174,14 @@ def _with_noise(pieces: list[Piece], rng: random.Random) -> list[Piece]:
     elif case < 0.2:
         pieces = [Piece(text.upper(), label) for text, label in pieces]
     if rng.random() < 0.1:
-        # A space before it: glued to a word, an emoji makes one unknown token of both in most vocabularies.
+        # With a space before it: most vocabularies make one unknown token of a word and an adjoining emoji.
         pieces = [*pieces, Piece(" " + rng.choice(EMOJI))]
-    # Noise may have emptied a piece of mere punctuation.
+    # Noise may have emptied a piece of punctuation.
     return [piece for piece in pieces if piece.text]
 
 
 def _with_typos(text: str, rate: float, rng: random.Random) -> str:
-    """`text` with a letter swapped, dropped or doubled inside a share `rate` of its words of four letters or more."""
+    """`text` with a letter swapped, dropped or doubled in a share `rate` of its words of four letters or more."""
     return re.sub(r"[^\W\d_]{4,}", lambda word: _misspelt(word[0], rng) if rng.random() < rate else word[0], text)
 
 

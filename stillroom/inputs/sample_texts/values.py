@@ -1,9 +1,8 @@
-"""What may fill a slot of a support message: names, numbers, dates, amounts, each from the pool of its own split.
+"""Values for the slots of a support message: names, numbers, dates and amounts, each from the pool of its own split.
 
-The lists of `values.toml` are dealt out by position, so a value of one labelled split never stands in another. Numbers,
-dates and amounts are dealt out the same way, by arithmetic on them. What a slot means is decided by the sentence around
-it: the same list fills people and cities, the same dates fill order dates and delivery dates, the same digits fill orders
-and tickets.
+The lists of `values.toml` are dealt out by position, so a value of one labelled split is never in another. Numbers, dates
+and amounts are dealt out by arithmetic. Only the sentence around a slot decides its meaning: one list fills people and
+cities, the same dates fill order and delivery dates, the same digits fill orders and tickets.
 """
 
 import random
@@ -18,21 +17,21 @@ Share = Literal["train", "unlabelled", "validation", "test"]
 T = TypeVar("T")
 
 
-# Position modulo 9 -> whose value it is: four parts to train, two to unlabelled text, one to validation, two to test.
+# Share -> positions modulo 9 of its values: four for train, two for unlabelled text, one for validation, two for test.
 DEALT: dict[Share, tuple[int, ...]] = {"train": (0, 2, 4, 6), "unlabelled": (1, 5), "validation": (7,), "test": (3, 8)}
 
 POOLS: dict[str, list[str]] = tomllib.loads(files(__package__).joinpath("values.toml").read_text(encoding="utf-8"))
 
 
 class Value(NamedTuple):
-    """What fills a slot. `before` is said first and is not part of the value: "on " of a date, "Ms " of a surname."""
+    """A slot's value. `before` precedes it and is not part of the entity: "on " before a date, "Ms " before a surname."""
 
     text: str
     before: str = ""
 
 
 def dealt(values: Sequence[T], share: Share) -> list[T]:
-    """The part of `values` that belongs to `share`; no two shares overlap, as long as `values` holds nothing twice."""
+    """The part of `values` that belongs to `share`; shares do not overlap if `values` holds nothing twice."""
     return [value for position, value in enumerate(values) if position % 9 in DEALT[share]]
 
 
@@ -43,7 +42,7 @@ def number(rng: random.Random, share: Share, low: int, high: int) -> int:
 
 
 def person(rng: random.Random, share: Share) -> Value:
-    """A given name, a full name, or a title and a surname; a third of the given names are cities too."""
+    """A given name, a full name, or a title and a surname; about a third of the given names are also cities."""
     given = rng.choice(dealt(POOLS["names_and_cities" if rng.random() < 0.35 else "given_names"], share))
     surname = rng.choice(dealt(POOLS["surnames"], share))
     form = rng.random()
@@ -55,7 +54,7 @@ def person(rng: random.Random, share: Share) -> Value:
 
 
 def city(rng: random.Random, share: Share) -> Value:
-    """A city; two in five are given names too."""
+    """A city; two in five are also given names."""
     return Value(rng.choice(dealt(POOLS["names_and_cities" if rng.random() < 0.4 else "cities"], share)))
 
 
@@ -70,7 +69,7 @@ def product(rng: random.Random, share: Share) -> Value:
 def plan(rng: random.Random, share: Share) -> Value:
     """A tariff: a plan's word or a maker's name, mostly with a size."""
     name = rng.choice(dealt(POOLS["brands" if rng.random() < 0.35 else "plans"], share))
-    # A bare maker's name would be no tariff to anybody, so only a plan's own word may stand alone.
+    # A maker's name alone does not read as a tariff, so only a plan's own word may be without a size.
     if name in POOLS["plans"] and rng.random() < 0.3:
         return Value(name)
     return Value(f"{name} {rng.choice(POOLS['plan_sizes'])}")
@@ -90,8 +89,8 @@ def order_number(rng: random.Random, share: Share) -> Value:
 
 
 def phone(rng: random.Random, share: Share) -> Value:
-    """A telephone number out of the ranges that regulators keep for fiction."""
-    last = number(rng, share, 100, 199)  # 555-0100 to 555-0199 belong to nobody
+    """A telephone number from the ranges that regulators reserve for fiction."""
+    last = number(rng, share, 100, 199)  # 555-0100 to 555-0199 are never assigned
     own: dict[Share, str] = {
         "train": f"07700 900{last}",
         "unlabelled": f"020 7946 0{last}",
@@ -116,7 +115,7 @@ def email(rng: random.Random, share: Share) -> Value:
 
 
 def date(rng: random.Random, share: Share) -> Value:
-    """A day of the calendar; nothing in it tells what happened on that day."""
+    """A day of the calendar; the value does not show what happened on that day."""
     month, day = divmod(number(rng, share, 0, 12 * 27), 27)  # days 1 to 27 exist in every month
     day += 1
     name = POOLS["months"][month]
@@ -131,7 +130,7 @@ def date(rng: random.Random, share: Share) -> Value:
 
 
 def on_date(rng: random.Random, share: Share) -> Value:
-    """A day as it is said after a verb: "on 3 May", "yesterday", "on Friday morning"."""
+    """A day as it follows a verb: "on 3 May", "yesterday", "on Friday morning"."""
     if rng.random() < 0.65:
         return Value(date(rng, share).text, before="on ")
     day = rng.choice(dealt(POOLS["days"], share))
@@ -139,7 +138,7 @@ def on_date(rng: random.Random, share: Share) -> Value:
 
 
 def amount(rng: random.Random, share: Share) -> Value:
-    """An amount of money; nothing in it tells who paid whom."""
+    """An amount of money; the value does not show whether it is a charge or a refund."""
     units = number(rng, share, 4, 400)
     cents = rng.choice(["00", "50", "90", "95", "99"])
     own: dict[Share, str] = {
@@ -153,7 +152,7 @@ def amount(rng: random.Random, share: Share) -> Value:
 
 
 def _ascii(name: str) -> str:
-    """A name as it stands in an address: `Núñez` is `nunez`, `O'Brien` is `obrien`."""
+    """A name as in an e-mail address: `Núñez` is `nunez`, `O'Brien` is `obrien`."""
     return "".join(letter for letter in unicodedata.normalize("NFD", name.lower()) if letter in ascii_lowercase)
 
 
@@ -161,7 +160,7 @@ def _ordinal(day: int) -> str:
     return "th" if 10 < day < 14 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
 
 
-# Slot in a template -> the label of what fills it (None: no entity, however alike it looks), and where it comes from.
+# Slot in a template -> the label of its value (None: not an entity, although it resembles one), and the function that draws it.
 SLOTS: dict[str, tuple[str | None, Callable[[random.Random, Share], Value]]] = {
     "person": ("person", person),
     "city": ("city", city),

@@ -76,22 +76,22 @@ def test_columns_of_entities_words_and_tags_have_the_names_that_are_given(tmp_pa
 
 
 def test_a_wrong_header_is_one_line_that_names_what_is_there_and_the_flags(tmp_path: Path) -> None:
-    said = "has the columns Text, Category; needed are text and label. Rename them, or give --text-column Text --label-column Category"
+    said = "has the columns Text, Category; text and label are needed. Rename columns, or give --text-column Text --label-column Category"
     assert fault(written(tmp_path / "a.csv", "Text,Category\n" + "a,b\n" * 50)) == f"a.csv {said}"
     assert fault(parquet(tmp_path / "a.parquet", [{"Text": "a", "Category": "b"}] * 50)) == f"a.parquet {said}"
     other = fault(written(tmp_path / "a.tsv", "id\ttext\n1\ta\n"), Columns(label="Kind"))
     assert other == (
-        "a.tsv has the columns id, text; needed are text and Kind. Rename them, or give --label-column NAME"
+        "a.tsv has the columns id, text; text and Kind are needed. Rename columns, or give --label-column NAME"
     )
-    assert "a.csv has no names of columns in its first line" in fault(written(tmp_path / "a.csv", ",,\na,b,c\n"))
+    assert "a.csv has no column names in its first line" in fault(written(tmp_path / "a.csv", ",,\na,b,c\n"))
     note = written(tmp_path / "a.csv", "text,label,note,note\na,x,1,2\n")
     assert read_examples(note, TEXT) == [Example("a", label="x")]
     assert "has the column text twice" in fault(written(tmp_path / "a.csv", "text,label,text\na,b,c\n"))
-    assert "a.csv is a table, whose cells hold no lists" in fault(
+    assert "a.csv is a table, whose cells cannot hold tags" in fault(
         written(tmp_path / "a.csv", "text,entities\na,[]\n" * 9), task=TOKENS
     )
     with pytest.raises(
-        BadRows, match=r"u\.csv: has the columns Body; needed is text\. Rename them, or give --text-column Body"
+        BadRows, match=r"u\.csv: has the columns Body; text is needed\. Rename columns, or give --text-column Body"
     ):
         read_texts(written(tmp_path / "u.csv", "Body\na\nb\n"))
 
@@ -113,7 +113,9 @@ def test_rows_that_all_lack_a_field_are_told_in_one_line_with_the_flag(tmp_path:
 def test_a_table_with_another_separator_is_read_by_its_header(tmp_path: Path, name: str, separator: str) -> None:
     rows = f'text{separator} label\n"to, Rome; now\t!"{separator}book\n'
     assert read_examples(written(tmp_path / name, rows), TEXT) == [Example("to, Rome; now\t!", label="book")]
-    assert "has the columns a, b; needed" in fault(written(tmp_path / name, f"a{separator}b\n1{separator}2\n"))
+    assert "has the columns a, b; text and label are needed" in fault(
+        written(tmp_path / name, f"a{separator}b\n1{separator}2\n")
+    )
 
 
 def test_a_blank_table_is_empty_and_blank_lines_before_its_header_are_none(tmp_path: Path) -> None:
@@ -141,18 +143,20 @@ def test_two_files_for_one_split_are_a_fault_that_names_both_of_every_split(tmp_
         written(tmp_path / name, "text,label\na,x\n")
     with pytest.raises(BadInput) as caught:
         read_splits(str(tmp_path), TEXT)
-    assert "holds train.jsonl and train.csv: one file is needed for train. Remove the others." in str(caught.value)
-    assert "holds validation.csv and dev.csv: one file is needed for validation" in str(caught.value)
+    assert "holds train.jsonl and train.csv; train needs exactly one file. Remove the others." in str(caught.value)
+    assert "holds validation.csv and dev.csv; validation needs exactly one file" in str(caught.value)
 
 
 def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"--data-revision is of a data set on the Hub, and --data .* is a folder here"):
+    with pytest.raises(
+        BadInput, match=r"--data-revision is .*, but --data .* is a local folder; only data sets of the Hub"
+    ):
         read_splits(str(tmp_path), TEXT, revision="v1")
 
 
 def test_two_fields_cannot_be_read_from_one_column() -> None:
     with pytest.raises(
-        BadInput, match="--text-column and --label-column name one column, label; give each a column of its own"
+        BadInput, match="--text-column and --label-column name the same column, label; give each another column"
     ):
         Columns(text="label")
     assert Columns(text="tokens").text == "tokens"  # which rows with a label have no other use for

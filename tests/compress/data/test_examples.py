@@ -134,7 +134,7 @@ def test_all_bad_rows_of_all_files_are_told_at_once(tmp_path: Path) -> None:
 def test_a_csv_without_its_label_column_says_what_it_has(tmp_path: Path) -> None:
     path = written(tmp_path, "train.csv", "text,intent\nhello,greet\n")
     with pytest.raises(
-        BadRows, match=r"csv: has the columns text, intent; needed are text and label\. Rename"
+        BadRows, match=r"csv: has the columns text, intent; text and label are needed\. Rename"
     ) as caught:
         read_examples(path, TEXT)
     assert len(caught.value.faults) == 1
@@ -151,13 +151,13 @@ def test_a_csv_with_a_nameless_column_of_row_numbers_is_read(tmp_path: Path) -> 
 
 def test_a_csv_row_whose_text_holds_an_unquoted_comma_is_a_fault_and_not_another_label(tmp_path: Path) -> None:
     path = written(tmp_path, "train.csv", "text,label\nfine,ok\nWhere is it, please,status\n")
-    with pytest.raises(BadRows, match="line 3: has 3 fields, its header 2: quote a text"):
+    with pytest.raises(BadRows, match="line 3: has 3 fields, but the header has 2; quote texts"):
         read_examples(path, TEXT)
 
 
 def test_a_quote_that_never_closes_is_a_fault(tmp_path: Path) -> None:
     path = written(tmp_path, "train.csv", 'text,label\n"open,ok\n' + "x" * 200_000)
-    with pytest.raises(BadRows, match="line 2: has a quote that nothing closes up to the end of the file"):
+    with pytest.raises(BadRows, match="line 2: has a quote that is not closed before the end of the file"):
         read_examples(path, TEXT)
 
 
@@ -207,7 +207,7 @@ def test_lists_of_labels_read_alike_from_every_format_that_holds_lists(tmp_path:
 @pytest.mark.parametrize(
     ("label", "reason"),
     [
-        ('["x", 1]', "`label` holds a number, and the file has no names for its numbers; write"),
+        ('["x", 1]', "`label` holds a number, but the file has no names for class numbers; write"),
         ('["x", ""]', "`label` holds ''; a non-empty string is needed"),
         ('["y", "x", "y"]', "`label` holds 'y' twice"),
         ('{"x": 1}', r"`label` holds \{'x': 1\}; a non-empty string is needed, or a list of them"),
@@ -226,14 +226,12 @@ def test_rows_with_one_label_among_rows_with_lists_are_faults_in_whichever_file_
     written(tmp_path, "train.jsonl", listed * 3 + single + listed)
     written(tmp_path, "validation.jsonl", listed)
     written(tmp_path, "test.jsonl", single)
-    with pytest.raises(
-        BadRows, match="one string, and in 5 other rows `label` is a list; one kind is needed"
-    ) as caught:
+    with pytest.raises(BadRows, match="one string, but in 5 other rows `label` is a list; give all rows") as caught:
         read_splits(str(tmp_path), TEXT)
     assert [(Path(f.file).name, f.line) for f in caught.value.faults] == [("train.jsonl", 4), ("test.jsonl", 1)]
-    with pytest.raises(BadRows, match="and in 1 other row "):
+    with pytest.raises(BadRows, match="but in 1 other row "):
         read_examples(written(tmp_path, "two.jsonl", listed + single), TEXT)
-    with pytest.raises(BadRows, match=r"line 1: `label` is a list, and in 2 other rows one string"):
+    with pytest.raises(BadRows, match=r"line 1: `label` is a list, but in 2 other rows one string"):
         read_examples(written(tmp_path, "train.jsonl", listed + single * 2), TEXT)
 
 
@@ -248,9 +246,7 @@ def test_the_order_of_a_list_of_labels_says_nothing_and_its_labels_do() -> None:
     [
         pytest.param("train.jsonl", b"", "is empty: it holds no rows", id="an-empty-file"),
         pytest.param("train.jsonl", b"\xff\xfe\x00", "line 1: is not UTF-8 text .byte 0", id="not-utf8"),
-        pytest.param(
-            "train.xlsx", b"PK", r"ends in \.xlsx; labelled examples are read from \.jsonl", id="a-spreadsheet"
-        ),
+        pytest.param("train.xlsx", b"PK", r"ends in \.xlsx\. Give labelled examples as \.jsonl", id="a-spreadsheet"),
         pytest.param("train.parquet", b"nope", "is not a parquet file", id="not-parquet"),
     ],
 )
@@ -305,13 +301,13 @@ def test_a_dataset_saved_by_datasets_reads_with_its_class_names(tmp_path: Path) 
 
 
 def test_a_name_that_nobody_knows_says_what_to_give() -> None:
-    with pytest.raises(BadInput, match="neither a folder here nor a data set that the Hub gives"):
+    with pytest.raises(BadInput, match="neither a local folder nor a data set that can be read from the Hub"):
         read_splits("absent", TEXT)
 
 
 def test_plain_text_is_one_document_a_line(tmp_path: Path) -> None:
     assert read_texts(written(tmp_path, "a.txt", "one\n\n  two \n")) == ["one", "two"]
-    with pytest.raises(BadInput, match="holds no text: every line is empty"):
+    with pytest.raises(BadInput, match=r"holds no text\. Give a file"):
         read_texts(written(tmp_path, "b.txt", "\n \n"))
 
 
@@ -357,7 +353,7 @@ def test_a_file_whose_every_row_is_bad_is_given_up(tmp_path: Path) -> None:
     path = written(tmp_path, "a.jsonl", '{"words": "x"}\n' * 5_000)
     with pytest.raises(BadRows) as raised:
         read_texts(path)
-    assert "a.jsonl: was read no further than line 1000, its 1000th fault" in str(raised.value)
+    assert "a.jsonl: was read only up to line 1000, which has fault number 1,000" in str(raised.value)
 
 
 def test_bytes_that_are_no_utf8_are_named_by_their_place_in_the_file(tmp_path: Path) -> None:
@@ -405,16 +401,16 @@ def test_head_and_tail_are_marked_in_what_is_read_whichever_stands_first(tmp_pat
     ("changes", "reason"),
     [
         ({"tail": None}, "`tail` is None; an object with `start` and `end` is needed"),
-        ({"head": "Rome"}, "`head` is 'Rome'; an object with `start` and `end` is needed, which CSV"),
+        ({"head": "Rome"}, "`head` is 'Rome'; an object with `start` and `end` is needed \\(CSV"),
         ({"head": {"start": 0}}, r"`head` is \{'start': 0\}; an object"),
         ({"head": {"start": True, "end": 4}}, r"`head` is at True\.\.4: whole numbers are needed"),
         ({"head": {"start": 4, "end": 4}}, r"`head` is at 4\.\.4: .* 0 <= start < end"),
         ({"tail": {"start": 11, "end": 17}}, r"`tail` ends at 17, past the end of the text \(16 code points\)"),
         ({"head": {"start": 4, "end": 5}}, r"`head` at 4\.\.5 covers only whitespace"),
         ({"head": {"start": 8, "end": 12}}, r"`head` 8\.\.12 and `tail` 11\.\.16 overlap"),
-        ({"text": "[E2] is in Italy"}, r"`text` holds \[E2\], which will mark"),
+        ({"text": "[E2] is in Italy"}, r"`text` holds \[E2\], which stillroom adds"),
         ({"text_pair": "It is."}, "has both `text_pair` and `head`"),
-        ({"head": None, "tail": None}, "has no `head` and `tail`, and in 2 other rows has `head` and `tail`"),
+        ({"head": None, "tail": None}, "has no `head` and `tail`, but in 2 other rows has `head` and `tail`"),
     ],
 )
 def test_a_bad_relation_is_named_by_file_line_and_reason(

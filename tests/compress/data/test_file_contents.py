@@ -80,7 +80,7 @@ def test_class_numbers_in_parquet_of_the_hub_become_names(tmp_path: Path) -> Non
     classes = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
     path = parquet_of(tmp_path / "b.parquet", {"text": ["a", "b", "c"], "label": [1, 0, -1]}, classes)
     with pytest.raises(
-        BadRows, match=r"b\.parquet, line 3: `label` holds the class number -1, which has no name \(0 to 1"
+        BadRows, match=r"b\.parquet, line 3: `label` holds the class number -1, which has no name; only 0 to 1"
     ):
         read_examples(path, TEXT)
     path = parquet_of(path, {"text": ["a", "b"], "label": [1, 0]}, classes)
@@ -181,7 +181,7 @@ def test_an_array_on_one_line_is_read_up_to_a_limit_of_its_own(tmp_path: Path, m
             read_examples(written(tmp_path / "train.json", content), TEXT)
         (fault,) = caught.value.faults
         assert fault.reason == (
-            "is an array of over 1,000 bytes, which is the most; give JSON lines, which may be of any size: "
+            "is an array of over 1,000 bytes, the most that are held; give JSON lines, which may have any size: "
             "jq -c '.[]' train.json > train.jsonl"
         )
     with pytest.raises(BadRows, match=r"line 1: is longer than"):
@@ -193,7 +193,7 @@ def test_an_open_quote_is_named_by_the_line_on_which_it_opens(tmp_path: Path) ->
         with pytest.raises(BadRows) as caught:
             read_examples(written(tmp_path / "a.csv", content), TEXT)
         assert [fault.line for fault in caught.value.faults] == [line]
-        assert "has a quote that nothing closes up to the end of the file" in str(caught.value)
+        assert "has a quote that is not closed before the end of the file" in str(caught.value)
     rows = read_examples(written(tmp_path / "a.csv", 'label,text\nx,"a\nb"\nx,"c\n"\n'), TEXT)
     assert [row.text for row in rows] == ["a\nb", "c\n"]
 
@@ -202,10 +202,10 @@ def test_a_row_after_one_of_several_lines_is_named_by_its_own(tmp_path: Path) ->
     path = written(tmp_path / "a.csv", 'text,label\n"a\nb",x\n\nshort\nlong,x,y\n"c\nd",\n')
     with pytest.raises(BadRows) as caught:
         read_examples(path, TEXT)
-    assert [(fault.line, fault.reason[:30]) for fault in caught.value.faults] == [
-        (5, "has 1 field, its header 2"),
-        (6, "has 3 fields, its header 2: qu"),
-        (7, "`label` holds ''; a non-empty "),
+    assert [(fault.line, fault.reason[:38]) for fault in caught.value.faults] == [
+        (5, "has 1 field, but the header has 2"),
+        (6, "has 3 fields, but the header has 2; qu"),
+        (7, "`label` holds ''; a non-empty string i"),
     ]
 
 
@@ -214,5 +214,5 @@ def test_faults_of_a_file_that_is_given_up_are_told_with_those_of_the_others(tmp
     written(tmp_path / "test.jsonl", '{"text": "a", "label": ""}\n')
     with pytest.raises(BadRows) as caught:
         read_splits(str(tmp_path), TEXT)
-    assert "train.jsonl: was read no further than line 1000, its 1000th fault" in str(caught.value)
+    assert "train.jsonl: was read only up to line 1000, which has fault number 1,000" in str(caught.value)
     assert "test.jsonl, line 1: `label` holds ''" in str(caught.value)

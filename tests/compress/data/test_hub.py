@@ -117,12 +117,12 @@ def test_a_hub_that_does_not_answer_is_asked_once_for_each_name(hub: Hub, tmp_pa
     assert hub.asked == ["/api/models/some/teacher", "/api/datasets/my-data"]
     lines = done.stderr.splitlines()
     assert lines[:2] == [
-        "some/teacher is no folder here; asking the Hub for a model of that name.",
-        "my-data is no folder here; asking the Hub for a data set of that name.",
+        "some/teacher is not a local folder; looking for a model of that name on the Hub.",
+        "my-data is not a local folder; looking for a data set of that name on the Hub.",
     ]
-    assert lines[2].startswith("stillroom: 2 things stand in the way")
+    assert lines[2].startswith("stillroom: 2 faults were found")
     assert len(lines) == 5, done.stderr
-    assert all("(it does not answer, HfHubHTTPError: Server error '503" in line for line in lines[3:])
+    assert all("(the Hub does not answer, HfHubHTTPError: Server error '503" in line for line in lines[3:])
 
 
 def test_data_sets_are_not_asked_for_where_their_library_is_offline(
@@ -135,13 +135,13 @@ def test_data_sets_are_not_asked_for_where_their_library_is_offline(
     )  # fmt: skip
     assert done.returncode == 2
     assert {path for path in hub.asked if "my-data" in path} == set()
-    assert "it is not asked, as HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set" in done.stderr
+    assert "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set" in done.stderr
 
 
 def test_a_name_that_the_hub_does_not_know_is_said_to_be_none(hub: Hub, tmp_path: Path) -> None:
     done = stillroom(tmp_path, hub, "distill", "--teacher", "nosuch", "--corpus", __file__, "--out", tmp_path / "out")
     assert done.returncode == 2
-    assert "model that the Hub gives (it has none of that name that you may see)" in done.stderr
+    assert "model that can be read from the Hub (the Hub has none of that name that you may read)" in done.stderr
     assert hub.asked == ["/api/models/nosuch"]
 
 
@@ -162,7 +162,7 @@ def test_a_model_and_data_of_the_hub_are_downloaded_and_found_again_without_it(
     )
     first = stillroom(tmp_path, hub, *given, "--out", tmp_path / "first")
     assert first.returncode == 0, first.stderr
-    assert first.stderr.count("asking the Hub") == 2, first.stderr
+    assert first.stderr.count("on the Hub.") == 2, first.stderr
     hub.broken = True
     hub.asked.clear()
     second = stillroom(tmp_path, hub, *given, "--out", tmp_path / "second")
@@ -217,5 +217,5 @@ def test_data_is_read_at_the_revision_given_with_the_token_of_the_environment(
 def test_a_revision_that_a_data_set_does_not_have_is_named(hub: Hub, tmp_path: Path, task_data: Path) -> None:
     hub.folders = {"some/messages": task_data}
     done = reading(tmp_path, hub, "v9")
-    assert "data set that the Hub gives (it has no revision v9 of that name)" in done.stderr
+    assert "data set that can be read from the Hub (the Hub has no revision v9 of that name)" in done.stderr
     assert hub.asked == ["/api/datasets/some/messages/revision/v9"]

@@ -48,13 +48,13 @@ def test_a_model_of_the_hub_is_opened_at_the_revision_that_is_given(hub: Hub, tm
     )  # fmt: skip
     commit, refused = done.stdout.splitlines()
     assert commit == COMMIT
-    assert "a model that the Hub gives (it has no revision v3 of that name)" in refused
+    assert "a model that can be read from the Hub (the Hub has no revision v3 of that name)" in refused
     assert "/api/models/some/teacher/revision/v2" in hub.asked
     assert hub.tokens == {"Bearer hf_mine"}
 
 
 def test_a_folder_has_no_revision(tiny_teacher: Path) -> None:
-    with pytest.raises(BadInput, match=r"--revision is v2, and --teacher .* is a folder here; .* Leave it out\."):
+    with pytest.raises(BadInput, match=r"--revision is v2, but --teacher .* is a local folder; .* Leave it out\."):
         open_model(str(tiny_teacher), revision="v2")
     assert open_model(str(tiny_teacher)).revision is None
 
@@ -81,6 +81,6 @@ def test_every_verb_refuses_a_revision_of_a_folder(tiny_teacher: Path, task_data
         ),
     ]
     for call in calls:
-        with pytest.raises(BadInput, match=r"--revision is v2, and .* is a folder here"):
+        with pytest.raises(BadInput, match=r"--revision is v2, but .* is a local folder"):
             call()
     assert list(tmp_path.iterdir()) == []

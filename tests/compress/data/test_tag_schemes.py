@@ -40,7 +40,7 @@ def faults(path: Path) -> list[tuple[int | None, str]]:
 def test_a_tag_without_a_prefix_is_a_fault_wherever_other_rows_have_one(tmp_path: Path, tag: str, reason: str) -> None:
     ((line, said),) = faults(rows(tmp_path / "train.jsonl", "B-city I-city O", "O O", f"O {tag}", "B-city"))
     assert line == 3
-    assert f"has the tag {tag!r}, and in 2 other rows tags have a prefix" in said
+    assert f"has the tag {tag!r} without a prefix, but in 2 other rows tags have a prefix" in said
     assert reason in said
 
 
@@ -57,7 +57,7 @@ def test_a_tag_without_a_prefix_is_found_in_whichever_split_it_stands(tmp_path: 
     for name, tag in (("train", "B-city"), ("validation", "B_city"), ("test", "B-city")):
         rows(tmp_path / f"{name}.jsonl", f"{tag} O", "O B-city")
     with pytest.raises(
-        BadRows, match=r"validation\.jsonl, line 1: has the tag 'B_city', and in 5 other rows"
+        BadRows, match=r"validation\.jsonl, line 1: has the tag 'B_city' without a prefix, but in 5 other rows"
     ) as caught:
         read_splits(str(tmp_path), TASK)
     assert len(caught.value.faults) == 1
@@ -65,7 +65,7 @@ def test_a_tag_without_a_prefix_is_found_in_whichever_split_it_stands(tmp_path: 
 
 def test_a_prefix_among_labels_without_one_is_the_fault_where_it_is_the_rarer(tmp_path: Path) -> None:
     ((line, said),) = faults(rows(tmp_path / "train.jsonl", "city O", "city person", "E-mail"))
-    assert (line, "'E-mail', a prefix and the label 'mail', and in 2 other rows tags have no prefix" in said) == (
+    assert (line, "'E-mail', a prefix and the label 'mail', but in 2 other rows tags have none" in said) == (
         3,
         True,
     )
@@ -85,8 +85,8 @@ def test_tags_that_are_all_spelt_in_another_way_are_faults_and_no_labels(tmp_pat
     [
         ("B-x E-x B-x O", "has the tag 'B-x' with no E-x to end its entity"),
         ("B-x L-x I-x O", "has the tag 'I-x' with no L-x to end its entity"),
-        ("S-x O U-x", "has tags with S, U; E and S are of BIOES, L and U of BILOU"),
-        ("B-x o", "has the tag 'o'; outside of entities it is O, the capital letter"),
+        ("S-x O U-x", "has tags with S, U; E and S belong to BIOES, L and U to BILOU"),
+        ("B-x o", "has the tag 'o'; the tag outside entities is the capital letter O"),
         ("B-", "has the tag 'B-', a prefix without a label"),
     ],
 )
@@ -98,9 +98,9 @@ def test_a_row_that_mixes_schemes_is_a_fault(tmp_path: Path, tags: str, reason: 
 
 def test_of_rows_in_two_schemes_the_fewer_are_faults(tmp_path: Path) -> None:
     ((line, reason),) = faults(rows(tmp_path / "a.jsonl", "B-x E-x", "S-x O", "B-x O", "O O"))
-    assert (line, "that no E- or S- tag ends, and 2 other rows of the file such tags" in reason) == (3, True)
+    assert (line, "without an E- or S- tag, unlike 2 other rows of the file" in reason) == (3, True)
     ((line, reason),) = faults(rows(tmp_path / "a.jsonl", "B-x I-x", "B-y O", "O S-x"))
-    assert (line, "has an E-, S-, L- or U- tag, and 2 other rows" in reason) == (3, True)
+    assert (line, "has an E-, S-, L- or U- tag, unlike entities in 2 other rows" in reason) == (3, True)
 
 
 def test_what_is_in_a_scheme_or_readable_in_one_way_stays_as_it_was_read(tmp_path: Path) -> None:
@@ -126,5 +126,5 @@ def test_numbers_for_tags_are_a_fault_that_asks_for_names(tmp_path: Path) -> Non
     path.write_text('{"tokens": ["a", "b"], "ner_tags": [0, 1]}\n' * 3, encoding="utf-8")
     with pytest.raises(BadRows) as caught:
         read_examples(path, TASK)
-    assert "train.jsonl, lines 1, 2, 3: `ner_tags` holds a number, and the file has no names" in str(caught.value)
+    assert "train.jsonl, lines 1, 2, 3: `ner_tags` holds a number, but the file has no names" in str(caught.value)
     assert "write the label as a string" in str(caught.value)

@@ -58,7 +58,9 @@ def test_a_gpu_that_is_not_there_is_refused_with_all_else_that_is_wrong(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     teacher, data, out, task = str(tiny_teacher), str(task_data), tmp_path / "out", "text-classification"
-    both = r"2 things stand in the way(?s:.)*--device is cuda, and torch sees no GPU here: torch .*, and there are \d+ cores"
+    both = (
+        r"2 faults were found(?s:.)*--device is cuda, but torch finds no GPU: torch .* \(this machine has \d+ cores\)"
+    )
     given: dict[str, Any] = {"teacher": teacher, "task": task, "out": str(out), "data": "./none", "device": "cuda"}
     with pytest.raises(BadInput, match=both):
         run(Recipe(**given))

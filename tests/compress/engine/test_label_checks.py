@@ -19,7 +19,7 @@ def warnings(train: Sequence[str], validation: Sequence[str], test: Sequence[str
 def test_labels_that_differ_in_capitals_blanks_or_dashes_alone_are_told_with_their_counts() -> None:
     both = ["order status", "City", "city"]
     (said,) = warnings([*both, "city", "order_status", "Refund"], [*both, "order_status"], ["Refund"])
-    assert said.startswith("Labels differ only in capitals, blanks or dashes")
+    assert said.startswith("Some labels differ only in capitals, blanks or dashes")
     assert "City (2) and city (3); order status (2) and order_status (2)." in said
     assert warnings(["a", "b"], ["a"], ["b"]) == []
 
@@ -28,7 +28,7 @@ def test_a_rare_label_among_frequent_ones_is_told_with_the_one_it_may_be() -> No
     known = ["city", "person", "zebra", "ctiy"]
     (said,) = warnings(["city"] * 50 + ["person"] * 40 + ["zebra"] * 2 + ["ctiy"], known, known)
     assert said == (
-        "Train has fewer than 3 of some labels, too few to learn them: ctiy (1; city misspelt?), zebra (2)."
+        "Train has fewer than 3 examples of some labels, too few to learn: ctiy (1; city misspelt?), zebra (2)."
     )
     assert warnings(["city"] * 3 + ["person"] * 2 + ["zebra"], known[:3], known[:3]) == []  # all are rare
     assert warnings(["city"] * 50 + ["person"] * 40 + ["zebra"] * 3, known[:3], known[:3]) == []
@@ -36,9 +36,9 @@ def test_a_rare_label_among_frequent_ones_is_told_with_the_one_it_may_be() -> No
 
 def test_a_label_that_only_one_split_has_is_told() -> None:
     assert warnings(["a", "b", "c"], ["a", "d"], ["b", "e"]) == [
-        "validation has labels that train lacks: d. They count as errors of every model.",
-        "test has labels that train lacks: e. They count as errors of every model.",
-        "Only train has the labels c: no score says how well they are learned.",
+        "validation has labels that train lacks: d. Every model gets them wrong.",
+        "test has labels that train lacks: e. Every model gets them wrong.",
+        "Only train has the labels c: no score measures how well they are learned.",
     ]
 
 

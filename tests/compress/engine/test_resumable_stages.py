@@ -65,7 +65,7 @@ def test_clearing_leaves_one_stage_and_what_is_no_stage(tmp_path: Path) -> None:
 def test_two_runs_do_not_share_a_work_folder(tmp_path: Path) -> None:
     with (
         Workdir(tmp_path).locked(),
-        pytest.raises(BadInput, match="Another run is at work"),
+        pytest.raises(BadInput, match="Another run uses"),
         Workdir(tmp_path).locked(),
     ):
         pass
@@ -82,7 +82,7 @@ def test_a_lock_whose_holder_has_removed_it_meanwhile_is_none(tmp_path: Path, mo
 
     with monkeypatch.context() as late:
         late.setattr(fcntl, "flock", after_the_other_has_ended)
-        with pytest.raises(BadInput, match="Another run is at work"), Workdir(tmp_path).locked():
+        with pytest.raises(BadInput, match="Another run uses"), Workdir(tmp_path).locked():
             pass
     with Workdir(tmp_path).locked():
         pass
@@ -92,7 +92,7 @@ def test_a_scratch_folder_is_empty_at_first_and_gone_with_its_work_afterwards(tm
     work = Workdir(tmp_path / "out.export-work")
     with suppress(KeyboardInterrupt), work.scratch() as folder:
         (folder / "half a graph").touch()
-        with pytest.raises(BadInput, match="Another run is at work"), Workdir(work.root).scratch():
+        with pytest.raises(BadInput, match="Another run uses"), Workdir(work.root).scratch():
             pass
         assert (folder / "half a graph").exists()
         raise KeyboardInterrupt
@@ -127,7 +127,7 @@ def test_the_next_run_comes_in_while_the_last_one_goes_and_nothing_of_it_is_remo
 def test_a_folder_of_another_kind_is_never_cleared(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     (tmp_path / "scratch" / "diary").touch()
-    with pytest.raises(BadInput, match="is there already and is not ours"), Workdir(tmp_path).scratch():
+    with pytest.raises(BadInput, match="already exists and stillroom did not make it"), Workdir(tmp_path).scratch():
         pass
     assert (tmp_path / "scratch" / "diary").exists()
 
@@ -163,7 +163,8 @@ def test_a_finished_stage_that_is_damaged_is_refused_with_the_folder_to_remove(
         with pytest.raises(BadInput, match="is damaged: ") as refused:
             ask(Workdir(tmp_path))
         said = str(refused.value)
-        assert said.endswith(f"Remove the folder {done} and give the command again: this stage is made anew.")
+        assert said.startswith(f"The folder {done} of an earlier call is damaged: ")
+        assert said.endswith("Remove it and run the command again, which repeats this stage.")
         assert "\n" not in said
         assert "save_pretrained" not in said
     assert not Workdir(tmp_path).finished("student", "another mark")
@@ -189,7 +190,7 @@ def test_a_stage_that_fills_the_disk_says_so_and_is_gone_on_with(tmp_path: Path)
 
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
-        with pytest.raises(BadInput, match=r"student.partial could not be written: .*File too large.* Make room"):
+        with pytest.raises(BadInput, match=r"student.partial could not be written: .*File too large.* Free some space"):
             work.stage("student", "mark", make)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

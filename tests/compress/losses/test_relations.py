@@ -88,6 +88,7 @@ def test_its_gradient_is_that_of_its_values() -> None:
 
 def test_heads_that_do_not_divide_name_those_that_would() -> None:
     with pytest.raises(
-        BadInput, match=r"48 relation heads do not divide the widths 768 and 320 .* 1, 2, 4, 8, 16, 32, 64"
+        BadInput,
+        match=r"--relation-heads is 48, which does not divide the widths 768 and 320 .* 1, 2, 4, 8, 16, 32, 64",
     ):
         check_relation_heads(48, 768, 320)

@@ -59,7 +59,9 @@ def test_warm_up_lasts_as_long_as_the_paper_says() -> None:
 
 
 def test_an_unknown_schedule_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(BadInput, match="'minilm3' is not one of distillation; these are minilm, minilm-6x768,"):
+    with pytest.raises(
+        BadInput, match=r"minilm3 is not a schedule of distillation\. Give one of minilm, minilm-6x768,"
+    ):
         preset_of("minilm3", "distillation")
-    with pytest.raises(BadInput, match="'minilm' is not one of fine-tuning; these are glue,"):
+    with pytest.raises(BadInput, match=r"minilm is not a schedule of fine-tuning\. Give one of glue,"):
         preset_of("minilm", "fine-tuning")

@@ -73,7 +73,7 @@ def test_gradients_flow_back_from_every_part(kind: str) -> None:
 
 
 def test_a_layer_that_is_not_there_is_refused_by_its_number() -> None:
-    with pytest.raises(BadInput, match="layers 1 to 4; scores of layer 5"):
+    with pytest.raises(BadInput, match="Layer 5 has no scores to read"):
         read(encoder("bert"), FAMILIES["bert"], inputs(), [Part("scores", 5)])
-    with pytest.raises(BadInput, match="layers 1 to 4; queries of layer 0"):
+    with pytest.raises(BadInput, match="Layer 0 has no queries to read"):
         read(encoder("bert"), FAMILIES["bert"], inputs(), [Part("queries", 0)])

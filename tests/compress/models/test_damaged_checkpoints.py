@@ -68,19 +68,19 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a tensor of the encoder is missing": (
         lambda f: weights(f, lambda w: w.pop(QUERY)),
-        rf"its weights lack {QUERY}, of which its config\.json speaks",
+        rf"its weights lack {QUERY}, which its config\.json requires",
     ),
     "the head is missing": (
         lambda f: weights(f, lambda w: [w.pop("classifier.weight"), w.pop("classifier.bias")]),
-        r"its weights lack classifier\.bias and 1 more, of which its config\.json speaks",
+        r"its weights lack classifier\.bias and 1 more, which its config\.json requires",
     ),
     "a tensor of another shape": (
         lambda f: weights(f, lambda w: w.update({QUERY: torch.zeros(16, 16)})),
-        rf"its weights hold {QUERY} as \(16, 16\) and not \(32, 32\), as its config\.json says",
+        rf"its weights do not fit its config\.json: they hold {QUERY} of shape \[16, 16\] instead of \[32, 32\]",
     ),
     "a configuration of another size": (
         lambda f: config(f, hidden_size=16),
-        r"its weights hold .* and \d+ more, as its config\.json says",
+        r"its weights do not fit its config\.json: they hold .* and \d+ more",
     ),
     "a configuration cut": (
         lambda f: cut(f / "config.json", 100),
@@ -97,11 +97,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a family that is no name": (lambda f: config(f, model_type=["bert"]), r"is a \"\['bert'\]\" model"),
     "heads that do not divide the width": (
         lambda f: config(f, hidden_size=30),
-        r"no model can be made as its config\.json says \(ValueError: The hidden size \(30\)",
+        r"no model can be built from its config\.json \(ValueError: The hidden size \(30\)",
     ),
     "an activation that nobody knows": (
         lambda f: config(f, hidden_act="magic"),
-        r"no model can be made as its config\.json says \(KeyError: 'magic'\)",
+        r"no model can be built from its config\.json \(KeyError: 'magic'\)",
     ),
     "labels with a gap": (
         lambda f: config(f, id2label={"0": "praise", "2": "refund"}),
@@ -126,7 +126,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no tokenizer": (
         lambda f: [(f / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
-        r"has no tokenizer \(none of tokenizer\.json, vocab\.txt",
+        r"has no tokenizer; tokenizer\.json, vocab\.txt",
     ),
 }
 
@@ -184,7 +184,7 @@ PROFILED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: config(f, architectures=[3]),
         r"its config\.json cannot be read",
     ),
-    "too few labels": (lambda f: config(f, id2label={"0": "praise", "1": "refund"}), r"its weights hold classifier"),
+    "too few labels": (lambda f: config(f, id2label={"0": "praise", "1": "refund"}), r"they hold classifier"),
 }
 
 
@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "an infinite weight": (spoil(float("-inf")), rf"its weight {QUERY} has 2 values that are not finite"),
     "a tokenizer with more ids than rows": (
         add_tokens,
-        r"its tokenizer has ids up to \d+ \('lampstand'\), and its embedding has \d+ rows",
+        r"its tokenizer has ids up to \d+ \('lampstand'\), but its embedding has only \d+ rows",
     ),
     "a tokenizer cut": (lambda f: cut(f / "tokenizer.json", 50), r"its tokenizer cannot be opened"),
     "a configuration of a tokenizer cut": (

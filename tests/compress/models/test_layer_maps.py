@@ -28,7 +28,7 @@ def test_the_last_layer_of_equal_depths_learns_from_the_last(name: str) -> None:
 
 
 def test_what_cannot_be_mapped_is_refused() -> None:
-    with pytest.raises(BadInput, match="no deeper than its teacher; 8 layers cannot be mapped to 6"):
+    with pytest.raises(BadInput, match="no deeper than its teacher; the student has 8 layers and the teacher 6"):
         layer_map("last", 6, 8)
-    with pytest.raises(BadInput, match=r"'first' is not known; it is one of single, last"):
+    with pytest.raises(BadInput, match=r"--layer-map first is not known\. Give single, last"):
         layer_map("first", 6, 3)

@@ -21,7 +21,7 @@ def test_numbers_give_any_shape() -> None:
         pytest.param("3x385", "Did you mean 3x384", id="a-typo-suggests-the-nearest"),
         pytest.param(
             "layers=5,hidden=320,heads=12,ffn=1280",
-            "320 does not divide into 12 heads.*10",
+            "320 cannot be divided by 12 heads.*10",
             id="heads-that-do-not-divide",
         ),
         pytest.param("layers=5,hidden=320", "lacks heads, ffn", id="numbers-missing"),

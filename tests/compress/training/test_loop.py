@@ -234,7 +234,7 @@ def test_a_disk_that_fills_leaves_the_checkpoint_before_it_and_training_goes_on_
 
     try:
         with pytest.raises(
-            BadInput, match=r"checkpoint.safetensors could not be written: .* Make room and give the same"
+            BadInput, match=r"checkpoint.safetensors could not be written: .* Free some space and run the same"
         ):
             train(
                 cramped,
@@ -257,7 +257,9 @@ def test_a_disk_that_fills_leaves_the_checkpoint_before_it_and_training_goes_on_
 
 
 def test_float16_is_refused_on_a_cpu_and_the_message_says_what_to_take(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"fp16 trains on CUDA GPUs, and this would run on cpu, .* Take bf16"):
+    with pytest.raises(
+        BadInput, match=r"--precision is fp16, which needs a CUDA GPU, and the device is cpu, .* Give bf16"
+    ):
         check_precision("fp16", torch.device("cpu"))
     for precision in ("fp32", "bf16"):
         check_precision(precision, torch.device("cpu"))
@@ -282,10 +284,12 @@ def test_the_scale_of_gradients_is_in_the_checkpoint(tmp_path: Path) -> None:
     ("names", "message"),
     [
         pytest.param(
-            ["tensorbord"], "tensorbord: no such tracker. Trackers are tensorboard, wandb, mlflow", id="no-such"
+            ["tensorbord"], "--tracker tensorbord is not known. Give tensorboard, wandb or mlflow", id="no-such"
         ),
         pytest.param(
-            ["wandb", "mlflow"], "wandb and mlflow, which is not installed. Run: pip install wandb", id="missing"
+            ["wandb", "mlflow"],
+            "--tracker wandb and mlflow needs a package that is not installed. Run: pip install wandb",
+            id="missing",
         ),
     ],
 )

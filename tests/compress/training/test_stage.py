@@ -192,15 +192,20 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(method: str) -> None
 @pytest.mark.parametrize(
     ("method", "sizes", "student", "message"),
     [
-        ("minilm", SIZES, Shape(2, 24, 6, 48), "as many attention heads .* they have 6 and 4"),
-        ("distilbert", SIZES, Shape(2, 12, 4, 24), "as wide as its teacher: 12 is not 24"),
+        ("minilm", SIZES, Shape(2, 24, 6, 48), "as many attention heads .* the student has 6 and the teacher 4"),
+        ("distilbert", SIZES, Shape(2, 12, 4, 24), "as wide as its teacher, but the widths are 12 and 24"),
         (
             "minilmv2",
             Sizes(4, 2, 24, 24, 5),
             Shape(2, 24, 4, 48),
-            "5 relation heads do not divide .* 1, 2, 3, 4, 6, 8, 12, 24",
+            "--relation-heads is 5, which does not divide .* 1, 2, 3, 4, 6, 8, 12, 24",
         ),
-        ("minilmv2", Sizes(4, 2, 24, 24, 0, 5), Shape(2, 24, 4, 48), "teacher has layers 1 to 4; layer 5"),
+        (
+            "minilmv2",
+            Sizes(4, 2, 24, 24, 0, 5),
+            Shape(2, 24, 4, 48),
+            r"The teacher has no layer 5\. Give a layer from 1 to 4",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(method: str, sizes: Sizes, student: Shape, message: str) -> None:
@@ -209,7 +214,7 @@ def test_what_cannot_be_compared_is_refused(method: str, sizes: Sizes, student: 
 
 
 def test_an_unknown_method_and_a_deeper_student_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"'minilm3' is not known; it is one of minilmv2, minilm,"):
+    with pytest.raises(BadInput, match=r"'minilm3' is not known. Give one of minilmv2, minilm,"):
         stages_of("minilm3", SIZES)
     with pytest.raises(BadInput, match="no deeper than its teacher"):
         stages_of("tinybert", Sizes(4, 6, 24, 24))

@@ -163,9 +163,9 @@ def test_a_kill_loses_a_moments_work_and_no_bit(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"identity": {"teacher": "b", "text": "t"}}, "is not of this teacher and this text;"),
-        ({"precision": "bf16"}, "is not of this precision;"),
-        ({"parts": [Part("hidden", 3)]}, "is not of this part of the teacher;"),
+        ({"identity": {"teacher": "b", "text": "t"}}, "was written for another teacher and another text"),
+        ({"precision": "bf16"}, "was written for another precision"),
+        ({"parts": [Part("hidden", 3)]}, "was written for another part of the teacher"),
     ],
 )
 def test_a_cache_of_other_things_is_refused_and_left(
@@ -184,11 +184,11 @@ def test_a_changed_cache_and_a_folder_of_other_things_are_refused(pieces: Corpus
     numbers = bytearray(file.read_bytes())
     numbers[100] ^= 1
     file.write_bytes(numbers)
-    with pytest.raises(BadInput, match="SHA-256 has changed"):
+    with pytest.raises(BadInput, match="SHA-256 differs"):
         cached(tmp_path / "cache", pieces)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letters.txt").touch()
-    with pytest.raises(BadInput, match="holds no teacher's cache; nothing was written"):
+    with pytest.raises(BadInput, match="is not a teacher cache; nothing was written"):
         cached(tmp_path / "mine", pieces)
 
 
@@ -224,12 +224,12 @@ def test_a_kill_before_the_very_last_step_is_no_end(
 def test_what_another_began_is_left_to_it(pieces: CorpusFile, tmp_path: Path) -> None:
     partial = broken_off(tmp_path / "cache", pieces)
     before = (partial / module.NUMBERS).read_bytes()
-    with pytest.raises(BadInput, match="partial is not of this teacher and this text; "):
+    with pytest.raises(BadInput, match="partial was written for another teacher and another text"):
         cached(tmp_path / "cache", pieces, identity={"teacher": "b", "text": "t"})
     assert (partial / module.NUMBERS).read_bytes() == before
     (tmp_path / "other.partial").mkdir()
     (tmp_path / "other.partial" / "mine").touch()
-    with pytest.raises(BadInput, match=r"other.partial is there already and holds no teacher's cache"):
+    with pytest.raises(BadInput, match=r"other.partial exists and is not a teacher cache"):
         cached(tmp_path / "other", pieces)
 
 
@@ -247,7 +247,7 @@ def test_numbers_that_are_not_finite_are_no_lesson(pieces: CorpusFile, tmp_path:
     with torch.no_grad():
         teacher.encoder.layer[0].output.dense.bias[0] = float("inf")
     given: dict[str, Any] = {"pad_id": 0, "precision": "fp32", "identity": {}}
-    with pytest.raises(BadInput, match="numbers that are not finite"):
+    with pytest.raises(BadInput, match="activations are not finite"):
         teacher_cache(tmp_path / "cache", lambda: teacher, FAMILIES["bert"], pieces, PARTS, **given)
     assert not (tmp_path / "cache").exists()
 
@@ -257,6 +257,8 @@ def test_no_room_is_told_before_anything_is_written(
 ) -> None:
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _folder: usage(1_000))
-    with pytest.raises(BadInput, match=r"tokens are to be kept at 96 bytes each, 0.0 GB, and 0.0 GB are free"):
+    with pytest.raises(
+        BadInput, match=r"teacher cache needs 0.0 GB for [\d,]+ tokens of 96 bytes, and only 0.0 GB are free"
+    ):
         cached(tmp_path / "cache", pieces)
     assert [file.name for file in tmp_path.iterdir()] == ["cache.lock"]

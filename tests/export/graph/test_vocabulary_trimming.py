@@ -220,7 +220,9 @@ def test_a_padding_whose_id_would_move_is_refused_where_positions_are_numbered_f
     weights["roberta.embeddings.word_embeddings.weight"] = table.repeat(2, axis=0)[: last + 1]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(BadInput, match=f"numbered from the padding's id, .* change it from {last} to "):
+    with pytest.raises(
+        BadInput, match=f"number positions from the padding token's id, .* change that id from {last} to "
+    ):
         trim_vocabulary(folder, CORPUS, [])
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -253,21 +255,19 @@ def test_texts_that_would_be_split_in_another_way_are_counted_and_the_first_is_s
     document["model"]["vocab"] = [likely.get(piece, (piece, score)) for piece, score in document["model"]["vocab"]]
     (odd / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
     before = {path.name: path.read_bytes() for path in odd.iterdir()}
-    with pytest.raises(
-        BadInput, match=r"would split 1 of the 3 texts to keep the words of in another way, .* 'a ψbc'; leave"
-    ):
+    with pytest.raises(BadInput, match=r"would give other tokens for 1 of the 3 texts .* 'a ψbc'. Leave"):
         trim_vocabulary(odd, ["book a table", "a ψbc", "bc"], [])
     assert {path.name: path.read_bytes() for path in odd.iterdir()} == before
 
 
 def test_texts_without_tokens_and_strange_tokenizers_are_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     small = Path(shutil.copytree(checkpoints["WordPiece"], tmp_path / "small"))
-    with pytest.raises(BadInput, match="the texts to keep the words of have no tokens"):
+    with pytest.raises(BadInput, match="the texts to trim the vocabulary to have no tokens"):
         trim_vocabulary(small, [], CORPUS)
     document = json.loads((small / "tokenizer.json").read_text(encoding="utf-8"))
     document["model"] = {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}
     (small / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(BadInput, match="is a WordLevel tokenizer; WordPiece, BPE and Unigram vocabularies"):
+    with pytest.raises(BadInput, match="is a WordLevel tokenizer; only WordPiece, BPE and Unigram vocabularies"):
         trim_vocabulary(small, CORPUS, CORPUS)
 
 

@@ -145,7 +145,7 @@ def test_a_difference_beyond_the_tolerance_passes_where_the_tolerance_is_set_wid
 
 
 def test_parity_without_texts_is_refused(bert: Exported) -> None:
-    with pytest.raises(BadInput, match="0 texts were given, with no token in them"):
+    with pytest.raises(BadInput, match="the 0 texts for parity have no tokens"):
         graph_parity(bert.checkpoint, bert.onnx_file, [], MAX_LENGTH)
 
 

@@ -138,5 +138,5 @@ def test_the_budgets_answer_is_a_sentence(
 def test_a_budget_that_the_interval_crosses_is_perhaps_met(point: Point, verdict: str, doubt: str | None) -> None:
     answer = within_budget([point], 5.0, 99)
     assert answer["verdict"] == verdict
-    assert ("That is not sure" in answer["sentence"]) is (doubt is not None)
-    assert doubt is None or answer["sentence"].endswith(f"That is not sure: the interval {doubt}.")
+    assert ("That is not certain" in answer["sentence"]) is (doubt is not None)
+    assert doubt is None or answer["sentence"].endswith(f"That is not certain: the interval {doubt}.")

@@ -35,7 +35,7 @@ def test_a_seed_is_one_pattern_that_a_rate_only_hastens() -> None:
 
 @pytest.mark.parametrize(("rate", "queries"), [(0.0, 5), (-1.0, 5), (math.inf, 5), (math.nan, 5), (5.0, 0)])
 def test_rates_and_counts_that_mean_nothing_are_refused(rate: float, queries: int) -> None:
-    with pytest.raises(BadInput, match="both are needed above 0"):
+    with pytest.raises(BadInput, match="both must be above 0"):
         poisson_s(rate, queries, seed=0)
 
 

@@ -214,7 +214,7 @@ def test_our_own_message_arrives_without_a_traceback(
 ) -> None:
     with pytest.raises(BadInput, match=r"no file at .*gone\.onnx; give the path of a \.onnx file$") as raised:
         load_all([replace(onnx_candidate, path=tmp_path / "gone.onnx")], workload)
-    assert "last words" not in raised.value.message
+    assert "last output" not in raised.value.message
 
 
 def test_a_model_that_answers_with_infinities_fails_before_anything_is_timed(onnx_candidate: Candidate) -> None:

@@ -23,11 +23,11 @@ def test_a_steady_measurement_of_enough_samples_has_no_doubts() -> None:
 @pytest.mark.parametrize(
     ("turns", "load", "said"),
     [
-        ([[10.0] * 20], 0.0, "p99 rests on 20 samples"),
+        ([[10.0] * 20], 0.0, "p99 rests on 20 of the 100 samples that it needs"),
         ([[10.0, 12.0] * 60], 0.0, "wide spread"),
         ([[10.0] * 30, [14.0] * 5, [10.0] * 30, [14.0] * 5, [10.0] * 40], 0.0, "from 10 to 14 ms"),
         ([[10.0] * 20, [10.0] * 20, *[[11.0] * 60] * 4, [11.2] * 20, [11.2] * 20], 0.0, "drifted"),
-        ([[10.0] * 100], 0.5, "something else used 0.5 cores"),
+        ([[10.0] * 100], 0.5, "other processes used 0.5 cores"),
     ],
 )
 def test_a_measurement_doubts_itself_for_each_reason_alone(turns: list[list[float]], load: float, said: str) -> None:
@@ -40,7 +40,7 @@ def test_texts_of_all_lengths_are_not_doubted_for_differing() -> None:
     mixed = Measurement("m", 1, None, (5.0, 9.0, 30.0) * 40, 5)
     assert mixed.doubts() == []
     stopped = Measurement("m", 1, None, (5.0, 9.0, 30.0) * 40, 5, {"stopped": "time"})
-    assert stopped.doubts() == ["the time was up before its interval was as narrow as asked"]
+    assert stopped.doubts() == ["the time was up before its interval was as narrow as requested"]
 
 
 def test_intervals_of_percentiles_cover_those_of_the_distribution_that_was_drawn_from() -> None:

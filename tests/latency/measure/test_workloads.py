@@ -35,9 +35,9 @@ def test_a_tokenizer_without_special_tokens_fills_the_whole_row(tokenizer: Token
 
 
 def test_no_text_no_room_and_no_rows_are_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(BadInput, match="2 texts were given and none has a token"):
+    with pytest.raises(BadInput, match="2 texts were given, without any token"):
         from_texts(["", "  "], tokenizer, 1, 8)
-    with pytest.raises(BadInput, match="2 tokens were asked for and 2 of them are special; ask for 3 or more"):
+    with pytest.raises(BadInput, match="2 tokens were asked for, but special tokens alone take 2; ask for 3 or more"):
         from_texts(TEXTS, tokenizer, 1, 2)
     with pytest.raises(BadInput, match="batch 0 was given"):
         from_texts(TEXTS, tokenizer, 0, 8)

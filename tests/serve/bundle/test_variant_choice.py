@@ -113,14 +113,14 @@ def test_an_old_processor_serves_fp32_and_says_why(eight_bits: Path) -> None:
 
 
 def test_an_old_processor_refuses_what_was_asked_for(eight_bits: Path) -> None:
-    with pytest.raises(BundleError, match=r"its sums would saturate.*name another variant"):
+    with pytest.raises(BundleError, match=r"its 8-bit sums would saturate.*name another variant"):
         choose(open_bundle(eight_bits), "int8", features=["avx2"])
 
 
 def test_without_fp32_an_old_processor_serves_nothing(eight_bits: Path, manifest_writer: Writer) -> None:
     int8 = {"file": FILE, "scheme": "static", "runtime": "onnxruntime", "cpu": VNNI}
     manifest_writer(eight_bits, variants={"int8": int8}, default_variant="int8")
-    with pytest.raises(BundleError, match="its sums would saturate"):
+    with pytest.raises(BundleError, match="its 8-bit sums would saturate"):
         choose(open_bundle(eight_bits), features=["avx2"])
 
 
@@ -151,7 +151,7 @@ def test_openvino_gives_the_same_entities(entities_bundle: Path, copied: Copy, m
 
 def test_a_runtime_that_nobody_knows_is_refused(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> None:
     bundle = pinned_to("tvm", "fp32", copied(entities_bundle), manifest_writer)
-    with pytest.raises(BundleError, match="runs on 'tvm'; this program runs onnxruntime and openvino"):
+    with pytest.raises(BundleError, match="is for the runtime 'tvm'; this program has onnxruntime and openvino"):
         choose(bundle)
 
 
@@ -162,4 +162,4 @@ def test_whoever_serves_dynamic_int8_is_told_what_it_does(
     pinned_to("onnxruntime", "dynamic", folder, manifest_writer)
     with caplog.at_level(logging.WARNING, logger="serve"):
         Pipeline(folder, threads=1)
-    assert "depend on the texts that share a batch" in caplog.text
+    assert "depends on the other texts in its batch" in caplog.text

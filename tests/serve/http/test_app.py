@@ -204,7 +204,7 @@ def test_errors_say_what_to_do(client: httpx.Client) -> None:
 
     assert message("/v1/entities") == "text: missing; give a string, or a list of strings"
     assert message("/v1/classify", text="a", model="cities").endswith("post to /v1/entities instead")
-    assert "there is 'cities', 'intents', 'broken'" in message("/v1/entities", text="a", model="x")
+    assert "the models are 'cities', 'intents', 'broken'" in message("/v1/entities", text="a", model="x")
     assert "the fields are text, model, min_score, offsets" in message("/v1/entities", text="a", txt="b")
 
 
@@ -253,7 +253,7 @@ def test_a_model_that_gives_nan_is_a_server_fault_and_never_an_answer(client: ht
     )
     assert response.status_code == 500
     assert response.json() == {
-        "error": {"code": "internal", "message": "the server failed; its log says why, under request nan-1"}
+        "error": {"code": "internal", "message": "the server failed; its log has the reason, under request nan-1"}
     }
     assert client.post("/v1/entities", json={"text": "rome", "model": "broken"}).status_code == 200
 
@@ -400,7 +400,7 @@ def test_two_bundles_of_one_name_are_refused(entities_bundle: Path, tmp_path: Pa
     write_manifest(other, name="cities")
     finished = run_to_the_end(entities_bundle, other, "--port", "0")
     assert finished.returncode == 2
-    assert "several bundles are called 'cities'" in finished.stderr
+    assert "several bundles have the name 'cities'" in finished.stderr
 
 
 @pytest.mark.parametrize("alias", ["prod", "=cities", "prod="])

@@ -261,7 +261,7 @@ def test_a_bundle_that_changed_on_disk_is_not_served(
                 await asyncio.sleep(0.01)
             while (refused := await client.post("/v1/entities", json={"text": "rome"})).status_code != 503:
                 await asyncio.sleep(0.01)
-        assert "no process of model" in refused.json()["error"]["message"]
+        assert "no worker process of model" in refused.json()["error"]["message"]
         manifest_writer(folder)
         async with asyncio.timeout(PATIENCE_S):
             while (await client.get("/readyz")).status_code != 200:
@@ -371,7 +371,7 @@ def test_a_model_answers_to_its_aliases_and_names_them(entities_bundle: Path) ->
         assert "aliases" in schemas["ModelDescription"]["required"]
 
     asking(app, scenario)
-    with pytest.raises(BadInput, match="alias 'prod' for 'towns': there is 'cities'"):
+    with pytest.raises(BadInput, match="alias 'prod' for 'towns': the bundles are 'cities'"):
         create_app([entities_bundle], aliases={"prod": "towns"})
 
 

@@ -62,6 +62,6 @@ def test_who_asks_the_model_to_abstain_gets_no_class_it_is_not_sure_of(folder: P
 
 
 def test_a_bundle_without_a_threshold_says_what_to_do(intents_bundle: Path) -> None:
-    with pytest.raises(BadInput, match=r"no `abstain_below` in its manifest; export the bundle anew") as caught:
+    with pytest.raises(BadInput, match=r"no `abstain_below` in its manifest; export the bundle again") as caught:
         Pipeline(intents_bundle, threads=1)("refund", abstain=True)
     assert caught.value.field == "abstain"

@@ -163,7 +163,7 @@ def test_a_long_text_of_a_relation_is_read_round_its_markers(relations: Pipeline
 def test_a_relation_of_parts_too_far_apart_is_refused_and_spoils_no_other_answer(relations: Pipeline) -> None:
     text = "rome " + "a " * 40 + "oslo"
     asked = marked(text, (0, 4), (len(text) - 4, len(text)))
-    with pytest.raises(BadInput, match="46 tokens apart, markers included, and the model reads 30") as caught:
+    with pytest.raises(BadInput, match="span 46 tokens, markers included, and the model reads 30") as caught:
         relations(asked)
     assert caught.value.field == "text"
     short = marked("refund it", (0, 6), (7, 9))

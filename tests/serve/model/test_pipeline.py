@@ -126,7 +126,7 @@ def test_a_graph_that_does_not_fit_its_manifest_is_refused(
 ) -> None:
     folder = copied(entities_bundle)
     manifest_writer(folder, **changes)
-    with pytest.raises(BundleError, match=r"gives logits of shape \(3, 3\)"):
+    with pytest.raises(BundleError, match=r"gives logits of shape \[3, 3\]"):
         Pipeline(folder)
 
 

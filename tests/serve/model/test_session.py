@@ -68,7 +68,7 @@ def test_a_graph_with_another_interface_is_refused(entities_bundle: Path, tmp_pa
         node.input[:] = ["pixels" if name == "input_ids" else name for name in node.input]
     model.graph.input[0].name = "pixels"
     onnx.save(model, tmp_path / "pixels.onnx")
-    with pytest.raises(BundleError, match=r"wants the inputs \['pixels'\]"):
+    with pytest.raises(BundleError, match=r"has inputs other than .*: pixels"):
         Session(tmp_path / "pixels.onnx")
 
     model = onnx.load(entities_bundle / "onnx" / "model.onnx")

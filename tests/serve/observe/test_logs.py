@@ -37,12 +37,12 @@ def test_a_reader_that_stalls_costs_lines_which_are_counted_and_no_more_memory(p
     assert sum(map(len, writer._lines)) <= MOST_WAITING
 
     data = b""
-    while b"were dropped" not in data or not data.endswith(b"\n"):
+    while b"lines dropped" not in data or not data.endswith(b"\n"):
         data += os.read(reader, 1 << 20)
-        if b"were dropped" not in data and data.endswith(b"\n"):
-            writer.handle(record("again"))  # the next line tells of those that were dropped
+        if b"lines dropped" not in data and data.endswith(b"\n"):
+            writer.handle(record("again"))  # the next line reports the dropped ones
     entries = [json.loads(each) for each in data.splitlines()]
-    (told,) = [int(entry["message"].split()[0]) for entry in entries if "were dropped" in entry["message"]]
+    (told,) = [int(entry["message"].split()[-1]) for entry in entries if "lines dropped" in entry["message"]]
     written = sum(entry["message"] == line for entry in entries)
     assert told + written == 3 * MOST_WAITING // len(line)
     assert MOST_WAITING // len(line) - 1 <= written <= MOST_WAITING // len(line) + 1

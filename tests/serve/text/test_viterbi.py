@@ -81,6 +81,6 @@ def test_a_beginning_is_found_for_an_inside_that_is_sure_of_itself() -> None:
 
 
 def test_tags_that_allow_no_sequence_are_refused() -> None:
-    with pytest.raises(BadInput, match="no valid sequence of 1 words") as caught:
+    with pytest.raises(BadInput, match="no valid sequence for this text") as caught:
         likeliest_valid(np.array([[0.5, 0.5]]), ("B-a", "E-a"))
     assert caught.value.field == "constrained"

@@ -164,7 +164,7 @@ def test_the_window_of_marked_parts_holds_them_in_its_middle(before: int, betwee
     if len(encoding) <= max_length:
         return
     if between + 2 > 18:
-        with pytest.raises(BadInput, match=rf"{between + 2} tokens apart, markers included, and the model reads 18"):
+        with pytest.raises(BadInput, match=rf"span {between + 2} tokens, markers included, and the model reads 18"):
             marked_window(encoding, max_length, [marker])
         return
     row = marked_window(encoding, max_length, [marker])

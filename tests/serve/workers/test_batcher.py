@@ -371,7 +371,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(limits: dict[str, int]
         with pytest.raises(Overloaded) as caught:
             await batcher.results([5], [5])
         assert caught.value.retry_after_s > 0
-        assert "2 texts are waiting" in caught.value.message
+        assert "texts waiting: 2" in caught.value.message
         computer.gate.set()
         assert (await waiting, await first) == ([1009, 1008], [1001])
         # The queue has room again, and takes even a request that is larger than its bound.

@@ -73,7 +73,7 @@ def test_a_decoder_as_teacher(run: Run, given: dict[str, str | Path], tmp_path: 
         tmp_path / "gpt2"
     )
     said = refused(run, given, teacher=tmp_path / "gpt2")
-    assert "'gpt2' model, which is not an encoder" in said
+    assert "'gpt2' model, which is not supported" in said
     assert "bert, distilbert, electra, modernbert, mpnet, roberta, xlm-roberta" in said
 
 
@@ -84,7 +84,9 @@ def test_pickled_weights_are_not_opened(run: Run, given: dict[str, str | Path], 
 
 
 def test_a_teacher_that_is_nowhere(run: Run, given: dict[str, str | Path]) -> None:
-    assert "neither a folder here nor a model that the Hub gives" in refused(run, given, teacher="nobody/nothing")
+    assert "neither a local folder nor a model that can be read from the Hub" in refused(
+        run, given, teacher="nobody/nothing"
+    )
 
 
 def test_a_head_whose_labels_are_not_those_of_the_data(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_a_csv_without_a_label_column(run: Run, given: dict[str, str | Path], tm
         (tmp_path / "data" / f"{name}.csv").write_text("text,intent\nhello,greet\n")
     said = refused(run, given, data=tmp_path / "data", task="text-classification")
     assert (
-        "train.csv: has the columns text, intent; needed are text and label. Rename them, or give --label-column intent"
+        "train.csv: has the columns text, intent; text and label are needed. Rename columns, or give --label-column intent"
         in said
     )
 
@@ -137,7 +139,7 @@ def test_a_csv_without_a_label_column(run: Run, given: dict[str, str | Path], tm
         pytest.param("3x383", "'3x383' is not known. Did you mean 3x384?", id="an-unknown-student"),
         pytest.param(
             "layers=2,hidden=30,heads=4,ffn=8",
-            "width of 30 does not divide into 4 heads",
+            "width of 30 cannot be divided by 4 heads",
             id="heads-that-do-not-divide",
         ),
     ],
@@ -171,7 +173,7 @@ def test_a_student_that_cannot_start_from_its_teacher_is_told(run: Run, given: d
 
 def test_all_faults_come_in_one_message(run: Run, given: dict[str, str | Path]) -> None:
     said = refused(run, given, teacher="/nowhere", student="huge", data="/nothing")
-    assert "3 things stand in the way; nothing was done" in said
+    assert "3 faults were found; nothing was done" in said
 
 
 def test_a_head_that_tags_in_another_scheme(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
@@ -180,13 +182,13 @@ def test_a_head_that_tags_in_another_scheme(run: Run, given: dict[str, str | Pat
     other = shutil.copytree(given["--teacher"], tmp_path / "other")
     tags = dict(enumerate(["O", "I-city", "I-item"]))
     AutoModelForTokenClassification.from_pretrained(other, id2label=tags, label2id={}).save_pretrained(other)
-    assert "tags in another scheme than BIO (it lacks B-city, B-item)" in refused(run, given, teacher=other)
+    assert "whose tags are not in BIO (it lacks B-city, B-item)" in refused(run, given, teacher=other)
 
 
 def test_a_work_folder_that_is_somebody_elses(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
     (tmp_path / "out.work").mkdir()
     (tmp_path / "out.work" / "mine.txt").write_text("keep me")
-    assert "is there already and is not ours" in refused(run, given)
+    assert "already exists and stillroom did not make it" in refused(run, given)
     assert (tmp_path / "out.work" / "mine.txt").read_text() == "keep me"
 
 
@@ -199,12 +201,12 @@ def test_texts_of_test_are_left_out_of_what_the_student_sees(
     arguments = [*(part for pair in given.items() for part in pair), "--unlabelled", spaced]
     code, said = run("run", *arguments, "--dry-run", "--json")
     assert code == 0, said
-    assert "60 texts of --unlabelled stand in validation or test; they were left out" in said
+    assert "60 texts of --unlabelled are in validation or test and were left out" in said
 
 
 def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:
     assert "--gate is 1.5; give a number from 0 to 1" in refused(run, given, gate="1.5")
-    assert "takes 8 to 64 tokens" in refused(run, given, max_length="1000")
+    assert "give 8 to 64 tokens" in refused(run, given, max_length="1000")
     code, said = run("run", "--task", "token-classification", "--out", tmp_path / "o")
     assert code == 2
     assert "2 settings are wrong. 1. --teacher is needed. 2. --data is needed." in said
@@ -214,7 +216,7 @@ def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, st
     ("toml", "message"),
     [
         pytest.param("teacher = ", "is not TOML", id="not-toml"),
-        pytest.param("techer = 'x'", "techer is no setting (did you mean teacher?)", id="a-typo"),
+        pytest.param("techer = 'x'", "techer is not a setting (did you mean teacher?)", id="a-typo"),
         pytest.param("batch = 'many'", "--batch is 'many'; give a whole number from 1", id="the-wrong-type"),
         pytest.param("teacher-epochs = 0", "--teacher-epochs is 0; give a whole number from 1", id="a-flags-spelling"),
         pytest.param("techer = 'x'\nbatch = 0", "--batch is 0; give a whole number from 1", id="all-at-once"),
@@ -277,7 +279,7 @@ def test_minutes_that_cannot_suffice_are_refused_with_what_would(run: Run, given
     code, said = run("run", *(part for pair in given.items() for part in pair), "--max-minutes", "0.01")
     assert code == 2
     assert "--max-minutes is 0.01" in said
-    assert "Allow more" in said
+    assert "Give more minutes" in said
 
 
 def test_a_refusal_for_want_of_minutes_leaves_what_was_finished(
@@ -312,14 +314,14 @@ def test_a_path_that_is_not_there_asks_no_network(
     monkeypatch.setattr("huggingface_hub.HfApi.repo_info", asked)
     monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
     monkeypatch.setattr("datasets.load_dataset", asked)
-    assert f"--teacher {name} is not there" in refused(run, given, teacher=name)
-    assert f"--data {name} is not there" in refused(run, given, data=name)
+    assert f"--teacher {name} does not exist" in refused(run, given, teacher=name)
+    assert f"--data {name} does not exist" in refused(run, given, data=name)
 
 
 def test_evaluate_names_the_model_and_the_file_that_are_not_there(run: Run, tmp_path: Path) -> None:
     code, said = run("evaluate", "nosuch", "--data", tmp_path / "gone.jsonl")
     assert code == 2
-    assert "2 things stand in the way; nothing was done. 1. MODEL nosuch is neither" in said
+    assert "2 faults were found; nothing was done. 1. MODEL nosuch is neither" in said
     assert "Give the path of a bundle or a transformers folder." in said
     assert f"2. {tmp_path / 'gone.jsonl'} is not a file" in said
 
@@ -330,7 +332,7 @@ def test_distill_names_all_that_is_wrong_at_once(run: Run, tmp_path: Path) -> No
         "--student", "3by384", "--out", tmp_path / "out",
     )  # fmt: skip
     assert code == 2
-    assert "4 things stand in the way" in said
+    assert "4 faults were found" in said
     for fault in (
         "--teacher nosuch is neither",
         "3by384",
@@ -364,7 +366,7 @@ def test_help_shows_examples_and_needs_no_torch() -> None:
 def test_profiles_example_gives_a_folder_and_its_help_says_what_its_seconds_are(run: Run) -> None:
     _, said = run("profile", "--help")
     assert "--out timings" in said
-    assert "six turns of every model" in said
+    assert "every model runs at least six turns" in said
 
 
 def test_the_base_install_says_what_to_install_for_making_models(run: Run, given: dict[str, str | Path]) -> None:
@@ -406,7 +408,7 @@ def test_a_file_of_the_users_that_hides_a_part_is_named(tmp_path: Path) -> None:
         started, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'serve.py'} hides the part of stillroom")
+    assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'serve.py'} hides stillroom's package")
 
 
 def test_several_processes_are_for_verbs_that_train_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +420,7 @@ def test_several_processes_are_for_verbs_that_train_in_several(monkeypatch: pyte
     monkeypatch.setattr("stillroom.cli.main.say", said.append)
     assert guarded(lambda: app(["inspect", "no-bundle"])) == 2
     assert said == [
-        "2 processes were started for `inspect`; only distill, finetune, run train in several. Run this one without torchrun or "
+        "2 processes were started for `inspect`; only distill, finetune and run train in several. Run this one without torchrun or "
         "accelerate launch."
     ]
 

@@ -67,7 +67,7 @@ def test_the_speed_ups_of_a_run_are_said_to_be_no_quotients(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = shown(write_report(tmp_path / "made", doubts=[]), capsys, monkeypatch)
-    table, note = said.index("2.4x [2.2, 2.6]"), said.index("not the quotients of the p50 column")
+    table, note = said.index("2.4x [2.2, 2.6]"), said.index("differ from quotients of the p50 column")
     assert table < note < said.index("The int8 student is")
 
 
@@ -77,8 +77,6 @@ def test_a_run_names_the_report_of_its_bundle_and_the_one_with_texts_while_it_is
     document = write_report(tmp_path / "made", doubts=[])
     said = shown(document, capsys, monkeypatch)
     assert f"Report  {tmp_path / 'made' / 'report.html'}\n" in said
-    assert (
-        f"{tmp_path / 'made.work' / 'report.html'} has texts of the data too, and is not part of the bundle\n" in said
-    )
+    assert f"{tmp_path / 'made.work' / 'report.html'} shows texts of the data, and is not part of the bundle\n" in said
     without = shown({**document, "report_with_texts": None}, capsys, monkeypatch)
     assert "made.work" not in without

@@ -89,5 +89,5 @@ def test_each_verb_names_the_columns_that_it_was_given_where_they_are_not(
     }
     with pytest.raises(BadInput) as caught:
         calls[verb]()
-    needed = "needed is Words" if verb in ("distill", "load") else "needed are Words and Kind"
-    assert f"has the columns Body, Kind; {needed}. Rename them, or give --text-column" in str(caught.value)
+    needed = "Words is needed" if verb in ("distill", "load") else "Words and Kind are needed"
+    assert f"has the columns Body, Kind; {needed}. Rename columns, or give --text-column" in str(caught.value)

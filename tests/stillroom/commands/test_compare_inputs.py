@@ -28,7 +28,7 @@ def given(tmp_path: Path, tiny_teacher: Path, task_data: Path) -> Given:
 
 def test_a_folder_that_cannot_be_made_is_one_message_before_any_training(given: Given, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(BadInput, match=r"--out .* cannot be made: .*file is not a folder"):
+    with pytest.raises(BadInput, match=r"--out .* cannot be created: .*file is not a folder"):
         compare(given(out=str(tmp_path / "file" / "out")))
     assert (tmp_path / "file").read_text() == "not a folder"
 

@@ -78,15 +78,15 @@ def test_a_folder_of_splits_is_scored_on_test_or_the_split_that_is_named(intents
 @pytest.mark.parametrize(
     ("given", "settings", "message"),
     [
-        ("", {"split": "train"}, r"has no file train\.jsonl, or one ending in .* another --split, or a file"),
+        ("", {"split": "train"}, r"has no file train with one of the endings .* another --split, or a file"),
         ("", {"split": "dev"}, r"--split is 'dev'; give one of train, validation, test"),
         ("test.jsonl", {"split": "validation"}, r"--split is validation, and --data .*test\.jsonl is one file"),
         ("none.jsonl", {}, r"none\.jsonl is not a file"),
-        ("", {"variant": "int8"}, r"the bundle has 'fp32'"),
+        ("", {"variant": "int8"}, r"give one of 'fp32'"),
         ("", {"task": "token-classification"}, r"--task is token-classification, but .* is a bundle for text-class"),
         ("", {"task": "tokens"}, r"--task is 'tokens'; give one of"),
         ("", {"revision": "v2"}, r"--revision v2: .* is a bundle, and only models of the Hub have revisions"),
-        ("", {"splits": "test"}, r"splits is no setting .did you mean split"),
+        ("", {"splits": "test"}, r"splits is not a setting .did you mean split"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(
@@ -107,5 +107,5 @@ def test_a_split_that_a_saved_data_set_does_not_have_is_not_made_up(intents: Pat
 
 def test_a_split_in_two_files_is_refused(intents: Path, splits: Path) -> None:
     (splits / "test.csv").write_text("text,label\nplease fly,book\n", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"holds test\.jsonl and test\.csv: one file is needed for test"):
+    with pytest.raises(BadInput, match=r"holds test\.jsonl and test\.csv; test needs exactly one file"):
         stillroom.evaluate(str(intents), splits)

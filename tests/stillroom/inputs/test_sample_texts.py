@@ -120,7 +120,7 @@ def test_a_grammar_that_is_used_up_says_how_many_messages_it_has(monkeypatch: py
     monkeypatch.setattr("stillroom.inputs.sample_texts.messages.DETAILS", only)
     monkeypatch.setattr("stillroom.inputs.sample_texts.messages.GREETINGS", ["Hi,"])
     monkeypatch.setattr("stillroom.inputs.sample_texts.messages.CLOSINGS", ["Bye"])
-    with pytest.raises(BadInput, match=r"train=500 rows .* only \d+ different messages") as refused:
+    with pytest.raises(BadInput, match=r"train=500: .* only \d+ different messages") as refused:
         support_messages("train", 500, 0, set())
     assert refused.value.field == "train"
 

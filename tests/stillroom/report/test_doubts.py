@@ -30,7 +30,7 @@ def document(*timings: dict[str, Any]) -> ProfileDocument:
     [
         (
             [measured(other_load_cores=0.36), measured(other_load_cores=0.2)],
-            "Other work used up to 18\N{NO-BREAK SPACE}% of the cores during 2 of 4 timings: close other programs and run "
+            "Other processes used up to 18\N{NO-BREAK SPACE}% of the cores during 2 of 4 timings: close other programs and run "
             "`stillroom profile` again for narrower intervals.",
         ),
         (
@@ -63,6 +63,8 @@ def test_timings_without_a_doubt_are_not_spoken_of() -> None:
 
 
 def test_other_work_of_unknown_extent_is_still_told() -> None:
-    found = doubts(document({"doubts": ["other load seen: something else used 0.4 cores"]}))
+    found = doubts(document({"doubts": ["other load seen: other processes used 0.4 cores during the timing"]}))
     assert found
-    assert found.sentence.startswith("Other work used a part of the cores during 1 of 4 timings: close other programs")
+    assert found.sentence.startswith(
+        "Other processes used a part of the cores during 1 of 4 timings: close other programs"
+    )

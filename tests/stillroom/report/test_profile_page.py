@@ -239,7 +239,7 @@ def test_without_a_metric_the_page_says_how_to_get_one() -> None:
     document = changed(synthetic_profile(), without("metric"))
     document["front"] = []
     words = page_of(document).words()
-    assert "--data with labels gives each one its metric" in words
+    assert "Give --data with labels to plot the metric against latency" in words
     assert "Pareto" not in words
 
 
@@ -307,7 +307,7 @@ def test_the_markdown_can_be_read_where_it_is_pasted() -> None:
         "`stillroom profile`: 4 models · 300 texts of snips/test.jsonl · 2026-11-22 · Intel(R) Xeon(R) Processor, 2 cores · "
         "torch 2.13.0, onnxruntime 1.31.1. Budget met."
     )
-    for said in ("front: no other model", "doubts: how many", "95 % intervals", "paired turn by turn"):
+    for said in ("front: no other model", "doubts: the number", "95 % intervals", "paired turn by turn"):
         assert said in below
     assert below.count("\n") == 1
 
@@ -322,7 +322,7 @@ def test_the_markdown_can_be_read_where_it_is_pasted() -> None:
 
 
 def test_a_table_with_speed_ups_says_that_they_are_no_quotients() -> None:
-    paired = "Speed-ups are ratios paired turn by turn, and so not the quotients of the p50 column."
+    paired = "Speed-ups are ratios paired turn by turn, so they differ from quotients of the p50 column."
     assert page_of(synthetic_profile()).words().count(paired) == 2  # of whole answers, and of the grid
     assert paired not in page_of(synthetic_profile(models=1)).words()
 

@@ -146,7 +146,7 @@ def test_the_page_can_be_read_by_who_was_not_there(tmp_path: Path) -> None:
             "undistilled trained on labels alone",
             "int8 against undistilled",
             "Latency is the median of one text.",
-            "Speed-ups are ratios paired turn by turn, and so not the quotients of the p50 column.",
+            "Speed-ups are ratios paired turn by turn, so they differ from quotients of the p50 column.",
         )
     )
     assert line < made < name < claim < note < labels
@@ -156,11 +156,13 @@ def test_texts_that_differ_are_counted_and_said_to_stand_elsewhere(tmp_path: Pat
     found: Disagreeing = {"count": 63, "texts": 400, "split": "test", "shown": 40}
     page = written(tmp_path / "report.html", {"disagreeing": {**found, "shown_in": "my.work/report.html"}})
     assert page.sections() == ["disagreements"]
-    assert "differ on 63 of 400 texts of test. A bundle holds no texts of the data: my.work/report.html" in page.words()
+    assert (
+        "differ on 63 of 400 texts of test. A bundle contains no texts of the data; my.work/report.html" in page.words()
+    )
     rows = full_report()["disagreements"]
     page = written(tmp_path / "report.html", {"disagreeing": {**found, "shown": 1}, "disagreements": rows})
-    assert "differ on 63 of 400 texts of test. Here are the first 1." in page.words()
-    assert "A bundle holds" not in page.words()
+    assert "differ on 63 of 400 texts of test. The table shows the first 1." in page.words()
+    assert "A bundle contains" not in page.words()
     none: Disagreeing = {"count": 0, "texts": 400, "split": "test", "shown": 0, "shown_in": "my.work/report.html"}
     assert "my.work" not in written(tmp_path / "report.html", {"disagreeing": none}).words()
 
@@ -169,9 +171,9 @@ def test_the_tolerance_is_said_not_to_judge_int8(tmp_path: Path) -> None:
     fp32 = {"precision": "fp32", "beyond_tolerance": 0, "positions": 19233, "passed": True}
     int8 = {**fp32, "precision": "int8", "beyond_tolerance": 19233}
     words = written(tmp_path / "report.html", {"parity": {"fp32": fp32, "int8": int8}}).words()
-    assert "The tolerance does not judge int8" in words
+    assert "No tolerance applies to int8" in words
     assert "beyond tolerance 0 positions" in words
-    assert "beyond tolerance does not judge int8 positions" in words
+    assert "beyond tolerance not applied to int8 positions" in words
     assert "judge int8" not in written(tmp_path / "report.html", {"parity": {"fp32": fp32}}).words()
 
 

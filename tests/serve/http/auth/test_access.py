@@ -219,7 +219,7 @@ def test_keys_are_read_again_on_sighup(entities_bundle: Path, tmp_path: Path) ->
         server.logged(
             lambda entry: entry["level"] == "error",
             "keys or certificate stay as they were: "
-            f"{keys}, line 1: neither `name:key` nor `name sha256:HEX` with 64 hexadecimal digits",
+            f"{keys}, line 1: cannot be read; give `name:key`, or `name sha256:HEX` with 64 hexadecimal digits",
         )
         assert (status(ALICE), status(BOB)) == (200, 401)
         keys.write_text(f"bob:{BOB}\n")
@@ -263,13 +263,13 @@ def test_a_log_that_nobody_reads_costs_lines_and_not_answers(entities_bundle: Pa
     ("arguments", "said"),
     [
         (["--keys", "nowhere"], "the keys in nowhere cannot be read"),
-        (["--allow-origin", "app.example"], "--allow-origin 'app.example' is no origin"),
+        (["--allow-origin", "app.example"], "--allow-origin is 'app.example'; give http or https"),
         (
             ["--connections", "0", "--head-s", "-1"],
             "1. --connections is 0; give a whole number from 1.\n2. --head-s is -1",
         ),
-        (["--bodies-bytes", "10"], "it must hold one body of --body-bytes 1,000,000"),
-        (["--tls-key", "key.pem"], "give the certificate, too"),
+        (["--bodies-bytes", "10"], "give at least the 1,000,000 bytes of --body-bytes"),
+        (["--tls-key", "key.pem"], "give the certificate too"),
         (["--tls-cert", "nowhere.pem"], "the certificate nowhere.pem"),
     ],
 )

@@ -86,8 +86,8 @@ def test_all_lines_that_cannot_be_read_are_told_at_once_and_none_is_quoted(file:
     for number in range(1, 8):
         assert f"{file}, line {number}: " in message
     assert f"{file}, line 8: " not in message
-    assert "the name of 'heidi' stands there more than once" in message
-    assert "the key of 'ivan' stands there more than once" in message
+    assert "the name of 'heidi' is given more than once" in message
+    assert "the key of 'ivan' is given more than once" in message
     for secret in (SECRET, OTHER, "short"):
         assert secret not in message.replace("openssl rand", "")
 

@@ -168,8 +168,8 @@ def test_files_that_do_not_fit_are_told_by_name(folder: Path) -> None:
         (ServeSettings(tls_cert=server, tls_key=folder / "client.key"), "client.key"),
         (ServeSettings(tls_cert=server, tls_key=locked), "STILLROOM_TLS_PASSWORD"),
         (ServeSettings(tls_cert=server), "the key in it"),
-        (ServeSettings(tls_cert=server, tls_key=folder / "server.key", tls_client_ca=locked), "the authority"),
-        (ServeSettings(tls_client_ca=folder / "ca.pem"), "give the certificate, too"),
+        (ServeSettings(tls_cert=server, tls_key=folder / "server.key", tls_client_ca=locked), "--tls-client-ca"),
+        (ServeSettings(tls_client_ca=folder / "ca.pem"), "give the certificate too"),
     ):
         with pytest.raises(BadInput, match=said):
             tls_context(settings)

@@ -191,34 +191,36 @@ def test_a_version_is_the_digest_and_another_is_not_found(client: httpx.Client, 
         pytest.param("cities", [texts("a", name="txt")], {}, "the inputs are 'text'", id="unknown-input"),
         pytest.param("cities", [texts("a"), texts("b")], {}, "a second 'text'", id="twice"),
         pytest.param("cities", [texts("a", datatype="INT64")], {}, "must be BYTES", id="wrong-datatype"),
-        pytest.param("cities", [texts("a", shape=[2])], {}, "make them agree", id="fewer-than-the-shape"),
+        pytest.param("cities", [texts("a", shape=[2])], {}, "make them equal", id="fewer-than-the-shape"),
         pytest.param("cities", [texts("a", "b", shape=[1, 2])], {}, "[n] or [n, 1]", id="a-row-of-texts"),
-        pytest.param("cities", [texts("a", shape=[])], {}, "at least one size", id="no-shape"),
+        pytest.param("cities", [texts("a", shape=[])], {}, "give 1 to 8 sizes", id="no-shape"),
         pytest.param("cities", [texts("a", shape=[-1])], {}, "1 or more", id="negative-shape"),
         pytest.param("cities", [texts(shape=[0])], {}, "1 or more", id="no-texts"),
-        pytest.param("cities", [texts("a", shape=[2**62, 2**62])], {}, "make them agree", id="a-huge-shape"),
-        pytest.param("cities", [texts("a", data=["a", 1])], {}, "no list of strings", id="a-number-in-texts"),
-        pytest.param("cities", [texts("a", data={"a": 1})], {}, "no list of strings", id="an-object-for-data"),
+        pytest.param("cities", [texts("a", shape=[2**62, 2**62])], {}, "make them equal", id="a-huge-shape"),
+        pytest.param("cities", [texts("a", data=["a", 1])], {}, "must be a list of strings", id="a-number-in-texts"),
+        pytest.param("cities", [texts("a", data={"a": 1})], {}, "must be a list of strings", id="an-object-for-data"),
         pytest.param(
-            "cities", [{"name": "text", "datatype": "BYTES", "shape": [1]}], {}, "needs its values", id="no-data"
+            "cities", [{"name": "text", "datatype": "BYTES", "shape": [1]}], {}, "must have its values", id="no-data"
         ),
         pytest.param("cities", [texts("a"), texts("b", name="text_pair")], {}, "one text", id="pair-of-entities"),
         pytest.param("intents", [texts("a", "b"), texts("b", name="text_pair")], {}, "as many", id="fewer-pairs"),
         pytest.param("intents", [texts("b", name="text_pair")], {}, "either text or input_ids", id="only-a-pair"),
-        pytest.param("cities", [texts("a"), ids([[1]], "attention_mask")], {}, "does not go with", id="text-and-mask"),
-        pytest.param("cities", [ids([[23]])], {}, "knows the ids 0 to 22", id="id-beyond-the-vocabulary"),
-        pytest.param("cities", [ids([[1], [-1]])], {}, "input_ids holds -1", id="negative-id"),
-        pytest.param("cities", [ids([[2**63]])], {}, "no list of INT64", id="beyond-int64"),
-        pytest.param("cities", [ids([[2**62]])], {}, "knows the ids", id="a-huge-id"),
+        pytest.param(
+            "cities", [texts("a"), ids([[1]], "attention_mask")], {}, "cannot be sent together with", id="text-and-mask"
+        ),
+        pytest.param("cities", [ids([[23]])], {}, "the ids of 'cities' are 0 to 22", id="id-beyond-the-vocabulary"),
+        pytest.param("cities", [ids([[1], [-1]])], {}, "input_ids has -1", id="negative-id"),
+        pytest.param("cities", [ids([[2**63]])], {}, "must be a list of INT64", id="beyond-int64"),
+        pytest.param("cities", [ids([[2**62]])], {}, "the ids of", id="a-huge-id"),
         pytest.param("cities", [ids([[1, 2], [3]])], {}, "all rows of one length", id="ragged"),
         pytest.param("cities", [ids([[1, 2]], data=[1, [2]])], {}, "all rows of one length", id="half-nested"),
-        pytest.param("cities", [ids([[1, 2]], data=[1, 2.5])], {}, "no list of INT64", id="a-fraction"),
+        pytest.param("cities", [ids([[1, 2]], data=[1, 2.5])], {}, "must be a list of INT64", id="a-fraction"),
         pytest.param("cities", [ids([[1, 2]], shape=[2], data=[1, 2])], {}, "[rows, tokens]", id="no-rows"),
-        pytest.param("cities", [ids([[1, 2]]), ids([[1]], "attention_mask")], {}, "that of input_ids", id="short-mask"),
-        pytest.param("cities", [ids([[1]]), ids([[2]], "attention_mask")], {}, "other than 0 and 1", id="a-mask-of-2"),
         pytest.param(
-            "intents", [ids([[1]]), ids([[0]], "attention_mask")], {}, "nothing but 0 in row 0", id="all-masked"
+            "cities", [ids([[1, 2]]), ids([[1]], "attention_mask")], {}, "the shape of input_ids", id="short-mask"
         ),
+        pytest.param("cities", [ids([[1]]), ids([[2]], "attention_mask")], {}, "other than 0 and 1", id="a-mask-of-2"),
+        pytest.param("intents", [ids([[1]]), ids([[0]], "attention_mask")], {}, "only 0 in row 0", id="all-masked"),
         pytest.param("cities", [texts("a")], {"parameters": {"top_k": 1}}, "no parameter 'top_k'", id="not-its-option"),
         pytest.param("cities", [texts("a")], {"parameters": {"min_score": 2}}, "from 0 to 1", id="option-out-of-range"),
         pytest.param(
@@ -232,7 +234,11 @@ def test_a_version_is_the_digest_and_another_is_not_found(client: httpx.Client, 
             id="a-number-for-a-truth",
         ),
         pytest.param(
-            "cities", [texts("a")], {"outputs": [{"name": "label"}]}, "these inputs give", id="no-such-output"
+            "cities",
+            [texts("a")],
+            {"outputs": [{"name": "label"}]},
+            "the outputs for these inputs are",
+            id="no-such-output",
         ),
         pytest.param(
             "cities", [texts("a")], {"outputs": [{"name": "answer"}] * 2}, "a second 'answer'", id="an-output-twice"
@@ -290,15 +296,15 @@ def as_bytes(
     ("asked", "status", "said"),
     [
         pytest.param(as_bytes(8, b"\4\0\0\0rome"), 200, "Rome", id="right"),
-        pytest.param(as_bytes(8, b"\4\0\0\0rom"), 422, "said to have 8 bytes", id="fewer-bytes-than-said"),
-        pytest.param(as_bytes(8, b"\4\0\0\0romer"), 400, "belong to no input", id="more-bytes-than-said"),
+        pytest.param(as_bytes(8, b"\4\0\0\0rom"), 422, "binary_data_size 8", id="fewer-bytes-than-given"),
+        pytest.param(as_bytes(8, b"\4\0\0\0romer"), 400, "belong to no input", id="more-bytes-than-given"),
         pytest.param(as_bytes(8, b"\5\0\0\0rome"), 422, "is cut short", id="a-string-beyond-the-end"),
         pytest.param(as_bytes(8, b"\xff\xff\xff\xffrome"), 422, "is cut short", id="a-string-of-4-gb"),
         pytest.param(as_bytes(3, b"\4\0\0"), 422, "is cut short", id="half-a-length"),
         pytest.param(as_bytes(8, b"\4\0\0\0ro\xff\xfe"), 422, "is not UTF-8", id="not-utf-8"),
-        pytest.param(as_bytes(8, b"\4\0\0\0rome", [2]), 422, "make them agree", id="another-shape"),
-        pytest.param(as_bytes(-8, b"\4\0\0\0rome"), 422, "said to have -8", id="negative-size"),
-        pytest.param(as_bytes(9, b"\1" * 9, [1, 1], "input_ids"), 422, "of 8 bytes", id="ids-of-9-bytes"),
+        pytest.param(as_bytes(8, b"\4\0\0\0rome", [2]), 422, "make them equal", id="another-shape"),
+        pytest.param(as_bytes(-8, b"\4\0\0\0rome"), 422, "binary_data_size -8", id="negative-size"),
+        pytest.param(as_bytes(9, b"\1" * 9, [1, 1], "input_ids"), 422, "8 for each INT64", id="ids-of-9-bytes"),
     ],
 )
 def test_tensors_as_bytes_are_checked_against_what_is_said_of_them(
@@ -313,7 +319,7 @@ def test_limits_hold_for_tensors_too(client: httpx.Client) -> None:
     assert infer(client, "cities", texts(*["a"] * 1025)).status_code == 413
     assert infer(client, "cities", ids([[1]] * 1025)).status_code == 413
     too_long = infer(client, "cities", ids([[1] * 33]))
-    assert (too_long.status_code, "32 at most" in too_long.json()["error"]) == (413, True)
+    assert (too_long.status_code, "reads at most 32" in too_long.json()["error"]) == (413, True)
     assert infer(client, "cities", ids([[1] * 32])).status_code == 200
     assert infer(client, "cities", texts("a" * 100_001)).status_code == 413
     assert infer(client, "cities", texts("a" * 1_000_001)).status_code == 413
@@ -332,7 +338,7 @@ def test_errors_of_the_server_itself_have_the_protocols_form_too(
     ):
         response = client.request(method, path)
         assert (response.status_code, type(response.json()["error"])) == (status, str), path
-    with pytest.raises(InferenceServerException, match="there is no model 'nobody'; there is 'cities'"):
+    with pytest.raises(InferenceServerException, match="there is no model 'nobody'; the models are 'cities'"):
         theirs.infer("nobody", [text_tensor("text", ["a"])])
     for wrong in ({"Content-Encoding": "gzip"}, {"Content-Type": "text/plain"}):
         response = client.post("/v2/models/cities/infer", json={}, headers=wrong)

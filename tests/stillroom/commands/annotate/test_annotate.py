@@ -106,7 +106,7 @@ def test_from_standard_input_to_standard_output(cities: Path) -> None:
     assert "1 row by cities (fp32)" in error
     code, said, error = told(cities, *arguments, "--json", stdin=b"rome\n")
     assert (code, said) == (2, b"")
-    assert "both want stdout" in error
+    assert "both write to stdout" in error
 
 
 def test_what_is_to_be_noted_of_a_bundle_is_told_once_and_not_by_each_process(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_is_to_be_noted_of_a_bundle_is_told_once_and_not_by_each_process(tm
         folder, "--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl", "--processes", "2"
     )
     assert code == 0
-    assert error.count("was edited since the bundle was made") == 1
+    assert error.count("was edited after the bundle was made") == 1
 
 
 def killed(bundle: Path, given: Path, out: Path, beyond_bytes: int) -> bool:
@@ -173,9 +173,9 @@ def changed(job: Annotation, **changes: Any) -> Annotation:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"options": AnswerOptions(min_score=0.5)}, "was begun with min_score 0.0, and now 0.5"),
-        ({"answer_field": "other"}, 'was begun with field "answer", and now "other"'),
-        ({"threads": 2}, "was begun with threads 1, and now 2"),
+        ({"options": AnswerOptions(min_score=0.5)}, "was begun with min_score 0.0, now 0.5"),
+        ({"answer_field": "other"}, 'was begun with field "answer", now "other"'),
+        ({"threads": 2}, "was begun with threads 1, now 2"),
     ],
 )
 def test_it_goes_on_only_with_the_options_it_was_begun_with(
@@ -204,7 +204,7 @@ def test_it_goes_on_only_after_the_answers_to_the_rows_that_the_input_has(cities
     with pytest.raises(BadInput, match=r"line 2 of .* is not the answer to row 2 \(line 2\)"):
         annotate(job)
     job.input.write_text(given.splitlines(keepends=True)[0])
-    with pytest.raises(BadInput, match=r"line 2 of .* is not the answer to row 2, which it does not have"):
+    with pytest.raises(BadInput, match=r"line 2 of .* is not the answer to row 2, which does not exist"):
         annotate(job)
     # What comes after the last answer may have changed, and may have grown.
     job.input.write_text(given.replace("rome 4", "oslo 4") + '{"text": "paris"}\n')
@@ -217,7 +217,7 @@ def test_what_it_did_not_begin_is_left_alone(cities: Path, tmp_path: Path) -> No
     (tmp_path / "notes.jsonl").write_text("mine\n")
     with pytest.raises(BadInput, match=r"was not begun by `annotate`: notes.jsonl.lineage.json is not beside it"):
         annotate(Annotation(cities, tmp_path / "in.txt", tmp_path / "notes.jsonl"))
-    with pytest.raises(BadInput, match="is the input itself"):
+    with pytest.raises(BadInput, match="is the input file"):
         annotate(Annotation(cities, tmp_path / "in.txt", tmp_path / "in.txt", restart=True))
     assert (tmp_path / "notes.jsonl").read_text() == "mine\n"
     assert (tmp_path / "in.txt").read_text() == "rome\n"
@@ -289,11 +289,11 @@ def test_all_bad_rows_at_hand_are_told_at_once_and_a_mended_file_goes_on(cities:
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        pytest.param(b"text,x\na,b\nc\n", "line 3: has 1 column, and the header 2", id="too-few-cells"),
+        pytest.param(b"text,x\na,b\nc\n", "line 3: has 1 column, and the header has 2", id="too-few-cells"),
         pytest.param(b"text\na\n\xff\n", "line 3: is not UTF-8", id="not-utf-8"),
-        pytest.param(b"id\n1\n", "has the columns id; it needs one called text", id="no-text"),
-        pytest.param(b"text,answer\na,b\n", "none called answer", id="an-answer"),
-        pytest.param(b"", "has no columns; it needs one called text", id="empty"),
+        pytest.param(b"id\n1\n", "has the column id; it needs the column text", id="no-text"),
+        pytest.param(b"text,answer\na,b\n", "and answer must not", id="an-answer"),
+        pytest.param(b"", "has no columns; it needs the column text", id="empty"),
     ],
 )
 def test_a_table_that_cannot_be_used(cities: Path, tmp_path: Path, content: bytes, fault: str) -> None:
@@ -307,7 +307,7 @@ def test_a_damaged_archive_is_told(cities: Path, tmp_path: Path) -> None:
     whole = gzip.compress(random.Random(0).randbytes(100_000).hex().encode())
     for damaged in (whole[: len(whole) // 2], b"plain text\n"):
         (tmp_path / "in.txt.gz").write_bytes(damaged)
-        with pytest.raises(BadInput, match="is damaged, or cut off"):
+        with pytest.raises(BadInput, match="is damaged or incomplete"):
             annotate(Annotation(cities, tmp_path / "in.txt.gz", tmp_path / "out.jsonl", restart=True))
 
 
@@ -323,7 +323,7 @@ def test_a_full_disk_is_one_message_and_no_traceback(cities: Path, tmp_path: Pat
     again = command(cities, "--input", tmp_path / "in.txt", "--output", out)
     ended = subprocess.run([*limited, *again], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert "Make room, and give the same command again: it goes on where it was" in " ".join(ended.stderr.split())
+    assert "Make room, and give the same command again to resume" in " ".join(ended.stderr.split())
     assert 0 < out.stat().st_size <= 2 * limit
     assert subprocess.run(again, cwd=ROOT, capture_output=True, check=False).returncode == 0
     assert len(lines(out)) == 20_000
@@ -339,7 +339,7 @@ def test_a_reader_that_goes_is_one_message_and_no_traceback(cities: Path, tmp_pa
         process.stdout.close()
         said = " ".join(process.stderr.read().decode().split())
     assert process.returncode == 2
-    assert said == "stillroom: what reads standard output has gone; the rest was not annotated"
+    assert said == "stillroom: the reader of standard output closed it; the rest was not annotated"
 
 
 @pytest.fixture
@@ -366,7 +366,7 @@ def test_a_process_that_dies_costs_no_row(
     workers[0].kill()
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    assert "died (-9); starting another" in said
+    assert "died with status -9; starting another" in said
     found = lines(job.output)
     assert [each["id"] for each in found] == list(range(120_000))
     assert [each["answer"] for each in found[-40:]] == Pipeline(job.bundle)([each["text"] for each in found[-40:]])
@@ -380,21 +380,21 @@ def test_no_process_outlives_a_kill_or_ctrl_c(
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "Traceback" not in said
-    assert "go on where they were" in " ".join(said.split())
+    assert "give the same command again" in " ".join(said.split())
     assert psutil.wait_procs(workers, timeout=PATIENCE_S)[1] == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--top-k", "2"], "--top-k means nothing to a model for token-classification"),
+        (["--top-k", "2"], "--top-k has no effect on a model for token-classification"),
         (["--bad-rows", "drop"], "--bad-rows is 'drop'; give one of stop, skip"),
         (["--format", "xml"], "--format is 'xml'; give one of jsonl, json, csv, tsv, txt, parquet"),
-        (["--field", "text"], "is where the text stands"),
+        (["--field", "text"], "is empty or a field of the input"),
         (["--processes", "0"], "--processes is 0; give a whole number from 1 to 1,024"),
         (["--threads", "1025"], "--threads is 1,025; give a whole number from 1 to 1,024"),
         (["--input", "nowhere.txt"], "--input nowhere.txt cannot be read (No such file or directory)"),
-        (["--input", "in.xml"], "in.xml is no known format; give --format one of jsonl, json, csv, tsv, txt, parquet"),
+        (["--input", "in.xml"], "in.xml is no known format; give --format jsonl, json, csv, tsv, txt or parquet"),
         (["--output", "nowhere/out.jsonl"], "there is no folder"),
         (["--output", "."], "cannot be written (Is a directory)"),
         (["--variant", "int4"], "int4"),

@@ -62,15 +62,15 @@ def test_json_that_is_no_array_is_read_as_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        pytest.param('[{"text": "a"}', "is no JSON array of objects", id="cut-off"),
-        pytest.param("[" * 100_000, "is no JSON array of objects", id="very-deep"),
-        pytest.param(f'[{{"text": "{"a" * 3000}"}}]', "is an array of over 2,000 bytes, which is the most", id="too-large"),
+        pytest.param('[{"text": "a"}', "is neither a JSON array of objects nor JSON lines", id="cut-off"),
+        pytest.param("[" * 100_000, "is neither a JSON array of objects nor JSON lines", id="very-deep"),
+        pytest.param(f'[{{"text": "{"a" * 3000}"}}]', "is a JSON array of over 2,000 bytes, which is the limit", id="too-large"),
     ],
 )  # fmt: skip
 def test_an_array_that_cannot_be_read_is_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
 ) -> None:
-    if "most" in said:
+    if "limit" in said:
         monkeypatch.setattr(reader, "MOST_ARRAY_BYTES", 2000)
     (tmp_path / "in.json").write_text(content)
     with pytest.raises(BadInput) as refused:
@@ -127,7 +127,7 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch:
     file = write_parquet(tmp_path / "in.parquet", {"text": ["a"]})
     for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
         monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]  # how Python marks what cannot be imported
-    with pytest.raises(BadInput, match=r"pyarrow reads, and that is not installed; .*pip install '\.\[build\]'"):
+    with pytest.raises(BadInput, match=r"pyarrow, which reads it, is not installed; .*pip install '\.\[build\]'"):
         read(file)
 
 
@@ -150,7 +150,7 @@ def test_the_second_text_may_stand_under_another_name(intents: Path, tmp_path: P
     alone = replace(job, output=tmp_path / "alone.jsonl", text_pair_column="text_pair")
     annotate(alone)
     assert lines(alone.output)[0]["answer"] != ours["answer"]
-    with pytest.raises(BadInput, match='was begun with text_pair_column "reply", and now null'):
+    with pytest.raises(BadInput, match='was begun with text_pair_column "reply", now null'):
         annotate(replace(job, text_pair_column="text_pair"))
 
 
@@ -158,7 +158,7 @@ def test_the_second_text_may_stand_under_another_name(intents: Path, tmp_path: P
     ("name", "content", "said"),
     [
         ("in.jsonl", '{"text": "a"}', "has no field \"reply\"; its fields are 'text'"),
-        ("in.csv", "text\na\n", "has the columns text; it needs those called text and reply"),
+        ("in.csv", "text\na\n", "has the column text; it needs the columns text and reply"),
         ("in.txt", "a\n", "--text-pair-column reply: txt has no columns; leave it out"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_second_text_that_was_asked_for_must_be_there(
 
 def test_one_column_is_not_both_texts(intents: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "a"}')
-    with pytest.raises(BadInput, match="--text-column 'text' is not where a text stands"):
+    with pytest.raises(BadInput, match="--text-column 'text' is not a column of texts"):
         annotate(Annotation(intents, tmp_path / "in.jsonl", tmp_path / "out.jsonl", text_pair_column="text"))
 
 
@@ -208,7 +208,7 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(cities: Path, tm
         write_parquet(tmp_path / name, {"id": [1], "content": ["a"]})
     with pytest.raises(BadInput) as refused:
         annotate(Annotation(cities, tmp_path / name, tmp_path / "out.jsonl", text_column="body"))
-    assert "has the columns id, content; it needs one called body" in refused.value.message
+    assert "has the columns id, content; it needs the column body" in refused.value.message
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
@@ -223,7 +223,7 @@ def test_a_table_is_read_by_the_separator_that_finds_its_columns(tmp_path: Path,
 
 def test_a_separator_that_finds_no_text_is_told_with_the_most_columns(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("id;content;x\n1;a;b\n")
-    with pytest.raises(BadInput, match="has the columns id, content, x; it needs one called text"):
+    with pytest.raises(BadInput, match="has the columns id, content, x; it needs the column text"):
         read(tmp_path / "in.csv")
 
 
@@ -269,7 +269,7 @@ def test_a_row_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.M
     write_parquet(tmp_path / "in.parquet", {"text": [text, "b"]})
     for name in ("in.jsonl", "in.json", "in.txt", "in.csv", "in.parquet"):
         (_, fault), (fields, none) = read(tmp_path / name)
-        assert fault == "is longer than 2,000 bytes, which is the most; split it", name
+        assert fault == "is longer than 2,000 bytes, which is the limit; split it", name
         assert none is None
         assert fields["text"] == "b"
 
@@ -317,8 +317,8 @@ def test_relations_are_answered_as_the_pipeline_answers_them(relations: Path, tm
     [
         pytest.param({"text": "fly to rome"}, 'give "head" and "tail" beside "text"', id="no-parts"),
         pytest.param({"text": "[E1] fly [/E1] to [E2] rome [/E2]"}, 'give "head" and "tail"', id="markers-alone"),
-        pytest.param({"text": "fly", **RELATED}, "head.end 5 lies outside the text", id="outside"),
-        pytest.param({"text": "[E1] fly to rome", **RELATED}, "holds the marker [E1] already", id="marked"),
+        pytest.param({"text": "fly", **RELATED}, "head.end 5 is outside the text", id="outside"),
+        pytest.param({"text": "[E1] fly to rome", **RELATED}, "already has the marker [E1]", id="marked"),
         pytest.param({"text": "fly to rome", **RELATED, "head": 3}, "expected `object | null`, got `int`", id="a-number"),
     ],
 )  # fmt: skip
@@ -347,19 +347,19 @@ def refused(job: Annotation, before: list[str]) -> str:
 @pytest.mark.parametrize(
     ("bundle", "options", "said"),
     [
-        ("cities", {"abstain": True}, ["--abstain means nothing to a model for token-classification"]),
-        ("cities", {"top_k": 2}, ["--top-k means nothing to a model for token-classification"]),
-        ("labels", {"abstain": True}, ["--abstain: 'labels' says of each label on its own whether it applies"]),
+        ("cities", {"abstain": True}, ["--abstain has no effect on a model for token-classification"]),
+        ("cities", {"top_k": 2}, ["--top-k has no effect on a model for token-classification"]),
+        ("labels", {"abstain": True}, ["--abstain: 'labels' decides on each label separately"]),
         ("intents", {"abstain": True}, ["--abstain: 'intents' has no `abstain_below` for fp32"]),
         (
             "intents",
             {"aggregation": "max", "constrained": True, "min_score": 0.5, "offsets": "utf8"},
             [
-                f"--{flag} means nothing to a model for text-classification"
+                f"--{flag} has no effect on a model for text-classification"
                 for flag in ("aggregation", "constrained", "min-score", "offsets")
             ],
         ),
-        ("relations", {"min_score": 0.5}, ["--min-score means nothing to a model for relations"]),
+        ("relations", {"min_score": 0.5}, ["--min-score has no effect on a model for relations"]),
     ],
 )
 def test_options_that_cannot_work_are_refused_before_anything_is_read_or_made(
@@ -384,18 +384,18 @@ def test_all_that_stands_in_the_way_is_told_at_once(intents: Path, relations: Pa
         annotate(job)
     for each in (
         "there is no folder",
-        "--constrained means nothing",
-        "--text-column 'text_pair' is not where a text stands",
+        "--constrained has no effect",
+        "--text-column 'text_pair' is not a column of texts",
     ):
         assert each in caught.value.message
     job = replace(job, output=tmp_path / "out.jsonl", text_column="body", bundle=tmp_path / "nothing")
     message = refused(job, ["in.csv"])
     assert "nothing does not exist" in message
-    assert "has the columns id; it needs one called body" in message
+    assert "has the column id; it needs the column body" in message
     job = replace(job, bundle=intents, variant="int8", options=AnswerOptions())
-    assert "variant 'int8' of 'intents': the bundle has 'fp32'" in refused(job, ["in.csv"])
+    assert "'intents' has no variant 'int8'; give one of 'fp32'" in refused(job, ["in.csv"])
     message = refused(replace(job, bundle=relations, variant=None), ["in.csv"])
-    assert "csv has no place for the head and tail of a relation; give one of jsonl, json, parquet" in message
+    assert "csv cannot hold the head and tail of a relation; give jsonl, json or parquet" in message
 
 
 @pytest.mark.parametrize(
@@ -417,5 +417,5 @@ def test_an_input_that_cannot_be_is_refused(cities: Path, tmp_path: Path, given:
 def test_values_of_options_are_all_told_at_once() -> None:
     with pytest.raises(BadInput) as caught:
         AnswerOptions(min_score=2, top_k=0)
-    assert "min_score 2: give a number from 0 to 1" in caught.value.message
-    assert "top_k 0: give 1 to 1,000,000" in caught.value.message
+    assert "min_score is 2; give a number from 0 to 1" in caught.value.message
+    assert "top_k is 0; give a whole number from 1 to 1,000,000" in caught.value.message

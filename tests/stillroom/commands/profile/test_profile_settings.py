@@ -48,7 +48,7 @@ def test_lengths_that_nobody_asked_for_are_cut_to_what_the_models_take(
     if min(most or 512 for most in takes) >= 128:
         assert with_lengths(asked, models) == asked
     else:
-        with pytest.raises(BadInput, match=r"--lengths asks for 128 tokens, and model \d takes"):
+        with pytest.raises(BadInput, match=r"--lengths has 128 tokens, and model \d takes"):
             with_lengths(asked, models)
 
 
@@ -60,7 +60,7 @@ def test_a_call_has_as_many_threads_as_this_process_has_cores_unless_told_otherw
 def test_a_runtime_that_needs_a_gpu_asks_for_one_by_itself() -> None:
     assert ways_of(Profiling()).devices == ("cpu",)
     assert ways_of(Profiling(runtimes=("torch-cuda-graphs",))).devices == ("cpu", "cuda")
-    with pytest.raises(BadInput, match="--runtimes torch-cuda-graphs runs on cuda alone, and --device is cpu"):
+    with pytest.raises(BadInput, match="--runtimes torch-cuda-graphs needs cuda, and --device is cpu"):
         ways_of(Profiling(runtimes=("torch-cuda-graphs",), device=("cpu",)))
 
 

@@ -174,10 +174,12 @@ def test_a_bundle_holds_no_text_of_the_data_and_says_where_the_texts_are_shown(
     assert '\nlicense: "mit"\nlanguage: "en"\n' in held["README.md"]
     assert "Licence of the model: mit; of the data: CC0." in held["README.md"]
     said = f"Teacher and int8 student differ on {TEXTS} of {TEXTS} texts of test."
-    elsewhere = "A bundle holds no texts of the data: out.work/report.html, where it was made, shows the first 40."
+    elsewhere = (
+        "A bundle contains no texts of the data; out.work/report.html, on the machine that made it, shows the first 40."
+    )
     assert f"{said} {elsewhere}" in held["report.html"]
     full = (inputs.workdir.root / "report.html").read_text(encoding="utf-8")
-    assert f"{said} Here are the first 40." in full
+    assert f"{said} The table shows the first 40." in full
     assert sum(html.escape(row.text) in full for row in inputs.splits.test) >= 40
 
 
@@ -189,12 +191,12 @@ def test_a_report_says_what_was_trained_from_what_where_and_what_its_names_are(
     report = report_of(inputs, folders, scores, model_report, timed["machine"], timed)
     assert report["made"] == (
         f"A student ({inputs.shape}) was distilled by soft labels from the teacher teacher (1x32, fine-tuned on the same labels) "
-        "on 44 labelled texts of my data. Choices and gates are of 44 texts of validation; scores are of 44 texts of test, read once."
+        "on 44 labelled texts of my data. Choices and gates use 44 texts of validation; scores are on 44 texts of test, read once."
     )
     assert report["machine"]["cpu"] == "Some CPU"
     assert list(report["names"]) == [row["name"] for row in report["summary"]]
     assert [name for name in report["names"] if "openvino" not in name] == ["teacher", "student", "fp32", "int8"]
-    assert "one text of 16 tokens" in report["summary_note"]
+    assert "at batch 1 and 16 tokens" in report["summary_note"]
     first = {"validation": scores["validation"]}
     unread = report_of(inputs, folders, first, model_report_of(inputs, folders, first), timed["machine"])
     assert unread["made"].endswith("; test was not read.")
