@@ -96,7 +96,7 @@ def test_texts_that_kill_one_process_after_another_are_given_up(
         future = pool.submit([TextWork("rome")])
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), pool._loop).result()  # it has been given them
         process.kill()
-        with pytest.raises(InternalError, match=r"'cities' died .* 1 texts"):
+        with pytest.raises(InternalError, match="'cities' died"):
             future.result(timeout=PATIENCE_S)
     assert set(psutil.Process().children()) <= before
 

@@ -172,6 +172,6 @@ def test_the_watch_goes_on_after_a_connection_that_it_fails_at(
                 await asyncio.sleep(0.001)
         watching.cancel()
 
-    monkeypatch.setattr(limits, "LOOK_S", 0.001)
+    monkeypatch.setattr(limits, "CHECK_S", 0.001)
     asyncio.run(scenario())
     assert "unforeseen" in caplog.text
