@@ -380,7 +380,7 @@ def test_an_input_that_the_model_does_not_have_is_refused(
 ) -> None:
     folder = copied(entities_bundle)
     manifest_writer(folder, inputs=["input_ids", "attention_mask"])
-    about = {"datatype": "INT64", "shape": [1, 2], "data": [[2, 3]]}
+    about = {"datatype": "INT64", "shape": [1, 2], "data": [[1, 1]]}
 
     async def scenario(client: httpx.AsyncClient) -> None:
         for inputs, status in (("input_ids",), 200), (("input_ids", "token_type_ids"), 422):
