@@ -1,6 +1,6 @@
 """The settings of `distill`, `finetune` and the training part of `run`, each stated once (see `serve.options`). No torch."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from compress.methods.presets import PRESETS
@@ -21,17 +21,22 @@ TEXT_METHODS: tuple[str, ...] = get_args(TextMethod)
 TASK_METHODS = (
     "soft-labels", "labels", "tinybert", "xtremedistil", "xtremedistil-transfer", "xtremedistil-no-freezing", "xtremedistil-no-attention",
 )  # fmt: skip
-STARTS = ("uniform", "alternate", "first", "last", "layer-map", "random")  # or a checkpoint
+AUTO = "auto"
+STARTS = ("spread", "alternate", "first", "last", "layer-map", "random")  # or a checkpoint
 
+# Training on few texts takes at least so many steps; validation ends it early.
+LEAST_STEPS = 1_000
+MOST_DISTILL_TOKENS = 3_000_000  # read of plain text unless a setting says otherwise
+
+Ending = Literal["soft-labels", "labels"]
 TrainingDevice = Literal["auto", "cpu", "cuda"]
 TrainingPrecision = Literal["auto", "fp32", "bf16", "fp16"]
 
-WHAT, DATA, TEACHER, STUDENT, RELATIONS, MACHINE = (
+WHAT, DATA, TEACHER, STUDENT, MACHINE = (
     "What to make",
     "Data",
     "Teacher",
     "Student",
-    "Relation stage (MiniLMv2)",
     "Machine",
 )
 
@@ -97,7 +102,15 @@ class TaskSettings(DataSet):
     task: str = setting(help="Task of the model.", choices=TASKS, panel=WHAT)
     data: str = setting(help=SPLITS, panel=WHAT)
     student: str = setting("3x384", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", panel=WHAT)
-    corpus: tuple[str, ...] = setting((), help="File of plain text for the relation stage.", metavar="FILE", panel=DATA)
+    method: str = setting(
+        AUTO,
+        help="How the student learns (docs/reference/methods.md); minilm@12x384 goes by way of an assistant of that shape. auto "
+        "takes soft-labels, or minilmv2 first where the layers are new and plain text is given.",
+        suggested=(AUTO, *TEXT_METHODS, *TASK_METHODS), metavar="NAME", panel=WHAT,
+    )  # fmt: skip
+    corpus: tuple[str, ...] = setting(
+        (), help="File of plain text, for methods that learn from it.", metavar="FILE", panel=DATA
+    )
     unlabelled: tuple[str, ...] = setting((), help=UNLABELLED, metavar="FILE", panel=DATA)
     augment: int = setting(
         0,
@@ -113,20 +126,20 @@ class TaskSettings(DataSet):
         "", help="Label of texts that fit no class; the model abstains below a threshold chosen on them.", panel=DATA
     )
     new_head: bool = setting(False, help="Fine-tune a new head even if the teacher already has one.", panel=TEACHER)
-    teacher_epochs: int = setting(
-        5, help="Most epochs of fine-tuning the teacher; training stops earlier when validation stops improving.",
-        at_least=1, at_most=1_000_000,
+    teacher_epochs: int | None = setting(
+        None, help="Epochs of fine-tuning the teacher, at most; it stops when validation stops improving.",
+        at_least=1, at_most=1_000_000, shown=f"5, and at least {LEAST_STEPS:,} steps",
         panel=TEACHER,
     )  # fmt: skip
     teacher_patience: int = setting(
-        2, help="Epochs without a new best on validation before training stops.", at_least=1, panel=TEACHER
+        2, help="Validations without a new best before training stops.", at_least=1, panel=TEACHER
     )
     teacher_learning_rate: float = setting(
         1e-4, help="Peak learning rate of fine-tuning the teacher.", above=0, panel=TEACHER
     )
-    student_epochs: int = setting(
-        10, help="Epochs over the labelled text, which set the steps; unlabelled and generated text adds none.",
-        at_least=1, at_most=1_000_000,
+    student_epochs: int | None = setting(
+        None, help="Epochs over the labelled text, in steps: unlabelled and generated text adds variety, not time.",
+        at_least=1, at_most=1_000_000, shown=f"10, and at least {LEAST_STEPS:,} steps",
         panel=STUDENT,
     )  # fmt: skip
     student_learning_rate: float = setting(
@@ -137,21 +150,25 @@ class TaskSettings(DataSet):
         0.9, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1,
         panel=STUDENT,
     )  # fmt: skip
-    relation_epochs: float = setting(
-        0.0, help="Epochs over the task's text and the corpus; 0 skips the stage.", at_least=0, panel=RELATIONS
-    )
-    relation_heads: int = setting(
-        0, help="Heads that queries, keys and values are split into.", at_least=0,
-        shown="48, or the next below that fits", panel=RELATIONS,
+    then: Ending = setting(
+        "soft-labels", help="What follows a method that learns from plain text alone: training on the task by these.",
+        panel=STUDENT,
     )  # fmt: skip
-    relation_layer: int = setting(
-        0, help="Teacher layer to learn from, counted from 1.", at_least=0, shown="the paper's choice for the sizes",
-        panel=RELATIONS,
+    start: str = setting(
+        "spread", help="Layers of the teacher that the student starts from where they fit; random are new ones.",
+        choices=("spread", "alternate", "first", "last", "random"),
+        panel=STUDENT,
     )  # fmt: skip
-    relation_tokens: int = setting(128, help="Longest piece of text, in tokens.", at_least=1, panel=RELATIONS)
-    relation_learning_rate: float = setting(
-        5e-4, help="Peak learning rate of the relation stage.", above=0, panel=RELATIONS
-    )
+    distill_tokens: int = setting(
+        0, help="Tokens of plain text that a method on plain text reads.", at_least=0,
+        shown=f"all of it once, at most {MOST_DISTILL_TOKENS:,}", panel=STUDENT,
+    )  # fmt: skip
+    teacher_layer: int = setting(
+        0, help="The teacher layer whose relations are learned, from 1.", at_least=0,
+        shown="the layer that the student's last one starts from, or the papers' choice", panel=STUDENT,
+    )  # fmt: skip
+    stages: dict[str, dict[str, float]] = field(default_factory=dict)
+    """In recipes: settings of one stage, such as `[stages.minilmv2]` with `learning_rate`."""
     batch: int = setting(32, help="Texts per training step.", at_least=1, at_most=1_000_000, panel=MACHINE)
     accumulate: int = setting(1, help=ACCUMULATE, at_least=1, at_most=4096, panel=MACHINE)
     precision: TrainingPrecision = setting("auto", help=PRECISION, panel=MACHINE)
@@ -186,10 +203,14 @@ class FineTuning(DataSet):
         choices=tuple(name for name, preset in PRESETS.items() if preset.use == "fine-tuning"),
     )
     epochs: float | None = setting(
-        None, help="Most epochs over the labelled text.", above=0, at_most=1_000_000, shown="5"
+        None,
+        help="Most epochs over the labelled text.",
+        above=0,
+        at_most=1_000_000,
+        shown=f"5, and at least {LEAST_STEPS:,} steps",
     )
     patience: int = setting(
-        2, help="Epochs without a new best on validation before training stops; 0 never stops it.", at_least=0
+        2, help="Validations without a new best before training stops; 0 never stops it.", at_least=0
     )
     learning_rate: float | None = setting(None, help="Peak learning rate.", above=0, shown="0.0001")
     batch: int | None = setting(None, help="Texts per step.", at_least=1, at_most=1_000_000, shown="32")
@@ -243,7 +264,10 @@ class Distillation(TextColumn):
         shown="48, or the next below that fits",
     )
     teacher_layer: int = setting(
-        0, help="Teacher layer to learn from, counted from 1.", at_least=0, shown="the paper's choice for the sizes"
+        0,
+        help="Teacher layer to learn from, counted from 1.",
+        at_least=0,
+        shown="the layer that the student's last one starts from, or the papers' choice",
     )
     layer_map: str = setting(
         "", help="Which teacher layers each student layer learns from.", choices=LAYER_MAPS,
@@ -252,14 +276,14 @@ class Distillation(TextColumn):
     tokens: int | None = setting(None, help="Longest piece of text, in tokens.", at_least=8, shown="128")
     whole_words: bool = setting(False, help="Mask whole words, not tokens, if the method learns from masked text.")
     start: str = setting(
-        "uniform",
-        help="The student's first weights: teacher layers if they fit (uniform, alternate, first, last or layer-map), new ones "
+        "spread",
+        help="The student's first weights: teacher layers if they fit (spread, alternate, first, last or layer-map), new ones "
         "(random), or the folder or Hub name of a checkpoint.",
         suggested=STARTS,
     )
     assistants: tuple[str, ...] = setting(
         (),
-        help="Assistant to distil first, such as 6x576; the student learns from it. Several: in order. auto: MiniLM's rule.",
+        help="Assistant to distil first, such as 12x384; the student learns from it. Several: in order. auto: MiniLM's rule.",
         flag="--assistant",
         metavar="SHAPE",
         suggested=("auto", *STUDENTS),

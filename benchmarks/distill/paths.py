@@ -28,7 +28,7 @@ from compress.data.corpus import CorpusText, chunks
 from compress.data.examples import check_task
 from compress.data.texts import read_texts
 from compress.distributed import Share
-from compress.engine.task_stages import on_task, relation_stage
+from compress.engine.task_stages import on_task
 from compress.evaluation.metrics import counts, gold_of, metric_of
 from compress.evaluation.predictions import predictions, row_logits
 from compress.losses.relations import relation_loss, split_heads
@@ -82,7 +82,8 @@ def student_by(
     for module in student.modules():
         if isinstance(module, nn.Dropout) and not dropout:
             module.p = 0.0
-    stage, settings = relation_stage(inputs), StageSettings(given.steps, seed, WAYS[way], checkpoint_every_s=1e9)
+    (stage,) = inputs.chain.stages[-1]
+    settings = StageSettings(given.steps, seed, WAYS[way], checkpoint_every_s=1e9)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         if way == "plain":
@@ -126,7 +127,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory() as out:
         chosen = {name: getattr(given, name) for name in ("teacher", "task", "data", "student", "threads")}
-        inputs = prepare(resolve({}, chosen | {"out": f"{out}/bundle", "precision": "fp32"}))
+        inputs = prepare(resolve({}, chosen | {"out": f"{out}/bundle", "precision": "fp32", "method": "minilmv2"}))
         texts = [text for file in given.corpus for text in read_texts(Path(file))]
         pieces = chunks(texts, inputs.tokenizer, given.tokens)
         curves: dict[str, Any] = {"without dropout": {}}

@@ -17,6 +17,7 @@ from compress.data.texts import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import device_here, on_this_machine, same_bits
 from compress.engine.lineage import read_lineage
+from compress.engine.method_chain import check_start, other_layers
 from compress.engine.method_runner import (
     RANDOM,
     Link,
@@ -32,7 +33,7 @@ from compress.engine.resumable_stages import Workdir, free_target
 from compress.input_errors import Faults
 from compress.methods.catalogue import Stage, chain_of
 from compress.methods.presets import preset_of
-from compress.models.initialise import check_same_tokens, layers_fit, shape_in, starting_layers
+from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer
@@ -139,9 +140,13 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
         messages = (f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or none}.",)
     if s.schedule:
         preset_of(s.schedule, "distillation")
-    _check_start(s, shapes, opened.config)
+    if s.start == "layer-map" and not s.layer_map:
+        raise BadInput(f"--start layer-map needs --layer-map. Give {', '.join(LAYER_MAPS[:-1])} or {LAYER_MAPS[-1]}.")
+    check_start(s.start, shapes, opened.config, s.layer_map)
+    copied = "" if s.start == RANDOM or is_checkpoint(s.start) else s.start
     choices = {name: getattr(s, name) for name in USED_BY}
-    stages = chain_of(s.method, shapes, opened.config, **choices)
+    stages = chain_of(s.method, shapes, opened.config, start=copied, **choices)
+    messages += other_layers(shapes, stages, opened.config, copied, s.layer_map)
     if s.schedule and len(stages[-1]) > 1:
         raise BadInput(
             f"--schedule sets one stage, and --method {s.method} has {len(stages[-1])} stages with their own learning rates. Leave "
@@ -197,23 +202,6 @@ def _shape(settings: Distillation, teacher: Opened) -> Shape:
     if settings.student and shape_of(settings.student) != own:
         raise BadInput(f"--start {settings.start} is {own}, and --student is {settings.student}. Leave --student out.")
     return own
-
-
-def _check_start(settings: Distillation, shapes: Sequence[Shape], config: Any) -> None:
-    """Check that the layers that --start names can be copied."""
-    if settings.start in ("uniform", RANDOM) or is_checkpoint(settings.start):
-        return
-    if settings.start == "layer-map" and not settings.layer_map:
-        raise BadInput(f"--start layer-map needs --layer-map. Give {', '.join(LAYER_MAPS[:-1])} or {LAYER_MAPS[-1]}.")
-    teacher: Any = config
-    for shape in shapes:
-        if not layers_fit(teacher, shape):
-            raise BadInput(
-                f"--start {settings.start} copies the teacher's layers, and {shape} has another width or number of heads "
-                f"({teacher.hidden_size}, {teacher.num_attention_heads}) or more layers. Give a student that fits, or another --start."
-            )
-        starting_layers(settings.start, teacher.num_hidden_layers, shape.layers, map_name=settings.layer_map)
-        teacher = shape.as_config()
 
 
 def _chosen(settings: Distillation) -> dict[str, Any]:

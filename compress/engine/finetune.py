@@ -15,7 +15,7 @@ from compress.engine.hardware import same_bits
 from compress.engine.label_checks import some
 from compress.engine.lineage import read_lineage
 from compress.engine.resumable_stages import Workdir, check_writable, free_target
-from compress.engine.task_inputs import TaskInputs, open_task
+from compress.engine.task_inputs import TaskInputs, open_task, steps_of
 from compress.engine.understood import understood, understood_lines
 from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, shape_in
@@ -39,7 +39,7 @@ def _resolved(settings: FineTuning) -> FineTuning:
     ):
         if value not in (None, ()) and not settings.teacher:
             raise BadInput(f"{flag} {meaning}, but --teacher is not given. Give --teacher, or leave {flag} out.")
-    usual = {"epochs": 5.0, "learning_rate": 1e-4, "batch": 32, "temperature": 2.0, "soft_weight": 0.9}
+    usual = {"learning_rate": 1e-4, "batch": 32, "temperature": 2.0, "soft_weight": 0.9}
     if settings.schedule:
         preset = preset_of(settings.schedule, "fine-tuning")
         usual |= {"epochs": preset.epochs, "learning_rate": preset.learning_rates[0], "batch": preset.batch}
@@ -185,8 +185,7 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
 
 
 def _steps(inputs: TaskInputs, settings: FineTuning) -> int:
-    # `_resolved` has set the epochs.
-    return max(1, round(-(-len(inputs.train) // inputs.settings.batch) * (settings.epochs or 0)))
+    return steps_of(settings.epochs, 5, inputs.steps_per_epoch)
 
 
 def _train(

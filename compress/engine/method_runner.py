@@ -50,6 +50,7 @@ class Labelled:
     validation: Encoded
     gold: Sequence[Example]
     teacher: Path
+    unlabelled: Encoded | None = None  # for stages that learn from the teacher alone
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class MethodInputs:
     accumulate: int = 1
     trackers: tuple[str, ...] = ()
     # The student's first weights: `random`, teacher layers by a name in `STARTS`, or a checkpoint.
-    start: str = "uniform"
+    start: str = "spread"
     layer_map: str = ""  # for the start `layer-map`
     whole_words: bool = False  # whether whole words are masked, not single tokens
     lineage: dict[str, Any] = field(default_factory=dict)  # added to every checkpoint's lineage
@@ -97,8 +98,12 @@ class Link:
         return any(stage.objective.masks_tokens for stage in self.stages)
 
 
-def run_method(workdir: Workdir, run_fingerprint: str, links: Sequence[Link], given: MethodInputs) -> list[Path]:
+def run_method(
+    workdir: Workdir, run_fingerprint: str, links: Sequence[Link], given: MethodInputs, *, prefix: str = ""
+) -> list[Path]:
     """The folder of each stage of each link, in order; the last holds the student. `run_fingerprint` covers all inputs.
+
+    The folders' names begin with `prefix`.
 
     The first assistant learns from the teacher; each next student learns from the assistant before it.
     """
@@ -106,7 +111,7 @@ def run_method(workdir: Workdir, run_fingerprint: str, links: Sequence[Link], gi
     plain: Path | Opened = given.opened
     words = given.words or plain
     for number, link in enumerate(links, 1):
-        name = "" if number == len(links) else f"assistant-{number}-"
+        name = prefix + ("" if number == len(links) else f"assistant-{number}-")
         source = words if asks_words(link.stages) else plain
         begin = partial(_begin, given=given, link=link, source=source, last=number == len(links))
         before = workdir.stage(f"{name}start", fingerprint(run_fingerprint, name, "start"), begin)
@@ -172,7 +177,7 @@ def _begin(folder: Path, given: MethodInputs, link: Link, source: Path | Opened,
 
 def _chosen(given: MethodInputs, link: Link, config: Any) -> tuple[int, ...]:
     """The teacher layers that the start's name selects; empty if `student_of` chooses them."""
-    if given.start in ("uniform", RANDOM) or is_checkpoint(given.start):
+    if given.start in ("spread", RANDOM) or is_checkpoint(given.start):
         return ()
     return starting_layers(given.start, config.num_hidden_layers, link.shape.layers, map_name=given.layer_map)
 
@@ -190,7 +195,7 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
     details: dict[str, Any] = {}
     text: CorpusText | TaskText | CachedTeacherText
     if stage.text == "corpus":
-        text = _corpus(given, masks=stage.objective.masks_tokens)
+        text = _corpus(given, masks=stage.objective.masks_tokens, batch=stage.batch)
         student = load_encoder(before, seed=given.seed, vocabulary=link.masks)
         theirs = load_encoder(teacher, seed=given.seed, vocabulary=stage.objective.masks_tokens) if asks else None
         settings = _settings(given, text, tokens)
@@ -199,9 +204,12 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
             details |= {"teacher_cache": text.cache.about["sha256"]}
     else:
         labelled = given.labelled[stage.text]
-        text = TaskText(labelled.train, given.batch, given.seed, labelled.validation.ids)
+        texts = labelled.train
+        if labelled.unlabelled and not any(term.loss == "labels" for term in stage.objective.outputs):
+            texts += labelled.unlabelled
+        text = TaskText(texts, stage.batch or given.batch, given.seed, labelled.validation.ids)
         came_from = link.starts_from if number == 1 else link.stages[number - 2].text
-        student = _with_head(before, labelled, given, keeps=came_from == stage.text)
+        student = with_head(before, labelled, given, keeps=came_from == stage.text)
         theirs = load(open_model(str(labelled.teacher)), labelled.task) if asks else None
         settings = _settings(given, text, tokens)
         if any(term.of == "classes" for term in stage.objective.outputs):
@@ -241,7 +249,7 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
     _save(student, folder, given, details)
 
 
-def _with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: bool) -> Any:
+def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: bool) -> Any:
     """The student of `before` with a head for the task: its own if it is of this task (`keeps`), otherwise a new one."""
     opened = open_model(str(before))
     own = opened.head_for(labelled.task)
@@ -262,12 +270,12 @@ def _give_pooler(student: Any, given: MethodInputs) -> None:
         ours.load_state_dict(theirs.state_dict())
 
 
-def _corpus(given: MethodInputs, *, masks: bool) -> CorpusText:
+def _corpus(given: MethodInputs, *, masks: bool, batch: int = 0) -> CorpusText:
     masking = None
     if masks:
         size = given.opened.config.vocab_size
         masking = masking_of(given.tokenizer, size, whole_words=given.whole_words)
-    return CorpusText(given.pieces, pad_id_of(given.tokenizer), given.batch, given.seed, masking)
+    return CorpusText(given.pieces, pad_id_of(given.tokenizer), batch or given.batch, given.seed, masking)
 
 
 def kept_parts(stages: Sequence[Stage]) -> list[Part]:

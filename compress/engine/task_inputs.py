@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from compress.data.augment import augmented
 from compress.data.columns import Columns, columns_of
+from compress.data.corpus import Piece, chunks
 from compress.data.encoded import Encoded, encode
 from compress.data.examples import Example, Splits, check_task
 from compress.data.out_of_scope import refuse_in_scope, set_apart
@@ -18,22 +19,24 @@ from compress.data.texts import read_texts
 from compress.engine.data_checks import counted, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, on_this_machine
+from compress.engine.method_chain import ON_TASK, Chain, check_start, method_chain
+from compress.engine.method_runner import RANDOM
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
-from compress.losses.relations import check_relation_heads
-from compress.methods.catalogue import Sizes, usual_relation_heads, usual_teacher_layer
 from compress.models.initialise import layers_fit
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer, with_markers
 from compress.models.shapes import Shape, shape_of
 from compress.progress import Notify, silent
-from compress.settings import TaskSettings
+from compress.settings import AUTO, LEAST_STEPS, MOST_DISTILL_TOKENS, TaskSettings
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers
 
 # Most float32 copies of the teacher's weights that a run keeps: checkpoints with two moments each, stages, graphs.
 DISK_COPIES = 12
+PIECE_TOKENS = 128  # most tokens of a piece of plain text
+MOST_VALIDATIONS = 10  # of one training, unless an epoch is shorter
 
 
 @dataclass
@@ -98,17 +101,54 @@ class TaskInputs:
         """The name of the task's metric."""
         return metric_name(check_task(self.settings.task), multi_label=self.splits.multi_label)
 
-    @property
-    def relation_heads(self) -> int:
-        """The setting, or the usual number for these widths."""
-        return self.settings.relation_heads or usual_relation_heads(self.opened.config.hidden_size, self.shape.hidden)
+    @cached_property
+    def chain(self) -> Chain:
+        """The stages of the method."""
+        return chain_in(self.settings, self.opened, self.shape)
 
     @property
-    def relation_layer(self) -> int:
-        """The setting, or the usual teacher layer for these sizes."""
-        config, shape = self.opened.config, self.shape
-        sizes = Sizes(config.num_hidden_layers, shape.layers, config.hidden_size, shape.hidden)
-        return self.settings.relation_layer or usual_teacher_layer(sizes)
+    def begins_on_labels(self) -> bool:
+        """Whether the method is training on the task alone, from parts of the fine-tuned teacher."""
+        return self.chain.method in ON_TASK
+
+    @property
+    def asks_soft_labels(self) -> bool:
+        """Whether the student's last training learns the teacher's logits, computed once."""
+        if self.begins_on_labels:
+            return self.chain.method == "soft-labels"
+        return not self.chain.ends_on_task and self.settings.then == "soft-labels"
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The train, unlabelled and corpus texts, cut into pieces of at most `PIECE_TOKENS` tokens."""
+        texts = [example.text_read for example in self.splits.train] + self.unlabelled + self.corpus
+        return chunks(texts, self.tokenizer, min(PIECE_TOKENS, self.max_length))
+
+    @property
+    def distill_tokens(self) -> float:
+        """Tokens of plain text that the method reads; 0 if it reads none."""
+        if "corpus" not in self.chain.texts:
+            return 0.0
+        return self.settings.distill_tokens or min(sum(len(p.ids) for p in self.pieces), MOST_DISTILL_TOKENS)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which training reads the labelled texts once."""
+        return -(-len(self.train) // self.settings.batch)
+
+    @property
+    def teacher_steps(self) -> int:
+        """Most steps of fine-tuning the teacher; 0 if it has a head."""
+        return 0 if self.teacher_has_head else steps_of(self.settings.teacher_epochs, 5, self.steps_per_epoch)
+
+    @property
+    def student_steps(self) -> int:
+        """Steps of the student's training on the task."""
+        return steps_of(self.settings.student_epochs, 10, self.steps_per_epoch)
+
+    def validate_every(self, steps: int) -> int:
+        """Steps between two validations of a training of `steps`: an epoch, or more where there are many."""
+        return min(steps, max(self.steps_per_epoch, -(-steps // MOST_VALIDATIONS)))
 
     @property
     def data_fingerprint(self) -> str:
@@ -165,7 +205,8 @@ def open_task(
         faults.check(partial(refuse_in_scope, settings.out_of_scope, labelled[0], f"{role} {settings.teacher}"))
     if opened:
         faults.check(lambda: check_disk(writes_to, opened))
-        faults.check(lambda: check_relations(settings, opened, shape))
+        if shape:
+            faults.check(lambda: chain_in(settings, opened, shape))
         faults.check(lambda: usable_length(settings.max_length, opened))
         tokenizer = faults.check(lambda: open_tokenizer(opened))
     faults.raise_if_any()
@@ -175,6 +216,7 @@ def open_task(
     warnings = warnings_of(splits, tokenizer, task, max_length)
     corpus = _unseen_texts(corpus, splits, "corpus", warnings)
     unlabelled = _unseen_texts(unlabelled, splits, "unlabelled", warnings)
+    warnings += chain_in(settings, opened, shape).warnings
     if not layers_fit(opened.config, shape):
         warnings.append(
             f"The student's layers start at random: {shape} has another width or number of heads than the teacher "
@@ -198,17 +240,37 @@ def open_task(
     )
 
 
-def check_relations(settings: TaskSettings, opened: Opened, shape: Shape | None) -> None:
-    """Check that the relation stage's layer and heads fit the teacher and the student.
+def steps_of(epochs: float | None, usual: int, per_epoch: int) -> int:
+    """The steps of `epochs`, or if these are not given of the `usual` ones and at least `LEAST_STEPS`."""
+    return max(1, round(epochs * per_epoch)) if epochs else max(usual * per_epoch, LEAST_STEPS)
+
+
+def method_of(settings: TaskSettings, opened: Opened, shape: Shape) -> str:
+    """The method that `settings` name, or for `auto` that of what was given.
+
+    A student that starts from the teacher's layers learns from labels and soft labels. One whose layers are new learns
+    MiniLMv2's relations before, if there is plain text beside the labelled texts.
+    """
+    if settings.method != AUTO:
+        return settings.method
+    new = settings.start == RANDOM or not layers_fit(opened.config, shape)
+    return "minilmv2" if new and (settings.corpus or settings.unlabelled) else "soft-labels"
+
+
+def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
+    """The stages of the method of `settings`.
 
     Raises:
-        BadInput: they do not.
+        BadInput: it does not fit the teacher, the student or the data.
     """
-    depth = opened.config.num_hidden_layers
-    if settings.relation_layer > depth:
-        raise BadInput(f"--relation-layer is {settings.relation_layer}; give one of the teacher's layers 1 to {depth}.")
-    if shape and settings.relation_heads:
-        check_relation_heads(settings.relation_heads, opened.config.hidden_size, shape.hidden)
+    method = method_of(settings, opened, shape)
+    check_start(settings.start, (shape,), opened.config)
+    chain = method_chain(
+        method, shape, opened.config, start=settings.start, teacher_layer=settings.teacher_layer, stages=settings.stages
+    )
+    if "source" in chain.texts:
+        raise BadInput(f"--method {method} learns another task first, which only `stillroom compare` can be given.")
+    return chain
 
 
 def check_marked(unlabelled: Sequence[str]) -> None:

@@ -1,6 +1,8 @@
-"""The stages of training on a task: teacher, the student's start, relations, soft labels, undistilled student, student."""
+"""The stages of training on a task: teacher, the student's start, soft labels, undistilled and distilled student, and which ships."""
 
+import shutil
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,23 +10,22 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from compress.data.corpus import CorpusText, Piece, chunks
 from compress.data.encoded import Encoded
 from compress.data.examples import check_task
 from compress.engine.hardware import device_here
-from compress.engine.lineage import read_lineage, save_with_lineage
-from compress.engine.resumable_stages import TRAINING
+from compress.engine.lineage import LINEAGE, read_lineage, save_with_lineage
+from compress.engine.method_runner import RANDOM, Labelled, MethodInputs, with_head
+from compress.engine.resumable_stages import METRICS, STATE, TENSORBOARD, TRAINING
 from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import chance, gold_of, score
 from compress.evaluation.predictions import constant_predictions, predictions, row_logits
-from compress.methods.catalogue import Sizes, Stage, minilmv2
-from compress.models.initialise import student_of
+from compress.models.initialise import starting_layers, student_of
 from compress.models.pretrained import load, open_model
 from compress.progress import advancing, message
 from compress.training.checkpoint import Progress, write_safetensors
 from compress.training.loss_checks import doubts
-from compress.training.stage import StageSettings, train_stage
 from compress.training.task_training import TaskTraining, train_on_task
+from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 
 # Texts whose soft labels are saved at once: the most work that a kill during labelling loses.
@@ -39,7 +40,11 @@ def load_stage(folder: Path, inputs: TaskInputs) -> Any:
 
 
 def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
-    """Save the teacher with a head for the task: its own, or one fine-tuned until validation stops improving."""
+    """Save the teacher with a head for the task: its own, or one fine-tuned until validation stops improving.
+
+    Raises:
+        BadInput: its validation score is not shown to be better than chance.
+    """
     settings = inputs.settings
     torch.manual_seed(settings.seed)
     task = check_task(settings.task)
@@ -51,60 +56,56 @@ def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
         progress = on_task(
             model, folder, inputs, steps, settings.teacher_learning_rate, "teacher", patience=settings.teacher_patience
         )
-    save(model, folder, inputs, progress, {"role": "teacher", "fine_tuned": not inputs.teacher_has_head})
+    reached = check_teacher(model.to(device_here(settings.device)), inputs, progress.best_step)
+    details = {"role": "teacher", "fine_tuned": not inputs.teacher_has_head, "on_validation": reached}
+    save(model, folder, inputs, progress, details)
 
 
 def make_start(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
-    """Save the student before training, made from parts of the teacher where shapes allow."""
+    """Save the student before training on the task, made from parts of the fine-tuned teacher where shapes allow."""
     model = load_stage(teacher, inputs)
-    student, origin = student_of(model, inputs.opened.family, inputs.shape, seed=inputs.settings.seed)
+    start, layers = inputs.settings.start, inputs.opened.config.num_hidden_layers
+    named = start not in ("spread", RANDOM)
+    student, origin = student_of(
+        model,
+        inputs.opened.family,
+        inputs.shape,
+        seed=inputs.settings.seed,
+        chosen=starting_layers(start, layers, inputs.shape.layers) if named else (),
+        new_layers=start == RANDOM,
+    )
     save(student, folder, inputs, Progress(), {"role": "start", "student": str(inputs.shape), "origin": origin})
 
 
-def make_relations(folder: Path, inputs: TaskInputs, teacher: Path, start: Path, steps: int) -> None:
-    """Train the student by MiniLMv2 relation distillation on the task's text, the unlabelled text and the corpus."""
+def method_inputs(inputs: TaskInputs, teacher: Path, words: Path | None = None) -> MethodInputs:
+    """What the stages of the method read: the plain text, and the task with its fine-tuned `teacher`.
+
+    `words` is the teacher with a head for masked words, where a stage asks it for these.
+    """
     given = inputs.settings
-    settings = StageSettings(
-        steps, given.seed, given.precision, given.checkpoint_seconds, given.relation_learning_rate,
-        device=given.device, accumulate=given.accumulate, trackers=given.trackers,
-    )  # fmt: skip
-    student = load_stage(start, inputs)
-    with advancing(inputs.notify, "relations") as shown:
-        progress = train_stage(
-            relation_stage(inputs),
-            load_stage(teacher, inputs),
-            student,
-            inputs.opened.family,
-            CorpusText(relation_pieces(inputs), inputs.train.pad_id, given.batch, given.seed),
-            settings,
-            folder=folder / TRAINING,
-            report=shown.step,
-        )
-    details = {"role": "relations", "method": "minilmv2", "relation_heads": inputs.relation_heads}
-    save(student, folder, inputs, progress, details | {"teacher_layer": inputs.relation_layer})
-
-
-def relation_stage(inputs: TaskInputs) -> Stage:
-    """The relation stage: MiniLMv2 for the sizes of teacher and student."""
-    config, shape = inputs.opened.config, inputs.shape
-    widths = (config.num_hidden_layers, shape.layers, config.hidden_size, shape.hidden)
-    return minilmv2(Sizes(*widths, relation_heads=inputs.relation_heads, teacher_layer=inputs.relation_layer))[0]
-
-
-def relation_pieces(inputs: TaskInputs) -> list[Piece]:
-    """The train, unlabelled and corpus texts, cut into pieces of at most `relation_tokens` tokens."""
-    texts = [example.text_read for example in inputs.splits.train] + inputs.unlabelled + inputs.corpus
-    return chunks(texts, inputs.tokenizer, min(inputs.settings.relation_tokens, inputs.max_length))
+    task = check_task(given.task)
+    labelled = Labelled(task, inputs.train, inputs.validation, inputs.splits.validation, teacher, inputs.in_domain)
+    return MethodInputs(
+        inputs.opened,
+        inputs.tokenizer,
+        inputs.pieces,
+        {"task": labelled},
+        given.batch,
+        given.seed,
+        given.precision,
+        given.device,
+        words=words,
+        accumulate=given.accumulate,
+        trackers=given.trackers,
+        start=given.start,
+        lineage={"data": inputs.data_fingerprint, "method": inputs.chain.method},
+        notify=inputs.notify,
+    )
 
 
 def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
-    """Check the teacher, then save its logits on train and the in-domain text.
-
-    Raises:
-        BadInput: the teacher's validation score is not shown to be better than chance.
-    """
+    """Save the teacher's logits on train and the in-domain text."""
     model = load_stage(teacher, inputs).to(device_here(inputs.settings.device))
-    check_teacher(model, inputs, teacher)
     texts = inputs.soft_labelled
     generated = len(texts) - len(inputs.train) - len(inputs.unlabelled)
     message(
@@ -126,8 +127,8 @@ def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
     np.save(folder / "logits.npy", np.concatenate(shards), allow_pickle=False)
 
 
-def check_teacher(model: Any, inputs: TaskInputs, teacher: Path) -> None:
-    """Check that the model of the stage `teacher` is better than chance on validation.
+def check_teacher(model: Any, inputs: TaskInputs, best_step: int) -> float:
+    """The validation score of the teacher `model`, which was best at `best_step`, or 0 if it was given with its head.
 
     Raises:
         BadInput: the lower end of its score's interval does not exceed chance.
@@ -143,13 +144,9 @@ def check_teacher(model: Any, inputs: TaskInputs, teacher: Path) -> None:
     if reached.low <= blind:
         raise BadInput(
             f"The teacher is not shown to be better than chance on this task: {inputs.metric} {reached} on {len(gold)} validation "
-            f"texts; {blind:.4f} is possible without reading the text. {_what_would_help(inputs, steps_of(teacher))}"
+            f"texts; {blind:.4f} is possible without reading the text. {_what_would_help(inputs, best_step)}"
         )
-
-
-def steps_of(teacher: Path) -> int:
-    """The step at which the teacher was best on validation; 0 if it was given with its head."""
-    return int(read_lineage(teacher)["best_step"])
+    return float(reached.value)
 
 
 def _what_would_help(inputs: TaskInputs, steps: int) -> str:
@@ -187,20 +184,99 @@ def read_soft_labels(folder: Path, inputs: TaskInputs) -> list[np.ndarray]:
 
 
 def make_undistilled(folder: Path, inputs: TaskInputs, start: Path, steps: int) -> None:
-    """Train the same student from the same start for the same steps on labels only, as the baseline of distillation."""
+    """Train the same student from parts of the fine-tuned teacher on labels only, in as many steps: the control."""
     model = load_stage(start, inputs)
     rate = inputs.settings.student_learning_rate
-    progress = on_task(model, folder, inputs, steps, rate, "student without distillation")
-    save(model, folder, inputs, progress, {"role": "undistilled", "method": "none"})
+    progress = on_task(model, folder, inputs, steps, rate, "student on labels alone")
+    save(model, folder, inputs, progress, {"role": "undistilled", "method": "labels"})
 
 
-def make_student(folder: Path, inputs: TaskInputs, start: Path, soft_labels: Path, steps: int) -> None:
-    """Train the student on the teacher's soft labels and the labels."""
-    model = load_stage(start, inputs)
-    soft = read_soft_labels(soft_labels, inputs)
+def make_distilled(
+    folder: Path,
+    inputs: TaskInputs,
+    start: Path,
+    soft_labels: Path | None,
+    steps: int,
+    given: MethodInputs | None = None,
+) -> None:
+    """Train the student on labels, and on the teacher's soft labels if these are given.
+
+    `given` is what the stages before it read: `start` is then a student without a head for the task.
+    """
+    model = with_head(start, given.labelled["task"], given, keeps=False) if given else load_stage(start, inputs)
+    soft = read_soft_labels(soft_labels, inputs) if soft_labels else None
     progress = on_task(model, folder, inputs, steps, inputs.settings.student_learning_rate, "student", soft=soft)
-    method = "minilmv2 + soft labels" if inputs.settings.relation_epochs else "soft labels"
-    save(model, folder, inputs, progress, {"role": "student", "method": method})
+    save(model, folder, inputs, progress, {"role": "distilled", "method": method_name(inputs)})
+
+
+def method_name(inputs: TaskInputs) -> str:
+    """The method as reports name it: with what follows it on the task."""
+    chain = inputs.chain
+    return chain.method if chain.ends_on_task else f"{chain.method}, then {inputs.settings.then}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of the trained students ships, and the best validation scores that decided it; None for what was not trained."""
+
+    method: str
+    why: str
+    teacher: float
+    distilled: float | None
+    undistilled: float | None
+
+
+def best_on_validation(folder: Path) -> float:
+    """The best validation score of the training in `folder`."""
+    return max(float(value) for _, value in read_lineage(folder)["validation"])
+
+
+def teacher_score(folder: Path) -> float:
+    """The validation score of the teacher in `folder`."""
+    return float(read_lineage(folder)["on_validation"])
+
+
+def make_choice(
+    folder: Path, inputs: TaskInputs, teacher: Path, distilled: Path | None, undistilled: Path | None
+) -> None:
+    """Copy the student that ships: of those that were trained, the best on validation.
+
+    Labels alone ship only where they are better: a student that learned as much from its teacher may carry more of it.
+    """
+    scores = {name: best_on_validation(at) if at else None for name, at in (("d", distilled), ("u", undistilled))}
+    labels = undistilled is not None and (distilled is None or (scores["u"] or 0.0) > (scores["d"] or 0.0))
+    source = undistilled if labels else distilled
+    assert source
+    reached = teacher_score(teacher)
+    choice = Choice("labels" if labels else method_name(inputs), "", reached, scores["d"], scores["u"])
+    choice = replace(choice, why=_why(inputs, choice, labels=labels))
+    shutil.copytree(
+        source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATE, METRICS, TENSORBOARD, TRAINING)
+    )
+    lineage = read_lineage(source) | {
+        "role": "student",
+        "method": choice.method,
+        "choice": asdict(choice),
+        "metric": inputs.metric,
+        "validation_texts": len(inputs.splits.validation),
+    }
+    (folder / LINEAGE).write_bytes(canonical_json(lineage))
+
+
+def _why(inputs: TaskInputs, choice: Choice, *, labels: bool) -> str:
+    """Why that student ships, as one or two sentences."""
+    method, metric = method_name(inputs), inputs.metric
+    if choice.undistilled is None:
+        return f"No student was trained on labels alone (--no-undistilled), so nothing shows what {method} is worth."
+    if choice.method == "labels" and choice.distilled is None and method != "labels":
+        return (
+            f"Labels alone ship: on validation they reached {metric} {choice.undistilled:.4f} and the teacher {choice.teacher:.4f}, so "
+            f"the student was not distilled by {method}."
+        )
+    if choice.distilled is None:
+        return f"The student was trained on labels alone, as --method labels asks: {metric} {choice.undistilled:.4f} on validation."
+    both = f"On validation {method} reached {metric} {choice.distilled:.4f} and labels alone {choice.undistilled:.4f}"
+    return f"{both}: {'labels alone ship' if labels else f'the student of {method} ships'}."
 
 
 def on_task(
@@ -220,6 +296,7 @@ def on_task(
         steps,
         learning_rate,
         batch=given.batch,
+        validate_every=inputs.validate_every(steps),
         patience=patience,
         temperature=given.temperature,
         soft_weight=given.soft_weight,

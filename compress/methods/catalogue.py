@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from compress.methods.objectives import LayerTerm, Objective, OutputTerm, check_objective
-from compress.models.layer_maps import layer_map
+from compress.models.initialise import layers_fit, starting_layers
+from compress.models.layer_maps import covering, layer_map
 from compress.models.shapes import Shape
 from serve.errors import BadInput
 
@@ -24,6 +25,8 @@ class Stage:
     text: Literal["corpus", "task", "source"] = "corpus"
     trains: Literal["all", "encoder", "head"] = "all"
     share: float = 1.0
+    tokens: float = 0.0  # in place of the share of a budget; 0 keeps that
+    batch: int = 0  # in place of the batch that all stages have; 0 keeps that
     learning_rate: float = 5e-4
     warmup: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
@@ -40,6 +43,7 @@ class Sizes:
     relation_heads: int = 0
     teacher_layer: int = 0
     layer_map: str = ""
+    copied_layer: int = 0  # the teacher layer that the student's last layer starts from
 
 
 QKV = ("queries", "keys", "values")
@@ -80,7 +84,7 @@ def minilm_layer_to_layer(sizes: Sizes) -> tuple[Stage, ...]:
     """The ablation of MiniLM with the same losses at every layer of a uniform map (MiniLM, Table 7)."""
     terms = [
         LayerTerm(loss, of, theirs, ours)
-        for ours, theirs in _pairs("uniform", sizes)
+        for ours, theirs in _pairs(_covering("uniform", sizes), sizes)
         for loss, of in (("kl", "scores"), ("relation", "values"))
     ]
     return (Stage("minilm", Objective(tuple(terms))),)
@@ -89,14 +93,14 @@ def minilm_layer_to_layer(sizes: Sizes) -> tuple[Stage, ...]:
 def minilmv2(sizes: Sizes) -> tuple[Stage, ...]:
     """Relations of queries, keys and values of one teacher layer (MiniLMv2; comparative analysis, eqs 7-9)."""
     heads = sizes.relation_heads or usual_relation_heads(sizes.teacher_width, sizes.student_width)
-    layer = sizes.teacher_layer or usual_teacher_layer(sizes)
+    layer = sizes.teacher_layer or sizes.copied_layer or usual_teacher_layer(sizes)
     terms = [LayerTerm("relation", of, layer, sizes.student_layers, heads=heads) for of in QKV]
     return (Stage("minilmv2", Objective(tuple(terms))),)
 
 
 def directminilm(sizes: Sizes) -> tuple[Stage, ...]:
     """Queries, keys and values of one teacher layer through a matrix per head (comparative analysis, eq. 10)."""
-    layer = sizes.teacher_layer or usual_teacher_layer(sizes, direct=True)
+    layer = sizes.teacher_layer or sizes.copied_layer or usual_teacher_layer(sizes, direct=True)
     terms = [LayerTerm("direct", of, layer, sizes.student_layers, projection=of) for of in QKV]
     return (Stage("directminilm", Objective(tuple(terms))),)
 
@@ -229,17 +233,26 @@ def stages_of(method: str, sizes: Sizes) -> tuple[Stage, ...]:
     return METHODS[method](sizes)
 
 
-def chain_of(method: str, shapes: Sequence[Shape], teacher: Any, **choices: Any) -> tuple[tuple[Stage, ...], ...]:
+def chain_of(
+    method: str, shapes: Sequence[Shape], teacher: Any, *, start: str = "", **choices: Any
+) -> tuple[tuple[Stage, ...], ...]:
     """The stages of each of `shapes`: the first learns from a teacher of that configuration, each other from the one before.
 
-    All but the last are assistants. `choices` are fields of `Sizes` that a method reads.
+    All but the last are assistants. `start` is the name of the layers that students start from where they fit (see
+    `compress.models.initialise.starting_layers`); empty means new layers. Relations are then those of the layer that the
+    student's last layer starts from, unless `choices` say otherwise, which are fields of `Sizes` that a method reads.
 
     Raises:
         BadInput: an unknown method; heads, layers or widths that it cannot compare.
     """
     chain: list[tuple[Stage, ...]] = []
     for shape in shapes:
-        sizes = Sizes(teacher.num_hidden_layers, shape.layers, teacher.hidden_size, shape.hidden, **choices)
+        copied = 0
+        if start and layers_fit(teacher, shape):
+            names = (start, teacher.num_hidden_layers, shape.layers)
+            copied = starting_layers(*names, map_name=choices.get("layer_map", ""))[-1]
+        widths = (teacher.hidden_size, shape.hidden)
+        sizes = Sizes(teacher.num_hidden_layers, shape.layers, *widths, copied_layer=copied, **choices)
         stages = stages_of(method, sizes)
         ours = shape.as_config()
         for stage in stages:
@@ -269,10 +282,16 @@ def usual_relation_heads(teacher_width: int, student_width: int) -> int:
 
 def usual_layer_map(sizes: Sizes) -> str:
     """The map that was best for students of this size (comparative analysis, section 5): `single` for 3 layers or fewer,
-    otherwise `uniform+last` at the teacher's width and `uniform-consecutive` at another."""
+    otherwise `uniform+last` at the teacher's width and `uniform-consecutive` at another, or `spread` where that leaves the
+    last layer without a term."""
     if sizes.student_layers <= 3:
         return "single"
-    return "uniform+last" if sizes.student_width == sizes.teacher_width else "uniform-consecutive"
+    usual = "uniform+last" if sizes.student_width == sizes.teacher_width else "uniform-consecutive"
+    return _covering(usual, sizes)
+
+
+def _covering(name: str, sizes: Sizes) -> str:
+    return covering(name, sizes.teacher_layers, sizes.student_layers)
 
 
 def _last_attention(sizes: Sizes, *more: LayerTerm) -> tuple[LayerTerm, ...]:
@@ -301,7 +320,7 @@ def _hidden_states(name: str, sizes: Sizes) -> Objective:
 
 def _tinybert(sizes: Sizes) -> Objective:
     terms = [LayerTerm("mse", "hidden", 0, 0, projection="embeddings")]
-    for ours, theirs in _pairs("uniform", sizes):
+    for ours, theirs in _pairs(_covering("uniform", sizes), sizes):
         terms.append(LayerTerm("mse", "hidden", theirs, ours, projection="hidden"))
         terms.append(LayerTerm("mse", "scores", theirs, ours))
     return Objective(tuple(terms))

@@ -101,8 +101,15 @@ def check_objective(objective: Objective, teacher: Any, student: Any) -> None:
     """Check that a student of this configuration can train on `objective` with a teacher of that one.
 
     Raises:
-        BadInput: heads that do not fit, a layer that does not exist, or different widths without a learned map.
+        BadInput: heads that do not fit, a layer that does not exist, different widths without a learned map, or last layers of
+            the student that no term trains.
     """
+    top = max((term.student_layer for term in objective.layers), default=student.num_hidden_layers)
+    if top < student.num_hidden_layers and not objective.outputs:
+        raise BadInput(
+            f"This layer map has no teacher layer for the student's last layers, {top + 1} to {student.num_hidden_layers} of "
+            f"{student.num_hidden_layers}: nothing would train them. Give --layer-map spread, which fits any depth."
+        )
     for term in objective.layers:
         for layer, config, whose in (
             (term.teacher_layer, teacher, "teacher"),

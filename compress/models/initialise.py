@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from compress.models.families import Family, encoder_of, layers_of, linear
-from compress.models.layer_maps import layer_map
+from compress.models.layer_maps import layer_map, spread_layers
 from compress.models.pretrained import Opened, has_vocabulary_head, load_encoder, open_model, open_tokenizer
 from compress.models.shapes import Shape
 from serve.errors import BadInput
@@ -17,26 +17,17 @@ from serve.errors import BadInput
 SHOWN_TOKENS = 3
 
 
-def uniform_layers(teacher_layers: int, student_layers: int) -> tuple[int, ...]:
-    """The teacher layers (from 1) that a student starts from: evenly spread, ending with the last.
-
-    >>> uniform_layers(12, 3), uniform_layers(6, 4)
-    ((4, 8, 12), (2, 3, 5, 6))
-    """
-    return tuple(-(-(i * teacher_layers) // student_layers) for i in range(1, student_layers + 1))
-
-
 # Names of the choices of teacher layers.
-STARTS = ("uniform", "alternate", "first", "last", "layer-map")
+STARTS = ("spread", "alternate", "first", "last", "layer-map")
 
 
 def starting_layers(name: str, teacher_layers: int, student_layers: int, *, map_name: str = "") -> tuple[int, ...]:
     """The teacher layers (from 1) that the layers of a student start from, by name; `student_of` takes them as `chosen`.
 
-    `uniform` is `uniform_layers`. `alternate` takes every second layer from the first (DistilBERT, section 3: one layer out of
+    `spread` is `spread_layers`. `alternate` takes every second layer from the first (DistilBERT, section 3: one layer out of
     two). `first` and `last` take the lowest and the highest (Patient knowledge distillation, 2019, takes the first).
     `layer-map` takes for each student layer the last teacher layer that it learns from by the layer map `map_name`; a layer
-    that learns from none takes that of `uniform`.
+    that learns from none takes that of `spread`.
 
     Raises:
         BadInput: an unknown name or map, or a teacher with too few layers.
@@ -52,12 +43,12 @@ def starting_layers(name: str, teacher_layers: int, student_layers: int, *, map_
             f"--start {name} for a student of {student_layers} layers needs a teacher of at least {needed} layers; this one has "
             f"{teacher_layers}. Give a shallower student, or --start random."
         )
-    uniform = uniform_layers(teacher_layers, student_layers)
+    spread = spread_layers(teacher_layers, student_layers)
     if name == "layer-map":
         mapped = layer_map(map_name, teacher_layers, student_layers)
-        return tuple(mapped.get(i, (spread,))[-1] for i, spread in enumerate(uniform, 1))
+        return tuple(mapped.get(i, (layer,))[-1] for i, layer in enumerate(spread, 1))
     return {
-        "uniform": uniform,
+        "spread": spread,
         "alternate": tuple(range(1, needed + 1, 2)),
         "first": tuple(range(1, student_layers + 1)),
         "last": tuple(range(teacher_layers - student_layers + 1, teacher_layers + 1)),
@@ -69,12 +60,12 @@ def student_of(
 ) -> tuple[Any, dict[str, str]]:
     """A student of `shape` and the teacher's class, and the origin of each of its parts.
 
-    At the teacher's width embeddings and head are copied, layers are copied from `uniform_layers` or the `chosen` ones (from 1),
+    At the teacher's width embeddings and head are copied, layers are copied from `spread_layers` or the `chosen` ones (from 1),
     and a wider feed-forward layer keeps its units of largest norm. A narrower student gets word embeddings by truncated SVD
     (XtremeDistil, section 3.1: the first columns of `U S`); the rest is new. Of a deeper or wider student, parts that do not
     fit are new. With `new_layers` the layers are always new. BadInput if `chosen` does not fit the layers of both.
     """
-    chosen = tuple(chosen) or uniform_layers(teacher.config.num_hidden_layers, shape.layers)
+    chosen = tuple(chosen) or spread_layers(teacher.config.num_hidden_layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= layer <= teacher.config.num_hidden_layers for layer in chosen):
         raise BadInput(
             f"The layers {', '.join(map(str, chosen))} were chosen; a student of {shape.layers} layers needs {shape.layers} of the "

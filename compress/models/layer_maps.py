@@ -2,7 +2,7 @@
 
 from serve.errors import BadInput
 
-LAYER_MAPS = ("single", "last", "uniform", "uniform-consecutive", "uniform+last")
+LAYER_MAPS = ("single", "last", "uniform", "uniform-consecutive", "uniform+last", "spread")
 
 
 def layer_map(name: str, teacher_layers: int, student_layers: int) -> dict[int, tuple[int, ...]]:
@@ -10,7 +10,8 @@ def layer_map(name: str, teacher_layers: int, student_layers: int) -> dict[int, 
 
     With `L` teacher layers, `M` student layers and `k = ceil(L / M)`, student layer `i` learns by `single` from `L` if `i = M`
     and from none otherwise; by `last` from `L - M + i`; by `uniform` from `k i`; by `uniform-consecutive` from `k (i - 1) + 1`
-    to `k i`; by `uniform+last` from the layers of both maps. Layers above `L` are left out.
+    to `k i`; by `uniform+last` from the layers of both maps. Layers above `L` are left out, so where `M` does not divide `L` the
+    uniform maps leave the last student layers without a teacher layer. `spread` (ours) is `spread_layers`, which fits any `L` and `M`.
 
     Raises:
         BadInput: an unknown map, or a student deeper than its teacher.
@@ -32,6 +33,7 @@ def layer_map(name: str, teacher_layers: int, student_layers: int) -> dict[int, 
             "single": [teacher_layers] if i == student_layers else [],
             "last": [teacher_layers - student_layers + i],
             "uniform": [step * i],
+            "spread": [spread_layers(teacher_layers, student_layers)[i - 1]],
             "uniform-consecutive": list(range(step * (i - 1) + 1, step * i + 1)),
             "uniform+last": sorted({step * i, teacher_layers - student_layers + i}),
         }[name]
@@ -39,3 +41,21 @@ def layer_map(name: str, teacher_layers: int, student_layers: int) -> dict[int, 
         if inside:
             found[i] = inside
     return found
+
+
+def spread_layers(teacher_layers: int, student_layers: int) -> tuple[int, ...]:
+    """One teacher layer for each student layer, evenly spread, ending with the last: `ceil(i L / M)`.
+
+    >>> spread_layers(12, 3), spread_layers(6, 4)
+    ((4, 8, 12), (2, 3, 5, 6))
+    """
+    return tuple(-(-(i * teacher_layers) // student_layers) for i in range(1, student_layers + 1))
+
+
+def covering(name: str, teacher_layers: int, student_layers: int) -> str:
+    """The map `name`, or `spread` where `name` leaves the student's last layer without a teacher layer.
+
+    >>> covering("uniform", 12, 6), covering("uniform", 12, 5)
+    ('uniform', 'spread')
+    """
+    return name if student_layers in layer_map(name, teacher_layers, student_layers) else "spread"

@@ -88,10 +88,11 @@ def show_finetuned(document: Document) -> None:
 def compare(settings: Comparison) -> Document:
     """Compare methods of distillation over several seeds.
 
-    All read equally many tokens; the table has means, standard deviations and intervals.
+    All read equally many tokens of the task's text; the table has means with spread and intervals.
 
-    Two baselines train the same student on labels alone: `random` starts from random weights, `none` from the teacher's
-    layers. Give the same command again to resume a stopped comparison; added methods join those that are done.
+    Every comparison has three controls, the same student on labels alone: `labels-new-layers`, `labels-general-layers` (of the
+    teacher as given) and `labels` (from the fine-tuned teacher). Each row keeps its student as a checkpoint under OUT/work. A
+    stopped comparison goes on where it was; one with more methods adds theirs.
     """
     from stillroom.commands.compare import compare as compare_methods
     from stillroom.report.pages import page_or

@@ -23,15 +23,15 @@ from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
+from compress.engine.method_chain import Chain, check_method_name, method_chain
 from compress.engine.method_runner import RANDOM, Labelled, Link, MethodInputs, asks_words, fit_head, run_method
-from compress.engine.resumable_stages import Workdir
+from compress.engine.resumable_stages import STATE, Workdir
 from compress.engine.task_inputs import TaskInputs, open_task, unseen
 from compress.evaluation.metrics import counts, gold_of, mean_score, score
 from compress.evaluation.predictions import predictions, row_logits
 from compress.input_errors import Faults
-from compress.methods.catalogue import LABELS, METHODS, Stage, chain_of
+from compress.methods.catalogue import LABELS
 from compress.models.pretrained import load, open_model
-from compress.models.shapes import Shape, assistants_of
 from compress.settings import WHERE_DATA_IS, TaskSettings
 from serve.bundle.cpu_quota import available_cores
 from serve.bundle.manifest import canonical_json
@@ -42,10 +42,13 @@ from stillroom.report.comparison_page import markdown, page
 from stillroom.report.pages import write_page, write_text
 from stillroom.settings.compare import Comparison
 
-# Baselines: the same student trained on labels alone, from random weights or from the teacher's layers.
-BASELINES = (RANDOM, "none")
+# What every method is compared with: the same student on labels alone, in as many steps on the task. It starts
+# from new layers, from layers of the teacher as it was given, and from layers and head of the teacher fine-tuned on the task.
+NEW_LAYERS, GENERAL_LAYERS, CONTROL = "labels-new-layers", "labels-general-layers", "labels"
+CONTROLS = (NEW_LAYERS, GENERAL_LAYERS, CONTROL)
 WRITTEN = ("work", "compare.json", "report.html", "table.md")  # in --out
-STAGES = "stages"  # the work folder of an unfinished row
+STAGES = "stages"  # of one row under way
+STUDENT = "student"  # the checkpoint of a finished one
 
 
 class Row(NamedTuple):
@@ -62,9 +65,10 @@ class Row(NamedTuple):
 def compare(given: Comparison) -> dict[str, Any]:
     """Train every method on every student with every seed, and score each; the document that `--json` prints.
 
-    Methods that begin on plain text start from the given teacher, and end with training on labels. Methods that begin on the
-    task start from the teacher fine-tuned on it. All read the same number of tokens. Finished rows are kept, so a stopped
-    comparison resumes, and methods can be added.
+    Methods that begin on plain text start from the teacher as it was given, and end with training on labels; those that
+    begin on the task start from the teacher fine-tuned on it. All read as many tokens of the task's text, and plain text on
+    top. The student of each row is kept. Rows that are finished are not
+    made again, so a stopped comparison goes on where it was, and one with more methods adds theirs.
 
     Raises:
         BadInput: anything wrong with what was given, before any training.
@@ -76,9 +80,7 @@ def compare(given: Comparison) -> dict[str, Any]:
     inputs = next(iter(inputs_of.values()))
     out = Path(given.out)
     work = Workdir(out / "work")
-    rows = [
-        Row(m, s, seed) for s in given.students for m in (*BASELINES, *given.methods) for seed in range(given.seeds)
-    ]
+    rows = [Row(m, s, seed) for s in given.students for m in _methods(given) for seed in range(given.seeds)]
     links = {row: _links(given, inputs_of[row.student], row) for row in rows}
     source = _source(given, inputs) if any(_reads_source(several) for several in links.values()) else None
     fingerprints = {row: _row_fingerprint(given, inputs_of[row.student], source, row, links[row]) for row in rows}
@@ -104,6 +106,11 @@ def compare(given: Comparison) -> dict[str, Any]:
     return document
 
 
+def _methods(given: Comparison) -> list[str]:
+    """The controls, then the methods asked for."""
+    return [*CONTROLS, *(method for method in given.methods if method not in CONTROLS)]
+
+
 def _checked(given: Comparison) -> dict[str, TaskInputs]:
     """The inputs of each student. BadInput for what is wrong with them, and for methods that do not fit a student."""
     out = Path(given.out)
@@ -112,7 +119,7 @@ def _checked(given: Comparison) -> dict[str, TaskInputs]:
         raise BadInput(
             f"--teacher {given.teacher} lies in {out / 'work'}, where this comparison writes. Copy it elsewhere."
         )
-    names = [partial(_check_name, method) for method in given.methods]
+    names = [partial(check_method_name, method) for method in given.methods]
     inputs_of: dict[str, TaskInputs] = {}
     faults = Faults()
     for student in given.students:
@@ -120,33 +127,21 @@ def _checked(given: Comparison) -> dict[str, TaskInputs]:
         for method in given.methods:
             faults.check(partial(_check_method, method, inputs, given))
     faults.raise_if_any()
-    for warning in next(iter(inputs_of.values())).warnings:
+    of_methods = [w for one in inputs_of.values() for method in given.methods for w in _chain(method, one).warnings]
+    for warning in dict.fromkeys([*next(iter(inputs_of.values())).warnings, *of_methods]):
         say(f"warning: {warning}")
     return inputs_of
 
 
-def _check_name(method: str) -> None:
-    """BadInput for a method that is not in the catalogue."""
-    name = method.partition("@")[0]
-    if name not in METHODS:
-        again = " Give --method again for each." if "," in name else ""
-        raise BadInput(f"--method {name} is not known; give {', '.join([*METHODS][:-1])} or {[*METHODS][-1]}.{again}")
-
-
 def _check_method(method: str, inputs: TaskInputs, given: Comparison) -> None:
-    """BadInput where `method` does not work with this teacher, student and settings."""
-    shapes, chain = _chain(method, inputs)
-    texts = {stage.text for stages in chain for stage in stages}
+    """BadInput where `method` cannot work with this teacher, this student and what was given."""
+    texts = _chain(method, inputs).texts
     if "corpus" in texts and not inputs.corpus:
         raise BadInput(f"--method {method} learns from plain text, and no --corpus was given. Give --corpus too.")
     if "source" in texts and not given.source_data:
         raise BadInput(
             f"--method {method} learns another task first, and no --source-data was given. Give a folder of that task's "
             "examples (and --source-task, if it differs from --task)."
-        )
-    if len(shapes) > 1 and texts != {"corpus"}:
-        raise BadInput(
-            f"--method {method}: only methods that learn from plain text alone, such as minilm, take assistants. Leave @ out."
         )
 
 
@@ -170,11 +165,8 @@ def _settings(given: Comparison, student: str) -> TaskSettings:
     )
 
 
-def _chain(method: str, inputs: TaskInputs) -> tuple[tuple[Shape, ...], tuple[tuple[Stage, ...], ...]]:
-    """The shapes and stages of `method`: of each assistant in its name, then of the student."""
-    name, *between = method.split("@")
-    shapes = (*assistants_of(between, inputs.shape, inputs.opened.config), inputs.shape)
-    return shapes, chain_of(name, shapes, inputs.opened.config)
+def _chain(method: str, inputs: TaskInputs) -> Chain:
+    return method_chain(method, inputs.shape, inputs.opened.config)
 
 
 def _teacher_fingerprint(inputs: TaskInputs) -> str:
@@ -216,16 +208,9 @@ def _name(row: Row) -> str:
 
 
 def _make_teacher(folder: Path, inputs: TaskInputs) -> None:
-    steps = (
-        0
-        if inputs.teacher_has_head
-        else -(-len(inputs.train) // inputs.settings.batch) * inputs.settings.teacher_epochs
-    )
+    steps = inputs.teacher_steps
     say(f"teacher: {steps} steps at most" if steps else "teacher: it has a head for this task")
     task_stages.make_teacher(folder, inputs, steps)
-    # Only that stage's check against chance is needed: methods run the teacher while they train.
-    model = task_stages.load_stage(folder, inputs)
-    task_stages.check_teacher(model, inputs, folder)
 
 
 def _method_inputs(given: Comparison, inputs: TaskInputs, *, seed: int) -> MethodInputs:
@@ -326,7 +311,7 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) ->
         labelled=labelled,
         # The fitted head is only for students that learn from the teacher's answers on masked words.
         words=root / "teacher-head" if asks_words(links[0].stages) else None,
-        start=RANDOM if row.method == RANDOM else "uniform",
+        start=RANDOM if row.method == NEW_LAYERS else "spread",
     )
     inner = Workdir(folder / STAGES)
     stages = run_method(inner, "row", links, method_inputs)
@@ -339,7 +324,8 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) ->
     document = {
         "seconds": round(sum(inner.seconds.values()) or time.monotonic() - started, 1),
         "peak_memory_bytes": _peak_bytes(),
-        "tokens": sum(round(tokens) for link in links for tokens in link.tokens),
+        "tokens": _tokens(links, "task", "source"),
+        "plain_tokens": _tokens(links, "corpus"),
         "curves": {
             name: {key: said[key] for key in ("loss", "validation", "tokens_read")} for name, said in curves.items()
         },
@@ -347,8 +333,21 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) ->
     }
     beside = finished.with_name("row.json.partial")
     beside.write_bytes(canonical_json(document))
+    shutil.rmtree(folder / STUDENT, ignore_errors=True)
+    stages[-1].replace(folder / STUDENT)
+    (folder / STUDENT / STATE).unlink()
     beside.replace(finished)
     shutil.rmtree(folder / STAGES)
+
+
+def _tokens(links: Sequence[Link], *texts: str) -> int:
+    """Tokens that the stages on `texts` read."""
+    return sum(
+        round(tokens)
+        for link in links
+        for stage, tokens in zip(link.stages, link.tokens, strict=True)
+        if stage.text in texts
+    )
 
 
 def _public(name: str) -> str:
@@ -366,21 +365,14 @@ def _peak_bytes() -> int:
 
 
 def _links(given: Comparison, inputs: TaskInputs, row: Row) -> list[Link]:
-    """The trainings of `row`, assistants first; their tokens add up to the same for every method."""
-    whole = given.distill_tokens + given.task_tokens
-    if row.method in BASELINES:
-        return [Link(inputs.shape, (LABELS,), (whole,))]
-    shapes, chain = _chain(row.method, inputs)
-    if not all(stage.text == "corpus" for stages in chain for stage in stages):
-        (stages,) = chain
-        return [Link(inputs.shape, stages, tuple(s.share * whole for s in stages), starts_from=stages[0].text)]
-    each = given.distill_tokens / len(chain)
-    *assistants, last = (
-        Link(shape, stages, tuple(stage.share * each for stage in stages))
-        for shape, stages in zip(shapes, chain, strict=True)
-    )
-    end = dataclasses.replace(last, stages=(*last.stages, LABELS), tokens=(*last.tokens, given.task_tokens))
-    return [*assistants, end]
+    """What trains the student of `row`, its assistants first.
+
+    Every row reads as many tokens of the task's text, so that methods are compared at equal numbers of label steps. Plain text
+    comes on top, and its cost stands in the table.
+    """
+    if row.method in (NEW_LAYERS, GENERAL_LAYERS):
+        return [Link(inputs.shape, (LABELS,), (given.task_tokens,))]
+    return _chain(row.method, inputs).links(given.distill_tokens, given.task_tokens, (LABELS,))
 
 
 def _document(
@@ -392,12 +384,12 @@ def _document(
     scored = {row: np.load(work.root / _name(row) / "counts.npy", allow_pickle=False) for row in rows}
     documents = {row: json.loads((work.root / _name(row) / "row.json").read_text(encoding="utf-8")) for row in rows}
     for student in given.students:
-        none = [scored[row] for row in rows if row.student == student and row.method == "none"]
-        for method in (*BASELINES, *given.methods):
+        control = [scored[row] for row in rows if row.student == student and row.method == CONTROL]
+        for method in _methods(given):
             mine = [row for row in rows if row.student == student and row.method == method]
             counted = [scored[row] for row in mine]
             values = [float(mean_score([one]).value) for one in counted]
-            mean, apart = mean_score(counted), mean_score(counted, less=none)
+            mean, apart = mean_score(counted), mean_score(counted, less=control)
             found.append(
                 {
                     "method": method,
@@ -407,10 +399,12 @@ def _document(
                     "high": mean.high,
                     "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
                     "values": values,
-                    "less_none": dataclasses.asdict(apart) if method != "none" else None,
+                    "less_labels": dataclasses.asdict(apart) if method != CONTROL else None,
+                    "checkpoints": [f"work/{_name(row)}/{STUDENT}" for row in mine],
                     "seconds": statistics.mean(documents[row]["seconds"] for row in mine),
                     "peak_memory_bytes": max(documents[row]["peak_memory_bytes"] for row in mine),
                     "tokens": documents[mine[0]]["tokens"],
+                    "plain_tokens": documents[mine[0]]["plain_tokens"],
                     "losses": _losses([documents[row]["curves"] for row in mine]),
                     "curves": documents[mine[0]]["curves"],
                     "doubts": [doubt for row in mine for doubt in documents[row]["doubts"]],

@@ -27,7 +27,9 @@ class Recipe(OfCard, TaskSettings):
     out: str = setting(metavar="FOLDER", help="The bundle to write; stages are kept in OUT.work.", panel=WHAT)
     name: str = setting("", help="What the server calls the model.", shown="the name of --out", panel=WHAT)
     undistilled: bool = setting(
-        True, help="Also train the same student on labels alone, for comparison.", panel=STUDENT
+        True,
+        help="Also train the same student on labels alone; the better of the two on validation ships.",
+        panel=STUDENT,
     )
     teacher_gate: float = setting(
         0.97, help="Least share of the teacher's metric for the student to ship.", at_least=0, at_most=1, panel=GATES
@@ -84,5 +86,6 @@ def write_recipe(recipe: Recipe) -> str:
 
     everything = dataclasses.asdict(recipe)
     ordered = {name: everything[name] for name in (*FIRST, *everything)}
-    values = {name: list(v) if isinstance(v, tuple) else v for name, v in ordered.items()}
+    # TOML has no null: what was left open stays out.
+    values = {name: list(v) if isinstance(v, tuple) else v for name, v in ordered.items() if v is not None}
     return tomli_w.dumps(values)

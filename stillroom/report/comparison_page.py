@@ -16,7 +16,8 @@ def compared(document: dict[str, Any]) -> Table:
         ("student", [row["student"] for row in rows]),
         ("mean", [scored(row["mean"], row["low"], row["high"]) for row in rows]),
         ("sd over seeds", [score(row["standard_deviation"]) for row in rows]),
-        ("against none", [_difference(row["less_none"]) for row in rows]),
+        ("against labels", [_difference(row["less_labels"]) for row in rows]),
+        ("plain text", [f"{row['plain_tokens']:,} tokens" if row["plain_tokens"] else "" for row in rows]),
         ("minutes", [f"{row['seconds'] / 60:.1f}" for row in rows]),
         ("peak memory", [size(row["peak_memory_bytes"]) for row in rows]),
     )

@@ -8,6 +8,7 @@ from compress.settings import (
     CORPUS,
     DATA,
     DEVICE,
+    LEAST_STEPS,
     MACHINE,
     PRECISION,
     REVISION,
@@ -41,7 +42,7 @@ class Comparison(DataSet):
         panel=WHAT,
     )
     methods: tuple[str, ...] = setting(
-        help="A method (docs/reference/methods.md); minilm@6x576 trains an assistant of that shape first.",
+        help="A method (docs/reference/methods.md); minilm@12x384 trains an assistant of that shape first.",
         suggested=(*TEXT_METHODS, *TASK_METHODS),
         flag="--method",
         metavar="NAME",
@@ -65,14 +66,13 @@ class Comparison(DataSet):
         panel=STUDENT,
     )  # fmt: skip
     task_tokens: int = setting(
-        1_000_000,
-        help="Tokens of the task's text; methods without plain text get --distill-tokens on top.",
-        at_least=1,
-        panel=STUDENT,
+        1_000_000, help="Tokens of the task's text that every training reads.", at_least=1, panel=STUDENT
     )
-    teacher_epochs: int = setting(
-        5, help="Epochs of fine-tuning the teacher, at most.", at_least=1, at_most=1_000_000, panel=TEACHER
-    )
+    teacher_epochs: int | None = setting(
+        None, help="Epochs of fine-tuning the teacher, at most.", at_least=1, at_most=1_000_000,
+        shown=f"5, and at least {LEAST_STEPS:,} steps",
+        panel=TEACHER,
+    )  # fmt: skip
     teacher_learning_rate: float = setting(
         1e-4, help="Peak learning rate of fine-tuning the teacher.", above=0, panel=TEACHER
     )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from test_run import stillroom
 
+from compress.models.pretrained import open_model
 from serve.errors import BadInput
 from stillroom.commands.compare import Comparison, compare
 
@@ -38,7 +39,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     first = {row["method"]: row for row in document["rows"]}
-    assert set(first) == {"random", "none", "minilmv2"}
+    assert set(first) == {"labels-new-layers", "labels-general-layers", "labels", "minilmv2"}
     assert document["teacher"]["value"] > 0.9
     assert all(row["standard_deviation"] is None for row in first.values())
     out = tmp_path / "out"
@@ -52,7 +53,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
         assert more.returncode == 0, more.stderr
         assert {name: file.read() for name, file in opened.items()} == held
     assert (out / "table.md").read_text(encoding="utf-8") != held["table.md"]
-    assert "6 trainings, 3 of them finished earlier" in more.stderr
+    assert "8 trainings, 4 of them finished earlier" in more.stderr
     document = json.loads(more.stdout)
     rows = {row["method"]: row for row in document["rows"]}
     for method, row in rows.items():
@@ -60,21 +61,31 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
         assert row["values"][:1] == first[method]["values"]
         assert row["mean"] == pytest.approx(sum(row["values"]) / 2)
         assert row["low"] <= row["mean"] <= row["high"]
-        assert row["tokens"] == 11_000
+        assert row["tokens"] == 9_000
+        assert row["plain_tokens"] == (2_000 if method == "minilmv2" else 0)
         assert row["seconds"] > 0
         assert all("did not fall" in doubt and row["method"] in doubt for doubt in row["doubts"])
         assert row["peak_memory_bytes"] > 50e6
-    assert rows["none"]["less_none"] is None
-    assert rows["random"]["less_none"]["value"] == pytest.approx(rows["random"]["mean"] - rows["none"]["mean"])
+    assert rows["labels"]["less_labels"] is None
+    less = rows["minilmv2"]["less_labels"]
+    assert less["value"] == pytest.approx(rows["minilmv2"]["mean"] - rows["labels"]["mean"])
+    # Equal label steps: that of the method's last stage is that of the controls.
+    assert {row["losses"][[*row["losses"]][-1]]["steps"] for row in rows.values()} == {
+        rows["labels"]["losses"]["1-labels"]["steps"]
+    }
+    # Every row keeps its student, which opens with a head for the task.
+    for row in rows.values():
+        for place in row["checkpoints"]:
+            assert open_model(str(out / place)).head_for("text-classification") is not None
     assert list(rows["minilmv2"]["curves"]) == ["1-minilmv2", "2-labels"]
     assert [row["mean"] for row in document["rows"]] == sorted((row["mean"] for row in rows.values()), reverse=True)
     for row in document["rows"]:
         assert row["losses"].keys() == row["curves"].keys()
         assert all(told["last"][1] < told["first"][1] for told in row["losses"].values()) or row["doubts"]
     # Two seeds differ, and both are in the range.
-    assert rows["none"]["losses"]["1-labels"]["last"][0] < rows["none"]["losses"]["1-labels"]["last"][1]
+    assert rows["labels"]["losses"]["1-labels"]["last"][0] < rows["labels"]["losses"]["1-labels"]["last"][1]
     assert "<script" not in (out / "report.html").read_text(encoding="utf-8")
-    assert (out / "table.md").read_text(encoding="utf-8").count("\n") == 5
+    assert (out / "table.md").read_text(encoding="utf-8").count("\n") == 6
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ MODELS = (*TRAINED, "fp32", "int8")
 MEANINGS = {
     "teacher": "the large model that the student learns from",
     "undistilled": "the baseline for distillation: the same student, from the same start and for as many steps, on labels alone",
-    "student": "the small model, distilled from the teacher, in torch",
+    "student": "the small model that ships, in torch",
     "fp32": "the student exported to ONNX, in 32-bit floating point",
     "int8": "the exported student in 8-bit integers, the bundle's default variant",
 }
@@ -144,7 +144,7 @@ def model_report_of(
         others={split: scores[split] for split in ("validation", "test") if split in scores},
         other_sizes={name: (folders[name] / "model.safetensors").stat().st_size for name in TRAINED if name in folders},
         other_gates=[gate("int8 over teacher, validation", ours / theirs if theirs else 0.0, recipe.teacher_gate)],
-        claims=claims(scores),
+        claims=[read_lineage(folders["student"])["choice"]["why"], *claims(scores)],
         warnings=inputs.warnings,
     )
 
@@ -261,10 +261,11 @@ def report_of(
         "machine": machine,
         "made": _made(inputs, read_lineage(folders["student"])["method"], test_read=model_report.test is not None),
         "names": {row["name"]: _meaning(row["name"]) for row in document["summary"]},
+        "choice": read_lineage(folders["student"])["choice"],
         "training": [
             {"stage": name, "loss": lineage["loss"], "validation": lineage["validation"]}
-            for name in ("teacher", "relations", "undistilled", "student")
-            if name in folders and (lineage := read_lineage(folders[name]))["loss"]
+            for name, folder in folders.items()
+            if name not in ("start", "student") and (lineage := read_lineage(folder)).get("loss")
         ],
         "recipe": write_recipe(inputs.recipe),
         "lineage": model_report.facts.lineage,
@@ -298,8 +299,9 @@ def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
     texts += [f"{len(inputs.corpus):,} of a corpus"] if inputs.corpus else []
     tuned = "with its head as given" if inputs.teacher_has_head else "fine-tuned on the same labels"
     scored = f"scores are on {len(splits.test):,} texts of test, read once" if test_read else "test was not read"
+    how = "learned from labels alone, and starts" if method == "labels" else f"was distilled by {method}"
     return (
-        f"A student ({inputs.shape}) was distilled by {method} from the teacher {inputs.opened.public_name} "
+        f"A student ({inputs.shape}) {how} from the teacher {inputs.opened.public_name} "
         f"({config.num_hidden_layers}x{config.hidden_size}, {tuned}) on {_listed(texts)}. "
         f"Choices and gates use {len(splits.validation):,} texts of validation; {scored}."
     )

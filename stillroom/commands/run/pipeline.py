@@ -7,6 +7,7 @@ exactly the stages that depend on it.
 import dataclasses
 import os
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,8 @@ from compress.distributed import join
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
+from compress.engine.lineage import read_lineage
+from compress.engine.method_runner import asks_words, fit_head, run_method
 from compress.engine.understood import understood, understood_lines
 from export.packing.builder import DOCUMENTED, ModelReport
 from export.packing.writer import clear_leftovers
@@ -80,16 +83,15 @@ def _say_understood(inputs: RunInputs) -> dict[str, Any]:
     """Prints how the inputs were understood, and warnings about them; returns the former as data."""
     recipe = inputs.recipe
     steps: dict[str, int] = {}
-    # With a budget, the steps are known only after timing; with relations, after the corpus is cut. The stages print them then.
-    if not recipe.max_minutes and not recipe.relation_epochs:
-        plan = full_plan(inputs)
-        steps = {"teacher": plan.teacher_steps, "student": plan.student_steps}
-    found = understood(inputs, steps)
-    for line in understood_lines(found):
+    # With a budget they are known once steps were timed.
+    if not recipe.max_minutes:
+        steps = {"teacher": inputs.teacher_steps, "student": inputs.student_steps}
+    told = understood(inputs, steps)
+    for line in understood_lines(told):
         say(line)
     for warning in inputs.warnings:
         say(f"warning: {warning}")
-    return found
+    return told
 
 
 def fingerprints(inputs: RunInputs) -> dict[str, str]:
@@ -101,18 +103,7 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     if r.out_of_scope:
         common.append(r.out_of_scope)
     runtimes = [version(name) for name in ("onnx", "onnxscript", "onnxruntime")]
-    unlabelled = texts_fingerprint(inputs.unlabelled)
-    in_domain = [unlabelled, r.augment]
-    relations: list[str | float] = []
-    if r.relation_epochs:
-        relations = [
-            r.relation_epochs,
-            inputs.relation_heads,
-            inputs.relation_layer,
-            r.relation_tokens,
-            r.relation_learning_rate,
-        ]
-        relations += [unlabelled, texts_fingerprint(inputs.corpus)]
+    in_domain = [texts_fingerprint(inputs.unlabelled), r.augment]
     teacher = [
         inputs.teacher_fingerprint,
         inputs.teacher_has_head,
@@ -120,27 +111,31 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
         r.teacher_patience,
         r.teacher_learning_rate,
     ]
-    student = [str(inputs.shape), r.student_epochs, r.student_learning_rate]
-    # With a budget, the length of one training depends on all others.
+    student = [str(inputs.shape), r.start, r.student_epochs, r.student_learning_rate]
+    chain = [
+        [dataclasses.asdict(link) for link in inputs.chain.links(inputs.distill_tokens, 1.0)],
+        texts_fingerprint(inputs.corpus) if "corpus" in inputs.chain.texts else "",
+        r.then,
+    ]
+    # With a budget, how long one training may take depends on all the others.
     budget = (
-        [r.max_minutes, r.latency_seconds, r.undistilled, *in_domain, *teacher, *student, *relations]
+        [r.max_minutes, r.latency_seconds, r.undistilled, *in_domain, *teacher, *student, *chain]
         if r.max_minutes
         else []
     )
     stage_fingerprints: dict[str, str] = {}
     stage_fingerprints["plan"] = fingerprint("plan", trained_with(r.device), *common, *budget)
     stage_fingerprints["teacher"] = fingerprint("teacher", stage_fingerprints["plan"], *teacher)
-    stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape))
-    stage_fingerprints["relations"] = fingerprint("relations", stage_fingerprints["start"], *relations)
-    start = stage_fingerprints["relations"] if r.relation_epochs else stage_fingerprints["start"]
+    stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape), r.start)
     stage_fingerprints["soft-labels"] = fingerprint("soft-labels", stage_fingerprints["teacher"], *in_domain)
-    # The comparison takes as many steps as relations and task distillation together.
-    stage_fingerprints["undistilled"] = fingerprint("undistilled", stage_fingerprints["start"], *student, *relations)
-    stage_fingerprints["student"] = fingerprint(
-        "student", start, stage_fingerprints["soft-labels"], *student, r.temperature, r.soft_weight
+    stage_fingerprints["undistilled"] = fingerprint("undistilled", stage_fingerprints["start"], *student)
+    stage_fingerprints["method"] = fingerprint("method", stage_fingerprints["soft-labels"], *student, *chain)
+    stage_fingerprints["distilled"] = fingerprint(
+        "distilled", stage_fingerprints["method"], r.temperature, r.soft_weight
     )
-    stage_fingerprints["export"] = fingerprint("export", stage_fingerprints["student"], runtimes, r.gate, r.keep_right)
     compared = stage_fingerprints["undistilled"] if r.undistilled else ""
+    stage_fingerprints["student"] = fingerprint("student", stage_fingerprints["distilled"], compared)
+    stage_fingerprints["export"] = fingerprint("export", stage_fingerprints["student"], runtimes, r.gate, r.keep_right)
     stage_fingerprints["scores"] = fingerprint("scores", stage_fingerprints["export"], compared, r.gate, r.teacher_gate)
     stage_fingerprints["latency"] = fingerprint("latency", stage_fingerprints["scores"], r.latency_seconds)
     stage_fingerprints["bundle"] = fingerprint(
@@ -161,47 +156,81 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> dict[str, P
         lambda f: task_stages.make_teacher(f, inputs, plan.teacher_steps),
         f"teacher: {steps}",
     )
-    folders["soft-labels"] = _stage(
-        inputs,
-        "soft-labels",
-        stage_fingerprints,
-        lambda f: task_stages.make_soft_labels(f, inputs, folders["teacher"]),
-        "the teacher labels all texts",
-    )
+    teacher = folders["teacher"]
     folders["start"] = _stage(
         inputs,
         "start",
         stage_fingerprints,
-        lambda f: task_stages.make_start(f, inputs, folders["teacher"]),
+        lambda f: task_stages.make_start(f, inputs, teacher),
         f"student {inputs.shape} from the teacher",
     )
-    begin = folders["start"]
-    if plan.relation_steps:
-        begin = folders["relations"] = _stage(
-            inputs,
-            "relations",
-            stage_fingerprints,
-            lambda f: task_stages.make_relations(f, inputs, folders["teacher"], folders["start"], plan.relation_steps),
-            f"relations (MiniLMv2): {plan.relation_steps} steps",
-        )
-    if inputs.recipe.undistilled:
+    labels_only = inputs.chain.method == "labels"
+    if inputs.recipe.undistilled or labels_only:
         folders["undistilled"] = _stage(
             inputs,
             "undistilled",
             stage_fingerprints,
-            lambda f: task_stages.make_undistilled(
-                f, inputs, folders["start"], plan.student_steps + plan.relation_steps
-            ),
-            f"the same student on labels only: {plan.student_steps + plan.relation_steps} steps",
+            lambda f: task_stages.make_undistilled(f, inputs, folders["start"], plan.student_steps),
+            f"the student on labels alone: {plan.student_steps} steps",
         )
+    if not labels_only:
+        _distil(inputs, stage_fingerprints, folders, plan)
     folders["student"] = _stage(
         inputs,
         "student",
         stage_fingerprints,
-        lambda f: task_stages.make_student(f, inputs, begin, folders["soft-labels"], plan.student_steps),
-        f"student on soft labels and labels: {plan.student_steps} steps",
+        lambda f: task_stages.make_choice(f, inputs, teacher, folders.get("distilled"), folders.get("undistilled")),
+        "the student that ships, by validation",
     )
+    say(f"  {read_lineage(folders['student'])['choice']['why']}")
     return folders
+
+
+def _distil(inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict[str, Path], plan: Plan) -> None:
+    """The student that learns from the teacher, in `folders["distilled"]`; none where labels alone beat that teacher."""
+    undistilled = folders.get("undistilled")
+    if undistilled and task_stages.best_on_validation(undistilled) > task_stages.teacher_score(folders["teacher"]):
+        return
+    given = None
+    begin = folders["start"]
+    if not inputs.begins_on_labels:
+        given = task_stages.method_inputs(inputs, folders["teacher"])
+        steps = (
+            f"{plan.distill_tokens:,.0f} tokens of plain text" if plan.distill_tokens else f"{plan.student_steps} steps"
+        )
+        say(f"{inputs.chain.method}: {steps}")
+        links = inputs.chain.links(plan.distill_tokens, plan.student_steps * _tokens_a_step(inputs))
+        if any(asks_words(link.stages) for link in links):
+            fit = partial(fit_head, given=given, tokens=plan.distill_tokens)
+            head = inputs.workdir.stage("distil-teacher-head", stage_fingerprints["method"], fit)
+            given = dataclasses.replace(given, words=head)
+        *before, last = run_method(inputs.workdir, stage_fingerprints["method"], links, given, prefix="distil-")
+        folders |= {folder.name: folder for folder in (*before, last)}
+        begin = last
+    if inputs.chain.ends_on_task and given:
+        folders["distilled"] = begin
+        return
+    if inputs.asks_soft_labels:
+        folders["soft-labels"] = _stage(
+            inputs,
+            "soft-labels",
+            stage_fingerprints,
+            lambda f: task_stages.make_soft_labels(f, inputs, folders["teacher"]),
+            "the teacher labels all texts",
+        )
+    ending = "soft labels and labels" if inputs.asks_soft_labels else "labels"
+    folders["distilled"] = _stage(
+        inputs,
+        "distilled",
+        stage_fingerprints,
+        lambda f: task_stages.make_distilled(f, inputs, begin, folders.get("soft-labels"), plan.student_steps, given),
+        f"student on {ending}: {plan.student_steps} steps",
+    )
+
+
+def _tokens_a_step(inputs: RunInputs) -> float:
+    """Real tokens of a step on the labelled texts, on average."""
+    return sum(len(ids) for ids in inputs.train.ids) / inputs.steps_per_epoch
 
 
 def _evaluate(
@@ -250,7 +279,10 @@ def _planned(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> Plan:
     folder = _stage(
         inputs, "plan", stage_fingerprints, make, f"timing a few steps to fit {inputs.recipe.max_minutes:g} minutes"
     )
-    return Plan(**export_and_scores.read_json(folder / "plan.json"))
+    plan = Plan(**export_and_scores.read_json(folder / "plan.json"))
+    for warning in plan.warnings:
+        say(f"warning: {warning}")
+    return plan
 
 
 def _stage(inputs: RunInputs, name: str, stage_fingerprints: dict[str, str], make: Any, what: str) -> Path:
@@ -294,6 +326,7 @@ def _result(out: Path) -> dict[str, Any]:
     return {
         "bundle": str(out),
         "metric": metrics["metric"],
+        "method": report["choice"]["method"],
         **{name: values.get(name) for name in export_and_scores.MODELS},
         "speedup": speed["ratio"],
         "speedup_interval": [speed["low"], speed["high"]],

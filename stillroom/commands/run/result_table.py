@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from stillroom.commands.run import export_and_scores
-from stillroom.console import result, table
+from stillroom.console import result, say, table
 from stillroom.report.doubts import doubts
 from stillroom.report.latency_table import PAIRED
 
@@ -48,12 +48,13 @@ def show_plan(plan: dict[str, Any]) -> None:
     """Prints the stages with their steps and minutes; `plan` is a `time_budget.Plan` as a dictionary."""
     steps = {
         "teacher": plan["teacher_steps"],
-        "relations": plan["relation_steps"],
-        "undistilled": plan["relation_steps"] + plan["student_steps"],
+        "undistilled": plan["student_steps"],
         "student": plan["student_steps"],
     }
     rows = [
         [name, str(steps.get(name, "")), f"{seconds / 60:.1f}"] for name, seconds in plan["seconds"].items() if seconds
     ]
     table("plan, from a few timed steps; nothing was trained", ["stage", "steps", "minutes"], rows)
+    for warning in plan["warnings"]:
+        say(f"warning: {warning}")
     result(f"About {plan['minutes']:.0f} minutes and {plan['memory_bytes'] / 2**30:.1f} GiB of memory.")

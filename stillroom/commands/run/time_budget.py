@@ -1,7 +1,7 @@
 """How many steps each training takes, and an estimate of minutes and memory from a few timed ones."""
 
+import copy
 import dataclasses
-import math
 import resource
 import statistics
 import sys
@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 
 from compress.data.batches import collate, rows_of, to_device
-from compress.data.corpus import CorpusText
+from compress.data.corpus import CorpusText, masking_of
 from compress.data.examples import check_task
 from compress.engine.hardware import device_here
-from compress.engine.task_stages import relation_pieces, relation_stage
 from compress.evaluation.predictions import row_logits
 from compress.losses.outputs import label_loss, total
-from compress.methods.objectives import Projections
+from compress.methods.objectives import Objective, Projections
 from compress.models.embedding_rows import rows_in_use
 from compress.models.initialise import student_of
 from compress.models.precision import computing, matrices_in
-from compress.models.pretrained import load
+from compress.models.pretrained import load, load_encoder
 from compress.training.stage import step_losses
 from serve.errors import BadInput
 from stillroom.inputs.preflight import RunInputs
@@ -33,36 +32,42 @@ from stillroom.inputs.recipe import Recipe
 TIMED_STEPS = 6
 # Export, parity and packing; start and warm-up of the timed models. Both hardly depend on the recipe. Measured on two cores.
 FIXED_SECONDS = 45.0 + 60.0
+# Least share of the time for training that students get, however long the teacher takes.
+STUDENTS_SHARE = 0.3
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps of each training, with the expected time and memory."""
+    """Steps and tokens of each training, and the seconds that they are expected to take."""
 
     teacher_steps: int
-    relation_steps: int
+    distill_tokens: float  # of plain text
     student_steps: int
     seconds: dict[str, float]
     memory_bytes: int = 0
-    understood: dict[str, Any] = field(default_factory=dict)  # from `compress.engine.understood`
+    understood: dict[str, Any] = field(default_factory=dict)  # see `compress.engine.understood`
+    warnings: tuple[str, ...] = ()
 
     @property
     def minutes(self) -> float:
-        """All stages together."""
+        """Of all stages together."""
         return sum(self.seconds.values()) / 60
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds of a step of the teacher and of the student, of a token of plain text, and of all that does not train."""
+
+    teacher: float
+    student: float
+    distilled: float  # a step of the student on the task by the method, where that is another than `student`
+    token: float
+    fixed: float
 
 
 def full_plan(inputs: RunInputs) -> Plan:
     """The steps that the recipe asks for, not timed."""
-    recipe = inputs.recipe
-    per_epoch = math.ceil(len(inputs.train) / recipe.batch)
-    pieces = len(relation_pieces(inputs)) if recipe.relation_epochs else 0
-    return Plan(
-        teacher_steps=0 if inputs.teacher_has_head else recipe.teacher_epochs * per_epoch,
-        relation_steps=math.ceil(recipe.relation_epochs * pieces / recipe.batch),
-        student_steps=recipe.student_epochs * per_epoch,
-        seconds={},
-    )
+    return Plan(inputs.teacher_steps, inputs.distill_tokens, inputs.student_steps, seconds={})
 
 
 def timed_plan(inputs: RunInputs) -> Plan:
@@ -71,68 +76,90 @@ def timed_plan(inputs: RunInputs) -> Plan:
     Raises:
         BadInput: less than a tenth of the training fits into the recipe's `max_minutes`.
     """
-    rates, labelling = seconds_a_step(inputs)
-    fixed = FIXED_SECONDS + inputs.recipe.latency_seconds + labelling
-    plan = fitted(full_plan(inputs), rates, fixed, inputs.recipe)
+    plan = fitted(full_plan(inputs), timed_rates(inputs), inputs.recipe)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return dataclasses.replace(plan, memory_bytes=peak)
 
 
-def fitted(plan: Plan, rates: dict[str, float], fixed: float, recipe: Recipe) -> Plan:
-    """`plan` with seconds, at `rates` seconds a step of each training and `fixed` seconds for all else.
+def fitted(plan: Plan, rates: Rates, recipe: Recipe) -> Plan:
+    """`plan` with its seconds at `rates`; with `max_minutes` shortened to them.
 
-    With `max_minutes`, all trainings are shortened to the same share, so that they fit.
+    The teacher comes first, because no student learns more than its teacher knows: it keeps all of its steps as long as
+    `STUDENTS_SHARE` of the time is left to the students, whose trainings share the rest alike.
 
     Raises:
         BadInput: less than a tenth of the training fits.
     """
 
-    def priced(share: float) -> Plan:
-        whole = (plan.teacher_steps, plan.relation_steps, plan.student_steps)
-        teacher, relations, student = (max(1, round(n * share)) if n else 0 for n in whole)
+    def priced(of_teacher: float, of_students: float) -> Plan:
+        teacher = max(1, round(plan.teacher_steps * of_teacher)) if plan.teacher_steps else 0
+        student = max(1, round(plan.student_steps * of_students))
+        tokens = plan.distill_tokens * of_students
         seconds = {
-            "teacher": teacher * rates["teacher"],
-            "relations": relations * rates["relations"],
-            # The comparison takes as many steps as relations and task distillation together.
-            "undistilled": (relations + student) * rates["student"] if recipe.undistilled else 0.0,
-            "student": student * rates["student"],
-            "the rest": fixed,
+            "teacher": teacher * rates.teacher,
+            "plain text": tokens * rates.token,
+            "undistilled": student * rates.student if recipe.undistilled or recipe.method == "labels" else 0.0,
+            "student": student * rates.distilled if recipe.method != "labels" else 0.0,
+            "the rest": rates.fixed,
         }
-        return Plan(teacher, relations, student, seconds=seconds)
+        return Plan(teacher, tokens, student, seconds=seconds)
 
-    whole = priced(1.0)
+    whole = priced(1.0, 1.0)
     if not recipe.max_minutes or whole.minutes <= recipe.max_minutes:
         return whole
-    share = (60 * recipe.max_minutes - fixed) / (60 * whole.minutes - fixed)
-    if share < 0.1:
-        least = (fixed + 0.1 * (60 * whole.minutes - fixed)) / 60
+    budget = 60 * recipe.max_minutes - rates.fixed
+    teacher = whole.seconds["teacher"]
+    students = sum(whole.seconds.values()) - teacher - rates.fixed
+    least = (rates.fixed + 0.1 * (teacher + students)) / 60
+    if recipe.max_minutes < least:
         raise BadInput(
             f"--max-minutes is {recipe.max_minutes:g}; this recipe takes about {whole.minutes:.0f} minutes here, and {least:.1f} minutes "
             "for a tenth of its steps, the least allowed. Give more minutes, less data or a smaller student."
         )
-    return priced(share)
+    of_students = min(1.0, max(budget - teacher, STUDENTS_SHARE * budget) / students)
+    of_teacher = min(1.0, (budget - of_students * students) / teacher) if teacher else 1.0
+    short = priced(of_teacher, of_students)
+    return dataclasses.replace(short, warnings=tuple(_short(whole, short, recipe)))
 
 
-def seconds_a_step(inputs: RunInputs) -> tuple[dict[str, float], float]:
-    """Seconds per training step of teacher, relations and student; and seconds to label and score all texts."""
+def _short(whole: Plan, short: Plan, recipe: Recipe) -> list[str]:
+    """What to know of trainings that `max_minutes` cut."""
+    found = []
+    if short.teacher_steps < whole.teacher_steps:
+        found.append(
+            f"--max-minutes {recipe.max_minutes:g} leaves the teacher {short.teacher_steps:,} of {whole.teacher_steps:,} steps, which may "
+            f"be too few for it to stop improving. The whole recipe takes about {whole.minutes:.0f} minutes here."
+        )
+    if short.student_steps < whole.student_steps:
+        found.append(
+            f"--max-minutes {recipe.max_minutes:g} leaves each student {short.student_steps:,} of {whole.student_steps:,} steps. The whole "
+            f"recipe takes about {whole.minutes:.0f} minutes here."
+        )
+    return found
+
+
+def timed_rates(inputs: RunInputs) -> Rates:
+    """Seconds of a step of each training, and of everything else, from a few steps of each."""
     recipe = inputs.recipe
     torch.manual_seed(recipe.seed)
     teacher = load(inputs.opened, check_task(recipe.task), None if inputs.teacher_has_head else inputs.labels)
     student, _ = student_of(teacher, inputs.opened.family, inputs.shape, seed=recipe.seed)
-    rates = {"teacher": _task_step(teacher, inputs), "student": _task_step(student, inputs), "relations": 0.0}
-    if recipe.relation_epochs:
-        rates["relations"] = _relation_step(teacher, student, inputs)
+    of_student, of_teacher = _task_step(student, inputs), _task_step(teacher, inputs)
+    # Stages on the task ask the teacher as they train: its forward pass, a third of a step.
+    asks = inputs.chain.ends_on_task and not inputs.begins_on_labels
     started = time.perf_counter()
     row_logits(teacher, inputs.validation)
     each = (time.perf_counter() - started) / len(inputs.validation)
-    validations = recipe.teacher_epochs + 2 * recipe.student_epochs
-    texts = (
-        len(inputs.train)
-        + len(inputs.in_domain or ())
-        + 4 * len(inputs.test)
-        + (5 + validations) * len(inputs.validation)
+    looks = sum(n // inputs.validate_every(n) for n in (inputs.teacher_steps, *2 * [inputs.student_steps]) if n)
+    soft = len(inputs.train) + len(inputs.in_domain or ()) if inputs.asks_soft_labels else 0
+    texts = soft + 4 * len(inputs.test) + (5 + looks) * len(inputs.validation)
+    return Rates(
+        of_teacher,
+        of_student,
+        of_student + of_teacher / 3 if asks else of_student,
+        _second_a_token(inputs) if inputs.distill_tokens else 0.0,
+        FIXED_SECONDS + recipe.latency_seconds + each * texts,
     )
-    return rates, each * texts
 
 
 def _task_step(model: Any, inputs: RunInputs) -> float:
@@ -147,21 +174,50 @@ def _task_step(model: Any, inputs: RunInputs) -> float:
     return _timed(model, inputs, loss_of)
 
 
-def _relation_step(teacher: Any, student: Any, inputs: RunInputs) -> float:
-    teacher.to(device_here(inputs.recipe.device))
-    objective = relation_stage(inputs).objective
-    text = CorpusText(relation_pieces(inputs), inputs.train.pad_id, inputs.recipe.batch, inputs.recipe.seed)
+def _second_a_token(inputs: RunInputs) -> float:
+    """Seconds of a token of plain text, over all stages that read it, assistants' included."""
+    recipe, chain = inputs.recipe, inputs.chain
+    links = chain.links(1.0, 0.0)
+    masks = any(link.masks for link in links)
+    teacher = load_encoder(inputs.opened, seed=recipe.seed, vocabulary=masks)
+    vocabulary = inputs.opened.config.vocab_size
+    found = 0.0
+    for link in links:
+        student, _ = student_of(teacher, inputs.opened.family, link.shape, seed=recipe.seed)
+        for stage, share in zip(link.stages, link.tokens, strict=True):
+            if stage.text == "corpus":
+                masking = (
+                    masking_of(inputs.tokenizer, vocabulary, whole_words=False)
+                    if stage.objective.masks_tokens
+                    else None
+                )
+                batch = stage.batch or recipe.batch
+                text = CorpusText(inputs.pieces, inputs.train.pad_id, batch, recipe.seed, masking)
+                found += (
+                    share
+                    * _stage_step(stage.objective, teacher, copy.deepcopy(student), text, inputs)
+                    / text.tokens_per_step
+                )
+        teacher = student
+    return found
+
+
+def _stage_step(objective: Objective, teacher: Any, student: Any, text: CorpusText, inputs: RunInputs) -> float:
+    teacher.eval().to(device_here(inputs.recipe.device))
     maps = Projections(objective, teacher.config, student.config)
+    ids = None if objective.masks_tokens else text.ids
 
     def loss_of(i: int, remap: Any) -> Tensor:
         return total(step_losses(objective, teacher, student, inputs.opened.family, text.at(i), maps, remap))
 
     with matrices_in(teacher, inputs.recipe.precision):
-        return _timed(student, inputs, loss_of, text.ids)
+        return _timed(student, inputs, loss_of, ids, whole=objective.masks_tokens)
 
 
-def _timed(model: Any, inputs: RunInputs, loss_of: Callable[[int, Any], Tensor], ids: Any = None) -> float:
-    """Median seconds of a step, without the first. The weights of `model` change: do not use it afterwards."""
+def _timed(
+    model: Any, inputs: RunInputs, loss_of: Callable[[int, Any], Tensor], ids: Any = None, *, whole: bool = False
+) -> float:
+    """Median seconds of a step, the first left out; the weights of `model` move and are of no further use."""
     used = ids if ids is not None else [*inputs.train.ids, *inputs.validation.ids]
     model.to(device_here(inputs.recipe.device))
     with rows_in_use(model, used, inputs.train.pad_id) as remap:

@@ -127,7 +127,7 @@ def test_a_run_and_its_plan_begin_with_what_they_understood(
     first = "task: token-classification (entities, BIO), scored by entity_f1"
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == first
-    assert f"steps at most: student {plan.student_steps}" in lines
+    assert f"steps at most: student {plan.student_steps:,}" in lines
     assert plan.understood["head"]["own_labels_in_data"] == ["city", "item"]
     with pytest.raises(BadInput, match=r"--max-minutes is 0\.01"):
         run(Recipe(**recipe, max_minutes=0.01))

@@ -19,8 +19,8 @@ from compress.models.initialise import (
     student_from,
     student_of,
     truncated,
-    uniform_layers,
 )
+from compress.models.layer_maps import spread_layers
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import Shape
 from compress.training.stage import StageSettings, train_stage
@@ -57,9 +57,9 @@ def test_dropping_units_that_do_nothing_changes_nothing(kind: str) -> None:
 
 
 def test_layers_are_taken_evenly_and_end_with_the_last() -> None:
-    assert uniform_layers(12, 3) == (4, 8, 12)
-    assert uniform_layers(6, 3) == (2, 4, 6)
-    assert uniform_layers(6, 4)[-1] == 6
+    assert spread_layers(12, 3) == (4, 8, 12)
+    assert spread_layers(6, 3) == (2, 4, 6)
+    assert spread_layers(6, 4)[-1] == 6
     teacher = teacher_of("bert")
     student, _ = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0)
     for ours, theirs in zip(
@@ -124,7 +124,7 @@ def test_a_seed_fixes_what_is_new_and_the_teacher_stays_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("name", "layer_map", "twelve_to_four", "six_to_three"),
     [
-        ("uniform", "", (3, 6, 9, 12), (2, 4, 6)),
+        ("spread", "", (3, 6, 9, 12), (2, 4, 6)),
         ("alternate", "", (1, 3, 5, 7), (1, 3, 5)),
         ("first", "", (1, 2, 3, 4), (1, 2, 3)),
         ("last", "", (9, 10, 11, 12), (4, 5, 6)),
@@ -159,7 +159,7 @@ def test_a_start_that_the_teacher_is_too_shallow_for_is_refused() -> None:
         starting_layers("alternate", 6, 4)
     with pytest.raises(BadInput, match=r"--start last .* needs a teacher of at least 8 layers"):
         starting_layers("last", 6, 8)
-    with pytest.raises(BadInput, match=r"--start top is not known\. Give uniform, alternate, first, last or layer-map"):
+    with pytest.raises(BadInput, match=r"--start top is not known\. Give spread, alternate, first, last or layer-map"):
         starting_layers("top", 6, 3)
 
 

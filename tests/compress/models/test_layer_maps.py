@@ -1,6 +1,6 @@
 import pytest
 
-from compress.models.layer_maps import LAYER_MAPS, layer_map
+from compress.models.layer_maps import LAYER_MAPS, covering, layer_map
 from serve.errors import BadInput
 
 # Student of 6 (and of 4) from a teacher of 12 (and of 6), worked out by hand from the table of the paper.
@@ -14,6 +14,7 @@ BY_HAND = [
     ("uniform", 6, 4, {1: (2,), 2: (4,), 3: (6,)}),
     ("uniform-consecutive", 6, 4, {1: (1, 2), 2: (3, 4), 3: (5, 6)}),
     ("uniform+last", 6, 4, {1: (2, 3), 2: (4,), 3: (5, 6), 4: (6,)}),
+    ("spread", 6, 4, {1: (2,), 2: (3,), 3: (5,), 4: (6,)}),  # ours: no layer without a term
 ]
 
 
@@ -32,3 +33,10 @@ def test_what_cannot_be_mapped_is_refused() -> None:
         layer_map("last", 6, 8)
     with pytest.raises(BadInput, match=r"--layer-map first is not known\. Give single, last"):
         layer_map("first", 6, 3)
+
+
+@pytest.mark.parametrize(("teacher", "student"), [(12, 5), (12, 8), (6, 4), (6, 5)])
+def test_a_map_that_leaves_the_last_layer_out_gives_way_to_one_that_does_not(teacher: int, student: int) -> None:
+    assert student not in layer_map("uniform", teacher, student)
+    assert covering("uniform", teacher, student) == "spread"
+    assert layer_map("spread", teacher, student)[student] == (teacher,)

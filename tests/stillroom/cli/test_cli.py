@@ -252,27 +252,34 @@ def test_a_dry_run_prints_the_plan_and_writes_no_stage(run: Run, given: dict[str
     assert code == 0, said
     assert said.startswith("task: token-classification (entities, BIO), scored by entity_f1 texts: 240 in train")
     plan = json.loads(said[said.index("{") :])
-    assert plan["understood"]["steps"]["teacher"] == 5 * 8
-    assert plan["teacher_steps"] == 5 * 8  # 240 texts in batches of 32, five epochs at most
+    assert plan["understood"]["steps"]["teacher"] == 1000
+    assert plan["teacher_steps"] == 1000  # five epochs of 240 texts would be 40 steps, too few for a task
+    assert plan["student_steps"] == 1000
     assert plan["minutes"] > 0
     assert plan["memory_bytes"] > 10_000_000
     work = Path(f"{given['--out']}.work")
     assert not work.exists()
 
 
-def test_minutes_that_are_too_few_shorten_every_training_by_the_same_share() -> None:
-    from stillroom.commands.run.time_budget import Plan, fitted
+def test_too_few_minutes_go_to_the_teacher_first_and_the_students_share_the_rest() -> None:
+    from stillroom.commands.run.time_budget import Plan, Rates, fitted
     from stillroom.inputs.recipe import Recipe
 
-    whole = Plan(teacher_steps=1000, relation_steps=200, student_steps=4000, seconds={})
-    rates = {"teacher": 0.3, "relations": 0.25, "student": 0.1}
-    # 300 s + 50 s + 420 s without distillation + 400 s, and 100 s for the rest: 1270 s.
-    assert fitted(whole, rates, 100.0, Recipe(**NEEDED)).minutes == pytest.approx(1270 / 60)
-    half = fitted(whole, rates, 100.0, Recipe(**NEEDED, max_minutes=685 / 60))
-    assert (half.teacher_steps, half.relation_steps, half.student_steps) == (500, 100, 2000)
-    assert half.minutes == pytest.approx(685 / 60)
-    without = fitted(whole, rates, 100.0, Recipe(**NEEDED, undistilled=False))
-    assert without.minutes == pytest.approx(850 / 60)
+    whole = Plan(teacher_steps=1000, distill_tokens=20_000, student_steps=4000, seconds={})
+    rates = Rates(teacher=0.3, student=0.1, distilled=0.1, token=0.01, fixed=100.0)
+    # 300 s for the teacher, 200 s for plain text, 400 s each for labels alone and the student, and 100 s for the rest.
+    assert fitted(whole, rates, Recipe(**NEEDED)).minutes == pytest.approx(1400 / 60)
+    assert not fitted(whole, rates, Recipe(**NEEDED)).warnings
+    half = fitted(whole, rates, Recipe(**NEEDED, max_minutes=900 / 60))
+    assert (half.teacher_steps, half.distill_tokens, half.student_steps) == (1000, 10_000, 2000)
+    assert half.minutes == pytest.approx(900 / 60)
+    assert len(half.warnings) == 1
+    assert "2,000 of 4,000 steps" in half.warnings[0]
+    short = fitted(whole, rates, Recipe(**NEEDED, max_minutes=400 / 60))  # 300 s to train, of which students keep 30 %
+    assert (short.teacher_steps, short.student_steps) == (700, 360)
+    assert "leaves the teacher 700 of 1,000 steps" in short.warnings[0]
+    without = fitted(whole, rates, Recipe(**NEEDED, undistilled=False))
+    assert without.minutes == pytest.approx(1000 / 60)
 
 
 def test_minutes_that_cannot_suffice_are_refused_with_what_would(run: Run, given: dict[str, str | Path]) -> None:
@@ -352,7 +359,7 @@ def test_the_version_is_told(run: Run) -> None:
 def test_the_help_of_run_shows_the_recipes_defaults(run: Run) -> None:
     _, said = run("run", "--help")
     assert "ffn=1280. [3x384]" in said
-    assert "that is shipped. [0.97]" in said
+    assert "student to ship. [0.97]" in said
 
 
 def test_help_shows_examples_and_needs_no_torch() -> None:

@@ -48,7 +48,13 @@ def test_a_student_that_finds_nothing_is_exported_and_left_to_the_gates(tmp_path
     )
     model = load(inputs.opened, "token-classification", inputs.labels)
     model.classifier.bias.data[0] = 100  # it says "outside" of every word
-    save(model, tmp_path / "student", inputs, Progress(validation=[(1, 0.0)]), {"role": "student", "method": "labels"})
+    save(
+        model,
+        tmp_path / "student",
+        inputs,
+        Progress(validation=[(1, 0.0)]),
+        {"role": "student", "method": "labels", "choice": {"why": "It was best."}},
+    )
     make_export(tmp_path, inputs, tmp_path / "student", tmp_path / "student")
     made = read_variants(tmp_path)
     assert made.search is not None
@@ -95,7 +101,7 @@ def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abs
         assert replace(test[graph], out_of_scope_texts=0, out_of_scope_abstained=None) == chosen.on(inputs.test, said)
 
 
-DETAILS = {"role": "student", "method": "labels", "student": "1x32", "origin": {}}
+DETAILS = {"role": "student", "method": "labels", "student": "1x32", "origin": {}, "choice": {"why": "It was best."}}
 TEXTS = 44  # in test: more than a report shows
 
 
@@ -125,7 +131,13 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunInputs, dict[st
     for label, name in enumerate(("teacher", "start", "student")):
         model = load(inputs.opened, "text-classification", inputs.labels)
         model.classifier.bias.data[label] = 100
-        details = {"role": name, "method": "soft labels", "student": str(inputs.shape), "origin": {}}
+        details = {
+            "role": name,
+            "method": "soft labels",
+            "student": str(inputs.shape),
+            "origin": {},
+            "choice": {"why": "It was best."},
+        }
         save(model, folders[name], inputs, Progress(validation=[(1, 0.5)]), details)
     folders["export"].mkdir()
     make_export(folders["export"], inputs, folders["student"], folders["teacher"])

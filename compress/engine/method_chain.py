@@ -1,0 +1,193 @@
+"""A method as `--method` names it: the student, its assistants, the stages of each, and what each stage may read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compress.engine.method_runner import RANDOM, Link, is_checkpoint
+from compress.methods.catalogue import METHODS, Stage, chain_of
+from compress.models.initialise import layers_fit, starting_layers
+from compress.models.shapes import Shape, assistants_of
+from serve.errors import BadInput
+
+# Methods without a stage before training on the task.
+ON_TASK = ("soft-labels", "labels")
+RELATION_METHODS = ("minilmv2", "directminilm")  # learn one teacher layer, which can be chosen
+# Settings of one stage in a recipe, and the methods whose layers and heads they choose.
+STAGE_SETTINGS = ("tokens", "learning_rate", "batch", "teacher_layer", "relation_heads")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The stages of a method by student: assistants first, the student last."""
+
+    method: str
+    shapes: tuple[Shape, ...]
+    stages: tuple[tuple[Stage, ...], ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> set[str]:
+        """The texts that its stages read: `corpus`, `task`, `source`."""
+        return {stage.text for stages in self.stages for stage in stages}
+
+    @property
+    def ends_on_task(self) -> bool:
+        """Whether it ends with a head for the task."""
+        return self.stages[-1][-1].text == "task"
+
+    def links(self, distill_tokens: float, task_tokens: float, ending: Sequence[Stage] = ()) -> list[Link]:
+        """What `run_method` runs: stages on plain text share `distill_tokens`, those on labelled text `task_tokens`.
+
+        So methods compare at equal numbers of steps on the task, whatever they read before. A method that does not end on the
+        task gets the stages `ending`. Stages with tokens of their own keep them.
+        """
+        *assistants, last = self.stages
+        last = last if self.ends_on_task else (*last, *ending)
+        budgets = {"corpus": distill_tokens, "task": task_tokens, "source": task_tokens}
+        whole = {
+            text: sum(stage.share for stages in (*assistants, last) for stage in stages if stage.text == text)
+            for text in budgets
+        }
+        return [
+            Link(
+                shape,
+                stages,
+                tuple(stage.tokens or stage.share / whole[stage.text] * budgets[stage.text] for stage in stages),
+                starts_from=stages[0].text,
+            )
+            for shape, stages in zip(self.shapes, (*assistants, last), strict=True)
+        ]
+
+
+def method_chain(
+    method: str,
+    shape: Shape,
+    teacher: Any,
+    *,
+    start: str = "spread",
+    layer_map: str = "",
+    teacher_layer: int = 0,
+    relation_heads: int = 0,
+    stages: Mapping[str, Mapping[str, float]] | None = None,
+) -> Chain:
+    """The chain of `method`, which may name assistants (`minilm@12x384`), for a student of `shape`.
+
+    Args:
+        method: a name of the catalogue, with the shapes of assistants after `@`.
+        shape: of the student.
+        teacher: the teacher's configuration.
+        start: the teacher layers that students start from, or what they start from instead.
+        layer_map: in place of the method's own; empty leaves it.
+        teacher_layer: the same for the layer whose relations are learned; 0 leaves it.
+        relation_heads: the same for their heads.
+        stages: settings by the name of a stage, see `STAGE_SETTINGS`.
+
+    Raises:
+        BadInput: an unknown method, stage or setting; heads, layers or widths that cannot be compared; assistants of a method
+            that reads a task.
+    """
+    name, *between = method.split("@")
+    check_method_name(method)
+    shapes = (*assistants_of(between, shape, teacher), shape)
+    layers = "" if start == RANDOM or is_checkpoint(start) else start
+    check_stage_settings(stages or {})
+    if method in ON_TASK and stages:
+        raise BadInput(
+            f"[stages.{next(iter(stages))}]: --method {method} has no stage before the training on the task, which student_epochs, "
+            "student_learning_rate and batch set."
+        )
+    if teacher_layer and name not in RELATION_METHODS:
+        raise BadInput(
+            f"--teacher-layer has no effect on --method {name}, only on {' and '.join(RELATION_METHODS)}. Leave it out."
+        )
+    given = {stage: dict(values) for stage, values in (stages or {}).items()}
+    choices: dict[str, Any] = {"layer_map": layer_map, "teacher_layer": teacher_layer, "relation_heads": relation_heads}
+    for values in given.values():
+        choices |= {key: int(values.pop(key)) for key in ("teacher_layer", "relation_heads") if key in values}
+    chain = Chain(method, shapes, chain_of(name, shapes, teacher, start=layers, **choices))
+    if len(shapes) > 1 and chain.texts != {"corpus"}:
+        raise BadInput(
+            f"--method {method}: only methods that learn from plain text alone, such as minilm, take assistants. Leave "
+            f"@{'@'.join(between)} out."
+        )
+    names = dict.fromkeys(stage.name for each in chain.stages for stage in each)
+    if unknown := [stage for stage in given if stage not in names]:
+        raise BadInput(f"[stages.{unknown[0]}]: the stages of --method {method} are {', '.join(names)}.")
+    return replace(
+        chain,
+        stages=tuple(tuple(_with(stage, given.get(stage.name, {})) for stage in each) for each in chain.stages),
+        warnings=other_layers(shapes, chain.stages, teacher, layers, layer_map),
+    )
+
+
+def _with(stage: Stage, values: Mapping[str, Any]) -> Stage:
+    return replace(stage, **values)
+
+
+def check_start(start: str, shapes: Sequence[Shape], teacher: Any, layer_map: str = "") -> None:
+    """Check that each of `shapes` can copy the layers that `start` names from the model before it.
+
+    Raises:
+        BadInput: another width or number of heads, or too few layers; `spread` is new layers then, and asks for nothing.
+    """
+    if start in ("spread", RANDOM) or is_checkpoint(start):
+        return
+    for shape in shapes:
+        if not layers_fit(teacher, shape):
+            raise BadInput(
+                f"--start {start} copies the teacher's layers, but {shape} does not fit them: the teacher has a width of "
+                f"{teacher.hidden_size}, {teacher.num_attention_heads} heads and {teacher.num_hidden_layers} layers. Give a student of "
+                "that width and these heads with no more layers, or another --start."
+            )
+        starting_layers(start, teacher.num_hidden_layers, shape.layers, map_name=layer_map)
+        teacher = shape.as_config()
+
+
+def check_method_name(method: str) -> None:
+    """Check that the catalogue has `method`, whatever its assistants.
+
+    Raises:
+        BadInput: it has not.
+    """
+    name = method.partition("@")[0]
+    if name not in METHODS:
+        again = " Give --method again for each." if "," in name else ""
+        raise BadInput(f"--method {name} is not known; give {', '.join([*METHODS][:-1])} or {[*METHODS][-1]}.{again}")
+
+
+def check_stage_settings(stages: Mapping[str, Mapping[str, float]]) -> None:
+    """Check the tables `[stages.NAME]` of a recipe, whatever its method.
+
+    Raises:
+        BadInput: one is no table, has a setting that stages have not, or a value that is no positive number.
+    """
+    for name, values in stages.items():
+        if not isinstance(values, Mapping):
+            raise BadInput(f"[stages.{name}] is {values!r}; give a table of {', '.join(STAGE_SETTINGS)}.")
+        for key, value in values.items():
+            if key not in STAGE_SETTINGS:
+                raise BadInput(f"[stages.{name}] {key}: the settings of a stage are {', '.join(STAGE_SETTINGS)}.")
+            whole = key not in ("tokens", "learning_rate")
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value <= 0:
+                kind = "a whole number" if whole else "a number"
+                raise BadInput(f"[stages.{name}] {key} is {value!r}; give {kind} above 0.")
+
+
+def other_layers(
+    shapes: Sequence[Shape], chain: Sequence[Sequence[Stage]], teacher: Any, start: str, layer_map: str = ""
+) -> tuple[str, ...]:
+    """A warning for each of `shapes` whose last layer starts from one layer of its teacher and learns from a lower one."""
+    found = []
+    for shape, stages in zip(shapes, chain, strict=True):
+        terms = [term for term in stages[0].objective.layers if term.student_layer == shape.layers]
+        if start and terms and stages[0].text == "corpus" and layers_fit(teacher, shape):
+            copied = starting_layers(start, teacher.num_hidden_layers, shape.layers, map_name=layer_map)[-1]
+            learned = max(term.teacher_layer for term in terms)
+            if learned != copied:
+                found.append(
+                    f"The last layer of the student {shape} starts from the teacher's layer {copied} and learns from layer {learned}. "
+                    "Without --teacher-layer and --start the two are the same layer."
+                )
+        teacher = shape.as_config()
+    return tuple(found)
