@@ -14,6 +14,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from compress import distributed
+from compress.engine.threads import TRAINING_SPINS, wait_for_work
 from serve.errors import BadInput, StillroomError
 from stillroom.cli import demo, judge, make, use
 from stillroom.cli.options import WIDTH, write_rows
@@ -34,7 +35,8 @@ BUILD_PACKAGES = {
 
 MAIN_SPEAKS_S = 10.0  # how long the other processes wait for the main one to meet and report the same error
 
-TRAINING_VERBS = ("distill", "finetune", "run")  # which may be started as several processes
+LAUNCHED_VERBS = ("distill", "finetune", "run")  # which several processes may be started for
+TRAINING_VERBS = (*LAUNCHED_VERBS, "compare", "demo")
 
 STOPPED = "Stopped. To resume `run`, `distill`, `finetune`, `compare` or `annotate`, give the same command again."
 SHELLS = ("bash", "zsh", "fish")
@@ -85,6 +87,9 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.pass_context
 def app(context: click.Context) -> None:
     """A large text encoder in, a small one out: distilled, exported, measured and served."""
+    # A thread that spins until it gets work starves whatever shares the machine: with two cores and one busy neighbour, a
+    # training step took five times as long. Here, because no verb has loaded torch yet.
+    wait_for_work(TRAINING_SPINS if context.invoked_subcommand in TRAINING_VERBS else 0)
     _launched(context.invoked_subcommand)
 
 
@@ -95,10 +100,6 @@ for _verbs in GROUPS.values():
 
 def main() -> None:
     """The `stillroom` command. Exit codes: 0 done, 1 a fault of ours, 2 bad input or usage, 3 a gate was missed."""
-    # A training thread that spins while it waits starves the machine's other processes. With two cores and one other busy
-    # process, a step took five times as long. The OpenMP runtime reads these when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
     sys.exit(guarded(app))
 
 
@@ -171,8 +172,8 @@ def _launched(verb: str | None) -> None:
     if not distributed.main():
         console.quiet = True
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as this process is
-    if distributed.count() > 1 and verb not in TRAINING_VERBS:
+    if distributed.count() > 1 and verb not in LAUNCHED_VERBS:
         raise BadInput(
-            f"{distributed.count()} processes were started for `{verb}`; only distill, finetune and run train in several. "
+            f"{distributed.count()} processes were started for `{verb}`; only {', '.join(LAUNCHED_VERBS)} train in several. "
             "Run this one without torchrun or accelerate launch."
         )
