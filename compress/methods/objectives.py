@@ -2,20 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from compress.data.encoded import IGNORED
 from compress.losses.hidden import cosine_loss, hidden_loss, summed_hidden_loss
 from compress.losses.outputs import full, label_loss, logit_loss, soft_loss
 from compress.losses.relations import check_relation_heads, direct_loss, split_heads
 from compress.losses.tiled_relations import Dots, tiled_loss
-from compress.models.activations import Activations, Part
+from compress.models.activations import Activations, Part, Unprojected
 from serve.errors import BadInput
 
 # Losses of vectors (batch, tokens, width).
 VECTOR_LOSSES = {"mse": hidden_loss, "half squares": summed_hidden_loss, "cosine": cosine_loss}
+# Logits over a vocabulary that are held at once: 72 MB of float32, 589 rows of 30,522 words. glibc gives blocks back to the
+# system when they are above 32 MB; with blocks below, which it scattered, the peak was as high as with all logits.
+LOGITS_AT_ONCE = 18_000_000
 
 
 @dataclass(frozen=True)
@@ -253,3 +259,41 @@ def output_losses(
             )
         found[term.name] = term.weight * loss
     return found
+
+
+def vocabulary_losses(
+    terms: Sequence[OutputTerm],
+    ours: Unprojected,
+    theirs: Unprojected | None,
+    targets: Tensor,
+    *,
+    rows_at_once: int = 0,
+) -> dict[str, Tensor]:
+    """`output_losses` of the vocabulary, some rows at a time, so that the logits of all are never held.
+
+    They are computed once more in the backward pass, except those of the last rows, whose turn comes first there.
+
+    Args:
+        terms: all of them.
+        ours: the student's rows.
+        theirs: the teacher's of the same rows; None if no term needs them.
+        targets: (rows,), or of the masked tokens alone where no term needs it.
+        rows_at_once: 0 takes as many as have `LOGITS_AT_ONCE` logits.
+    """
+    count = len(ours.vectors)
+    rows_at_once = rows_at_once or max(1, LOGITS_AT_ONCE // ours.words)
+    parts = [slice(first, first + rows_at_once) for first in range(0, max(1, count), rows_at_once)]
+    known = targets != IGNORED
+    all_known = known.sum().clamp(min=1)
+
+    def of_part(part: slice) -> Tensor:  # (terms,)
+        with torch.no_grad():
+            expected = None if theirs is None else theirs.logits(part)
+        found = output_losses(terms, ours.logits(part), expected, targets[part])
+        rows = len(ours.vectors[part]) / max(1, count)
+        shares = [known[part].sum() / all_known if term.loss == "labels" else rows for term in terms]
+        return torch.stack([share * found[term.name] for share, term in zip(shares, terms, strict=True)])
+
+    again = partial(checkpoint, of_part, use_reentrant=False, preserve_rng_state=False)
+    losses = torch.stack([*map(again, parts[:-1]), of_part(parts[-1])]).sum(dim=0)
+    return {term.name: loss for term, loss in zip(terms, losses, strict=True)}

@@ -6,7 +6,7 @@ If no output is wanted, the forward pass ends once the last wanted part has been
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,26 @@ class Part(NamedTuple):
     layer: int
 
 
+class Unprojected(NamedTuple):
+    """The logits of a masked-language-model head, not computed yet: its last matrix makes them from `vectors` (rows, width).
+
+    A row of logits is as long as the vocabulary, so those of a whole batch take gigabytes.
+    """
+
+    vectors: Tensor
+    projection: nn.Linear
+
+    @property
+    def words(self) -> int:
+        """The size of the vocabulary."""
+        return self.projection.out_features
+
+    def logits(self, rows: slice) -> Tensor:
+        """The logits (rows, vocabulary) of some of the rows."""
+        found: Tensor = self.projection(self.vectors[rows])
+        return found
+
+
 @dataclass
 class Activations:
     """What was read: vectors (batch, tokens, width); by layer the factors of scores; and the model's output, if wanted."""
@@ -36,6 +56,7 @@ class Activations:
     parts: dict[Part, Tensor]
     scores: dict[int, Dots] = field(default_factory=dict)
     output: Any = None
+    words: Unprojected | None = None
 
     def __getitem__(self, part: tuple[str, int]) -> Tensor:
         return self.parts[Part(*part)]
@@ -64,8 +85,8 @@ def read(
         inputs: the arguments of its forward: `input_ids` and `attention_mask`, both (batch, tokens), and others.
         wanted: the parts.
         output: whether the model's output is wanted too; it is then in `output`.
-        rows: indices into (batch * tokens) of the tokens for which a head with an output per token computes logits; these are
-            then (1, rows, labels), and logits of other tokens are not computed.
+        rows: indices into (batch * tokens) of the tokens that a masked-language-model head is asked about. In place of `output`
+            there is then `words`, of these tokens alone.
 
     Raises:
         BadInput: a layer that the model does not have.
@@ -78,11 +99,13 @@ def read(
     found: dict[Part, Tensor] = {}
     if not wanted and not output:
         return Activations({})
-    with _hooks(model, family, sources, found, leave=not output), _only(model, rows):
-        answer = None
+    answer = words = None
+    with _hooks(model, family, sources, found, leave=not output), _asked(model, rows) as vectors:
         with suppress(_Enough):
             answer = model(**inputs)
-    return assembled(model, family, found, wanted, answer)
+    if vectors:
+        words = Unprojected(vectors[0], model.get_output_embeddings())  # type: ignore[operator]
+    return replace(assembled(model, family, found, wanted, answer), words=words)
 
 
 def sources_of(wanted: Collection[Part]) -> set[Part]:
@@ -106,10 +129,14 @@ def assembled(
 
 
 @contextmanager
-def _only(model: nn.Module, rows: Tensor | None) -> Iterator[None]:
-    """Context in which the head of `model` gets only the hidden states of the tokens `rows`."""
+def _asked(model: nn.Module, rows: Tensor | None) -> Iterator[list[Tensor]]:
+    """Context in which a masked-language-model head gets only the tokens `rows`, and is left before it computes logits.
+
+    What it would compute them from, (rows, width), is then in the list.
+    """
+    vectors: list[Tensor] = []
     if rows is None:
-        yield
+        yield vectors
         return
 
     def choose(_module: nn.Module, _inputs: Any, result: Any) -> Any:
@@ -117,11 +144,17 @@ def _only(model: nn.Module, rows: Tensor | None) -> Iterator[None]:
         result.last_hidden_state = hidden.reshape(1, -1, hidden.shape[-1])[:, rows]
         return result
 
-    handle = encoder_of(model).register_forward_hook(choose)
+    def leave(_module: nn.Module, inputs: tuple[Tensor]) -> None:
+        vectors.append(inputs[0].squeeze(0))
+        raise _Enough
+
+    projection: nn.Linear = model.get_output_embeddings()  # type: ignore[operator]
+    handles = (encoder_of(model).register_forward_hook(choose), projection.register_forward_pre_hook(leave))
     try:
-        yield
+        yield vectors
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

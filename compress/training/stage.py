@@ -14,7 +14,15 @@ from compress.data.batches import Batch, inputs_for, part_of, to_device
 from compress.data.sampler import Sampler
 from compress.distributed import Share
 from compress.methods.catalogue import Stage
-from compress.methods.objectives import Objective, OutputTerm, Projections, check_objective, layer_losses, output_losses
+from compress.methods.objectives import (
+    Objective,
+    OutputTerm,
+    Projections,
+    check_objective,
+    layer_losses,
+    output_losses,
+    vocabulary_losses,
+)
 from compress.methods.presets import Schedule
 from compress.models.activations import Activations, Part, assembled, read
 from compress.models.embedding_rows import rows_in_use
@@ -158,8 +166,11 @@ def step_losses(
     inside = layer_losses(objective.layers, theirs, ours, batch.inputs["attention_mask"], heads, projections)
     terms = {name: batch.weights.texts * loss for name, loss in inside.items()}
     if objective.outputs:
-        expected = None if theirs.output is None else _answers(theirs, batch, objective)
-        answered = output_losses(objective.outputs, _answers(ours, batch, objective), expected, batch.targets)
+        if ours.words is not None:
+            answered = vocabulary_losses(objective.outputs, ours.words, theirs.words, batch.targets)
+        else:
+            expected = None if theirs.output is None else _answers(theirs, batch)
+            answered = output_losses(objective.outputs, _answers(ours, batch), expected, batch.targets)
         weights = {term.name: _weight(term, batch) for term in objective.outputs}
         terms |= {name: weights[name] * loss for name, loss in answered.items()}
     return terms
@@ -229,8 +240,7 @@ def _rows(batch: Batch, objective: Objective) -> Tensor:
     return batch.row_index
 
 
-def _answers(found: Activations, batch: Batch, objective: Objective) -> Tensor:
-    """Logits of the compared rows, (rows, labels)."""
+def _answers(found: Activations, batch: Batch) -> Tensor:
+    """The task head's logits of the labelled rows, (rows, labels)."""
     logits: Tensor = found.output.logits
-    flat = logits.reshape(-1, logits.shape[-1])
-    return flat if objective.masks_tokens else flat[batch.row_index]
+    return logits.reshape(-1, logits.shape[-1])[batch.row_index]
