@@ -42,7 +42,7 @@ def _resolved(settings: FineTuning) -> FineTuning:
     usual = {"learning_rate": 1e-4, "batch": 32, "temperature": 2.0, "soft_weight": 0.9}
     if settings.schedule:
         preset = preset_of(settings.schedule, "fine-tuning")
-        usual |= {"epochs": preset.epochs, "learning_rate": preset.learning_rates[0], "batch": preset.batch}
+        usual |= {"epochs": preset.epochs, "learning_rate": preset.learning_rate, "batch": preset.batch}
         settings = dataclasses.replace(settings, max_length=settings.max_length or preset.tokens)
     left_open: dict[str, Any] = {name: value for name, value in usual.items() if getattr(settings, name) is None}
     settings = dataclasses.replace(settings, **left_open)
