@@ -1,14 +1,10 @@
-"""Losses on attention, and on the relations of queries, keys, values or hidden states of one layer.
+"""Heads, scores, and the direct loss on queries, keys and values. The losses on scores and relations are in `tiled_relations`.
 
-Tensors are (batch, heads, tokens, width of a head), or (batch, heads, tokens, tokens) for scores, the numbers before
-padding is masked and the softmax taken. `mask` is (batch, tokens), 1 for a real token and 0 for padding, and each
-sequence has a real token. Padded keys get no probability and padded queries no weight; means are over the real queries
-of a sequence and the heads, then over sequences. Every loss is a scalar, 0 if the student agrees with the teacher.
+Tensors are (batch, heads, tokens, width of a head). `mask` is (batch, tokens), 1 for a real token and 0 for padding, and each
+sequence has a real token.
 """
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from compress.losses.outputs import full, mean_over_tokens
 from serve.errors import BadInput
@@ -41,57 +37,6 @@ def dot_scores(x: Tensor, y: Tensor) -> Tensor:
     return scores
 
 
-def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    """KL divergence of the student's relation from the teacher's, where a relation is `softmax(X X^T / sqrt(width))`.
-
-    For queries, keys and values, re-split into any number of heads, it is MiniLMv2's loss (eqs 7-9); for values at the
-    attention's own heads, MiniLM's value relation (section 3). The papers' cross-entropy differs only by the teacher's entropy.
-
-    Args:
-        teacher: (batch, heads, tokens, teacher's width), no gradient.
-        student: (batch, heads, tokens, student's width): the widths may differ, the heads may not.
-        mask: (batch, tokens).
-    """
-    theirs, ours = full(teacher), full(student)
-    return attention_loss(dot_scores(theirs, theirs), dot_scores(ours, ours), mask)
-
-
-def attention_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    """KL divergence of the student's attention from the teacher's (MiniLM, section 3).
-
-    Args:
-        teacher: scores (batch, heads, tokens, tokens), no gradient.
-        student: scores of as many heads.
-        mask: (batch, tokens).
-    """
-    padded_keys = ~mask.bool()[:, None, None, :]  # (batch, 1, 1, tokens)
-    target, ours = _log_attention(teacher, padded_keys), _log_attention(student, padded_keys)
-    # A padded key has log-probability -inf on both sides; without the fill its term would be NaN.
-    terms = (target.exp() * (target - ours)).masked_fill(padded_keys, 0.0)
-    return mean_over_tokens(terms.sum(dim=-1).mean(dim=1), mask)
-
-
-def attention_square_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    """Half the squared difference of the attention distributions, summed over keys (XtremeDistil, eq. 9, of one layer).
-
-    It takes the arguments of `attention_loss`.
-    """
-    padded_keys = ~mask.bool()[:, None, None, :]
-    apart = _log_attention(teacher, padded_keys).exp() - _log_attention(student, padded_keys).exp()
-    return mean_over_tokens(apart.square().sum(dim=-1).mean(dim=1) / 2, mask)
-
-
-def score_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    """Mean squared difference of the scores before the softmax, over pairs of real tokens and heads (TinyBERT, section 3).
-
-    It takes the arguments of `attention_loss`.
-    """
-    weights = mask.to(torch.float32)
-    apart = (full(teacher) - full(student)).square().masked_fill(~mask.bool()[:, None, None, :], 0.0)
-    rows = apart.sum(dim=-1).mean(dim=1) / weights.sum(dim=1, keepdim=True)  # mean over a query's real keys
-    return mean_over_tokens(rows, mask)
-
-
 def direct_loss(teacher: Tensor, student: Tensor, projection: Tensor, mask: Tensor) -> Tensor:
     """Mean squared difference of queries, keys or values, mapped by a matrix per head, summed over heads (DirectMiniLM, eq. 10).
 
@@ -103,7 +48,3 @@ def direct_loss(teacher: Tensor, student: Tensor, projection: Tensor, mask: Tens
     """
     apart = full(teacher) - full(student) @ projection
     return mean_over_tokens(apart.square().mean(dim=-1).sum(dim=1), mask)
-
-
-def _log_attention(scores: Tensor, padded_keys: Tensor) -> Tensor:
-    return functional.log_softmax(full(scores).masked_fill(padded_keys, float("-inf")), dim=-1)

@@ -7,8 +7,8 @@ memory grows as tokens times width. (A family's bias by distance and its gradien
 forward pass, because the loss is a scalar and the backward pass can only scale it. Padding is removed first; sequences of the
 same length share tiles.
 
-On a GPU the divergence has its own kernels (`compress.losses.triton_kl`). `compress.losses.relations` has the same losses in the form of
-the papers.
+On a GPU the divergence has its own kernels (`compress.losses.triton_kl`). The tests hold all to the same losses in the form of the
+papers.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,8 +51,11 @@ def tiled_loss(loss: str, teacher: Dots, student: Dots, mask: Tensor) -> Tensor:
     """The loss `loss` (kl, squares or mse, as in `compress.methods.objectives`) of scores, in memory that grows as tokens times width.
 
     Args:
-        loss: `kl`, the divergence of `compress.losses.relations.attention_loss`; `squares`, of `attention_square_loss`; `mse`, of
-            `score_loss`.
+        loss: `kl`, the divergence of the student's attention from the teacher's (MiniLM, section 3), which for scores of queries
+            with themselves is that of relations (MiniLMv2, eqs 7-9); the papers' cross-entropy differs only by the teacher's
+            entropy. `squares`, half the squared difference of the attention distributions, summed over keys (XtremeDistil,
+            eq. 9). `mse`, the mean squared difference of scores before the softmax, over pairs of real tokens (TinyBERT,
+            section 3). Means are over heads, a sequence's real queries, then sequences.
         teacher: gets no gradient.
         student: has as many heads; their width may differ.
         mask: (batch, tokens), 1 for a real token and 0 for padding; each sequence has a real token.

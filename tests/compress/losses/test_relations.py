@@ -3,9 +3,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_relations import relation_loss as by_head
 
 from compress.losses.relations import check_relation_heads, split_heads
-from compress.losses.relations import relation_loss as by_head
 from serve.errors import BadInput
 
 

@@ -1,4 +1,4 @@
-"""Tiled losses against the same losses written whole, in `compress.losses.relations`, which are held against the papers' formulas."""
+"""Tiled losses against the same losses written whole, in `whole_relations`, which are held against the papers' formulas."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from whole_relations import attention_loss, attention_square_loss, relation_loss, score_loss
 
 from compress.losses import tiled_relations as tiled
-from compress.losses.relations import attention_loss, attention_square_loss, relation_loss, score_loss
 from compress.losses.tiled_relations import Dots, tiled_loss
 
 WHOLE = {"kl": attention_loss, "squares": attention_square_loss, "mse": score_loss}

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_relations import attention_loss
 
-from compress.losses.relations import attention_loss, dot_scores
+from compress.losses.relations import dot_scores
 from compress.losses.tiled_relations import Dots, tiled_loss
 
 pytest.importorskip("triton", reason="Triton has no wheel for this system; it comes with torch where it knows the GPU")
