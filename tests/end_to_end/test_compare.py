@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_run import stillroom
 
-from compress.models.pretrained import open_model
+from compress.models.families import FAMILIES, layers_of
+from compress.models.pretrained import load_encoder, open_model
 from serve.errors import BadInput
 from stillroom.commands.compare import Comparison, compare
 
@@ -86,6 +88,38 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
     assert rows["labels"]["losses"]["1-labels"]["last"][0] < rows["labels"]["losses"]["1-labels"]["last"][1]
     assert "<script" not in (out / "report.html").read_text(encoding="utf-8")
     assert (out / "table.md").read_text(encoding="utf-8").count("\n") == 6
+
+
+def test_each_control_starts_from_the_layers_that_it_names(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    compare(
+        Comparison(
+            teacher=str(tiny_teacher), out=str(out), **BESIDE, data=str(task_data), students=(STUDENT,), seeds=1, threads=1,
+            batch=8, teacher_epochs=2, teacher_learning_rate=3e-3, task_tokens=300,
+        )
+    )  # fmt: skip
+    sources = {"given": tiny_teacher, "fine-tuned": out / "work" / "teacher"}
+
+    def closest(control: str) -> dict[str, float]:
+        """How like the most similar layer of each teacher the student's last layer is: 1 where it was copied and hardly trained."""
+        row = next(iter((out / "work").glob(f"{control}-layers*")))
+        ours = queries(row / "student")[-1]
+        return {name: max(float(cosine(ours, theirs)) for theirs in queries(f)) for name, f in sources.items()}
+
+    new, general, tuned = map(closest, ("labels-new-layers", "labels-general-layers", "labels"))
+    assert max(new.values()) < 0.2
+    assert general["given"] > 0.99 > general["fine-tuned"]
+    assert tuned["fine-tuned"] > 0.99 > tuned["given"]
+
+
+def queries(folder: Path) -> list[torch.Tensor]:
+    """The query matrix of each layer of a checkpoint, first to last."""
+    encoder = load_encoder(folder, seed=0)
+    return [layer.attention.self.query.weight.detach() for layer in layers_of(encoder, FAMILIES["bert"])]  # type: ignore[union-attr]
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0)
 
 
 @pytest.mark.slow
