@@ -14,7 +14,8 @@ from serve.errors import BadInput
 ON_TASK = ("soft-labels", "labels")
 RELATION_METHODS = ("minilmv2", "directminilm")  # learn one teacher layer, which can be chosen
 # Settings of one stage in a recipe, and the methods whose layers and heads they choose.
-STAGE_SETTINGS = ("tokens", "learning_rate", "batch", "teacher_layer", "relation_heads")
+LAYER_SETTINGS = ("teacher_layer", "relation_heads")
+STAGE_SETTINGS = ("tokens", "learning_rate", "batch", *LAYER_SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class Chain:
         """Whether it ends with a head for the task."""
         return self.stages[-1][-1].text == "task"
 
-    def links(self, distill_tokens: float, task_tokens: float, ending: Sequence[Stage] = ()) -> list[Link]:
+    def links(
+        self, distill_tokens: float, task_tokens: float, ending: Sequence[Stage] = (), *, cut: float = 1.0
+    ) -> list[Link]:
         """What `run_method` runs: stages on plain text share `distill_tokens`, those on labelled text `task_tokens`.
 
         So methods compare at equal numbers of steps on the task, whatever they read before. A method that does not end on the
-        task gets the stages `ending`. Stages with tokens of their own keep them.
+        task gets the stages `ending`. Stages with tokens of their own keep them. `cut` is the share of the plain text that is read.
         """
         *assistants, last = self.stages
         last = last if self.ends_on_task else (*last, *ending)
@@ -49,11 +52,16 @@ class Chain:
             text: sum(stage.share for stages in (*assistants, last) for stage in stages if stage.text == text)
             for text in budgets
         }
+
+        def tokens_of(stage: Stage) -> float:
+            tokens = stage.tokens or stage.share / whole[stage.text] * budgets[stage.text]
+            return tokens * cut if stage.text == "corpus" else tokens
+
         return [
             Link(
                 shape,
                 stages,
-                tuple(stage.tokens or stage.share / whole[stage.text] * budgets[stage.text] for stage in stages),
+                tuple(tokens_of(stage) for stage in stages),
                 starts_from=stages[0].text,
             )
             for shape, stages in zip(self.shapes, (*assistants, last), strict=True)
@@ -92,7 +100,7 @@ def method_chain(
     shapes = (*assistants_of(between, shape, teacher), shape)
     layers = "" if start == RANDOM or is_checkpoint(start) else start
     check_stage_settings(stages or {})
-    if method in ON_TASK and stages:
+    if name in ON_TASK and stages:
         raise BadInput(
             f"[stages.{next(iter(stages))}]: --method {method} has no stage before the training on the task, which student_epochs, "
             "student_learning_rate and batch set."
@@ -103,9 +111,16 @@ def method_chain(
         )
     given = {stage: dict(values) for stage, values in (stages or {}).items()}
     choices: dict[str, Any] = {"layer_map": layer_map, "teacher_layer": teacher_layer, "relation_heads": relation_heads}
+    if any(key in values for values in given.values() for key in LAYER_SETTINGS) and name not in RELATION_METHODS:
+        raise BadInput(
+            f"[stages]: {' and '.join(LAYER_SETTINGS)} have no effect on --method {name}, only on {' and '.join(RELATION_METHODS)}. Leave "
+            "them out."
+        )
     for values in given.values():
-        choices |= {key: int(values.pop(key)) for key in ("teacher_layer", "relation_heads") if key in values}
-    chain = Chain(method, shapes, chain_of(name, shapes, teacher, start=layers, **choices))
+        choices |= {key: int(values.pop(key)) for key in LAYER_SETTINGS if key in values}
+    chain = Chain(
+        name if len(shapes) == 1 else method, shapes, chain_of(name, shapes, teacher, start=layers, **choices)
+    )
     if len(shapes) > 1 and chain.texts != {"corpus"}:
         raise BadInput(
             f"--method {method}: only methods that learn from plain text alone, such as minilm, take assistants. Leave "

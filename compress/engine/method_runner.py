@@ -72,6 +72,7 @@ class MethodInputs:
     # Replaces each stage's warm-up, decay and rate; the number of steps still follows from the tokens.
     schedule: Schedule | None = None
     accumulate: int = 1
+    checkpoint_seconds: float = 30.0
     trackers: tuple[str, ...] = ()
     # The student's first weights: `random`, teacher layers by a name in `STARTS`, or a checkpoint.
     start: str = "spread"
@@ -211,9 +212,11 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
         came_from = link.starts_from if number == 1 else link.stages[number - 2].text
         student = with_head(before, labelled, given, keeps=came_from == stage.text)
         theirs = load(open_model(str(labelled.teacher)), labelled.task) if asks else None
-        settings = _settings(given, text, tokens)
+        # Unlabelled texts add variety, not steps.
+        settings = _settings(given, replace(text, texts=labelled.train), tokens)
         if any(term.of == "classes" for term in stage.objective.outputs):
-            every = max(1, settings.steps // VALIDATIONS)
+            per_epoch = -(-len(labelled.train) // given.batch)
+            every = min(settings.steps, max(per_epoch, -(-settings.steps // VALIDATIONS)))
 
             def validation(remap: np.ndarray | None) -> Any:
                 return validating(student, labelled.validation, labelled.gold, every, remap)
@@ -314,7 +317,7 @@ def _settings(given: MethodInputs, text: CorpusText | TaskText, tokens: float) -
     if schedule:
         schedule = replace(schedule, steps=steps, learning_rate=given.learning_rate or schedule.learning_rate)
     return StageSettings(
-        steps, given.seed, given.precision, learning_rate=given.learning_rate, device=given.device,
+        steps, given.seed, given.precision, given.checkpoint_seconds, learning_rate=given.learning_rate, device=given.device,
         accumulate=given.accumulate, trackers=given.trackers, schedule=schedule,
     )  # fmt: skip
 

@@ -216,7 +216,10 @@ def open_task(
     warnings = warnings_of(splits, tokenizer, task, max_length)
     corpus = _unseen_texts(corpus, splits, "corpus", warnings)
     unlabelled = _unseen_texts(unlabelled, splits, "unlabelled", warnings)
-    warnings += chain_in(settings, opened, shape).warnings
+    chain = chain_in(settings, opened, shape)
+    warnings += chain.warnings
+    if corpus and settings.method != AUTO and "corpus" not in chain.texts:
+        warnings.append(f"--corpus is not read: --method {chain.method} learns from no plain text.")
     if not layers_fit(opened.config, shape):
         warnings.append(
             f"The student's layers start at random: {shape} has another width or number of heads than the teacher "
@@ -268,6 +271,7 @@ def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
     chain = method_chain(
         method, shape, opened.config, start=settings.start, teacher_layer=settings.teacher_layer, stages=settings.stages
     )
+    check_start(settings.start, chain.shapes, opened.config)
     if "source" in chain.texts:
         raise BadInput(f"--method {method} learns another task first, which only `stillroom compare` can be given.")
     return chain

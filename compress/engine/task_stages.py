@@ -96,6 +96,7 @@ def method_inputs(inputs: TaskInputs, teacher: Path, words: Path | None = None) 
         given.device,
         words=words,
         accumulate=given.accumulate,
+        checkpoint_seconds=given.checkpoint_seconds,
         trackers=given.trackers,
         start=given.start,
         lineage={"data": inputs.data_fingerprint, "method": inputs.chain.method},

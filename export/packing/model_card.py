@@ -12,7 +12,7 @@ from serve.text.labels import entity_labels
 HUB_METRICS = {"entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1"}
 
 # Methods and stages of a lineage that train without a teacher; None: the lineage names neither.
-UNTAUGHT = frozenset({None, "none", "labels", "mlm"})
+UNTAUGHT = frozenset({None, "none", "labels", "mlm", "mlm, then labels"})
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,11 @@ LENGTHS = (16, 128)  # tokens: a short message, a paragraph
 SHOWN_DISAGREEMENTS = 40
 REPORT = "report.html"
 TRAINED = ("teacher", "undistilled", "student")
+DISTIL = "distil-"  # what the folders of a method's stages begin with
 MODELS = (*TRAINED, "fp32", "int8")
 MEANINGS = {
     "teacher": "the large model that the student learns from",
-    "undistilled": "the baseline for distillation: the same student, from the same start and for as many steps, on labels alone",
+    "undistilled": "the control: a student of the same shape, from the fine-tuned teacher, for as many steps on the task, on labels alone",
     "student": "the small model that ships, in torch",
     "fp32": "the student exported to ONNX, in 32-bit floating point",
     "int8": "the exported student in 8-bit integers, the bundle's default variant",
@@ -120,7 +121,11 @@ def model_report_of(
     inputs: RunInputs, folders: dict[str, Path], scores: dict[str, Any], run_fingerprint: str = ""
 ) -> ModelReport:
     """The report of the student after the stage `export`, with the `scores` of the models."""
-    recipe, variants = inputs.recipe, read_variants(folders["export"])
+    recipe, variants, choice = (
+        inputs.recipe,
+        read_variants(folders["export"]),
+        read_lineage(folders["student"])["choice"],
+    )
     ours, theirs = variants.validation["int8"].value, scores["validation"]["teacher"]["value"]
     return ModelReport(
         CardFacts(
@@ -144,7 +149,7 @@ def model_report_of(
         others={split: scores[split] for split in ("validation", "test") if split in scores},
         other_sizes={name: (folders[name] / "model.safetensors").stat().st_size for name in TRAINED if name in folders},
         other_gates=[gate("int8 over teacher, validation", ours / theirs if theirs else 0.0, recipe.teacher_gate)],
-        claims=[read_lineage(folders["student"])["choice"]["why"], *claims(scores)],
+        claims=[choice["why"], *claims(scores, labels=choice["method"] == "labels")],
         warnings=inputs.warnings,
     )
 
@@ -265,7 +270,9 @@ def report_of(
         "training": [
             {"stage": name, "loss": lineage["loss"], "validation": lineage["validation"]}
             for name, folder in folders.items()
-            if name not in ("start", "student") and (lineage := read_lineage(folder)).get("loss")
+            if name == folder.name
+            and name not in ("start", "student")
+            and (lineage := read_lineage(folder)).get("loss")
         ],
         "recipe": write_recipe(inputs.recipe),
         "lineage": model_report.facts.lineage,
@@ -294,9 +301,10 @@ def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
     config, recipe, splits = inputs.opened.config, inputs.recipe, inputs.splits
     data = Path(recipe.data).resolve().name if Path(recipe.data).exists() else recipe.data
     texts = [f"{len(splits.train):,} labelled texts of {data}"]
-    texts += [f"{len(inputs.unlabelled):,} unlabelled ones"] if inputs.unlabelled else []
-    texts += [f"{recipe.augment} generated from each labelled one"] if recipe.augment else []
-    texts += [f"{len(inputs.corpus):,} of a corpus"] if inputs.corpus else []
+    if method != "labels":
+        texts += [f"{len(inputs.unlabelled):,} unlabelled ones"] if inputs.unlabelled else []
+        texts += [f"{recipe.augment} generated from each labelled one"] if recipe.augment else []
+        texts += [f"{len(inputs.corpus):,} of a corpus"] if inputs.corpus and inputs.distill_tokens else []
     tuned = "with its head as given" if inputs.teacher_has_head else "fine-tuned on the same labels"
     scored = f"scores are on {len(splits.test):,} texts of test, read once" if test_read else "test was not read"
     how = "learned from labels alone, and starts" if method == "labels" else f"was distilled by {method}"
@@ -336,10 +344,12 @@ def latency_by_model(latency: ProfileDocument) -> dict[str, float]:
     }
 
 
-def claims(scores: dict[str, Any]) -> list[str]:
-    """What the paired bootstrap supports, in words."""
+def claims(scores: dict[str, Any], *, labels: bool = False) -> list[str]:
+    """What the paired bootstrap supports, in words. With `labels`, student and undistilled are one model."""
     found = []
     for row in scores.get("differences", []):
+        if labels and row["b"] == "undistilled":
+            continue
         size = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
         verdict = (
             "a difference that the paired bootstrap supports"
@@ -358,7 +368,9 @@ def claims(scores: dict[str, Any]) -> list[str]:
 
 def lineage_of(inputs: RunInputs, folders: dict[str, Path]) -> dict[str, Any]:
     """The lineage of the student, without dates and times, so that equal inputs give an equal lineage."""
-    student, start = read_lineage(folders["student"]), read_lineage(folders["start"])
+    student = read_lineage(folders["student"])
+    own_start = student["method"] != "labels" and not inputs.begins_on_labels
+    start = read_lineage(inputs.workdir.root / f"{DISTIL}start" if own_start else folders["start"])
     return {
         "teacher": inputs.opened.public_name,
         "teacher_revision": inputs.opened.revision,

@@ -115,11 +115,10 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     chain = [
         [dataclasses.asdict(link) for link in inputs.chain.links(inputs.distill_tokens, 1.0)],
         texts_fingerprint(inputs.corpus) if "corpus" in inputs.chain.texts else "",
-        r.then,
     ]
     # With a budget, how long one training may take depends on all the others.
     budget = (
-        [r.max_minutes, r.latency_seconds, r.undistilled, *in_domain, *teacher, *student, *chain]
+        [r.max_minutes, r.latency_seconds, r.undistilled, *in_domain, *teacher, *student, *chain, r.then]
         if r.max_minutes
         else []
     )
@@ -129,9 +128,13 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape), r.start)
     stage_fingerprints["soft-labels"] = fingerprint("soft-labels", stage_fingerprints["teacher"], *in_domain)
     stage_fingerprints["undistilled"] = fingerprint("undistilled", stage_fingerprints["start"], *student)
-    stage_fingerprints["method"] = fingerprint("method", stage_fingerprints["soft-labels"], *student, *chain)
+    on_task = [r.augment, r.student_epochs] if "task" in inputs.chain.texts else []
+    stage_fingerprints["method"] = fingerprint(
+        "method", stage_fingerprints["teacher"], str(inputs.shape), r.start, in_domain[0], *on_task, *chain
+    )
+    ending = [r.then, r.temperature, r.soft_weight]
     stage_fingerprints["distilled"] = fingerprint(
-        "distilled", stage_fingerprints["method"], r.temperature, r.soft_weight
+        "distilled", stage_fingerprints["method"], stage_fingerprints["soft-labels"], *student, *ending
     )
     compared = stage_fingerprints["undistilled"] if r.undistilled else ""
     stage_fingerprints["student"] = fingerprint("student", stage_fingerprints["distilled"], compared)
@@ -199,12 +202,15 @@ def _distil(inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict
             f"{plan.distill_tokens:,.0f} tokens of plain text" if plan.distill_tokens else f"{plan.student_steps} steps"
         )
         say(f"{inputs.chain.method}: {steps}")
-        links = inputs.chain.links(plan.distill_tokens, plan.student_steps * _tokens_a_step(inputs))
+        cut = plan.distill_tokens / inputs.distill_tokens if inputs.distill_tokens else 1.0
+        links = inputs.chain.links(inputs.distill_tokens, plan.student_steps * _tokens_a_step(inputs), cut=cut)
         if any(asks_words(link.stages) for link in links):
             fit = partial(fit_head, given=given, tokens=plan.distill_tokens)
-            head = inputs.workdir.stage("distil-teacher-head", stage_fingerprints["method"], fit)
+            head = inputs.workdir.stage(f"{export_and_scores.DISTIL}teacher-head", stage_fingerprints["method"], fit)
             given = dataclasses.replace(given, words=head)
-        *before, last = run_method(inputs.workdir, stage_fingerprints["method"], links, given, prefix="distil-")
+        *before, last = run_method(
+            inputs.workdir, stage_fingerprints["method"], links, given, prefix=export_and_scores.DISTIL
+        )
         folders |= {folder.name: folder for folder in (*before, last)}
         begin = last
     if inputs.chain.ends_on_task and given:

@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +18,15 @@ from compress.data.batches import collate, rows_of, to_device
 from compress.data.corpus import CorpusText, masking_of
 from compress.data.examples import check_task
 from compress.engine.hardware import device_here
+from compress.engine.method_runner import HEAD_SHARE, asks_words
 from compress.evaluation.predictions import row_logits
 from compress.losses.outputs import label_loss, total
+from compress.methods.mlm_head import HEAD_STAGE
 from compress.methods.objectives import Objective, Projections
 from compress.models.embedding_rows import rows_in_use
 from compress.models.initialise import student_of
 from compress.models.precision import computing, matrices_in
-from compress.models.pretrained import load, load_encoder
+from compress.models.pretrained import has_vocabulary_head, load, load_encoder
 from compress.training.stage import step_losses
 from serve.errors import BadInput
 from stillroom.inputs.preflight import RunInputs
@@ -98,8 +101,10 @@ def fitted(plan: Plan, rates: Rates, recipe: Recipe) -> Plan:
         seconds = {
             "teacher": teacher * rates.teacher,
             "plain text": tokens * rates.token,
-            "undistilled": student * rates.student if recipe.undistilled or recipe.method == "labels" else 0.0,
-            "student": student * rates.distilled if recipe.method != "labels" else 0.0,
+            "undistilled": student * rates.student
+            if recipe.undistilled or recipe.method.partition("@")[0] == "labels"
+            else 0.0,
+            "student": student * rates.distilled if recipe.method.partition("@")[0] != "labels" else 0.0,
             "the rest": rates.fixed,
         }
         return Plan(teacher, tokens, student, seconds=seconds)
@@ -114,7 +119,7 @@ def fitted(plan: Plan, rates: Rates, recipe: Recipe) -> Plan:
     if recipe.max_minutes < least:
         raise BadInput(
             f"--max-minutes is {recipe.max_minutes:g}; this recipe takes about {whole.minutes:.0f} minutes here, and {least:.1f} minutes "
-            "for a tenth of its steps, the least allowed. Give more minutes, less data or a smaller student."
+            "for a tenth of its training, the least allowed. Give more minutes, less data or a smaller student."
         )
     of_students = min(1.0, max(budget - teacher, STUDENTS_SHARE * budget) / students)
     of_teacher = min(1.0, (budget - of_students * students) / teacher) if teacher else 1.0
@@ -175,36 +180,35 @@ def _task_step(model: Any, inputs: RunInputs) -> float:
 
 
 def _second_a_token(inputs: RunInputs) -> float:
-    """Seconds of a token of plain text, over all stages that read it, assistants' included."""
-    recipe, chain = inputs.recipe, inputs.chain
-    links = chain.links(1.0, 0.0)
+    """Seconds of a token of the budget for plain text, over all stages that read it, assistants' included."""
+    recipe, chain, family = inputs.recipe, inputs.chain, inputs.opened.family
+    links = chain.links(inputs.distill_tokens, 0.0)
     masks = any(link.masks for link in links)
     teacher = load_encoder(inputs.opened, seed=recipe.seed, vocabulary=masks)
-    vocabulary = inputs.opened.config.vocab_size
     found = 0.0
+
+    def seconds(objective: Objective, theirs: Any, ours: Any, batch: int, tokens: float) -> float:
+        masking = masking_of(inputs.tokenizer, inputs.opened.config.vocab_size, whole_words=False)
+        text = CorpusText(
+            inputs.pieces, inputs.train.pad_id, batch, recipe.seed, masking if objective.masks_tokens else None
+        )
+        return tokens / text.tokens_per_step * _stage_step(objective, theirs, copy.deepcopy(ours), text, inputs)
+
+    if any(asks_words(link.stages) for link in links) and not has_vocabulary_head(inputs.opened):
+        tokens = HEAD_SHARE * inputs.distill_tokens
+        found += seconds(HEAD_STAGE.objective, teacher, teacher, recipe.batch, tokens)
     for link in links:
-        student, _ = student_of(teacher, inputs.opened.family, link.shape, seed=recipe.seed)
-        for stage, share in zip(link.stages, link.tokens, strict=True):
+        student, _ = student_of(teacher, family, link.shape, seed=recipe.seed)
+        for stage, tokens in zip(link.stages, link.tokens, strict=True):
             if stage.text == "corpus":
-                masking = (
-                    masking_of(inputs.tokenizer, vocabulary, whole_words=False)
-                    if stage.objective.masks_tokens
-                    else None
-                )
-                batch = stage.batch or recipe.batch
-                text = CorpusText(inputs.pieces, inputs.train.pad_id, batch, recipe.seed, masking)
-                found += (
-                    share
-                    * _stage_step(stage.objective, teacher, copy.deepcopy(student), text, inputs)
-                    / text.tokens_per_step
-                )
+                found += seconds(stage.objective, teacher, student, stage.batch or recipe.batch, tokens)
         teacher = student
-    return found
+    return found / inputs.distill_tokens
 
 
 def _stage_step(objective: Objective, teacher: Any, student: Any, text: CorpusText, inputs: RunInputs) -> float:
     teacher.eval().to(device_here(inputs.recipe.device))
-    maps = Projections(objective, teacher.config, student.config)
+    maps = Projections(objective, teacher.config, student.config).to(device_here(inputs.recipe.device))
     ids = None if objective.masks_tokens else text.ids
 
     def loss_of(i: int, remap: Any) -> Tensor:
@@ -220,7 +224,8 @@ def _timed(
     """Median seconds of a step, the first left out; the weights of `model` move and are of no further use."""
     used = ids if ids is not None else [*inputs.train.ids, *inputs.validation.ids]
     model.to(device_here(inputs.recipe.device))
-    with rows_in_use(model, used, inputs.train.pad_id) as remap:
+    narrowed = nullcontext() if whole else rows_in_use(model, used, inputs.train.pad_id)
+    with narrowed as remap:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
         taken = []
         for i in range(TIMED_STEPS):

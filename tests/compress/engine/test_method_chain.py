@@ -82,6 +82,11 @@ def test_settings_of_one_stage_take_the_place_of_its_own() -> None:
         ("minilm", {"minilm": {"tokens": -1}}, "tokens is -1; give a number above 0"),
         ("minilm", {"minilm": {"batch": 2.5}}, "batch is 2.5; give a whole number above 0"),
         ("soft-labels", {"soft-labels": {"batch": 8}}, "has no stage before the training on the task"),
+        (
+            "minilm",
+            {"minilm": {"teacher_layer": 2}},
+            "have no effect on --method minilm, only on minilmv2 and directminilm",
+        ),
         ("minilm", {"minilm": 5}, r"\[stages.minilm\] is 5; give a table"),
     ],
 )
@@ -94,3 +99,11 @@ def test_layers_are_copied_into_students_of_their_width_alone() -> None:
     check_start("spread", (Shape(3, 24, 4, 48),), TEACHER)  # then new layers
     with pytest.raises(BadInput, match="--start first copies the teacher's layers"):
         check_start("first", (Shape(3, 24, 4, 48),), TEACHER)
+
+
+def test_a_budget_cuts_the_plain_text_of_every_stage_and_no_label_steps() -> None:
+    chain = method_chain("output-distribution", STUDENT, TEACHER, stages={"hidden-states": {"tokens": 500}})
+    (whole,) = chain.links(1000, 400, (LABELS,))
+    (half,) = chain.links(1000, 400, (LABELS,), cut=0.5)
+    assert whole.tokens == (500, 300, 400)
+    assert half.tokens == (250, 150, 400)

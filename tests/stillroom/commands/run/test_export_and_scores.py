@@ -53,7 +53,7 @@ def test_a_student_that_finds_nothing_is_exported_and_left_to_the_gates(tmp_path
         tmp_path / "student",
         inputs,
         Progress(validation=[(1, 0.0)]),
-        {"role": "student", "method": "labels", "choice": {"why": "It was best."}},
+        {"role": "student", "method": "labels", "choice": {"why": "It was best.", "method": "soft-labels"}},
     )
     make_export(tmp_path, inputs, tmp_path / "student", tmp_path / "student")
     made = read_variants(tmp_path)
@@ -101,7 +101,13 @@ def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abs
         assert replace(test[graph], out_of_scope_texts=0, out_of_scope_abstained=None) == chosen.on(inputs.test, said)
 
 
-DETAILS = {"role": "student", "method": "labels", "student": "1x32", "origin": {}, "choice": {"why": "It was best."}}
+DETAILS = {
+    "role": "student",
+    "method": "labels",
+    "student": "1x32",
+    "origin": {},
+    "choice": {"why": "It was best.", "method": "soft-labels"},
+}
 TEXTS = 44  # in test: more than a report shows
 
 
@@ -136,7 +142,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunInputs, dict[st
             "method": "soft labels",
             "student": str(inputs.shape),
             "origin": {},
-            "choice": {"why": "It was best."},
+            "choice": {"why": "It was best.", "method": "soft-labels"},
         }
         save(model, folders[name], inputs, Progress(validation=[(1, 0.5)]), details)
     folders["export"].mkdir()
