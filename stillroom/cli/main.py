@@ -14,7 +14,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from compress import distributed
-from compress.engine.threads import TRAINING_SPINS, wait_for_work
+from compress.engine.threads import training_spins, wait_for_work
 from serve.errors import BadInput, StillroomError
 from stillroom.cli import demo, judge, make, use
 from stillroom.cli.options import WIDTH, write_rows
@@ -89,7 +89,7 @@ def app(context: click.Context) -> None:
     """A large text encoder in, a small one out: distilled, exported, measured and served."""
     # A thread that spins until it gets work starves whatever shares the machine: with two cores and one busy neighbour, a
     # training step took five times as long. Here, because no verb has loaded torch yet.
-    wait_for_work(TRAINING_SPINS if context.invoked_subcommand in TRAINING_VERBS else 0)
+    wait_for_work(training_spins() if context.invoked_subcommand in TRAINING_VERBS else 0)
     _launched(context.invoked_subcommand)
 
 
@@ -174,6 +174,7 @@ def _launched(verb: str | None) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as this process is
     if distributed.count() > 1 and verb not in LAUNCHED_VERBS:
         raise BadInput(
-            f"{distributed.count()} processes were started for `{verb}`; only {', '.join(LAUNCHED_VERBS)} train in several. "
+            f"{distributed.count()} processes were started for `{verb}`; only {', '.join(LAUNCHED_VERBS[:-1])} and {LAUNCHED_VERBS[-1]} "
+            "train in several. "
             "Run this one without torchrun or accelerate launch."
         )

@@ -86,6 +86,6 @@ def write_recipe(recipe: Recipe) -> str:
 
     everything = dataclasses.asdict(recipe)
     ordered = {name: everything[name] for name in (*FIRST, *everything)}
-    # TOML has no null: what was left open stays out.
-    values = {name: list(v) if isinstance(v, tuple) else v for name, v in ordered.items() if v is not None}
+    # What was left to stillroom stays out: TOML has no null.
+    values = {name: list(v) if isinstance(v, tuple) else v for name, v in ordered.items() if v not in (None, {})}
     return tomli_w.dumps(values)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
-from compress.engine.threads import POLICY, SPINS, TRAINING_SPINS, wait_for_work
+from compress.engine.threads import POLICY, SPINS, TRAINING_SPINS, busy_cores, training_spins, wait_for_work
 
 ON_A_TASK = ("--task", "text-classification", "--data", "nowhere", "--out", "out")
 TRAINING = {
@@ -35,8 +35,19 @@ def spins_in(folder: Path, *command: str, **more: str) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="torch comes with libgomp on Linux alone")
 class TestLibgompIsTold:
     @pytest.mark.parametrize("verb", TRAINING)
-    def test_threads_of_a_verb_that_trains_spin_shortly(self, verb: str, tmp_path: Path) -> None:
-        assert spins_in(tmp_path, verb, *TRAINING[verb]) == TRAINING_SPINS
+    def test_threads_of_a_verb_that_trains_spin_shortly_or_sleep_beside_other_work(
+        self, verb: str, tmp_path: Path
+    ) -> None:
+        assert spins_in(tmp_path, verb, *TRAINING[verb]) in (TRAINING_SPINS, 0)
+
+    def test_a_busy_neighbour_is_seen(self) -> None:
+        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            assert busy_cores(0.5) > 0.5
+            assert training_spins() == 0
+        finally:
+            busy.kill()
+            busy.wait()
 
     def test_threads_of_another_verb_sleep_at_once(self, tmp_path: Path) -> None:
         assert spins_in(tmp_path, "export", "nowhere", "--out", "out") == 0
@@ -52,6 +63,12 @@ def test_nothing_is_added_to_what_the_user_set(own: dict[str, str]) -> None:
     environment = dict(own)
     wait_for_work(TRAINING_SPINS, environment)
     assert environment == own
+
+
+@pytest.mark.parametrize(("cores", "spins"), [(0.1, TRAINING_SPINS), (1.0, 0), (float("inf"), 0)])
+def test_threads_spin_on_an_idle_machine_alone(cores: float, spins: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.engine.threads.busy_cores", lambda: cores)
+    assert training_spins() == spins
 
 
 def test_deciding_loads_no_torch() -> None:
