@@ -107,6 +107,11 @@ class TaskInputs:
         return chain_in(self.settings, self.opened, self.shape)
 
     @property
+    def method_why(self) -> str:
+        """Why it is that method; empty if it was named."""
+        return method_of(self.settings, self.opened, self.shape)[1]
+
+    @property
     def begins_on_labels(self) -> bool:
         """Whether the method is training on the task alone, from parts of the fine-tuned teacher."""
         return self.chain.method in ON_TASK
@@ -248,16 +253,19 @@ def steps_of(epochs: float | None, usual: int, per_epoch: int) -> int:
     return max(1, round(epochs * per_epoch)) if epochs else max(usual * per_epoch, LEAST_STEPS)
 
 
-def method_of(settings: TaskSettings, opened: Opened, shape: Shape) -> str:
-    """The method that `settings` name, or for `auto` that of what was given.
+def method_of(settings: TaskSettings, opened: Opened, shape: Shape) -> tuple[str, str]:
+    """The method that `settings` name, or for `auto` that of what was given; and why it is that one, empty if it was named.
 
     A student that starts from the teacher's layers learns from labels and soft labels. One whose layers are new learns
     MiniLMv2's relations before, if there is plain text beside the labelled texts.
     """
     if settings.method != AUTO:
-        return settings.method
-    new = settings.start == RANDOM or not layers_fit(opened.config, shape)
-    return "minilmv2" if new and (settings.corpus or settings.unlabelled) else "soft-labels"
+        return settings.method, ""
+    if settings.start != RANDOM and layers_fit(opened.config, shape):
+        return "soft-labels", "the student starts from the teacher's layers"
+    if settings.corpus or settings.unlabelled:
+        return "minilmv2", "the student's layers are new, and there is plain text to learn from"
+    return "soft-labels", "the student's layers are new; with --corpus or --unlabelled it would learn by minilmv2 first"
 
 
 def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
@@ -266,7 +274,7 @@ def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
     Raises:
         BadInput: it does not fit the teacher, the student or the data.
     """
-    method = method_of(settings, opened, shape)
+    method, _ = method_of(settings, opened, shape)
     check_start(settings.start, (shape,), opened.config)
     chain = method_chain(
         method, shape, opened.config, start=settings.start, teacher_layer=settings.teacher_layer, stages=settings.stages

@@ -46,6 +46,8 @@ def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> 
             "own_labels_in_data": [label for label in theirs if label in there],
         },
         "student": str(inputs.shape),
+        "method": inputs.chain.method,
+        "method_why": inputs.method_why,
         "max_length": inputs.max_length,
     }
     if inputs.outside:
@@ -66,6 +68,8 @@ def understood_lines(found: Mapping[str, Any]) -> list[str]:
         lines.insert(2, f"out of scope: {_by_split(outside)}")
     if found["head"]["role"] == "teacher":
         lines.append(f"student: {found['student']}")
+        why = f" (auto: {found['method_why']})" if found["method_why"] else ""
+        lines.append(f"method: {found['method']}{why}")
     if steps := {name: count for name, count in found.get("steps", {}).items() if count}:
         lines.append("steps at most: " + ", ".join(f"{name} {count:,}" for name, count in steps.items()))
     return lines

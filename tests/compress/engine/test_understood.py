@@ -30,9 +30,8 @@ def folder_of(folder: Path, rows: list[dict[str, object]]) -> Path:
 
 
 def opened(teacher: Path, task: str, data: Path, **settings: Any) -> TaskInputs:
-    return open_task(
-        TaskSettings(teacher=str(teacher), task=task, data=str(data), student=SHAPE, **settings), data / "out"
-    )
+    settings = {"student": SHAPE} | settings
+    return open_task(TaskSettings(teacher=str(teacher), task=task, data=str(data), **settings), data / "out")
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +79,27 @@ def test_rows_labels_and_what_is_trained_are_told_in_a_few_lines(tiny_teacher: P
         f"labels: 3 in train: {labels}",
         "head: tiny gets a new head for 3 labels",
         f"student: {SHAPE}",
+        "method: soft-labels (auto: the student starts from the teacher's layers)",
         "steps at most: teacher 40, student 1,200",
     ]
+
+
+def test_the_method_that_auto_takes_is_told_with_its_reason(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "more.txt"
+    text.write_text("where is the lamp\n", encoding="utf-8")
+
+    def line(**settings: Any) -> str:
+        found = understood(opened(tiny_teacher, "text-classification", task_data, **settings))
+        (only,) = (line for line in understood_lines(found) if line.startswith("method: "))
+        return only
+
+    narrow = "layers=2,hidden=16,heads=4,ffn=32"
+    assert "soft-labels (auto: the student's layers are new; with --corpus" in line(student=narrow)
+    assert "minilmv2 (auto: the student's layers are new, and there is" in line(student=narrow, unlabelled=(str(text),))
+    assert "soft-labels (auto: the student starts from the teacher's layers" in line(unlabelled=(str(text),))
+    assert line(method="minilm") == "method: minilm"
 
 
 def test_of_many_labels_the_most_and_the_least_frequent_are_told(tiny_teacher: Path, tmp_path: Path) -> None:
