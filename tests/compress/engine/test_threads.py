@@ -14,8 +14,6 @@ from compress.engine.threads import POLICY, SPINS, TRAINING_SPINS, busy_cores, t
 ON_A_TASK = ("--task", "text-classification", "--data", "nowhere", "--out", "out")
 TRAINING = {
     "run": ("--teacher", "nowhere", *ON_A_TASK),
-    "distill": ("--teacher", "nowhere", "--corpus", "nowhere", "--out", "out"),
-    "finetune": ("--model", "nowhere", *ON_A_TASK),
     "compare": ("--teacher", "nowhere", "--method", "labels", *ON_A_TASK),
 }
 
