@@ -177,13 +177,16 @@ def _server(
 
 
 def read_again(settings: ServeSettings, access: Access, context: ssl.SSLContext | None) -> None:
-    """Reads the keys, then the certificate again, for new requests and connections. At the first error it stops, and logs it."""
+    """Reads the keys and the certificate again, for new requests and connections; what cannot be read stays and is logged."""
     try:
         access.keyring = read_keys(settings.keys).after(access.keyring)
+    except BadInput as error:
+        log.error("keys stay as they were: %s", error)
+    try:
         if context is not None:
             load_certificate(context, settings)
     except BadInput as error:
-        log.error("keys or certificate stay as they were: %s", error)
+        log.error("the certificate stays as it was: %s", error)
 
 
 def aliases_of(given: Sequence[str]) -> dict[str, str]:

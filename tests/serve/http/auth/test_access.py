@@ -218,7 +218,7 @@ def test_keys_are_read_again_on_sighup(entities_bundle: Path, tmp_path: Path) ->
         os.kill(server.process.pid, signal.SIGHUP)
         server.logged(
             lambda entry: entry["level"] == "error",
-            "keys or certificate stay as they were: "
+            "keys stay as they were: "
             f"{keys}, line 1: cannot be read; give `name:key`, or `name sha256:HEX` with 64 hexadecimal digits",
         )
         assert (status(ALICE), status(BOB)) == (200, 401)

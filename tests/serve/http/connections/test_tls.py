@@ -140,12 +140,14 @@ def test_a_slow_head_is_cut_off_behind_tls_too(entities_bundle: Path, folder: Pa
         assert connection.recv(12) == b"HTTP/1.1 408"
 
 
-def test_a_renewed_certificate_is_used_after_sighup(
+def test_a_renewed_certificate_is_used_after_sighup_whatever_became_of_the_keys(
     entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
 ) -> None:
     for kind in ("pem", "key"):
         shutil.copy(folder / f"server.{kind}", tmp_path / f"now.{kind}")
-    files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key"]
+    keys = tmp_path / "keys"
+    keys.write_text(f"alice:{'a' * 32}\n")
+    files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key", "--keys", keys]
     with serving(entities_bundle, *files, said="https://", ready=False) as server:
 
         def shown() -> str:
@@ -158,6 +160,7 @@ def test_a_renewed_certificate_is_used_after_sighup(
         until(lambda: asked(server.url, trusting, "/readyz") == 200)
         for kind in ("pem", "key"):
             shutil.copy(folder / f"next.{kind}", tmp_path / f"now.{kind}")
+        keys.write_text("nonsense\n")
         os.kill(server.process.pid, signal.SIGHUP)
         until(lambda: "'next'" in shown())
 
