@@ -90,6 +90,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
     assert (out / "table.md").read_text(encoding="utf-8").count("\n") == 6
 
 
+@pytest.mark.slow
 def test_each_control_starts_from_the_layers_that_it_names(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     compare(

@@ -289,7 +289,7 @@ def test_a_method_on_plain_text_comes_before_the_task(tiny_teacher: Path, task_d
     text.write_text("\n".join(f"please refund the lamp {i}" for i in range(40)), encoding="utf-8")
     out = tmp_path / "intents"
     command = small_run(tiny_teacher, task_data, out, "minilmv2", "--corpus", text, "--unlabelled", text)
-    done = stillroom(*command, "--student-epochs", "40", "--no-undistilled")
+    done = stillroom(*command, "--teacher-epochs", "10", "--student-epochs", "30", "--no-undistilled")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["metric"] == "accuracy"
