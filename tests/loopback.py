@@ -3,11 +3,15 @@
 import asyncio
 import contextlib
 import re
+import shutil
 import ssl
+import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import pytest
 from patience import PATIENCE_S
 
 
@@ -95,3 +99,22 @@ def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> Iterator[Loo
         server.loop.call_soon_threadsafe(server.stopping.set)
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
+
+
+def self_signed(folder: Path) -> tuple[Path, ssl.SSLContext]:
+    """A certificate for localhost that nobody signed but itself, and the context of a server that shows it.
+
+    A test that asks for it is skipped where there is no openssl command.
+    """
+    if not shutil.which("openssl"):
+        pytest.skip("makes its certificate with the openssl command")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2"
+    subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    return certificate, tls

@@ -4,8 +4,6 @@ import asyncio
 import inspect
 import json
 import re
-import shutil
-import ssl
 import subprocess
 import sys
 import time
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback import PAUSE, Asked, Loopback, answer, serving
+from loopback import PAUSE, Asked, Loopback, answer, self_signed, serving
 from repository import ROOT
 
 import serve
@@ -302,17 +300,8 @@ def test_without_time_left_nothing_is_sent() -> None:
         assert server.asked == []
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="makes its certificate with the openssl command")
 def test_it_asks_over_tls_and_believes_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2"
-    subprocess.run(
-        [*command.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
-        check=True,
-        capture_output=True,
-    )
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(certificate, key)
+    certificate, tls = self_signed(tmp_path)
     with serving(Script(told([EMPTY])), tls) as server:
         with Client(f"https://localhost:{server.port}", retries=0) as client, pytest.raises(Unavailable):
             client.entities("a")

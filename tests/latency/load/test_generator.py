@@ -3,17 +3,14 @@
 import asyncio
 import json
 import re
-import shutil
 import socket
-import ssl
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback import PAUSE, Asked, Handler, answer, serving
+from loopback import PAUSE, Asked, Handler, answer, self_signed, serving
 from repository import ROOT
 
 from latency.load import driver, generator
@@ -393,17 +390,8 @@ def test_a_probe_says_what_came_back(said: bytes | None, message: str) -> None:
     assert message in str(refused.value)
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="makes its certificate with the openssl command")
 def test_https_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2"
-    subprocess.run(
-        [*command.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
-        check=True,
-        capture_output=True,
-    )
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(certificate, key)
+    certificate, tls = self_signed(tmp_path)
     with serving(at_once, tls) as server:
         with pytest.raises(BadInput, match="certificate"):
             load(server.url, [b"{}"], **QUICK)
