@@ -17,9 +17,8 @@ from compress.data.texts import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import device_here, on_this_machine, same_bits
 from compress.engine.lineage import read_lineage
-from compress.engine.method_chain import check_start, other_layers
+from compress.engine.method_chain import USED_BY, check_used, method_chain
 from compress.engine.method_runner import (
-    RANDOM,
     Link,
     MethodInputs,
     asks_words,
@@ -31,13 +30,13 @@ from compress.engine.method_runner import (
 )
 from compress.engine.resumable_stages import Workdir, free_target
 from compress.input_errors import Faults
-from compress.methods.catalogue import Stage, chain_of
+from compress.methods.catalogue import Stage
 from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer
-from compress.models.shapes import BY_RULE, Shape, assistants_of, shape_of
+from compress.models.shapes import BY_RULE, Shape, shape_of
 from compress.progress import Notify, message, silent
 from compress.settings import Distillation
 from compress.training.teacher_cache import check_cache, identity_of
@@ -45,12 +44,6 @@ from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.options import make
 
-# Settings that only some methods read.
-USED_BY = {
-    "relation_heads": ("minilmv2",),
-    "teacher_layer": ("minilmv2", "directminilm"),
-    "layer_map": ("hidden-states", "output-distribution"),
-}
 BATCH, TOKENS = 32, 128  # defaults if neither a setting nor a schedule gives a value
 
 
@@ -133,20 +126,16 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     assert tokenizer
     opened = found
     shape = _shape(s, opened)
-    shapes = (*assistants_of(s.assistants, shape, opened.config), shape)
-    messages: tuple[str, ...] = ()
-    if tuple(s.assistants) == (BY_RULE,):
-        none = "none; the student has more than half of the teacher's layers or width"
-        messages = (f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or none}.",)
     if s.schedule:
         preset_of(s.schedule, "distillation")
     if s.start == "layer-map" and not s.layer_map:
         raise BadInput(f"--start layer-map needs --layer-map. Give {', '.join(LAYER_MAPS[:-1])} or {LAYER_MAPS[-1]}.")
-    check_start(s.start, shapes, opened.config, s.layer_map)
-    copied = "" if s.start == RANDOM or is_checkpoint(s.start) else s.start
     choices = {name: getattr(s, name) for name in USED_BY}
-    stages = chain_of(s.method, shapes, opened.config, start=copied, **choices)
-    messages += other_layers(shapes, stages, opened.config, copied, s.layer_map)
+    chain = method_chain("@".join((s.method, *s.assistants)), shape, opened.config, start=s.start, **choices)
+    shapes, stages, messages = chain.shapes, chain.stages, chain.warnings
+    if tuple(s.assistants) == (BY_RULE,):
+        none = "none; the student has more than half of the teacher's layers or width"
+        messages = (f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or none}.", *messages)
     if s.schedule and len(stages[-1]) > 1:
         raise BadInput(
             f"--schedule sets one stage, and --method {s.method} has {len(stages[-1])} stages with their own learning rates. Leave "
@@ -164,11 +153,7 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
 def _check_settings(s: Distillation) -> None:
     """Check the settings that do not depend on the teacher."""
     check_trackers(s.trackers)
-    for name, users in USED_BY.items():
-        if getattr(s, name) and s.method not in users and not (name == "layer_map" and s.start == "layer-map"):
-            raise BadInput(
-                f"--{name.replace('_', '-')} has no effect on --method {s.method}, only on {' and '.join(users)}. Leave it out."
-            )
+    check_used(s.method, {name: getattr(s, name) for name in USED_BY}, s.start)
 
 
 def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage], out: Path) -> None:

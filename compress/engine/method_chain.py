@@ -12,8 +12,13 @@ from serve.errors import BadInput
 
 # Methods without a stage before training on the task.
 ON_TASK = ("soft-labels", "labels")
-RELATION_METHODS = ("minilmv2", "directminilm")  # learn one teacher layer, which can be chosen
-# Settings of one stage in a recipe, and the methods whose layers and heads they choose.
+# Choices that only some methods read.
+USED_BY = {
+    "relation_heads": ("minilmv2",),
+    "teacher_layer": ("minilmv2", "directminilm"),
+    "layer_map": ("hidden-states", "output-distribution"),
+}
+# Settings of one stage in a recipe.
 LAYER_SETTINGS = ("teacher_layer", "relation_heads")
 STAGE_SETTINGS = ("tokens", "learning_rate", "batch", *LAYER_SETTINGS)
 
@@ -97,27 +102,20 @@ def method_chain(
     """
     name, *between = method.split("@")
     check_method_name(method)
-    shapes = (*assistants_of(between, shape, teacher), shape)
-    layers = "" if start == RANDOM or is_checkpoint(start) else start
     check_stage_settings(stages or {})
     if name in ON_TASK and stages:
         raise BadInput(
             f"[stages.{next(iter(stages))}]: --method {method} has no stage before the training on the task, which student_epochs, "
             "student_learning_rate and batch set."
         )
-    if teacher_layer and name not in RELATION_METHODS:
-        raise BadInput(
-            f"--teacher-layer has no effect on --method {name}, only on {' and '.join(RELATION_METHODS)}. Leave it out."
-        )
-    given = {stage: dict(values) for stage, values in (stages or {}).items()}
+    given: dict[str, dict[str, Any]] = {stage: dict(values) for stage, values in (stages or {}).items()}
     choices: dict[str, Any] = {"layer_map": layer_map, "teacher_layer": teacher_layer, "relation_heads": relation_heads}
-    if any(key in values for values in given.values() for key in LAYER_SETTINGS) and name not in RELATION_METHODS:
-        raise BadInput(
-            f"[stages]: {' and '.join(LAYER_SETTINGS)} have no effect on --method {name}, only on {' and '.join(RELATION_METHODS)}. Leave "
-            "them out."
-        )
     for values in given.values():
-        choices |= {key: int(values.pop(key)) for key in LAYER_SETTINGS if key in values}
+        choices |= {key: values.pop(key) for key in LAYER_SETTINGS if key in values}
+    check_used(name, choices, start)
+    shapes = (*assistants_of(between, shape, teacher), shape)
+    check_start(start, shapes, teacher, layer_map)
+    layers = "" if start == RANDOM or is_checkpoint(start) else start
     chain = Chain(
         name if len(shapes) == 1 else method, shapes, chain_of(name, shapes, teacher, start=layers, **choices)
     )
@@ -131,13 +129,22 @@ def method_chain(
         raise BadInput(f"[stages.{unknown[0]}]: the stages of --method {method} are {', '.join(names)}.")
     return replace(
         chain,
-        stages=tuple(tuple(_with(stage, given.get(stage.name, {})) for stage in each) for each in chain.stages),
-        warnings=other_layers(shapes, chain.stages, teacher, layers, layer_map),
+        stages=tuple(tuple(replace(stage, **given.get(stage.name, {})) for stage in each) for each in chain.stages),
+        warnings=_other_layers(chain, teacher, layers, layer_map),
     )
 
 
-def _with(stage: Stage, values: Mapping[str, Any]) -> Stage:
-    return replace(stage, **values)
+def check_used(method: str, choices: Mapping[str, Any], start: str) -> None:
+    """Check that `method` reads each of `choices` (see `USED_BY`) that is given.
+
+    Raises:
+        BadInput: it does not. A layer map may also be that of the start `layer-map`.
+    """
+    for name, users in USED_BY.items():
+        if choices.get(name) and method not in users and not (name == "layer_map" and start == "layer-map"):
+            raise BadInput(
+                f"--{name.replace('_', '-')} has no effect on --method {method}, only on {' and '.join(users)}. Leave it out."
+            )
 
 
 def check_start(start: str, shapes: Sequence[Shape], teacher: Any, layer_map: str = "") -> None:
@@ -189,12 +196,10 @@ def check_stage_settings(stages: Mapping[str, Mapping[str, float]]) -> None:
                 raise BadInput(f"[stages.{name}] {key} is {value!r}; give {kind} above 0.")
 
 
-def other_layers(
-    shapes: Sequence[Shape], chain: Sequence[Sequence[Stage]], teacher: Any, start: str, layer_map: str = ""
-) -> tuple[str, ...]:
-    """A warning for each of `shapes` whose last layer starts from one layer of its teacher and learns from a lower one."""
+def _other_layers(chain: Chain, teacher: Any, start: str, layer_map: str) -> tuple[str, ...]:
+    """A warning for each student whose last layer starts from one layer of its teacher and learns from a lower one."""
     found = []
-    for shape, stages in zip(shapes, chain, strict=True):
+    for shape, stages in zip(chain.shapes, chain.stages, strict=True):
         terms = [term for term in stages[0].objective.layers if term.student_layer == shape.layers]
         if start and terms and stages[0].text == "corpus" and layers_fit(teacher, shape):
             copied = starting_layers(start, teacher.num_hidden_layers, shape.layers, map_name=layer_map)[-1]

@@ -31,13 +31,12 @@ from compress.progress import Notify, advancing, message, silent
 from compress.training.checkpoint import write_safetensors
 from compress.training.loss_checks import doubts
 from compress.training.stage import StageSettings, train_stage
-from compress.training.task_training import validating
+from compress.training.task_training import validating, validation_interval
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
 
 MAPS = "maps.safetensors"  # the learned maps of an objective
 RANDOM = "random"  # new layers
 WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification")
-VALIDATIONS = 10  # per training
 HEAD_SHARE = 0.2  # share of the corpus's tokens for fitting a masked-language-model head
 
 
@@ -215,8 +214,7 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
         # Unlabelled texts add variety, not steps.
         settings = _settings(given, replace(text, texts=labelled.train), tokens)
         if any(term.of == "classes" for term in stage.objective.outputs):
-            per_epoch = -(-len(labelled.train) // given.batch)
-            every = min(settings.steps, max(per_epoch, -(-settings.steps // VALIDATIONS)))
+            every = validation_interval(settings.steps, -(-len(labelled.train) // given.batch))
 
             def validation(remap: np.ndarray | None) -> Any:
                 return validating(student, labelled.validation, labelled.gold, every, remap)

@@ -19,7 +19,7 @@ from compress.data.texts import read_texts
 from compress.engine.data_checks import counted, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, on_this_machine
-from compress.engine.method_chain import ON_TASK, Chain, check_start, method_chain
+from compress.engine.method_chain import ON_TASK, Chain, method_chain
 from compress.engine.method_runner import RANDOM
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
@@ -29,6 +29,7 @@ from compress.models.pretrained import Opened, open_model, open_tokenizer, with_
 from compress.models.shapes import Shape, shape_of
 from compress.progress import Notify, silent
 from compress.settings import AUTO, LEAST_STEPS, MOST_DISTILL_TOKENS, TaskSettings
+from compress.training.task_training import validation_interval
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers
@@ -36,7 +37,6 @@ from serve.text.entity_markers import MARKERS, has_markers
 # Most float32 copies of the teacher's weights that a run keeps: checkpoints with two moments each, stages, graphs.
 DISK_COPIES = 12
 PIECE_TOKENS = 128  # most tokens of a piece of plain text
-MOST_VALIDATIONS = 10  # of one training, unless an epoch is shorter
 
 
 @dataclass
@@ -152,8 +152,8 @@ class TaskInputs:
         return steps_of(self.settings.student_epochs, 10, self.steps_per_epoch)
 
     def validate_every(self, steps: int) -> int:
-        """Steps between two validations of a training of `steps`: an epoch, or more where there are many."""
-        return min(steps, max(self.steps_per_epoch, -(-steps // MOST_VALIDATIONS)))
+        """Steps between two validations of a training of `steps` on the task."""
+        return validation_interval(steps, self.steps_per_epoch)
 
     @property
     def data_fingerprint(self) -> str:
@@ -275,11 +275,9 @@ def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
         BadInput: it does not fit the teacher, the student or the data.
     """
     method, _ = method_of(settings, opened, shape)
-    check_start(settings.start, (shape,), opened.config)
     chain = method_chain(
         method, shape, opened.config, start=settings.start, teacher_layer=settings.teacher_layer, stages=settings.stages
     )
-    check_start(settings.start, chain.shapes, opened.config)
     if "source" in chain.texts:
         raise BadInput(f"--method {method} learns another task first, which only `stillroom compare` can be given.")
     return chain

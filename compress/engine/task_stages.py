@@ -244,12 +244,12 @@ def make_choice(
 
     Labels alone ship only where they are better: a student that learned as much from its teacher may carry more of it.
     """
-    scores = {name: best_on_validation(at) if at else None for name, at in (("d", distilled), ("u", undistilled))}
-    labels = undistilled is not None and (distilled is None or (scores["u"] or 0.0) > (scores["d"] or 0.0))
+    learned = best_on_validation(distilled) if distilled else None
+    control = best_on_validation(undistilled) if undistilled else None
+    labels = control is not None and (learned is None or control > learned)
     source = undistilled if labels else distilled
     assert source
-    reached = teacher_score(teacher)
-    choice = Choice("labels" if labels else method_name(inputs), "", reached, scores["d"], scores["u"])
+    choice = Choice("labels" if labels else method_name(inputs), "", teacher_score(teacher), learned, control)
     choice = replace(choice, why=_why(inputs, choice, labels=labels))
     shutil.copytree(
         source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATE, METRICS, TENSORBOARD, TRAINING)

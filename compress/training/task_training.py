@@ -23,6 +23,8 @@ from compress.training.checkpoint import Progress
 from compress.training.loop import Report, Validation, train
 from compress.training.prefetch import Prefetcher
 
+MOST_VALIDATIONS = 10  # of one training
+
 
 @dataclass(frozen=True)
 class TaskTraining:
@@ -112,6 +114,11 @@ def train_on_task(
             batches=batches,
             report=report,
         )
+
+
+def validation_interval(steps: int, steps_per_epoch: int) -> int:
+    """Steps between two validations of a training of `steps`: an epoch, or more, so that there are at most `MOST_VALIDATIONS`."""
+    return min(steps, max(steps_per_epoch, -(-steps // MOST_VALIDATIONS)))
 
 
 def validating(

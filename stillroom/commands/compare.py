@@ -65,10 +65,9 @@ class Row(NamedTuple):
 def compare(given: Comparison) -> dict[str, Any]:
     """Train every method on every student with every seed, and score each; the document that `--json` prints.
 
-    Methods that begin on plain text start from the teacher as it was given, and end with training on labels; those that
-    begin on the task start from the teacher fine-tuned on it. All read as many tokens of the task's text, and plain text on
-    top. The student of each row is kept. Rows that are finished are not
-    made again, so a stopped comparison goes on where it was, and one with more methods adds theirs.
+    Methods that begin on plain text start from the given teacher, and end with training on labels. Methods that begin on the
+    task start from the teacher fine-tuned on it. All read the same number of tokens of the task's text, and plain text on top.
+    Finished rows and their students are kept, so a stopped comparison resumes, and methods can be added.
 
     Raises:
         BadInput: anything wrong with what was given, before any training.

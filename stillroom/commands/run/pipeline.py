@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+from compress.data.batches import TaskText
 from compress.distributed import join
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
@@ -203,7 +204,8 @@ def _distil(inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict
         )
         say(f"{inputs.chain.method}: {steps}")
         cut = plan.distill_tokens / inputs.distill_tokens if inputs.distill_tokens else 1.0
-        links = inputs.chain.links(inputs.distill_tokens, plan.student_steps * _tokens_a_step(inputs), cut=cut)
+        a_step = TaskText(inputs.train, inputs.recipe.batch, inputs.recipe.seed).tokens_per_step
+        links = inputs.chain.links(inputs.distill_tokens, plan.student_steps * a_step, cut=cut)
         if any(asks_words(link.stages) for link in links):
             fit = partial(fit_head, given=given, tokens=plan.distill_tokens)
             head = inputs.workdir.stage(f"{export_and_scores.DISTIL}teacher-head", stage_fingerprints["method"], fit)
@@ -232,11 +234,6 @@ def _distil(inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict
         lambda f: task_stages.make_distilled(f, inputs, begin, folders.get("soft-labels"), plan.student_steps, given),
         f"student on {ending}: {plan.student_steps} steps",
     )
-
-
-def _tokens_a_step(inputs: RunInputs) -> float:
-    """Real tokens of a step on the labelled texts, on average."""
-    return sum(len(ids) for ids in inputs.train.ids) / inputs.steps_per_epoch
 
 
 def _evaluate(

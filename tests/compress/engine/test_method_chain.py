@@ -85,7 +85,12 @@ def test_settings_of_one_stage_take_the_place_of_its_own() -> None:
         (
             "minilm",
             {"minilm": {"teacher_layer": 2}},
-            "have no effect on --method minilm, only on minilmv2 and directminilm",
+            "--teacher-layer has no effect on --method minilm, only on minilmv2 and directminilm",
+        ),
+        (
+            "directminilm",
+            {"directminilm": {"relation_heads": 12}},
+            "--relation-heads has no effect on --method directminilm",
         ),
         ("minilm", {"minilm": 5}, r"\[stages.minilm\] is 5; give a table"),
     ],
