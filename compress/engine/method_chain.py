@@ -1,5 +1,6 @@
 """A method as `--method` names it: the student, its assistants, the stages of each, and what each stage may read."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from compress.engine.method_runner import RANDOM, Link, is_checkpoint
 from compress.methods.catalogue import METHODS, Stage, chain_of
 from compress.models.initialise import layers_fit, starting_layers
-from compress.models.shapes import Shape, assistants_of
+from compress.models.shapes import BY_RULE, Shape, assistants_of, shape_of
 from serve.errors import BadInput
 
 # Methods without a stage before training on the task.
@@ -100,8 +101,7 @@ def method_chain(
         BadInput: an unknown method, stage or setting; heads, layers or widths that cannot be compared; assistants of a method
             that reads a task.
     """
-    name, *between = method.split("@")
-    check_method_name(method)
+    name, between = check_method_name(method), method.split("@")[1:]
     check_stage_settings(stages or {})
     if name in ON_TASK and stages:
         raise BadInput(
@@ -166,16 +166,23 @@ def check_start(start: str, shapes: Sequence[Shape], teacher: Any, layer_map: st
         teacher = shape.as_config()
 
 
-def check_method_name(method: str) -> None:
-    """Check that the catalogue has `method`, whatever its assistants.
+def check_method_name(method: str) -> str:
+    """The name of `method` without its assistants; the catalogue has it, and their shapes can be read.
 
     Raises:
-        BadInput: it has not.
+        BadInput: an unknown method or shape; the nearest is suggested.
     """
-    name = method.partition("@")[0]
+    name, *between = method.split("@")
     if name not in METHODS:
         again = " Give --method again for each." if "," in name else ""
-        raise BadInput(f"--method {name} is not known; give {', '.join([*METHODS][:-1])} or {[*METHODS][-1]}.{again}")
+        near = [] if again else difflib.get_close_matches(name, METHODS, n=1)
+        meant = f" Did you mean {near[0]}?" if near else ""
+        names = f"{', '.join([*METHODS][:-1])} or {[*METHODS][-1]}"
+        raise BadInput(f"--method {name} is not known.{meant} Give {names}.{again}")
+    for shape in between:
+        if shape != BY_RULE:
+            shape_of(shape)
+    return name
 
 
 def check_stage_settings(stages: Mapping[str, Mapping[str, float]]) -> None:

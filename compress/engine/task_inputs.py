@@ -19,7 +19,7 @@ from compress.data.texts import read_texts
 from compress.engine.data_checks import counted, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, on_this_machine
-from compress.engine.method_chain import ON_TASK, Chain, method_chain
+from compress.engine.method_chain import ON_TASK, Chain, check_method_name, method_chain
 from compress.engine.method_runner import RANDOM
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
@@ -186,6 +186,7 @@ def open_task(
     task = faults.check(lambda: check_task(settings.task))
     shape = faults.check(lambda: shape_of(settings.student))
     opened = faults.check(lambda: open_model(settings.teacher, role=role, revision=settings.revision))
+    named = AUTO if settings.method == AUTO else faults.check(lambda: check_method_name(settings.method))
     for check in more_checks:
         faults.check(check)
     if here:
@@ -210,7 +211,7 @@ def open_task(
         faults.check(partial(refuse_in_scope, settings.out_of_scope, labelled[0], f"{role} {settings.teacher}"))
     if opened:
         faults.check(lambda: check_disk(writes_to, opened))
-        if shape:
+        if shape and named:
             faults.check(lambda: chain_in(settings, opened, shape))
         faults.check(lambda: usable_length(settings.max_length, opened))
         tokenizer = faults.check(lambda: open_tokenizer(opened))

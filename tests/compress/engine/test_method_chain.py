@@ -70,8 +70,8 @@ def test_settings_of_one_stage_take_the_place_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("method", "stages", "message"),
     [
-        ("minlm", {}, "--method minlm is not known; give minilmv2"),
-        ("minilmv2,labels", {}, "is not known; .* Give --method again for each"),
+        ("minlm", {}, r"--method minlm is not known\. Did you mean minilm\? Give minilmv2"),
+        ("minilmv2,labels", {}, "is not known. .* Give --method again for each"),
         (
             "xtremedistil@layers=4,hidden=24,heads=4,ffn=48",
             {},

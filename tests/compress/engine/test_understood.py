@@ -190,3 +190,11 @@ def test_a_distillation_says_what_it_made(tiny_teacher: Path, tmp_path: Path) ->
     assert result == {
         "checkpoint": str(made), "student": SHAPE, "method": "minilmv2", "teacher": "tiny", "epochs": 1.0, "steps": 5,
     }  # fmt: skip
+
+
+def test_a_method_that_is_not_is_told_among_the_other_faults(tmp_path: Path) -> None:
+    for method, said in (("minlm", "--method minlm is not known"), ("minilm@6x57", "'6x57' is not known")):
+        with pytest.raises(BadInput) as refused:
+            opened(tmp_path / "nowhere", "text-classification", tmp_path / "nodata", method=method)
+        assert "3 faults were found" in refused.value.message
+        assert said in refused.value.message
