@@ -94,6 +94,18 @@ def broadcast(value: Any) -> Any:
     return values[0]
 
 
+def gather(value: Any) -> list[Any]:
+    """Every process's `value`, by rank, in every process."""
+    if count() == 1:
+        return [value]
+    import torch
+
+    join()
+    values: list[Any] = [None] * count()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
 def wait() -> None:
     """Block until all processes have called this."""
     if count() > 1:

@@ -146,9 +146,13 @@ class TaskSettings(DataSet):
         4e-4, help="Peak learning rate of training the student.", above=0, panel=STUDENT
     )
     temperature: float = setting(2.0, help="Temperature of the soft labels.", above=0, panel=STUDENT)
-    soft_weight: float = setting(
-        0.9, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1,
-        panel=STUDENT,
+    soft_weight: float | None = setting(
+        None, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1,
+        shown="the better of 0.5 and 0.9 on validation, after short trainings", panel=STUDENT,
+    )  # fmt: skip
+    folds: int = setting(
+        0, help="Parts of the labelled text; the soft labels of each come from a teacher fine-tuned without it. 0: from the teacher "
+        "itself, which has seen their labels.", at_least=0, at_most=10, panel=TEACHER,
     )  # fmt: skip
     then: Ending = setting(
         "soft-labels", help="What follows a method that learns from plain text alone: training on the task by these.",

@@ -20,6 +20,7 @@ from compress.engine.fingerprints import fingerprint
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import run_method
+from compress.engine.soft_labels import make_soft_labels
 from compress.evaluation.metrics import difference, gold_of, score
 from compress.evaluation.predictions import predictions, row_logits
 from stillroom.commands.run.time_budget import full_plan, timed_rates
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--augment", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--soft-weight", type=float, default=0.9)
     given = parser.parse_args()
     recipe = Recipe(
         teacher=given.teacher, task=given.task, data=given.data, out=given.out, student=given.student, seed=given.seed,
@@ -61,7 +63,8 @@ def main() -> None:
         return inputs.workdir.stage(name, fingerprint(name, settings, tokens), make)
 
     teacher = stage("teacher", lambda f: task_stages.make_teacher(f, inputs, plan.teacher_steps))
-    soft = stage("soft-labels", lambda f: task_stages.make_soft_labels(f, inputs, teacher))
+    labels = stage("soft-labels", lambda f: make_soft_labels(f, inputs, teacher))
+    soft = task_stages.SoftLabels(labels, given.soft_weight)
     start = stage("start", lambda f: task_stages.make_start(f, inputs, teacher))
     method_inputs = task_stages.method_inputs(inputs, teacher)
     links = inputs.chain.links(tokens, 0.0)

@@ -15,6 +15,7 @@ from compress.engine.hardware import same_bits
 from compress.engine.label_checks import some
 from compress.engine.lineage import read_lineage
 from compress.engine.resumable_stages import Workdir, check_writable, free_target
+from compress.engine.soft_labels import make_soft_labels, read_soft_labels
 from compress.engine.task_inputs import TaskInputs, open_task, steps_of
 from compress.engine.understood import understood, understood_lines
 from compress.methods.presets import preset_of
@@ -91,7 +92,7 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
         if teacher:
             make = partial(task_stages.make_teacher, inputs=teacher, steps=0)
             labeller = workdir.stage("teacher", fingerprint(run_fingerprint, "teacher"), make)
-            label = partial(task_stages.make_soft_labels, inputs=teacher, teacher=labeller)
+            label = partial(make_soft_labels, inputs=teacher, teacher=labeller)
             soft = workdir.stage("soft-labels", fingerprint(run_fingerprint, "soft labels"), label)
         train = partial(_train, inputs=inputs, teacher=teacher, soft_labels=soft, settings=settings)
         folder = workdir.stage("model", run_fingerprint, train)
@@ -195,9 +196,12 @@ def _train(
     torch.manual_seed(settings.seed)
     labels = None if inputs.teacher_has_head else inputs.labels
     model = load(inputs.opened, task, labels, multi_label=inputs.splits.multi_label)
-    soft = task_stages.read_soft_labels(soft_labels, teacher) if soft_labels and teacher else None
+    soft = read_soft_labels(soft_labels, teacher) if soft_labels and teacher else None
     steps, rate, patience = _steps(inputs, settings), inputs.settings.student_learning_rate, settings.patience or None
-    progress = task_stages.on_task(model, folder, inputs, steps, rate, "fine-tuning", patience=patience, soft=soft)
+    progress = task_stages.on_task(
+        model, folder, inputs, steps, rate, "fine-tuning", patience=patience, soft=soft,
+        soft_weight=inputs.settings.soft_weight or 0.0,
+    )  # fmt: skip
     opened = inputs.opened
     details = {"role": "fine-tuned", "model": opened.public_name, "model_revision": opened.revision, "method": "labels"}
     if teacher:

@@ -119,9 +119,7 @@ class TaskInputs:
     @property
     def asks_soft_labels(self) -> bool:
         """Whether the student's last training learns the teacher's logits, computed once."""
-        if self.begins_on_labels:
-            return self.chain.method == "soft-labels"
-        return not self.chain.ends_on_task and self.settings.then == "soft-labels"
+        return asks_soft_labels(self.settings, self.chain)
 
     @cached_property
     def pieces(self) -> list[Piece]:
@@ -223,6 +221,7 @@ def open_task(
     corpus = _unseen_texts(corpus, splits, "corpus", warnings)
     unlabelled = _unseen_texts(unlabelled, splits, "unlabelled", warnings)
     chain = chain_in(settings, opened, shape)
+    check_folds(settings, chain, splits, teacher_has_head=labelled[1])
     warnings += chain.warnings
     if corpus and settings.method != AUTO and "corpus" not in chain.texts:
         warnings.append(f"--corpus is not read: --method {chain.method} learns from no plain text.")
@@ -282,6 +281,35 @@ def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
     if "source" in chain.texts:
         raise BadInput(f"--method {method} learns another task first, which only `stillroom compare` can be given.")
     return chain
+
+
+def asks_soft_labels(settings: TaskSettings, chain: Chain) -> bool:
+    """Whether the last training of `chain` learns the teacher's logits, computed once."""
+    if chain.method in ON_TASK:
+        return chain.method == "soft-labels"
+    return not chain.ends_on_task and settings.then == "soft-labels"
+
+
+def check_folds(settings: TaskSettings, chain: Chain, splits: Splits, *, teacher_has_head: bool) -> None:
+    """Check that the teacher can be fine-tuned on all but each of the folds, and that its soft labels are learned.
+
+    Raises:
+        BadInput: it is fine-tuned already, nothing learns soft labels, or there are too few texts.
+    """
+    folds = settings.folds
+    if not folds:
+        return
+    if folds == 1 or folds > len(splits.train):
+        raise BadInput(
+            f"--folds is {folds}, and train has {counted(len(splits.train), 'text', 'texts')}. Give 2 or a few more."
+        )
+    if not asks_soft_labels(settings, chain):
+        raise BadInput(f"--folds has no effect on --method {chain.method}, which learns no soft labels. Leave it out.")
+    if teacher_has_head:
+        raise BadInput(
+            f"--folds {folds} fine-tunes the teacher without parts of the labelled text, and --teacher {settings.teacher} was "
+            "fine-tuned on the task before. Give the model that it was fine-tuned from, or leave --folds out."
+        )
 
 
 def check_marked(unlabelled: Sequence[str]) -> None:

@@ -1,14 +1,14 @@
-"""The stages of training on a task: teacher, the student's start, soft labels, undistilled and distilled student, and which ships."""
+"""The stages of training on a task: teacher, the student's start, undistilled and distilled student, and which ships."""
 
+import json
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from compress.data.encoded import Encoded
 from compress.data.examples import check_task
@@ -16,20 +16,23 @@ from compress.engine.hardware import device_here
 from compress.engine.lineage import LINEAGE, read_lineage, save_with_lineage
 from compress.engine.method_runner import RANDOM, Labelled, MethodInputs, with_head
 from compress.engine.resumable_stages import METRICS, STATE, TENSORBOARD, TRAINING
+from compress.engine.soft_labels import fold_of, read_confidence, read_soft_labels
 from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import chance, gold_of, score
 from compress.evaluation.predictions import constant_predictions, predictions, row_logits
 from compress.models.initialise import starting_layers, student_of
 from compress.models.pretrained import load, open_model
 from compress.progress import advancing, message
-from compress.training.checkpoint import Progress, write_safetensors
+from compress.training.checkpoint import Progress
 from compress.training.loss_checks import doubts
 from compress.training.task_training import TaskTraining, train_on_task
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 
-# Texts whose soft labels are saved at once: the most work that a kill during labelling loses.
-SHARD_TEXTS = 4_096
+# Shares of the soft labels in the loss of which one is chosen, where none is given; and the part of the student's steps that
+# each is tried for.
+SOFT_WEIGHTS, TRIAL_PART, LEAST_TRIAL_STEPS = (0.5, 0.9), 0.2, 200
+TRIAL = "trial.json"
 # With fewer steps or validation texts, the error about a teacher no better than chance suggests more of these.
 FEW_STEPS, FEW_TEXTS = 200, 100
 
@@ -59,6 +62,19 @@ def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
     reached = check_teacher(model.to(device_here(settings.device)), inputs, progress.best_step)
     details = {"role": "teacher", "fine_tuned": not inputs.teacher_has_head, "on_validation": reached}
     save(model, folder, inputs, progress, details)
+
+
+def make_fold_teacher(folder: Path, inputs: TaskInputs, steps: int, fold: int) -> None:
+    """Save a teacher that was fine-tuned as `make_teacher` does, but without the labelled texts of `fold`."""
+    settings = inputs.settings
+    torch.manual_seed(settings.seed)
+    model = load(inputs.opened, check_task(settings.task), inputs.labels, multi_label=inputs.splits.multi_label)
+    others = np.flatnonzero(fold_of(inputs.splits.train, settings.folds, settings.seed) != fold).tolist()
+    progress = on_task(
+        model, folder, inputs, steps, settings.teacher_learning_rate, f"teacher without fold {fold + 1}",
+        patience=settings.teacher_patience, train=inputs.train.take(others),
+    )  # fmt: skip
+    save(model, folder, inputs, progress, {"role": "teacher", "without_fold": fold})
 
 
 def make_start(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
@@ -104,30 +120,6 @@ def method_inputs(inputs: TaskInputs, teacher: Path, words: Path | None = None) 
     )
 
 
-def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
-    """Save the teacher's logits on train and the in-domain text."""
-    model = load_stage(teacher, inputs).to(device_here(inputs.settings.device))
-    texts = inputs.soft_labelled
-    generated = len(texts) - len(inputs.train) - len(inputs.unlabelled)
-    message(
-        inputs.notify,
-        f"  {len(inputs.train)} labelled texts, {len(inputs.unlabelled)} unlabelled and {generated} generated ones",
-    )
-    with advancing(inputs.notify, "soft labels") as shown:
-        seen = 0
-
-        def advance(count: int) -> None:
-            nonlocal seen
-            seen += count
-            shown(seen, len(texts))
-
-        shards = [
-            _shard(folder / TRAINING / f"{start}.safetensors", texts[start : start + SHARD_TEXTS], model, advance)
-            for start in range(0, len(texts), SHARD_TEXTS)
-        ]
-    np.save(folder / "logits.npy", np.concatenate(shards), allow_pickle=False)
-
-
 def check_teacher(model: Any, inputs: TaskInputs, best_step: int) -> float:
     """The validation score of the teacher `model`, which was best at `best_step`, or 0 if it was given with its head.
 
@@ -162,28 +154,6 @@ def _what_would_help(inputs: TaskInputs, steps: int) -> str:
     return "A student would learn nothing from it. Check labels and texts, or give a better teacher."
 
 
-def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None]) -> np.ndarray:
-    """The logits of all rows of `texts`, from `file` if it was saved before."""
-    if file.is_file():
-        advance(len(texts))
-        done: np.ndarray = load_file(file)["logits"].numpy()
-        return done
-    logits = np.concatenate(row_logits(model, texts, advance=advance))
-    file.parent.mkdir(exist_ok=True)
-    write_safetensors(file, {"logits": torch.from_numpy(logits)})
-    return logits
-
-
-def read_soft_labels(folder: Path, inputs: TaskInputs) -> list[np.ndarray]:
-    """The teacher's logits of each text's rows, as `make_soft_labels` saved them. ValueError if the texts have other rows."""
-    texts = inputs.soft_labelled
-    logits = np.load(folder / "logits.npy", mmap_mode="r", allow_pickle=False)
-    ends = np.cumsum([len(rows) for rows in texts.rows])
-    if len(logits) != ends[-1]:
-        raise ValueError(f"{folder} holds soft labels of {len(logits)} rows, and the texts have {ends[-1]}")
-    return np.split(logits, ends[:-1])
-
-
 def make_undistilled(folder: Path, inputs: TaskInputs, start: Path, steps: int) -> None:
     """Train the same student from parts of the fine-tuned teacher on labels only, in as many steps: the control."""
     model = load_stage(start, inputs)
@@ -192,11 +162,51 @@ def make_undistilled(folder: Path, inputs: TaskInputs, start: Path, steps: int) 
     save(model, folder, inputs, progress, {"role": "undistilled", "method": "labels"})
 
 
+@dataclass(frozen=True)
+class SoftLabels:
+    """The soft labels that a student learns, and their share of its loss."""
+
+    folder: Path
+    weight: float
+    tried: dict[float, float] = field(default_factory=dict)  # by share: the best validation score of a short training
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """As a student's lineage and the report tell of them."""
+        tried = [{"share": weight, "validation": reached} for weight, reached in self.tried.items()]
+        return {"share": self.weight, "tried": tried, "teacher_confidence": read_confidence(self.folder)}
+
+
+def trial_steps(steps: int) -> int:
+    """Steps of the short training that tries one share of the soft labels for a training of `steps`."""
+    return min(steps, max(LEAST_TRIAL_STEPS, round(TRIAL_PART * steps)))
+
+
+def make_trial(
+    folder: Path, inputs: TaskInputs, start: Path, soft: SoftLabels, steps: int, given: MethodInputs | None = None
+) -> None:
+    """Save the best validation score of a short training with this share of the soft labels; see `make_distilled`."""
+    what = f"share of soft labels {soft.weight:g}"
+    _, progress = _distilled(folder, inputs, start, soft, trial_steps(steps), given, what)
+    reached = max(value for _, value in progress.validation)
+    message(inputs.notify, f"  share {soft.weight:g}: {inputs.metric} {reached:.4f} on validation")
+    (folder / TRIAL).write_bytes(canonical_json({"validation": reached}))
+
+
+def chosen_share(folder: Path, trials: Mapping[float, Path]) -> SoftLabels:
+    """The soft labels in `folder` with the share whose trial was best on validation; of equal ones the largest share."""
+    tried = {
+        weight: float(json.loads((trial / TRIAL).read_text(encoding="utf-8"))["validation"])
+        for weight, trial in trials.items()
+    }
+    return SoftLabels(folder, max(tried, key=lambda weight: (tried[weight], weight)), tried)
+
+
 def make_distilled(
     folder: Path,
     inputs: TaskInputs,
     start: Path,
-    soft_labels: Path | None,
+    soft: SoftLabels | None,
     steps: int,
     given: MethodInputs | None = None,
 ) -> None:
@@ -204,10 +214,27 @@ def make_distilled(
 
     `given` is what the stages before it read: `start` is then a student without a head for the task.
     """
+    model, progress = _distilled(folder, inputs, start, soft, steps, given, "student")
+    details = {"role": "distilled", "method": method_name(inputs)} | ({"soft_labels": soft.lineage} if soft else {})
+    save(model, folder, inputs, progress, details)
+
+
+def _distilled(
+    folder: Path,
+    inputs: TaskInputs,
+    start: Path,
+    soft: SoftLabels | None,
+    steps: int,
+    given: MethodInputs | None,
+    what: str,
+) -> tuple[Any, Progress]:
+    """The trained student and how its training went."""
     model = with_head(start, given.labelled["task"], given, keeps=False) if given else load_stage(start, inputs)
-    soft = read_soft_labels(soft_labels, inputs) if soft_labels else None
-    progress = on_task(model, folder, inputs, steps, inputs.settings.student_learning_rate, "student", soft=soft)
-    save(model, folder, inputs, progress, {"role": "distilled", "method": method_name(inputs)})
+    rate = inputs.settings.student_learning_rate
+    if not soft:
+        return model, on_task(model, folder, inputs, steps, rate, what)
+    logits = read_soft_labels(soft.folder, inputs)
+    return model, on_task(model, folder, inputs, steps, rate, what, soft=logits, soft_weight=soft.weight)
 
 
 def method_name(inputs: TaskInputs) -> str:
@@ -225,6 +252,7 @@ class Choice:
     teacher: float
     distilled: float | None
     undistilled: float | None
+    soft_labels: dict[str, Any] | None = None  # see `SoftLabels.lineage`; None where none were learned
 
 
 def best_on_validation(folder: Path) -> float:
@@ -249,7 +277,8 @@ def make_choice(
     labels = control is not None and (learned is None or control > learned)
     source = undistilled if labels else distilled
     assert source
-    choice = Choice("labels" if labels else method_name(inputs), "", teacher_score(teacher), learned, control)
+    soft = read_lineage(distilled).get("soft_labels") if distilled else None
+    choice = Choice("labels" if labels else method_name(inputs), "", teacher_score(teacher), learned, control, soft)
     choice = replace(choice, why=_why(inputs, choice, labels=labels))
     shutil.copytree(
         source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATE, METRICS, TENSORBOARD, TRAINING)
@@ -290,8 +319,13 @@ def on_task(
     *,
     patience: int | None = None,
     soft: list[np.ndarray] | None = None,
+    soft_weight: float = 0.0,
+    train: Encoded | None = None,
 ) -> Progress:
-    """Train `model` on the task of `inputs`: on labels, and on the teacher's logits `soft` of `inputs.soft_labelled` if given."""
+    """Train `model` on the task of `inputs`: on labels, and on the teacher's logits `soft` of `inputs.soft_labelled` if given.
+
+    `soft_weight` is the share of the soft labels in the loss. `train` is read in place of the labelled texts.
+    """
     given = inputs.settings
     settings = TaskTraining(
         steps,
@@ -300,7 +334,7 @@ def on_task(
         validate_every=inputs.validate_every(steps),
         patience=patience,
         temperature=given.temperature,
-        soft_weight=given.soft_weight,
+        soft_weight=soft_weight,
         seed=given.seed,
         precision=given.precision,
         device=given.device,
@@ -311,7 +345,7 @@ def on_task(
     with advancing(inputs.notify, what) as shown:
         return train_on_task(
             model,
-            inputs.train,
+            inputs.train if train is None else train,
             inputs.validation,
             inputs.splits.validation,
             settings,

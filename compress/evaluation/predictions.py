@@ -8,21 +8,30 @@ import torch
 
 from compress.data.batches import batches_by_length, collate, rows_of, to_device
 from compress.data.encoded import Encoded
+from compress.distributed import Share
 from compress.evaluation.metrics import Prediction
 from serve.text.labels import applies, split_tag
 from serve.text.spans import decode_spans
 
+WHOLE = Share()
+
 
 def row_logits(
-    model: Any, encoded: Encoded, *, remap: np.ndarray | None = None, advance: Any = None
+    model: Any, encoded: Encoded, *, remap: np.ndarray | None = None, advance: Any = None, share: Share = WHOLE
 ) -> list[np.ndarray]:
-    """The logits of each text, (rows, labels), in order; `advance(texts)` is called after each batch."""
+    """The logits of each text, (rows, labels), in order; `advance(texts)` is called after each batch.
+
+    With a `share` of several, only this process's batches are computed; the texts of the others get empty arrays. Which texts are
+    in one batch does not depend on the share, so neither do the bits.
+    """
     out: list[np.ndarray] = [np.empty(0)] * len(encoded)
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        for chosen in batches_by_length([len(ids) for ids in encoded.ids]):
+        for number, chosen in enumerate(batches_by_length([len(ids) for ids in encoded.ids])):
+            if number % share.of != share.number:
+                continue
             batch = to_device(collate(encoded, chosen, remap=remap), device)
             logits = rows_of(model, batch).float().cpu().numpy()
             ends = np.cumsum([len(encoded.rows[i]) for i in chosen])

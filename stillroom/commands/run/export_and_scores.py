@@ -13,6 +13,7 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example, check_task
 from compress.engine.hardware import device_here
 from compress.engine.lineage import base_model_of, read_lineage
+from compress.engine.soft_labels import told
 from compress.engine.task_stages import load_stage
 from compress.engine.understood import understood
 from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, score
@@ -149,7 +150,7 @@ def model_report_of(
         others={split: scores[split] for split in ("validation", "test") if split in scores},
         other_sizes={name: (folders[name] / "model.safetensors").stat().st_size for name in TRAINED if name in folders},
         other_gates=[gate("int8 over teacher, validation", ours / theirs if theirs else 0.0, recipe.teacher_gate)],
-        claims=[choice["why"], *claims(scores, labels=choice["method"] == "labels")],
+        claims=[choice["why"], *told(choice["soft_labels"]), *claims(scores, labels=choice["method"] == "labels")],
         warnings=inputs.warnings,
     )
 

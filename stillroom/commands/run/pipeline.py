@@ -18,7 +18,8 @@ from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
-from compress.engine.method_runner import asks_words, fit_head, run_method
+from compress.engine.method_runner import MethodInputs, asks_words, fit_head, run_method
+from compress.engine.soft_labels import make_soft_labels
 from compress.engine.understood import understood, understood_lines
 from export.packing.builder import DOCUMENTED, ModelReport
 from export.packing.writer import clear_leftovers
@@ -127,7 +128,12 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     stage_fingerprints["plan"] = fingerprint("plan", trained_with(r.device), *common, *budget)
     stage_fingerprints["teacher"] = fingerprint("teacher", stage_fingerprints["plan"], *teacher)
     stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape), r.start)
-    stage_fingerprints["soft-labels"] = fingerprint("soft-labels", stage_fingerprints["teacher"], *in_domain)
+    for fold in range(r.folds):
+        name = f"teacher-fold-{fold + 1}"
+        stage_fingerprints[name] = fingerprint(name, stage_fingerprints["teacher"], r.folds)
+    stage_fingerprints["soft-labels"] = fingerprint(
+        "soft-labels", stage_fingerprints["teacher"], *in_domain, *([r.folds] if r.folds else [])
+    )
     stage_fingerprints["undistilled"] = fingerprint("undistilled", stage_fingerprints["start"], *student)
     on_task = [r.augment, r.student_epochs] if "task" in inputs.chain.texts else []
     stage_fingerprints["method"] = fingerprint(
@@ -137,6 +143,8 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     stage_fingerprints["distilled"] = fingerprint(
         "distilled", stage_fingerprints["method"], stage_fingerprints["soft-labels"], *student, *ending
     )
+    for weight in task_stages.SOFT_WEIGHTS:
+        stage_fingerprints[f"share-{weight:g}"] = fingerprint(f"share-{weight:g}", stage_fingerprints["distilled"])
     compared = stage_fingerprints["undistilled"] if r.undistilled else ""
     stage_fingerprints["student"] = fingerprint("student", stage_fingerprints["distilled"], compared)
     stage_fingerprints["export"] = fingerprint("export", stage_fingerprints["student"], runtimes, r.gate, r.keep_right)
@@ -218,22 +226,57 @@ def _distil(inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict
     if inputs.chain.ends_on_task and given:
         folders["distilled"] = begin
         return
-    if inputs.asks_soft_labels:
-        folders["soft-labels"] = _stage(
-            inputs,
-            "soft-labels",
-            stage_fingerprints,
-            lambda f: task_stages.make_soft_labels(f, inputs, folders["teacher"]),
-            "the teacher labels all texts",
-        )
-    ending = "soft labels and labels" if inputs.asks_soft_labels else "labels"
+    soft = _soft_labels(inputs, stage_fingerprints, folders, plan, begin, given) if inputs.asks_soft_labels else None
+    ending = "soft labels and labels" if soft else "labels"
     folders["distilled"] = _stage(
         inputs,
         "distilled",
         stage_fingerprints,
-        lambda f: task_stages.make_distilled(f, inputs, begin, folders.get("soft-labels"), plan.student_steps, given),
+        lambda f: task_stages.make_distilled(f, inputs, begin, soft, plan.student_steps, given),
         f"student on {ending}: {plan.student_steps} steps",
     )
+
+
+def _soft_labels(
+    inputs: RunInputs,
+    stage_fingerprints: dict[str, str],
+    folders: dict[str, Path],
+    plan: Plan,
+    begin: Path,
+    given: MethodInputs | None,
+) -> task_stages.SoftLabels:
+    """The teacher's soft labels with their share of the loss: the given one, or the best of short trainings from `begin`."""
+    fold_teachers = [
+        _stage(
+            inputs,
+            f"teacher-fold-{fold + 1}",
+            stage_fingerprints,
+            partial(task_stages.make_fold_teacher, inputs=inputs, steps=plan.teacher_steps, fold=fold),
+            f"teacher without fold {fold + 1} of {inputs.recipe.folds}: {plan.teacher_steps} steps at most",
+        )
+        for fold in range(inputs.recipe.folds)
+    ]
+    folders["soft-labels"] = folder = _stage(
+        inputs,
+        "soft-labels",
+        stage_fingerprints,
+        lambda f: make_soft_labels(f, inputs, folders["teacher"], fold_teachers),
+        "the teacher labels all texts",
+    )
+    if inputs.recipe.soft_weight is not None:
+        return task_stages.SoftLabels(folder, inputs.recipe.soft_weight)
+    steps = plan.student_steps
+    trials = {}
+    for weight in task_stages.SOFT_WEIGHTS:
+        soft = task_stages.SoftLabels(folder, weight)
+        trials[weight] = _stage(
+            inputs,
+            f"share-{weight:g}",
+            stage_fingerprints,
+            partial(task_stages.make_trial, inputs=inputs, start=begin, soft=soft, steps=steps, given=given),
+            f"a share of {weight:g} for the soft labels: {task_stages.trial_steps(steps)} steps",
+        )
+    return task_stages.chosen_share(folder, trials)
 
 
 def _evaluate(

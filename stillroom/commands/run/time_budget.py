@@ -19,6 +19,7 @@ from compress.data.corpus import CorpusText, masking_of
 from compress.data.examples import check_task
 from compress.engine.hardware import device_here
 from compress.engine.method_runner import HEAD_SHARE, asks_words
+from compress.engine.task_stages import SOFT_WEIGHTS, trial_steps
 from compress.evaluation.predictions import row_logits
 from compress.losses.outputs import label_loss, total
 from compress.methods.mlm_head import HEAD_STAGE
@@ -61,11 +62,12 @@ class Plan:
 class Rates:
     """Seconds of a step of the teacher and of the student, of a token of plain text, and of all that does not train."""
 
-    teacher: float
+    teacher: float  # of all teachers, if there are folds
     student: float
     distilled: float  # a step of the student on the task by the method, where that is another than `student`
     token: float
     fixed: float
+    shares: int = 0  # of the soft labels that are tried
 
 
 def full_plan(inputs: RunInputs) -> Plan:
@@ -98,8 +100,10 @@ def fitted(plan: Plan, rates: Rates, recipe: Recipe) -> Plan:
         teacher = max(1, round(plan.teacher_steps * of_teacher)) if plan.teacher_steps else 0
         student = max(1, round(plan.student_steps * of_students))
         tokens = plan.distill_tokens * of_students
+        soft = rates.shares * trial_steps(student)
         seconds = {
             "teacher": teacher * rates.teacher,
+            "shares of soft labels": soft * rates.student,
             "plain text": tokens * rates.token,
             "undistilled": student * rates.student
             if recipe.undistilled or recipe.method.partition("@")[0] == "labels"
@@ -159,11 +163,12 @@ def timed_rates(inputs: RunInputs) -> Rates:
     soft = len(inputs.train) + len(inputs.in_domain or ()) if inputs.asks_soft_labels else 0
     texts = soft + 4 * len(inputs.test) + (5 + looks) * len(inputs.validation)
     return Rates(
-        of_teacher,
+        of_teacher * (1 + recipe.folds),
         of_student,
         of_student + of_teacher / 3 if asks else of_student,
         _second_a_token(inputs) if inputs.distill_tokens else 0.0,
         FIXED_SECONDS + recipe.latency_seconds + each * texts,
+        len(SOFT_WEIGHTS) if inputs.asks_soft_labels and recipe.soft_weight is None else 0,
     )
 
 

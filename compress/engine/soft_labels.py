@@ -1,0 +1,143 @@
+"""The teacher's soft labels: its logits on the texts that a student learns from, and how sure it is of them."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from compress import distributed
+from compress.data.encoded import Encoded
+from compress.data.examples import Example, check_task
+from compress.engine.hardware import device_here
+from compress.engine.resumable_stages import TRAINING
+from compress.engine.task_inputs import TaskInputs
+from compress.evaluation.predictions import row_logits, softmax
+from compress.models.pretrained import load, open_model
+from compress.progress import advancing, message
+from compress.training.checkpoint import write_safetensors
+from serve.bundle.manifest import canonical_json
+
+# Texts whose soft labels are saved at once: the most work that a kill during labelling loses.
+SHARD_TEXTS = 4_096
+LOGITS, CONFIDENCE = "logits.npy", "confidence.json"
+
+
+def fold_of(examples: Sequence[Example], folds: int, seed: int) -> np.ndarray:
+    """The fold (from 0) of each example, (examples,): equal parts at random, each with its share of every class."""
+    drawn = np.random.default_rng(seed).permutation(len(examples))
+    by_class = sorted(drawn.tolist(), key=lambda i: str(examples[i].label))
+    folds_of = np.empty(len(examples), dtype=np.int64)
+    folds_of[by_class] = np.arange(len(examples)) % folds
+    return folds_of
+
+
+def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path, fold_teachers: Sequence[Path] = ()) -> None:
+    """Save the teacher's logits on train and the in-domain text, and its mean confidence on train and validation.
+
+    Args:
+        folder: gets both.
+        inputs: the texts.
+        teacher: labels the in-domain text, and train too if there are no `fold_teachers`.
+        fold_teachers: one a fold of `fold_of`, each fine-tuned without the texts of its fold, which it labels.
+    """
+    texts = inputs.soft_labelled
+    generated = len(texts) - len(inputs.train) - len(inputs.unlabelled)
+    message(
+        inputs.notify,
+        f"  {len(inputs.train)} labelled texts, {len(inputs.unlabelled)} unlabelled and {generated} generated ones",
+    )
+    folds_of = fold_of(inputs.splits.train, max(1, len(fold_teachers)), inputs.settings.seed)
+    whole: list[np.ndarray] = [np.empty(0)] * len(texts)
+    with advancing(inputs.notify, "soft labels") as shown:
+        seen = 0
+
+        def advance(count: int) -> None:
+            nonlocal seen
+            seen += count
+            shown(seen, len(texts))
+
+        def label(name: str, model: Any, chosen: Sequence[int]) -> None:
+            for start in range(0, len(chosen), SHARD_TEXTS):
+                file = folder / TRAINING / f"{name}{start}.safetensors"
+                mine = chosen[start : start + SHARD_TEXTS]
+                for i, rows in zip(mine, _shard(file, texts.take(mine), model, advance), strict=True):
+                    whole[i] = rows
+
+        for fold, labeller in enumerate(fold_teachers):
+            label(f"fold-{fold}-", _open(labeller, inputs), np.flatnonzero(folds_of == fold).tolist())
+        model = _open(teacher, inputs)
+        label("", model, range(len(inputs.train) if fold_teachers else 0, len(texts)))
+        on_train = row_logits(model, inputs.train) if fold_teachers else whole[: len(inputs.train)]
+        sure = {
+            "train": confidence(on_train, multi_label=inputs.splits.multi_label),
+            "validation": confidence(row_logits(model, inputs.validation), multi_label=inputs.splits.multi_label),
+        }
+    if fold_teachers:
+        sure["train_out_of_fold"] = confidence(whole[: len(inputs.train)], multi_label=inputs.splits.multi_label)
+    message(inputs.notify, f"  {in_words(sure)}")
+    (folder / CONFIDENCE).write_bytes(canonical_json(sure))
+    np.save(folder / LOGITS, np.concatenate(whole), allow_pickle=False)
+
+
+def confidence(logits: Sequence[np.ndarray], *, multi_label: bool) -> float:
+    """The mean probability of the likeliest answer, from each text's logits (rows, labels); 0.5 to 1 with `multi_label`."""
+    rows = np.concatenate(logits).astype(np.float64)
+    # For a label that applies or not, the likelier answer has the probability sigmoid(|x|).
+    likeliest = 1 / (1 + np.exp(-np.abs(rows))) if multi_label else softmax(rows).max(axis=-1)
+    return round(float(likeliest.mean()), 4)
+
+
+def in_words(sure: dict[str, float]) -> str:
+    """How sure the teacher is, as a sentence for the run's output and its report."""
+    told = f"The teacher is {sure['train']:.3f} sure on train and {sure['validation']:.3f} on validation (mean probability of its answer)"
+    if "train_out_of_fold" in sure:
+        told += f"; out of fold it is {sure['train_out_of_fold']:.3f} sure on train"
+    return told + "."
+
+
+def told(soft_labels: dict[str, Any] | None) -> list[str]:
+    """What a report says of the soft labels that a student learned (see `SoftLabels.lineage`); nothing where there are none."""
+    if not soft_labels:
+        return []
+    tried = ", ".join(f"{one['share']:g}: {one['validation']:.4f}" for one in soft_labels["tried"])
+    share = f"Soft labels have a share of {soft_labels['share']:g} in the student's loss"
+    best = f", the better on validation after short trainings ({tried})" if tried else ""
+    return [f"{share}{best}.", in_words(soft_labels["teacher_confidence"])]
+
+
+def read_confidence(folder: Path) -> dict[str, float]:
+    """How sure the teacher was, as `make_soft_labels` saved it."""
+    found: dict[str, float] = json.loads((folder / CONFIDENCE).read_text(encoding="utf-8"))
+    return found
+
+
+def read_soft_labels(folder: Path, inputs: TaskInputs) -> list[np.ndarray]:
+    """The teacher's logits of each text's rows, as `make_soft_labels` saved them. ValueError if the texts have other rows."""
+    texts = inputs.soft_labelled
+    logits = np.load(folder / LOGITS, mmap_mode="r", allow_pickle=False)
+    ends = np.cumsum([len(rows) for rows in texts.rows])
+    if len(logits) != ends[-1]:
+        raise ValueError(f"{folder} holds soft labels of {len(logits)} rows, and the texts have {ends[-1]}")
+    return np.split(logits, ends[:-1])
+
+
+def _open(teacher: Path, inputs: TaskInputs) -> Any:
+    return load(open_model(str(teacher)), check_task(inputs.settings.task)).to(device_here(inputs.settings.device))
+
+
+def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None]) -> list[np.ndarray]:
+    """The logits (rows, labels) of each of `texts`, from `file` if they were saved before. Each process computes its share."""
+    if not distributed.broadcast(file.is_file()):
+        (share,) = distributed.shares(1)
+        parts = distributed.gather(row_logits(model, texts, advance=advance, share=share))
+        logits = [next(rows for rows in of_text if rows.ndim == 2) for of_text in zip(*parts, strict=True)]
+        file.parent.mkdir(exist_ok=True)
+        write_safetensors(file, {"logits": torch.from_numpy(np.concatenate(logits))})
+        return logits
+    advance(len(texts))
+    saved = distributed.broadcast(load_file(file)["logits"].numpy() if distributed.main() else None)
+    return np.split(saved, np.cumsum([len(rows) for rows in texts.rows])[:-1])
