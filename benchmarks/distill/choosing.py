@@ -232,9 +232,9 @@ class Bench:
         inputs = self.inputs(one.set)
         task = check_task(inputs.settings.task)
         kind, _, share = one.arm.partition("-")
-        started = time.monotonic()
         rate = one.rate or self.rate(one)
         teacher, body = self.teacher(one.set), self.body(one.set, one.body)
+        started = time.monotonic()
         given = dataclasses.replace(task_stages.method_inputs(inputs, teacher), seed=one.seed)
         steps = SETS[one.set]
         if kind == "xtremedistil":

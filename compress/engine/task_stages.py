@@ -31,7 +31,7 @@ from serve.errors import BadInput
 
 # Shares of the soft labels in the loss of which one is chosen, where none is given; and the part of the student's steps that
 # each is tried for.
-SOFT_WEIGHTS, TRIAL_PART, LEAST_TRIAL_STEPS = (0.5, 0.9), 0.2, 200
+SOFT_WEIGHTS, TRIAL_PART = (0.5, 0.9), 0.2
 TRIAL = "trial.json"
 # With fewer steps or validation texts, the error about a teacher no better than chance suggests more of these.
 FEW_STEPS, FEW_TEXTS = 200, 100
@@ -179,7 +179,7 @@ class SoftLabels:
 
 def trial_steps(steps: int) -> int:
     """Steps of the short training that tries one share of the soft labels for a training of `steps`."""
-    return min(steps, max(LEAST_TRIAL_STEPS, round(TRIAL_PART * steps)))
+    return max(1, round(TRIAL_PART * steps))
 
 
 def make_trial(

@@ -1,5 +1,6 @@
 """Bad input: one message, exit code 2, nothing half-written. Each is tried through the command line's own door."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -280,6 +281,11 @@ def test_too_few_minutes_go_to_the_teacher_first_and_the_students_share_the_rest
     assert "leaves the teacher 700 of 1,000 steps" in short.warnings[0]
     without = fitted(whole, rates, Recipe(**NEEDED, undistilled=False))
     assert without.minutes == pytest.approx(1000 / 60)
+    # Two shares of the soft labels are tried, each for a fifth of the student's steps: 2 x 80 s more.
+    shares = dataclasses.replace(rates, shares=2)
+    assert fitted(whole, shares, Recipe(**NEEDED)).minutes == pytest.approx(1560 / 60)
+    half = fitted(whole, shares, Recipe(**NEEDED, max_minutes=900 / 60))
+    assert half.minutes == pytest.approx(900 / 60, rel=0.01)
 
 
 def test_minutes_that_cannot_suffice_are_refused_with_what_would(run: Run, given: dict[str, str | Path]) -> None:
