@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from compress.methods.presets import PRESETS
 from compress.models.layer_maps import LAYER_MAPS
-from compress.models.shapes import FORM, STUDENTS
+from compress.models.shapes import FORM, STUDENTS, USUAL_STUDENT
 from compress.training.trackers import TRACKERS
 from serve.bundle.manifest import Task
 from serve.options import check, setting
@@ -43,6 +43,7 @@ WHAT, DATA, TEACHER, STUDENT, MACHINE = (
 COLUMNS = "Names in the data"
 
 SHAPES = f"A name such as 3x384 (layers x width), or {FORM}."
+OWN_SHAPE = f"{USUAL_STUDENT}, or that of the checkpoint in --start"
 ACCUMULATE = "Parts that each batch is computed in, one after the other; more parts need less memory."
 TRACKER = "Tracker that gets the metrics too; metrics.jsonl is always written."
 SEED = "Seed of all random numbers."
@@ -101,7 +102,9 @@ class TaskSettings(DataSet):
     revision: str = setting("", help=REVISION, shown="its main branch", panel=WHAT)
     task: str = setting(help="Task of the model.", choices=TASKS, panel=WHAT)
     data: str = setting(help=SPLITS, panel=WHAT)
-    student: str = setting("3x384", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", panel=WHAT)
+    student: str = setting(
+        "", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", shown=OWN_SHAPE, panel=WHAT,
+    )  # fmt: skip
     method: str = setting(
         AUTO,
         help="How the student learns (docs/reference/methods.md); minilm@12x384 goes by way of an assistant of that shape. auto "
@@ -159,9 +162,10 @@ class TaskSettings(DataSet):
         panel=STUDENT,
     )  # fmt: skip
     start: str = setting(
-        "spread", help="Layers of the teacher that the student starts from where they fit; random are new ones.",
-        choices=("spread", "alternate", "first", "last", "random"),
-        panel=STUDENT,
+        "spread",
+        help="The student's first weights: layers of the teacher where they fit (spread, alternate, first or last), new ones (random), "
+        "or the folder or Hub name of a checkpoint, such as a student of `distill`.",
+        suggested=tuple(name for name in STARTS if name != "layer-map"), panel=STUDENT,
     )  # fmt: skip
     distill_tokens: int = setting(
         0, help="Tokens of plain text that a method on plain text reads.", at_least=0,
@@ -243,9 +247,7 @@ class Distillation(TextColumn):
     revision: str = setting("", help=REVISION, shown="its main branch")
     corpus: tuple[str, ...] = setting(help=CORPUS, metavar="FILE")
     out: str = setting(metavar="FOLDER", help="The checkpoint to write.")
-    student: str = setting(
-        "", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", shown="3x384, or that of the checkpoint in --start"
-    )
+    student: str = setting("", help=SHAPES, suggested=tuple(STUDENTS), metavar="SHAPE", shown=OWN_SHAPE)
     method: TextMethod = setting("minilmv2", help="What is learned (docs/reference/methods.md).")
     schedule: str = setting(
         "",

@@ -17,7 +17,7 @@ from compress.data.texts import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import device_here, on_this_machine, same_bits
 from compress.engine.lineage import read_lineage
-from compress.engine.method_chain import USED_BY, check_used, method_chain
+from compress.engine.method_chain import USED_BY, check_used, method_chain, student_shape
 from compress.engine.method_runner import (
     Link,
     MethodInputs,
@@ -32,7 +32,6 @@ from compress.engine.resumable_stages import Workdir, free_target
 from compress.input_errors import Faults
 from compress.methods.catalogue import Stage
 from compress.methods.presets import preset_of
-from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer
@@ -125,7 +124,7 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     assert found
     assert tokenizer
     opened = found
-    shape = _shape(s, opened)
+    shape = student_shape(s.student, s.start, opened)
     if s.schedule:
         preset_of(s.schedule, "distillation")
     if s.start == "layer-map" and not s.layer_map:
@@ -175,18 +174,6 @@ def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage]
             f"--teacher-cache {settings.teacher_cache} is a file, or the folder of --out or inside it. Give another folder."
         )
     check_cache(folder, identity_of(cached_of(opened, settings.device), parts, settings.precision))
-
-
-def _shape(settings: Distillation, teacher: Opened) -> Shape:
-    """The shape in the settings, or that of the checkpoint that the student starts from."""
-    if not is_checkpoint(settings.start):
-        return shape_of(settings.student or "3x384")
-    checkpoint = open_model(settings.start, role="--start")
-    check_same_tokens(teacher, checkpoint)
-    own = shape_in(checkpoint)
-    if settings.student and shape_of(settings.student) != own:
-        raise BadInput(f"--start {settings.start} is {own}, and --student is {settings.student}. Leave --student out.")
-    return own
 
 
 def _chosen(settings: Distillation) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from compress.engine.method_runner import RANDOM, Link, is_checkpoint
 from compress.methods.catalogue import METHODS, Stage, chain_of
-from compress.models.initialise import layers_fit, starting_layers
-from compress.models.shapes import BY_RULE, Shape, assistants_of, shape_of
+from compress.models.initialise import layers_fit, open_start, shape_in, starting_layers
+from compress.models.pretrained import Opened
+from compress.models.shapes import BY_RULE, USUAL_STUDENT, Shape, assistants_of, shape_of
 from serve.errors import BadInput
 
 # Methods without a stage before training on the task.
@@ -164,6 +165,20 @@ def check_start(start: str, shapes: Sequence[Shape], teacher: Any, layer_map: st
             )
         starting_layers(start, teacher.num_hidden_layers, shape.layers, map_name=layer_map)
         teacher = shape.as_config()
+
+
+def student_shape(student: str, start: str, teacher: Opened) -> Shape:
+    """The shape that `student` names, or where that is empty of the checkpoint `start`, or else `USUAL_STUDENT`.
+
+    Raises:
+        BadInput: an unknown shape, another one than the checkpoint's, or a checkpoint with another tokenizer than the teacher's.
+    """
+    if not is_checkpoint(start):
+        return shape_of(student or USUAL_STUDENT)
+    own = shape_in(open_start(start, teacher))
+    if student and shape_of(student) != own:
+        raise BadInput(f"--start {start} is {own}, and --student is {student}. Leave --student out.")
+    return own
 
 
 def check_method_name(method: str) -> str:

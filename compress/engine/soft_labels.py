@@ -1,4 +1,4 @@
-"""The teacher's soft labels: its logits on the texts that a student learns from, and how sure it is of them."""
+"""The teacher's soft labels: its logits on the texts that a student learns from, and its confidence."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -92,10 +92,10 @@ def confidence(logits: Sequence[np.ndarray], *, multi_label: bool) -> float:
 
 
 def in_words(sure: dict[str, float]) -> str:
-    """How sure the teacher is, as a sentence for the run's output and its report."""
-    told = f"The teacher is {sure['train']:.3f} sure on train and {sure['validation']:.3f} on validation (mean probability of its answer)"
+    """The teacher's confidence, as a sentence for the run's output and its report."""
+    told = f"The teacher's mean confidence is {sure['train']:.3f} on train and {sure['validation']:.3f} on validation"
     if "train_out_of_fold" in sure:
-        told += f"; out of fold it is {sure['train_out_of_fold']:.3f} sure on train"
+        told += f"; out of fold it is {sure['train_out_of_fold']:.3f} on train"
     return told + "."
 
 
@@ -110,7 +110,7 @@ def told(soft_labels: dict[str, Any] | None) -> list[str]:
 
 
 def read_confidence(folder: Path) -> dict[str, float]:
-    """How sure the teacher was, as `make_soft_labels` saved it."""
+    """The teacher's confidence by split, as `make_soft_labels` saved it."""
     found: dict[str, float] = json.loads((folder / CONFIDENCE).read_text(encoding="utf-8"))
     return found
 

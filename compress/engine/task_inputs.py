@@ -19,14 +19,14 @@ from compress.data.texts import read_texts
 from compress.engine.data_checks import counted, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, on_this_machine
-from compress.engine.method_chain import ON_TASK, Chain, check_method_name, method_chain
-from compress.engine.method_runner import RANDOM
+from compress.engine.method_chain import ON_TASK, Chain, check_method_name, method_chain, student_shape
+from compress.engine.method_runner import RANDOM, is_checkpoint
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
-from compress.models.initialise import layers_fit
+from compress.models.initialise import layers_fit, open_start
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer, with_markers
-from compress.models.shapes import Shape, shape_of
+from compress.models.shapes import USUAL_STUDENT, Shape, shape_of
 from compress.progress import Notify, silent
 from compress.settings import AUTO, LEAST_STEPS, MOST_DISTILL_TOKENS, TaskSettings
 from compress.training.task_training import validation_interval
@@ -57,6 +57,7 @@ class TaskInputs:
     unlabelled: list[str]
     warnings: list[str]
     teacher_fingerprint: str
+    start_fingerprint: str  # of the checkpoint that the student starts from; empty if it starts from none
     notify: Notify = silent
 
     @cached_property
@@ -182,7 +183,7 @@ def open_task(
     faults = Faults()
     here = faults.check(partial(on_this_machine, settings))
     task = faults.check(lambda: check_task(settings.task))
-    shape = faults.check(lambda: shape_of(settings.student))
+    shape = faults.check(lambda: shape_of(settings.student or USUAL_STUDENT))
     opened = faults.check(lambda: open_model(settings.teacher, role=role, revision=settings.revision))
     named = AUTO if settings.method == AUTO else faults.check(lambda: check_method_name(settings.method))
     for check in more_checks:
@@ -207,30 +208,27 @@ def open_task(
         labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=settings.new_head))
     if labelled:
         faults.check(partial(refuse_in_scope, settings.out_of_scope, labelled[0], f"{role} {settings.teacher}"))
+    readers: list[Opened] = []
     if opened:
         faults.check(lambda: check_disk(writes_to, opened))
-        if shape and named:
-            faults.check(lambda: chain_in(settings, opened, shape))
-        faults.check(lambda: usable_length(settings.max_length, opened))
+        readers.append(opened)
+        if shape and is_checkpoint(settings.start):
+            shape = faults.check(lambda: student_shape(settings.student, settings.start, opened))
+            readers += [open_start(settings.start, opened)] if shape else []
+        chain = faults.check(lambda: chain_in(settings, opened, shape)) if shape and named else None
+        if chain and splits and labelled:
+            faults.check(partial(check_folds, settings, chain, splits, teacher_has_head=labelled[1]))
+        for reader in readers:
+            faults.check(partial(usable_length, settings.max_length, reader))
         tokenizer = faults.check(lambda: open_tokenizer(opened))
     faults.raise_if_any()
     assert here and task and shape and opened and splits and labelled and tokenizer  # noqa: PT018 - no test
-    max_length = usable_length(settings.max_length, opened)
+    max_length = min(usable_length(settings.max_length, reader) for reader in readers)
     tokenizer.enable_truncation(max_length=max_length)
     warnings = warnings_of(splits, tokenizer, task, max_length)
     corpus = _unseen_texts(corpus, splits, "corpus", warnings)
     unlabelled = _unseen_texts(unlabelled, splits, "unlabelled", warnings)
-    chain = chain_in(settings, opened, shape)
-    check_folds(settings, chain, splits, teacher_has_head=labelled[1])
-    warnings += chain.warnings
-    if corpus and settings.method != AUTO and "corpus" not in chain.texts:
-        warnings.append(f"--corpus is not read: --method {chain.method} learns from no plain text.")
-    if not layers_fit(opened.config, shape):
-        warnings.append(
-            f"The student's layers start at random: {shape} has another width or number of heads than the teacher "
-            f"({opened.config.hidden_size}, {opened.config.num_attention_heads}), or more layers. It needs far more training than a "
-            "student that starts from the teacher's layers."
-        )
+    warnings += _warnings(settings, opened, shape, corpus=bool(corpus))
     return TaskInputs(
         here,
         opened,
@@ -244,8 +242,24 @@ def open_task(
         unlabelled,
         warnings,
         folder_fingerprint(opened.folder),
+        folder_fingerprint(readers[1].folder) if is_checkpoint(settings.start) else "",
         notify,
     )
+
+
+def _warnings(settings: TaskSettings, opened: Opened, shape: Shape, *, corpus: bool) -> list[str]:
+    """What to know of this method with this teacher and student."""
+    chain = chain_in(settings, opened, shape)
+    warnings = list(chain.warnings)
+    if corpus and settings.method != AUTO and "corpus" not in chain.texts:
+        warnings.append(f"--corpus is not read: --method {chain.method} learns from no plain text.")
+    if not layers_fit(opened.config, shape) and not is_checkpoint(settings.start):
+        warnings.append(
+            f"The student's layers start at random: {shape} has another width or number of heads than the teacher "
+            f"({opened.config.hidden_size}, {opened.config.num_attention_heads}), or more layers. It needs far more training than a "
+            "student that starts from the teacher's layers."
+        )
+    return warnings
 
 
 def steps_of(epochs: float | None, usual: int, per_epoch: int) -> int:
@@ -261,6 +275,8 @@ def method_of(settings: TaskSettings, opened: Opened, shape: Shape) -> tuple[str
     """
     if settings.method != AUTO:
         return settings.method, ""
+    if is_checkpoint(settings.start):
+        return "soft-labels", "the student starts from a checkpoint"
     if settings.start != RANDOM and layers_fit(opened.config, shape):
         return "soft-labels", "the student starts from the teacher's layers"
     if settings.corpus or settings.unlabelled:

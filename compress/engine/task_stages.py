@@ -14,13 +14,13 @@ from compress.data.encoded import Encoded
 from compress.data.examples import check_task
 from compress.engine.hardware import device_here
 from compress.engine.lineage import LINEAGE, read_lineage, save_with_lineage
-from compress.engine.method_runner import RANDOM, Labelled, MethodInputs, with_head
+from compress.engine.method_runner import RANDOM, Labelled, MethodInputs, is_checkpoint, with_head
 from compress.engine.resumable_stages import METRICS, STATE, TENSORBOARD, TRAINING
 from compress.engine.soft_labels import fold_of, read_confidence, read_soft_labels
 from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import chance, gold_of, score
 from compress.evaluation.predictions import constant_predictions, predictions, row_logits
-from compress.models.initialise import starting_layers, student_of
+from compress.models.initialise import open_start, starting_layers, student_of
 from compress.models.pretrained import load, open_model
 from compress.progress import advancing, message
 from compress.training.checkpoint import Progress
@@ -78,7 +78,10 @@ def make_fold_teacher(folder: Path, inputs: TaskInputs, steps: int, fold: int) -
 
 
 def make_start(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
-    """Save the student before training on the task, made from parts of the fine-tuned teacher where shapes allow."""
+    """Save the student before training on the task: of parts of the fine-tuned teacher where shapes allow, or a checkpoint's."""
+    if is_checkpoint(inputs.settings.start):
+        _start_from_checkpoint(folder, inputs)
+        return
     model = load_stage(teacher, inputs)
     start, layers = inputs.settings.start, inputs.opened.config.num_hidden_layers
     named = start not in ("spread", RANDOM)
@@ -90,6 +93,14 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
         chosen=starting_layers(start, layers, inputs.shape.layers) if named else (),
         new_layers=start == RANDOM,
     )
+    save(student, folder, inputs, Progress(), {"role": "start", "student": str(inputs.shape), "origin": origin})
+
+
+def _start_from_checkpoint(folder: Path, inputs: TaskInputs) -> None:
+    opened = open_start(inputs.settings.start, inputs.opened)
+    torch.manual_seed(inputs.settings.seed)
+    student = load(opened, check_task(inputs.settings.task), inputs.labels, multi_label=inputs.splits.multi_label)
+    origin = dict.fromkeys(("embeddings", "layers"), f"{opened.public_name}'s") | {"head": "new"}
     save(student, folder, inputs, Progress(), {"role": "start", "student": str(inputs.shape), "origin": origin})
 
 

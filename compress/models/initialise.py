@@ -10,7 +10,14 @@ from torch import nn
 
 from compress.models.families import Family, encoder_of, layers_of, linear
 from compress.models.layer_maps import layer_map, spread_layers
-from compress.models.pretrained import Opened, has_vocabulary_head, load_encoder, open_model, open_tokenizer
+from compress.models.pretrained import (
+    Opened,
+    has_vocabulary_head,
+    load_encoder,
+    open_model,
+    open_tokenizer,
+    with_markers,
+)
 from compress.models.shapes import Shape
 from serve.errors import BadInput
 
@@ -116,19 +123,31 @@ def student_from(
         BadInput: it cannot be opened, is not an encoder of a known family, or has another tokenizer; or with `vocabulary` the
             sizes of the two vocabularies differ.
     """
-    opened = open_model(checkpoint, role="--start")
-    check_same_tokens(teacher, opened)
+    opened = open_start(checkpoint, teacher)
     theirs, ours = teacher.config.vocab_size, opened.config.vocab_size
     if vocabulary and theirs != ours:
         raise BadInput(
             f"{opened.role} {checkpoint} has a vocabulary of {ours} tokens and {teacher.role} {teacher.name} one of {theirs}, but this "
             "method compares predictions of tokens. Give another --start, or a method on hidden states or attention (minilmv2)."
         )
-    student = load_encoder(opened.folder, seed=seed, vocabulary=vocabulary).eval()
+    student = load_encoder(opened, seed=seed, vocabulary=vocabulary).eval()
     head = "none"
     if vocabulary:
         head = f"{opened.public_name}'s" if has_vocabulary_head(opened) else "new"
     return student, {"embeddings": f"{opened.public_name}'s", "layers": f"{opened.public_name}'s", "head": head}
+
+
+def open_start(checkpoint: str, teacher: Opened) -> Opened:
+    """The checkpoint that a student starts from; it gets the markers of relations where the teacher does.
+
+    Raises:
+        BadInput: it cannot be opened, is not an encoder of a known family, or has another tokenizer than the teacher.
+    """
+    opened = open_model(checkpoint, role="--start")
+    if teacher.added:
+        opened = with_markers(opened)
+    check_same_tokens(teacher, opened)
+    return opened
 
 
 def shape_in(opened: Opened) -> Shape:

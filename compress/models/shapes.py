@@ -41,6 +41,7 @@ STUDENTS = {
     "4x384": Shape(4, 384, 12, 1536),
     "3x384-ffn1536": Shape(3, 384, 12, 1536),
 }
+USUAL_STUDENT = "3x384"
 ASSISTED_SHARE = 0.5  # most of the teacher's layers, and of its width, for an assistant by MiniLM's rule
 BY_RULE = "auto"
 FORM = "layers=5,hidden=320,heads=10,ffn=1280"

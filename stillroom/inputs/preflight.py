@@ -45,20 +45,21 @@ def prepare(recipe: Recipe) -> RunInputs:
     checks = (
         lambda: check_out(out),
         Workdir(work).refuse_foreign,
-        lambda: check_outside(recipe.teacher, work),
+        lambda: check_outside("--teacher", recipe.teacher, work),
+        lambda: check_outside("--start", recipe.start, work),
     )
     opened = open_task(recipe, out, more_checks=checks, notify=show)
     return RunInputs(**{field.name: getattr(opened, field.name) for field in fields(opened)})
 
 
-def check_outside(teacher: str, work: Path) -> None:
-    """Check that `teacher` is not inside the run's working folder.
+def check_outside(role: str, model: str, work: Path) -> None:
+    """Check that `model`, which the flag `role` names, is not inside the run's working folder.
 
     Raises:
         BadInput: it is inside, and the run would delete it.
     """
-    if Path(teacher).resolve().is_relative_to(work.resolve()):
-        raise BadInput(f"--teacher {teacher} is in {work}, which this run would delete. Copy it elsewhere.")
+    if Path(model).resolve().is_relative_to(work.resolve()):
+        raise BadInput(f"{role} {model} is in {work}, which this run would delete. Copy it elsewhere.")
 
 
 def check_out(out: Path) -> None:

@@ -43,7 +43,7 @@ DISTIL = "distil-"  # what the folders of a method's stages begin with
 MODELS = (*TRAINED, "fp32", "int8")
 MEANINGS = {
     "teacher": "the large model that the student learns from",
-    "undistilled": "the control: a student of the same shape, from the fine-tuned teacher, for as many steps on the task, on labels alone",
+    "undistilled": "the control: a student of the same shape and start, trained for as many steps on the task, on labels alone",
     "student": "the small model that ships, in torch",
     "fp32": "the student exported to ONNX, in 32-bit floating point",
     "int8": "the exported student in 8-bit integers, the bundle's default variant",
@@ -308,9 +308,13 @@ def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
         texts += [f"{len(inputs.corpus):,} of a corpus"] if inputs.corpus and inputs.distill_tokens else []
     tuned = "with its head as given" if inputs.teacher_has_head else "fine-tuned on the same labels"
     scored = f"scores are on {len(splits.test):,} texts of test, read once" if test_read else "test was not read"
-    how = "learned from labels alone, and starts" if method == "labels" else f"was distilled by {method}"
+    how = "learned from labels alone, and starts from" if method == "labels" else f"was distilled by {method} from"
+    begins = ""
+    if inputs.start_fingerprint:
+        begins = f", which starts from the checkpoint {Path(recipe.start).name},"
+        how = "learned from labels alone, compared with" if method == "labels" else how
     return (
-        f"A student ({inputs.shape}) {how} from the teacher {inputs.opened.public_name} "
+        f"A student ({inputs.shape}){begins} {how} the teacher {inputs.opened.public_name} "
         f"({config.num_hidden_layers}x{config.hidden_size}, {tuned}) on {_listed(texts)}. "
         f"Choices and gates use {len(splits.validation):,} texts of validation; {scored}."
     )

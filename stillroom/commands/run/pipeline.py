@@ -18,7 +18,7 @@ from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
-from compress.engine.method_runner import MethodInputs, asks_words, fit_head, run_method
+from compress.engine.method_runner import MethodInputs, asks_words, fit_head, is_checkpoint, run_method
 from compress.engine.soft_labels import make_soft_labels
 from compress.engine.understood import understood, understood_lines
 from export.packing.builder import DOCUMENTED, ModelReport
@@ -113,7 +113,8 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
         r.teacher_patience,
         r.teacher_learning_rate,
     ]
-    student = [str(inputs.shape), r.start, r.student_epochs, r.student_learning_rate]
+    begin = r.start if not is_checkpoint(r.start) else inputs.start_fingerprint
+    student = [str(inputs.shape), begin, r.student_epochs, r.student_learning_rate]
     chain = [
         [dataclasses.asdict(link) for link in inputs.chain.links(inputs.distill_tokens, 1.0)],
         texts_fingerprint(inputs.corpus) if "corpus" in inputs.chain.texts else "",
@@ -127,7 +128,7 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     stage_fingerprints: dict[str, str] = {}
     stage_fingerprints["plan"] = fingerprint("plan", trained_with(r.device), *common, *budget)
     stage_fingerprints["teacher"] = fingerprint("teacher", stage_fingerprints["plan"], *teacher)
-    stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape), r.start)
+    stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape), begin)
     for fold in range(r.folds):
         name = f"teacher-fold-{fold + 1}"
         stage_fingerprints[name] = fingerprint(name, stage_fingerprints["teacher"], r.folds)
@@ -137,7 +138,7 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     stage_fingerprints["undistilled"] = fingerprint("undistilled", stage_fingerprints["start"], *student)
     on_task = [r.augment, r.student_epochs] if "task" in inputs.chain.texts else []
     stage_fingerprints["method"] = fingerprint(
-        "method", stage_fingerprints["teacher"], str(inputs.shape), r.start, in_domain[0], *on_task, *chain
+        "method", stage_fingerprints["teacher"], str(inputs.shape), begin, in_domain[0], *on_task, *chain
     )
     ending = [r.then, r.temperature, r.soft_weight]
     stage_fingerprints["distilled"] = fingerprint(

@@ -1,4 +1,4 @@
-"""Soft labels: which teacher labels which text, how sure it is, and which share of them a student learns."""
+"""Soft labels: which teacher labels which text, its confidence, and which share of them a student learns."""
 
 import json
 from collections import Counter
@@ -97,7 +97,7 @@ def test_the_share_that_was_better_on_validation_is_taken(
     said = soft_labels.told(soft.lineage)
     assert f"share of {taken:g}" in said[0]
     assert f"0.5: {half:.4f}, 0.9: {most:.4f}" in said[0]
-    assert "0.990 sure on train and 0.910 on validation" in said[1]
+    assert "mean confidence is 0.990 on train and 0.910 on validation" in said[1]
 
 
 @pytest.mark.parametrize(
