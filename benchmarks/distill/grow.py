@@ -1,19 +1,47 @@
 """Write a teacher twice as wide and twice as deep as another, to test large reductions where no large teacher is available.
 
-    python benchmarks/distill/grow.py --teacher FOLDER --out FOLDER [--head ForSequenceClassification]
+    python benchmarks/distill/grow.py --teacher FOLDER --out FOLDER [--head ForSequenceClassification] [--noise 0.1]
+        [--tokens 150000 --corpus text.txt]
 
 A 6x384 teacher becomes a 12x768 teacher with four times the parameters per layer and nearly the same outputs
-(`compress.models.grow_teacher`). With `--head` the teacher's head for a task is grown too.
+(`compress.models.grow_teacher`). With `--head` the teacher's head for a task is grown too. `--noise` parts the twins, the two
+copies of each unit. `--branch` gives new layers a share of the branches of the layer below, so that they live from the start.
+
+With `--tokens` the grown model gets a masked-language-model head and trains on masked words of `--corpus`: a fifth of the tokens
+for the head alone, then all of them for the whole model (the stages of `stillroom distill`). The same command resumes after a
+kill. With `--corpus` it prints, as JSON, how much each layer changes its input, how alike twins are, and how near the last
+hidden states are to those of the smaller teacher, before and after training, on texts of the corpus.
 """
 
 import argparse
+import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
 import transformers
 
+from compress.data.corpus import CorpusText, Piece, chunks, tokenised
+from compress.data.encoded import pad_id_of
+from compress.data.texts import TextFiles
+from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.engine.hardware import same_bits
 from compress.engine.lineage import save_with_lineage
+from compress.engine.method_runner import Link, MethodInputs, fit_head, run_method
+from compress.engine.resumable_stages import Workdir
+from compress.methods.catalogue import Sizes, mlm
+from compress.models.activations import Part, read
 from compress.models.grow_teacher import grown
-from compress.models.pretrained import open_model
+from compress.models.initialise import shape_in
+from compress.models.living_layers import living_layers, relative_changes, twin_correlation
+from compress.models.pretrained import Opened, load_encoder, open_model, open_tokenizer
+from stillroom.console import show
+
+LONGEST, BATCH, MEASURED, MOST_TOKENS = 128, 8, 32, 1_000_000  # MEASURED: pieces of the corpus
+LEARNING_RATE = 1e-4  # BERT, section A.2
+CHECKPOINT_S = 300.0  # a checkpoint of a 12x768 with its optimiser takes 1.3 GB
 
 
 def main() -> None:
@@ -21,15 +49,109 @@ def main() -> None:
     parser.add_argument("--teacher", required=True)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--head", default="", choices=["", "ForSequenceClassification", "ForTokenClassification"])
+    parser.add_argument("--noise", type=float, default=0.0, help="share of each matrix's root mean square")
+    parser.add_argument("--branch", type=float, default=0.0, help="share of the layer below's branches in a new layer")
+    parser.add_argument("--tokens", type=int, default=0, help=f"for masked words, at most {MOST_TOKENS:,}")
+    parser.add_argument("--corpus", action="append", default=[], type=Path)
+    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.out.exists():
         parser.error(f"--out {given.out} is there already; give another folder")
+    if not 0 <= given.tokens <= MOST_TOKENS or (given.tokens and (given.head or not given.corpus)):
+        parser.error(f"--tokens is {given.tokens}; give at most {MOST_TOKENS}, with --corpus and without --head")
+    same_bits(given.threads)
     opened = open_model(given.teacher)
-    kind = getattr(transformers, f"AutoModel{given.head}")
+    work = Workdir(given.out.with_name(given.out.name + ".work"))
+    with work.locked():
+        choices = {"noise": given.noise, "branch": given.branch, "seed": given.seed}
+        run = fingerprint(folder_fingerprint(opened.folder), given.head, choices, trained_with("cpu"))
+        last = start = work.stage("grown", run, partial(_grow, opened=opened, head=given.head, choices=choices))
+        if given.tokens:
+            last = _trained(work, run, start, given)
+        if given.corpus:
+            document: dict[str, Any] = {
+                "choices": choices,
+                "tokens": given.tokens,
+                "smaller": _measured(opened, opened, given),
+            }
+            document["grown"] = _measured(opened, open_model(str(start)), given)
+            if given.tokens:
+                document["trained"] = _measured(opened, open_model(str(last)), given)
+            print(json.dumps(document, indent=2))
+        work.publish(last, given.out)
+
+
+def _grow(folder: Path, opened: Opened, head: str, choices: dict[str, Any]) -> None:
+    kind = getattr(transformers, f"AutoModel{head}")
     model = kind.from_pretrained(opened.folder, local_files_only=True, use_safetensors=True)
-    given.out.mkdir(parents=True)
-    save_with_lineage(grown(model, opened.family), opened, given.out, {"role": "grown teacher"})
-    print(f"{given.out}: {opened.config.num_hidden_layers * 2} layers, {opened.config.hidden_size * 2} wide")
+    save_with_lineage(grown(model, opened.family, **choices), opened, folder, {"role": "grown teacher", **choices})
+
+
+def _trained(work: Workdir, run: str, start: Path, given: argparse.Namespace) -> Path:
+    """The folder of the grown teacher after masked language modelling."""
+    opened = open_model(str(start))
+    tokenizer, texts = open_tokenizer(opened), TextFiles(tuple(given.corpus))
+    of_texts = texts_fingerprint(texts)
+    pieces = tokenised(texts, tokenizer, LONGEST, work.root / "corpus", fingerprint=of_texts)
+    tokens = min(float(given.tokens), float(pieces.lengths.sum()))
+    run = fingerprint(run, of_texts, tokens, given.learning_rate, given.threads)
+    inputs = MethodInputs(
+        opened,
+        tokenizer,
+        pieces,
+        {},
+        BATCH,
+        given.seed,
+        "fp32",
+        "cpu",
+        checkpoint_seconds=CHECKPOINT_S,
+        lineage={"role": "grown teacher"},
+        notify=show,
+    )
+    head = work.stage("teacher-head", fingerprint(run, "head"), partial(fit_head, given=inputs, tokens=tokens))
+    shape = shape_in(opened)
+    layers, width = opened.config.num_hidden_layers, opened.config.hidden_size
+    link = Link(shape, mlm(Sizes(layers, layers, width, width)), (tokens,))
+    training = replace(inputs, start=str(head), learning_rate=given.learning_rate)
+    return run_method(work, run, [link], training)[-1]
+
+
+def _measured(smaller: Opened, opened: Opened, given: argparse.Namespace) -> dict[str, Any]:
+    """What is measured of the model in `opened`, on the first pieces of the corpus."""
+    model, teacher = load_encoder(opened, seed=0).eval(), load_encoder(smaller, seed=0).eval()
+    inputs = _sample(smaller, given)
+    real = inputs["attention_mask"].bool()
+    ends = (Part("hidden", model.config.num_hidden_layers), Part("hidden", teacher.config.num_hidden_layers))
+    changes = relative_changes(model, opened.family, inputs)
+    with torch.no_grad():
+        ours, theirs = (
+            read(m, opened.family, inputs, [end])[end][real] for m, end in zip((model, teacher), ends, strict=True)
+        )
+    theirs = theirs.repeat_interleave(ours.shape[1] // theirs.shape[1], dim=1)
+    return {
+        "relative_changes": _rounded(changes),
+        "with_scale": _rounded(relative_changes(model, opened.family, inputs, rescaled=False)),
+        "living": living_layers(changes),
+        "twin_correlation": {of: round(r, 3) for of, r in twin_correlation(model, opened.family, inputs).items()},
+        "cosine_to_smaller": round(float(torch.nn.functional.cosine_similarity(ours, theirs, dim=-1).mean()), 3),
+    }
+
+
+def _sample(opened: Opened, given: argparse.Namespace) -> dict[str, torch.Tensor]:
+    """The first `MEASURED` pieces of the corpus."""
+    tokenizer = open_tokenizer(opened)
+    first: list[Piece] = []
+    for text in TextFiles(tuple(given.corpus)):
+        first += chunks([text], tokenizer, LONGEST)
+        if len(first) >= MEASURED:
+            break
+    return CorpusText(first[:MEASURED], pad_id_of(tokenizer), MEASURED, 0).at(0).inputs
+
+
+def _rounded(values: tuple[float, ...]) -> list[float]:
+    return [round(value, 3) for value in values]
 
 
 if __name__ == "__main__":

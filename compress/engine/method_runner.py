@@ -19,12 +19,14 @@ from compress.engine.fingerprints import fingerprint, folder_fingerprint, traine
 from compress.engine.lineage import save_with_lineage
 from compress.engine.resumable_stages import TRAINING, Workdir
 from compress.methods.catalogue import Stage
+from compress.methods.living_target import learns_relations, on_living_layers
 from compress.methods.mlm_head import HEAD_STAGE
 from compress.methods.objectives import Projections
 from compress.methods.presets import Schedule
 from compress.models.activations import Part, sources_of
 from compress.models.families import encoder_of
 from compress.models.initialise import STARTS, starting_layers, student_from, student_of
+from compress.models.living_layers import relative_changes
 from compress.models.pretrained import Opened, has_vocabulary_head, load, load_encoder, open_model
 from compress.models.shapes import Shape
 from compress.progress import Notify, advancing, message, silent
@@ -33,10 +35,12 @@ from compress.training.loss_checks import doubts
 from compress.training.stage import StageSettings, train_stage
 from compress.training.task_training import validating, validation_interval
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
+from serve.errors import BadInput
 
 MAPS = "maps.safetensors"  # the learned maps of an objective
 RANDOM = "random"  # new layers
 WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification")
+SAMPLE = 8  # pieces of text on which a teacher's layers are measured
 HEAD_SHARE = 0.2  # share of the corpus's tokens for fitting a masked-language-model head
 
 
@@ -198,6 +202,8 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
         text = _corpus(given, masks=stage.objective.masks_tokens, batch=stage.batch)
         student = load_encoder(before, seed=given.seed, vocabulary=link.masks)
         theirs = load_encoder(teacher, seed=given.seed, vocabulary=stage.objective.masks_tokens) if asks else None
+        if theirs is not None and teacher is given.opened and learns_relations(stage):
+            stage, details = _on_living_layers(stage, theirs, given)
         settings = _settings(given, text, tokens)
         if given.teacher_cache and stage.objective.can_be_kept:
             text = CachedTeacherText(text, _cached(given, link, theirs))
@@ -261,6 +267,23 @@ def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: b
     if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
         _give_pooler(student, given)
     return student
+
+
+def _on_living_layers(stage: Stage, teacher: Any, given: MethodInputs) -> tuple[Stage, dict[str, Any]]:
+    """`stage` without dead layers of the given teacher, see `on_living_layers`, and what was measured and taken, for the lineage.
+
+    Raises:
+        BadInput: a layer is dead that the teacher cache was checked for.
+    """
+    sample = CorpusText(given.pieces[:SAMPLE], pad_id_of(given.tokenizer), SAMPLE, given.seed).at(0)
+    changes = relative_changes(teacher, given.opened.family, sample.inputs)
+    living, said = on_living_layers(stage, changes)
+    if living != stage and given.teacher_cache:
+        raise BadInput(f"{said[0]} --teacher-cache keeps only the layer that the settings name. Leave it out.")
+    for line in said:
+        message(given.notify, line)
+    learned = sorted({term.teacher_layer for term in living.objective.layers})
+    return living, {"teacher_layers": learned, "teacher_layer_changes": [round(change, 4) for change in changes]}
 
 
 def _give_pooler(student: Any, given: MethodInputs) -> None:

@@ -30,6 +30,7 @@ class Stage:
     learning_rate: float = 5e-4
     warmup: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
+    layer_is_given: bool = False  # whether the user named the teacher layer, which is kept then whatever it does
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,14 @@ def minilmv2(sizes: Sizes) -> tuple[Stage, ...]:
     heads = sizes.relation_heads or usual_relation_heads(sizes.teacher_width, sizes.student_width)
     layer = sizes.teacher_layer or sizes.copied_layer or usual_teacher_layer(sizes)
     terms = [LayerTerm("relation", of, layer, sizes.student_layers, heads=heads) for of in QKV]
-    return (Stage("minilmv2", Objective(tuple(terms))),)
+    return (Stage("minilmv2", Objective(tuple(terms)), layer_is_given=bool(sizes.teacher_layer)),)
 
 
 def directminilm(sizes: Sizes) -> tuple[Stage, ...]:
     """Queries, keys and values of one teacher layer through a matrix per head (comparative analysis, eq. 10)."""
     layer = sizes.teacher_layer or sizes.copied_layer or usual_teacher_layer(sizes, direct=True)
     terms = [LayerTerm("direct", of, layer, sizes.student_layers, projection=of) for of in QKV]
-    return (Stage("directminilm", Objective(tuple(terms))),)
+    return (Stage("directminilm", Objective(tuple(terms)), layer_is_given=bool(sizes.teacher_layer)),)
 
 
 def hidden_states(sizes: Sizes) -> tuple[Stage, ...]:

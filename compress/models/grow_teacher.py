@@ -13,16 +13,21 @@ from serve.errors import BadInput
 GROWABLE = ("bert", "roberta", "xlm-roberta")
 
 
-def grown(model: Any, family: Family) -> Any:
+def grown(model: Any, family: Family, *, noise: float = 0.0, branch: float = 0.0, seed: int = 0) -> Any:
     """A model twice as wide and twice as deep as `model` that computes nearly the same function.
 
     Every unit occurs twice: embeddings and outputs are repeated and incoming weights halved, which keeps the function. Heads
     are twice as wide, so queries are divided by sqrt(2). After each layer comes a new layer whose two branches end in zeros:
     it passes its input on, except for its LayerNorms, which are set to the average mean and spread of the layer below.
 
+    Twins, the two copies of a unit, get equal gradients and never part by training. `noise` parts them.
+
     Args:
         model: an encoder, with or without a head for a task.
         family: the model's module paths.
+        noise: normal noise added to every matrix, as a share of the root mean square of the matrix. 0 adds none.
+        branch: the share of the layer below's branches that a new layer adds, in place of zeros.
+        seed: of the noise.
 
     Returns:
         A model of the same class whose hidden states (batch, tokens, 2 width) hold each unit's value twice; it has as many
@@ -56,7 +61,8 @@ def grown(model: Any, family: Family) -> Any:
                 query: Any = linear(target, family.query)
                 query.weight /= 2**0.5
                 query.bias /= 2**0.5
-            _pass_on(new, own, family)
+            _pass_on(new, own, family, branch)
+        _add_noise(larger, noise, seed)
     return larger.eval()
 
 
@@ -77,12 +83,12 @@ def _double(module: nn.Module, larger: nn.Module) -> None:
         parameter.copy_(value / 2 if halved else value)
 
 
-def _pass_on(new: nn.Module, below: nn.Module, family: Family) -> None:
-    """Make `new` pass on the output of the layer `below`."""
+def _pass_on(new: nn.Module, below: nn.Module, family: Family, branch: float) -> None:
+    """Make `new` pass on the output of the layer `below`, and add `branch` of its two branches, which are those of `below`."""
     for path in (family.attention_output, family.ffn_out):
         projection: Any = linear(new, path)
-        projection.weight.zero_()
-        projection.bias.zero_()
+        projection.weight *= branch
+        projection.bias *= branch
     norms: list[Any] = [module for module in below.modules() if isinstance(module, nn.LayerNorm)]
     last: Any = norms[-1]  # its output is `weight * n + bias` with n of mean 0 and spread 1
     spread = (last.weight.square().mean() + last.bias.var(unbiased=False)).sqrt()
@@ -90,3 +96,12 @@ def _pass_on(new: nn.Module, below: nn.Module, family: Family) -> None:
     for norm in theirs:
         norm.weight.fill_(spread)
         norm.bias.fill_(last.bias.mean())
+
+
+def _add_noise(model: nn.Module, noise: float, seed: int) -> None:
+    """Add normal noise to every matrix and table of `model`, `noise` times its root mean square; zeros stay zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if noise and parameter.ndim == 2:
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.add_(noise * parameter.square().mean().sqrt() * drawn)

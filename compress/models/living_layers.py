@@ -1,0 +1,85 @@
+"""Which layers of a model do something: how much each changes its input on real text."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from compress.models.activations import Part, read
+from compress.models.families import Family, layers_of
+
+LIVES = 0.1  # a layer lives if its `relative_changes` are at least this (ours)
+TWIN_PARTS = ("hidden", "queries", "keys", "values")
+
+
+def relative_changes(
+    model: nn.Module, family: Family, inputs: Mapping[str, Tensor], *, rescaled: bool = True
+) -> tuple[float, ...]:
+    """How much each layer changes its input: the least `|c layer(x) - x| / |x|` over `c`, averaged over real tokens.
+
+    `c` is chosen for each token, so this is the sine of the angle between a token's vectors before and after the layer. A layer
+    with LayerNorm after its branches rescales every token even if the branches add nothing, and that is no change.
+
+    Args:
+        model: an encoder of `family` with any head, or none.
+        family: the model's module paths.
+        inputs: `input_ids` and `attention_mask` (batch, tokens) of some texts, where the model is.
+        rescaled: False takes `c = 1`, so that scale counts as well.
+    """
+    numbers = range(len(layers_of(model, family)) + 1)
+    real = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        found = read(model, family, inputs, [Part("hidden", number) for number in numbers])
+        hidden = [found["hidden", number][real].double() for number in numbers]  # (real tokens, width) each
+        return tuple(float(_change(before, after, rescaled).mean()) for before, after in pairwise(hidden))
+
+
+def _change(before: Tensor, after: Tensor, rescaled: bool) -> Tensor:
+    """The relative change of each token (tokens,); the vectors are (tokens, width)."""
+    scale: Tensor | float = 1.0
+    if rescaled:
+        scale = (before * after).sum(dim=-1, keepdim=True) / after.square().sum(dim=-1, keepdim=True)
+    change: Tensor = (scale * after - before).norm(dim=-1) / before.norm(dim=-1)
+    return change
+
+
+def living_layers(changes: Sequence[float]) -> tuple[int, ...]:
+    """The layers, from 1, that live by their `relative_changes`.
+
+    >>> living_layers([0.5, 0.02, 0.4, 0.1])
+    (1, 3, 4)
+    """
+    return tuple(number for number, change in enumerate(changes, 1) if change >= LIVES)
+
+
+def nearest_living(layer: int, changes: Sequence[float]) -> int:
+    """`layer` if it lives, otherwise the nearest that does, the lower of two; `layer` itself if none lives.
+
+    >>> nearest_living(2, [0.5, 0.02, 0.4]), nearest_living(1, [0.02, 0.03, 0.4])
+    (1, 3)
+    """
+    return min(living_layers(changes), key=lambda other: (abs(other - layer), other), default=layer)
+
+
+def twin_correlation(model: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict[str, float]:
+    """The mean correlation over real tokens of units `2 i` and `2 i + 1`, which a grown model starts as copies of one.
+
+    By part of the layers (hidden states, queries, keys, values), averaged over units and layers. 1 means that the twins say the
+    same, 0 that they say no more alike than any two units. Arguments as of `relative_changes`.
+    """
+    numbers = range(1, len(layers_of(model, family)) + 1)
+    real = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        found = read(model, family, inputs, [Part(of, number) for of in TWIN_PARTS for number in numbers])
+        return {
+            of: float(torch.stack([_correlation(found[of, number][real].double()) for number in numbers]).mean())
+            for of in TWIN_PARTS
+        }
+
+
+def _correlation(units: Tensor) -> Tensor:
+    """The mean over pairs of neighbours of their Pearson correlation; `units` (tokens, width). A constant unit counts 0."""
+    centred = units - units.mean(dim=0)
+    scaled = torch.nn.functional.normalize(centred, dim=0)
+    return (scaled[:, ::2] * scaled[:, 1::2]).sum(dim=0).mean()
