@@ -262,7 +262,9 @@ class Distillation(TextColumn):
         shown="1",
     )
     learning_rate: float = setting(0.0, help="Peak learning rate.", at_least=0, shown="that of each stage")
-    batch: int | None = setting(None, help="Pieces of text per step.", at_least=1, at_most=1_000_000, shown="32")
+    batch: int | None = setting(
+        None, help="Pieces of text, or packed rows, per step.", at_least=1, at_most=1_000_000, shown="32"
+    )
     relation_heads: int = setting(
         0,
         help="Heads that queries, keys and values are split into.",
@@ -280,6 +282,9 @@ class Distillation(TextColumn):
         shown="the method's own",
     )  # fmt: skip
     tokens: int | None = setting(None, help="Longest piece of text, in tokens.", at_least=8, shown="128")
+    pack: bool = setting(
+        True, help="Methods that compare relations read rows of --tokens tokens, each of several pieces."
+    )
     whole_words: bool = setting(False, help="Mask whole words, not tokens, if the method learns from masked text.")
     start: str = setting(
         "spread",

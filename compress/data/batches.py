@@ -31,7 +31,11 @@ WHOLE = Weights()
 @dataclass(frozen=True)
 class Batch:
     """Padded inputs `(batch, tokens)` and flat rows: `row_index` into `(batch * tokens)`, or with `whole_texts` into
-    `(batch)`."""
+    `(batch)`.
+
+    The attention mask is 0 for padding, otherwise the number of the token's text within its row, from 1 on: it is 1 unless texts
+    are packed (`compress.data.packing`). Packed inputs have `position_ids`, which begin at 0 in each text.
+    """
 
     inputs: dict[str, Tensor]
     row_index: Tensor
@@ -44,20 +48,21 @@ class Batch:
 
 
 def part_of(batch: Batch, share: Share) -> Batch:
-    """The texts of `batch` in `share`. Means over the parts, times their weights, add up to the mean over the whole batch.
+    """The rows of `batch` in `share`. Means over the parts, times their weights, add up to the mean over the whole batch.
 
-    An empty part holds the first text with weight 0, so that every part gives gradients to the same parameters.
+    An empty part holds the first row with weight 0, so that every part gives gradients to the same parameters.
     """
     if share.of == 1:
         return batch
-    texts, width = batch.inputs["input_ids"].shape
-    first, last = share.bounds(texts)
+    rows, width = batch.inputs["input_ids"].shape
+    first, last = share.bounds(rows)
     empty = first == last
     if empty:
         first, last = 0, 1
     rows_a_text = 1 if batch.whole_texts else width
     inside = (batch.row_index >= first * rows_a_text) & (batch.row_index < last * rows_a_text)
-    real, labelled = batch.inputs["attention_mask"], batch.targets != IGNORED
+    mask, labelled = batch.inputs["attention_mask"], batch.targets != IGNORED
+    real, texts = mask > 0, mask.amax(dim=1)  # (rows,), the texts of each row
 
     def weight(part: Tensor, whole: Tensor) -> float:
         return 0.0 if empty else float(part.sum()) / max(1.0, float(whole.sum()))
@@ -72,7 +77,7 @@ def part_of(batch: Batch, share: Share) -> Batch:
         if batch.teacher_activations is None
         else {part: value[first:last] for part, value in batch.teacher_activations.items()},
         weights=Weights(
-            0.0 if empty else (last - first) / texts,
+            weight(texts[first:last], texts),
             weight(real[first:last], real),
             weight(inside, torch.ones_like(inside)),
             weight(labelled[inside], labelled),

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from compress.data.batches import Batch, padded
 from compress.data.encoded import IGNORED
+from compress.data.packing import Rows, packed_rows
 from compress.data.sampler import Sampler
 from serve.errors import BadInput
 
@@ -54,20 +55,39 @@ class Masking:
 
 @dataclass(frozen=True)
 class CorpusText:
-    """Batches of pieces of about equal length; the batch of a step depends only on the seed and the step's number."""
+    """Batches of rows of about equal length; the batch of a step depends only on the seed and the step's number.
+
+    A row is a piece, or with `row_tokens` several pieces that have at most so many tokens together.
+    """
 
     pieces: Sequence[Piece]
     pad_id: int
     batch: int
     seed: int
     masking: Masking | None = None
+    row_tokens: int = 0
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each piece."""
+        if isinstance(self.pieces, CorpusFile):
+            return self.pieces.lengths
+        return np.array([len(piece.ids) for piece in self.pieces])
+
+    @cached_property
+    def rows(self) -> Rows | None:
+        """The packed rows; None if each piece is a row."""
+        return packed_rows(self.lengths, self.row_tokens, self.seed) if self.row_tokens else None
 
     @cached_property
     def sampler(self) -> Sampler:
-        """Chooses the pieces of each step."""
-        if isinstance(self.pieces, CorpusFile):
-            return Sampler(self.pieces.lengths, self.batch, self.seed)
-        return Sampler(np.array([len(piece.ids) for piece in self.pieces]), self.batch, self.seed)
+        """Chooses the rows of each step."""
+        return Sampler(self.lengths if self.rows is None else self.rows.tokens, self.batch, self.seed)
+
+    def pieces_at(self, step: int) -> list[list[int]]:
+        """The numbers of the pieces in each row of step `step`."""
+        chosen = self.sampler.at(step)
+        return [[int(i)] for i in chosen] if self.rows is None else [self.rows[i].tolist() for i in chosen]
 
     @property
     def tokens_per_step(self) -> float:
@@ -83,18 +103,32 @@ class CorpusText:
 
     def at(self, step: int) -> Batch:
         """Ids and mask (batch, tokens). With masking, rows are the chosen tokens and targets their original ids."""
-        chosen = [self.pieces[i] for i in self.sampler.at(step)]
-        ids = padded([piece.ids for piece in chosen], self.pad_id)
-        words = padded([piece.words for piece in chosen], -1)
-        mask = padded([np.ones_like(piece.ids) for piece in chosen], 0)
+        chosen = [[self.pieces[i] for i in row] for row in self.pieces_at(step)]
+        ids = padded([np.concatenate([piece.ids for piece in row]) for row in chosen], self.pad_id)
+        words = padded([_joined_words([piece.words for piece in row]) for row in chosen], -1)
+        mask = padded([np.repeat(np.arange(len(row)) + 1, [len(piece.ids) for piece in row]) for row in chosen], 0)
         rows, targets = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         if self.masking:
             generator = np.random.default_rng([self.seed, step, 1])
             hidden, ids = masked(ids, words, self.masking, generator)
             rows = np.flatnonzero(hidden != IGNORED)
             targets = hidden.ravel()[rows]
-        inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
-        return Batch(inputs, torch.from_numpy(rows), torch.from_numpy(targets))
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        if self.row_tokens:
+            inputs["position_ids"] = padded(
+                [np.concatenate([np.arange(len(piece.ids)) for piece in row]) for row in chosen], 0
+            )
+        tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
+        return Batch(tensors, torch.from_numpy(rows), torch.from_numpy(targets))
+
+
+def _joined_words(pieces: Sequence[np.ndarray]) -> np.ndarray:
+    """The word numbers of pieces side by side: each begins above the last number of the piece before it."""
+    joined, first = [], 0
+    for words in pieces:
+        joined.append(np.where(words >= 0, words + first, -1))
+        first = int(joined[-1].max(initial=first - 1)) + 1
+    return np.concatenate(joined)
 
 
 def masked(

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from compress import distributed
 from compress.data.columns import columns_of
-from compress.data.corpus import tokenised
+from compress.data.corpus import CorpusText, tokenised
 from compress.data.texts import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import device_here, on_this_machine, same_bits
@@ -33,6 +33,7 @@ from compress.input_errors import Faults
 from compress.methods.catalogue import Stage
 from compress.methods.presets import preset_of
 from compress.models.layer_maps import LAYER_MAPS
+from compress.models.packed_inputs import row_tokens_for
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer
 from compress.models.shapes import BY_RULE, Shape, shape_of
@@ -199,15 +200,19 @@ def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) 
     pieces = tokenised(given.texts, tokenizer, longest, workdir.root / "corpus", fingerprint=given.texts_fingerprint)
     if not len(pieces):
         raise BadInput("--corpus holds no words. Give files with text.")
-    steps_per_epoch = -(-len(pieces) // batch)
-    schedule = preset.schedule(steps_per_epoch) if preset else None
-    epochs = s.epochs or (schedule.steps / steps_per_epoch if schedule else 1.0)
+    row_tokens = row_tokens_for(longest, *(reader.config for reader in readers)) if s.pack else 0
+    schedule, epochs = None, s.epochs or 1.0
+    if preset:  # of a method with one stage
+        text = CorpusText(pieces, 0, batch, s.seed, row_tokens=row_tokens if given.stages[-1][0].pack else 0)
+        schedule = preset.schedule(text.sampler.steps_per_epoch)
+        epochs = s.epochs or schedule.steps / text.sampler.steps_per_epoch
     tokens = epochs * float(pieces.lengths.sum())
     method_inputs = MethodInputs(
         opened, tokenizer, pieces, {}, batch, s.seed, s.precision, s.device, learning_rate=s.learning_rate, schedule=schedule,
         accumulate=s.accumulate, trackers=tuple(s.trackers), start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
         lineage=_in_lineage(s) | {"batch": batch, "tokens": longest, "epochs": epochs},
-        teacher_cache=Path(os.path.abspath(s.teacher_cache)) if s.teacher_cache else None, notify=notify,
+        teacher_cache=Path(os.path.abspath(s.teacher_cache)) if s.teacher_cache else None,
+        row_tokens=row_tokens, notify=notify,
     )  # fmt: skip
     if asks_words(given.stages[0]):
         head = workdir.stage(

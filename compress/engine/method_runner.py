@@ -83,6 +83,7 @@ class MethodInputs:
     whole_words: bool = False  # whether whole words are masked, not single tokens
     lineage: dict[str, Any] = field(default_factory=dict)  # added to every checkpoint's lineage
     teacher_cache: Path | None = None  # folder of the teacher's activations on `pieces`
+    row_tokens: int = 0  # of the rows that stages with `pack` pack pieces into; 0 packs none
     notify: Notify = silent
 
 
@@ -146,7 +147,7 @@ def fit_head(folder: Path, given: MethodInputs, tokens: float) -> None:
             given.notify,
             "The teacher has no masked-language-model head. One is fitted to the corpus; the teacher's encoder does not change.",
         )
-        text = _corpus(given, masks=True)
+        text = _corpus(given, HEAD_STAGE)
         with advancing(given.notify, HEAD_STAGE.name) as shown:
             progress = train_stage(
                 HEAD_STAGE,
@@ -199,7 +200,7 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
     details: dict[str, Any] = {}
     text: CorpusText | TaskText | CachedTeacherText
     if stage.text == "corpus":
-        text = _corpus(given, masks=stage.objective.masks_tokens, batch=stage.batch)
+        text = _corpus(given, stage)
         student = load_encoder(before, seed=given.seed, vocabulary=link.masks)
         theirs = load_encoder(teacher, seed=given.seed, vocabulary=stage.objective.masks_tokens) if asks else None
         if theirs is not None and teacher is given.opened and learns_relations(stage):
@@ -294,12 +295,15 @@ def _give_pooler(student: Any, given: MethodInputs) -> None:
         ours.load_state_dict(theirs.state_dict())
 
 
-def _corpus(given: MethodInputs, *, masks: bool, batch: int = 0) -> CorpusText:
+def _corpus(given: MethodInputs, stage: Stage) -> CorpusText:
     masking = None
-    if masks:
+    if stage.objective.masks_tokens:
         size = given.opened.config.vocab_size
         masking = masking_of(given.tokenizer, size, whole_words=given.whole_words)
-    return CorpusText(given.pieces, pad_id_of(given.tokenizer), batch or given.batch, given.seed, masking)
+    row_tokens = given.row_tokens if stage.pack else 0
+    return CorpusText(
+        given.pieces, pad_id_of(given.tokenizer), stage.batch or given.batch, given.seed, masking, row_tokens
+    )
 
 
 def kept_parts(stages: Sequence[Stage]) -> list[Part]:

@@ -24,6 +24,7 @@ from compress.engine.method_runner import RANDOM, is_checkpoint
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
 from compress.models.initialise import layers_fit, open_start
+from compress.models.packed_inputs import row_tokens_for
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer, with_markers
 from compress.models.shapes import USUAL_STUDENT, Shape, shape_of
@@ -124,9 +125,19 @@ class TaskInputs:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """The train, unlabelled and corpus texts, cut into pieces of at most `PIECE_TOKENS` tokens."""
+        """The train, unlabelled and corpus texts, cut into pieces of at most `piece_tokens` tokens."""
         texts = [example.text_read for example in self.splits.train] + self.unlabelled + self.corpus
-        return chunks(texts, self.tokenizer, min(PIECE_TOKENS, self.max_length))
+        return chunks(texts, self.tokenizer, self.piece_tokens)
+
+    @property
+    def piece_tokens(self) -> int:
+        """The most tokens of a piece of plain text."""
+        return min(PIECE_TOKENS, self.max_length)
+
+    @property
+    def row_tokens(self) -> int:
+        """The tokens of rows that pieces of plain text are packed into; 0 if the teacher cannot read packed rows."""
+        return row_tokens_for(self.piece_tokens, self.opened.config)
 
     @property
     def distill_tokens(self) -> float:

@@ -127,6 +127,7 @@ def method_inputs(inputs: TaskInputs, teacher: Path, words: Path | None = None) 
         trackers=given.trackers,
         start=given.start,
         lineage={"data": inputs.data_fingerprint, "method": inputs.chain.method},
+        row_tokens=inputs.row_tokens,
         notify=inputs.notify,
     )
 

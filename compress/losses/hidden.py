@@ -1,7 +1,7 @@
 """Losses between the hidden states or embeddings of the student, mapped to the teacher's width, and the teacher's.
 
-Tensors are (batch, tokens, teacher's width); `mask` is (batch, tokens), 1 for a real token and 0 for padding, and each
-sequence has a real token. Means are over the real tokens of a sequence, then over sequences.
+Tensors are (batch, tokens, teacher's width); `mask` is (batch, tokens), as `compress.losses.outputs.sequence_lengths` takes
+it. Means are over the real tokens of a sequence, then over sequences.
 """
 
 from torch import Tensor

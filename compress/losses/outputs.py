@@ -15,14 +15,29 @@ def full(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def sequence_lengths(mask: Tensor) -> Tensor:
+    """The tokens of each sequence of a batch, (sequences,), row after row.
+
+    `mask` is (batch, tokens), 0 for padding, otherwise the number of the token's sequence within its row, from 1 on. A row that
+    holds one sequence has ones; the sequences of a packed row (`compress.data.packing`) follow each other.
+    """
+    row, token = mask.nonzero(as_tuple=True)
+    lengths: Tensor = torch.unique_consecutive(row * (mask.shape[1] + 1) + mask[row, token], return_counts=True)[1]
+    return lengths
+
+
 def mean_over_tokens(rows: Tensor, mask: Tensor) -> Tensor:
     """The mean of `rows` (batch, tokens) over the real tokens of each sequence, then over sequences.
 
-    Values in padding are ignored, even NaN. `mask` is (batch, tokens), 1 for a real token.
+    Values in padding are ignored, even NaN. `mask` is that of `sequence_lengths`.
     """
-    real = mask.bool()
-    kept = torch.where(real, rows, torch.zeros_like(rows))
-    return (kept.sum(dim=1) / real.sum(dim=1)).mean()
+    numbers = mask.long()
+    counts = rows.new_zeros(
+        len(rows), rows.shape[1] + 1
+    )  # (batch, sequences of a row), the tokens of each; first the padding
+    counts.scatter_add_(1, numbers, torch.ones_like(rows))
+    weights = 1 / (counts.gather(1, numbers) * (counts[:, 1:] > 0).sum())
+    return torch.where(numbers > 0, rows * weights, torch.zeros_like(rows)).sum()
 
 
 def label_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Heads, scores, and the direct loss on queries, keys and values. The losses on scores and relations are in `tiled_relations`.
 
-Tensors are (batch, heads, tokens, width of a head). `mask` is (batch, tokens), 1 for a real token and 0 for padding, and each
-sequence has a real token.
+Tensors are (batch, heads, tokens, width of a head). `mask` is (batch, tokens), as `compress.losses.outputs.sequence_lengths` takes
+it.
 """
 
 from torch import Tensor

@@ -11,7 +11,7 @@ On a GPU the divergence has its own kernels (`compress.losses.triton_kl`). The t
 papers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from compress.losses.outputs import full
+from compress.losses.outputs import full, sequence_lengths
 from compress.losses.parallel import on_cores
 from compress.losses.relations import dot_scores
 
@@ -58,7 +58,7 @@ def tiled_loss(loss: str, teacher: Dots, student: Dots, mask: Tensor) -> Tensor:
             section 3). Means are over heads, a sequence's real queries, then sequences.
         teacher: gets no gradient.
         student: has as many heads; their width may differ.
-        mask: (batch, tokens), 1 for a real token and 0 for padding; each sequence has a real token.
+        mask: (batch, tokens), as `compress.losses.outputs.sequence_lengths` takes it: each sequence attends to itself alone.
 
     Returns:
         A scalar, 0 if the student's scores equal the teacher's.
@@ -91,16 +91,15 @@ class _Tiled(torch.autograd.Function):
         teacher, student = Dots(*parts[:3]), Dots(*parts[3:])  # type: ignore[arg-type]
         slopes = _zeros(student) if any(ctx.needs_input_grad) else None
         value = torch.zeros((), dtype=torch.float64, device=mask.device)
-        batch, heads = student.queries.shape[:2]
+        lengths, heads = sequence_lengths(mask).tolist(), student.queries.shape[1]
         biased = teacher.bias is not None or student.bias is not None  # one of the two may be of another family
-        for some in _of_one_length(mask, alone=biased):
-            real = mask[some].nonzero()[:, 1].view(len(some), -1)
-            weight = 1 / (batch * heads * real.shape[1])  # of one query of one head
-            ours = _real(student, some, real)
+        for rows in _of_one_length(mask, lengths, alone=biased):
+            weight = 1 / (len(lengths) * heads * rows.shape[1])  # of one query of one head
+            ours = _real(student, rows)
             found = _zeros(ours) if slopes else None
-            value += weight * _over_tiles(loss, _real(teacher, some, real), ours, found)
+            value += weight * _over_tiles(loss, _real(teacher, rows), ours, found)
             if slopes and found:
-                _put(slopes, some, real, found, weight)
+                _put(slopes, rows, found, weight)
         ctx.save_for_backward(*(slopes or ()))
         return value.to(student.queries.dtype)
 
@@ -110,40 +109,46 @@ class _Tiled(torch.autograd.Function):
         return (*[None] * 5, *(None if x is None else slope * x for x in ctx.saved_tensors))
 
 
-def _of_one_length(mask: Tensor, *, alone: bool) -> Iterator[Tensor]:
-    """Groups of indices of sequences with equally many real tokens; with `alone` one index at a time."""
-    lengths = mask.sum(dim=1).tolist()
-    for length in sorted(set(lengths)):
-        some = torch.tensor([i for i, other in enumerate(lengths) if other == length], device=mask.device)
-        yield from some[:, None] if alone else (some,)
+def _of_one_length(mask: Tensor, lengths: Sequence[int], *, alone: bool) -> Iterator[Tensor]:
+    """The tokens of sequences with equally many, (sequences, tokens), as indices into (batch * tokens); with `alone` one sequence
+    at a time. `lengths` are those of all sequences."""
+    groups: dict[int, list[Tensor]] = {}
+    for sequence in mask.flatten().nonzero().flatten().split(lengths):  # type: ignore[no-untyped-call]
+        groups.setdefault(len(sequence), []).append(sequence)
+    for length in sorted(groups):
+        rows = torch.stack(groups[length])
+        yield from rows[:, None] if alone else (rows,)
 
 
-def _real(dots: Dots, some: Tensor, real: Tensor) -> Dots:
-    """The tokens `real` (sequences, tokens) of the sequences `some`, head after head, (sequences * heads, tokens, width).
+def _real(dots: Dots, rows: Tensor) -> Dots:
+    """The tokens `rows` (sequences, tokens; see `_of_one_length`), head after head, (sequences * heads, tokens, width).
 
     They are scaled, so that scores are plain products. With a bias there is one sequence.
     """
-    tokens = dots.queries.shape[2]
-    rows = (some[:, None] * tokens + real).flatten()
 
     def chosen(x: Tensor, scale: float) -> Tensor:
         # Projections lie as (batch, tokens, heads, width): taking whole tokens is 10 times as fast as gathering single numbers.
-        taken = x.transpose(1, 2).flatten(0, 1).index_select(0, rows).view(*real.shape, *x.shape[1::2])
+        taken = x.transpose(1, 2).flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1::2])
         return taken.transpose(1, 2).flatten(0, 1).mul_(scale)
 
-    bias = None if dots.bias is None else dots.bias[:, real[0][:, None], real[0]]
+    bias = None if dots.bias is None else dots.bias[_pairs(dots, rows)]
     return Dots(chosen(dots.queries, _scale(dots)), None if dots.keys is None else chosen(dots.keys, 1.0), bias)
 
 
-def _put(slopes: Dots, some: Tensor, real: Tensor, found: Dots, weight: float) -> None:
+def _pairs(dots: Dots, rows: Tensor) -> tuple[slice, Tensor, Tensor]:
+    """The index of the pairs of tokens of one sequence into a bias, (heads, tokens, tokens)."""
+    places = rows[0] % dots.queries.shape[2]
+    return slice(None), places[:, None], places
+
+
+def _put(slopes: Dots, rows: Tensor, found: Dots, weight: float) -> None:
     """The backward of `_real`: write the gradients `found` of its parts, times `weight`, into `slopes`, those of the whole."""
-    rows = (some[:, None] * slopes.queries.shape[2] + real).flatten()
     for into, slope, scale in ((slopes.queries, found.queries, _scale(slopes)), (slopes.keys, found.keys, 1.0)):
         if into is not None and slope is not None:
-            of_tokens = slope.mul_(scale * weight).view(len(some), -1, *slope.shape[1:]).transpose(1, 2).flatten(0, 1)
-            into.transpose(1, 2).flatten(0, 1).index_copy_(0, rows, of_tokens)
+            of_tokens = slope.mul_(scale * weight).view(len(rows), -1, *slope.shape[1:]).transpose(1, 2).flatten(0, 1)
+            into.transpose(1, 2).flatten(0, 1).index_copy_(0, rows.flatten(), of_tokens)
     if slopes.bias is not None and found.bias is not None:
-        slopes.bias[:, real[0][:, None], real[0]] += weight * found.bias
+        slopes.bias[_pairs(slopes, rows)] += weight * found.bias
 
 
 def _scale(dots: Dots) -> float:

@@ -20,6 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from compress.losses.outputs import sequence_lengths
+
 BLOCK = 64  # queries, and keys, of a block; half for wide heads
 WIDEST = 128  # most padded head width of teacher and student together: it fits into 96 KiB of shared memory, as most GPUs have
 
@@ -59,7 +61,7 @@ def divergence_loss(
 class _Divergence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mask: Tensor, tq: Tensor, tk: Tensor | None, sq: Tensor, sk: Tensor | None) -> Tensor:
-        lengths = mask.sum(dim=1, dtype=torch.int32)
+        lengths = sequence_lengths(mask)
         starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
         packed = Packed(mask.flatten().nonzero().flatten(), starts, int(lengths.max()))
         parts = [None if x is None else packed.take(x) for x in (tq, tk, sq, sk)]

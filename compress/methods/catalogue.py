@@ -24,6 +24,7 @@ class Stage:
     # another task's text and teacher, after which the student keeps all but its head.
     text: Literal["corpus", "task", "source"] = "corpus"
     trains: Literal["all", "encoder", "head"] = "all"
+    pack: bool = False  # whether pieces of plain text share rows of full length (`compress.data.packing`)
     share: float = 1.0
     tokens: float = 0.0  # in place of the share of a budget; 0 keeps that
     batch: int = 0  # in place of the batch that all stages have; 0 keeps that
@@ -62,23 +63,27 @@ LABELS = Stage(
 
 def minilm(sizes: Sizes) -> tuple[Stage, ...]:
     """Attention and value relation of the last layer (MiniLM, section 3)."""
-    return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("relation", "values", 0, 0)))),)
+    return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("relation", "values", 0, 0))), pack=True),)
 
 
 def minilm_no_value_relation(sizes: Sizes) -> tuple[Stage, ...]:
     """The ablation of MiniLM without the value relation (MiniLM, Table 5)."""
-    return (Stage("minilm", Objective(_last_attention(sizes))),)
+    return (Stage("minilm", Objective(_last_attention(sizes)), pack=True),)
 
 
 def minilm_value_mse(sizes: Sizes) -> tuple[Stage, ...]:
     """The ablation of MiniLM that compares values directly, through a matrix only if the widths differ (MiniLM, Table 6)."""
     mapped = "values" if sizes.student_width != sizes.teacher_width else ""
-    return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("mse", "values", 0, 0, projection=mapped)))),)
+    return (
+        Stage(
+            "minilm", Objective(_last_attention(sizes, LayerTerm("mse", "values", 0, 0, projection=mapped))), pack=True
+        ),
+    )
 
 
 def minilm_hidden_relation(sizes: Sizes) -> tuple[Stage, ...]:
     """The ablation of MiniLM with the relation of hidden states, split like values (ours), instead of values."""
-    return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("relation", "hidden", 0, 0)))),)
+    return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("relation", "hidden", 0, 0))), pack=True),)
 
 
 def minilm_layer_to_layer(sizes: Sizes) -> tuple[Stage, ...]:
@@ -88,7 +93,7 @@ def minilm_layer_to_layer(sizes: Sizes) -> tuple[Stage, ...]:
         for ours, theirs in _pairs(_covering("uniform", sizes), sizes)
         for loss, of in (("kl", "scores"), ("relation", "values"))
     ]
-    return (Stage("minilm", Objective(tuple(terms))),)
+    return (Stage("minilm", Objective(tuple(terms)), pack=True),)
 
 
 def minilmv2(sizes: Sizes) -> tuple[Stage, ...]:
@@ -96,14 +101,14 @@ def minilmv2(sizes: Sizes) -> tuple[Stage, ...]:
     heads = sizes.relation_heads or usual_relation_heads(sizes.teacher_width, sizes.student_width)
     layer = sizes.teacher_layer or sizes.copied_layer or usual_teacher_layer(sizes)
     terms = [LayerTerm("relation", of, layer, sizes.student_layers, heads=heads) for of in QKV]
-    return (Stage("minilmv2", Objective(tuple(terms)), layer_is_given=bool(sizes.teacher_layer)),)
+    return (Stage("minilmv2", Objective(tuple(terms)), pack=True, layer_is_given=bool(sizes.teacher_layer)),)
 
 
 def directminilm(sizes: Sizes) -> tuple[Stage, ...]:
     """Queries, keys and values of one teacher layer through a matrix per head (comparative analysis, eq. 10)."""
     layer = sizes.teacher_layer or sizes.copied_layer or usual_teacher_layer(sizes, direct=True)
     terms = [LayerTerm("direct", of, layer, sizes.student_layers, projection=of) for of in QKV]
-    return (Stage("directminilm", Objective(tuple(terms)), layer_is_given=bool(sizes.teacher_layer)),)
+    return (Stage("directminilm", Objective(tuple(terms)), pack=True, layer_is_given=bool(sizes.teacher_layer)),)
 
 
 def hidden_states(sizes: Sizes) -> tuple[Stage, ...]:

@@ -69,6 +69,8 @@ class Family:
     # A norm between the last layer and the head.
     final_norm: str = ""
     attends: Attends = plain
+    # Whether its models can keep the pieces of a packed row apart, see `compress.models.packed_inputs`.
+    packs: bool = True
 
 
 _BERT = Family(
@@ -108,6 +110,7 @@ _MODERNBERT = Family(
     ffn_rows=2,
     final_norm="final_norm",
     attends=rotary,
+    packs=False,
 )
 FAMILIES = {
     "bert": _BERT,

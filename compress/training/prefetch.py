@@ -34,7 +34,7 @@ class Prefetcher:
         self._made = {wanted: made for wanted, made in self._made.items() if wanted >= step}
         if step != self._last:  # count a batch once, though each of its shares asks for it
             mask = batch.inputs["attention_mask"]
-            self.tokens += int(mask.sum())
+            self.tokens += int(mask.count_nonzero())
             self.positions += mask.numel()
             self._last = step
         return batch

@@ -27,6 +27,7 @@ from compress.methods.presets import Schedule
 from compress.models.activations import Activations, Part, assembled, read
 from compress.models.embedding_rows import rows_in_use
 from compress.models.families import FAMILIES, Family, encoder_of
+from compress.models.packed_inputs import kept_apart
 from compress.models.precision import matrices_in
 from compress.training.checkpoint import Progress
 from compress.training.loop import Report, Validation, device_of_process, train
@@ -215,7 +216,9 @@ def _read(model: Any, family: Family, objective: Objective, batch: Batch, *, tea
     wanted = objective.teacher_parts() if teacher else objective.student_parts()
     output = objective.asks_teacher if teacher else bool(objective.outputs)
     rows = _rows(batch, objective) if objective.masks_tokens and output else None
-    return read(model, family, inputs_for(model, batch.inputs), wanted, output=output, rows=rows)
+    return read(
+        model, family, kept_apart(model, family, inputs_for(model, batch.inputs)), wanted, output=output, rows=rows
+    )
 
 
 def _theirs(teacher: Any, family: Family, objective: Objective, batch: Batch) -> Activations:

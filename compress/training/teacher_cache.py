@@ -84,14 +84,18 @@ class TeacherCache:
         self.numbers = os.open(folder / NUMBERS, os.O_RDONLY)
         weakref.finalize(self, os.close, self.numbers)
 
-    def at(self, chosen: Sequence[int], width: int) -> dict[tuple[str, int], Tensor]:
-        """Each part of the pieces `chosen`, (pieces, width, numbers); padding up to `width` tokens is 0."""
-        found = np.zeros((len(chosen), width, self.layout.numbers), dtype=np.float32)
+    def at(self, rows: Sequence[Sequence[int]], width: int) -> dict[tuple[str, int], Tensor]:
+        """Each part of rows of pieces, (rows, width, numbers); padding up to `width` tokens is 0."""
+        found = np.zeros((len(rows), width, self.layout.numbers), dtype=np.float32)
         size = self.layout.bytes_per_token
-        for row, piece in enumerate(chosen):
-            count = int(self.lengths[piece])
-            raw = os.pread(self.numbers, count * size, int(self.starts[piece]) * size)
-            found[row, :count] = self.layout.unpacked(np.frombuffer(raw, np.uint8).reshape(count, size))
+        for row, pieces in enumerate(rows):
+            first = 0
+            for piece in pieces:
+                count = int(self.lengths[piece])
+                raw = os.pread(self.numbers, count * size, int(self.starts[piece]) * size)
+                part = self.layout.unpacked(np.frombuffer(raw, np.uint8).reshape(count, size))
+                found[row, first : first + count] = part
+                first += count
         parts = torch.from_numpy(found).chunk(len(self.layout.parts), dim=-1)
         return dict(zip(map(tuple, self.layout.parts), parts, strict=True))  # type: ignore[arg-type]
 
@@ -110,7 +114,7 @@ class CachedTeacherText:
 
     @property
     def sampler(self) -> Sampler:
-        """Chooses the pieces of each step."""
+        """Chooses the rows of each step."""
         return self.text.sampler
 
     @property
@@ -126,7 +130,7 @@ class CachedTeacherText:
     def at(self, step: int) -> Batch:
         """See `CorpusText.at`."""
         batch = self.text.at(step)
-        activations = self.cache.at(self.sampler.at(step).tolist(), batch.inputs["input_ids"].shape[1])
+        activations = self.cache.at(self.text.pieces_at(step), batch.inputs["input_ids"].shape[1])
         return dataclasses.replace(batch, teacher_activations=activations)
 
 

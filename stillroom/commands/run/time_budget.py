@@ -22,6 +22,7 @@ from compress.engine.method_runner import HEAD_SHARE, asks_words
 from compress.engine.task_stages import SOFT_WEIGHTS, trial_steps
 from compress.evaluation.predictions import row_logits
 from compress.losses.outputs import label_loss, total
+from compress.methods.catalogue import Stage
 from compress.methods.mlm_head import HEAD_STAGE
 from compress.methods.objectives import Objective, Projections
 from compress.models.embedding_rows import rows_in_use
@@ -192,21 +193,22 @@ def _second_a_token(inputs: RunInputs) -> float:
     teacher = load_encoder(inputs.opened, seed=recipe.seed, vocabulary=masks)
     found = 0.0
 
-    def seconds(objective: Objective, theirs: Any, ours: Any, batch: int, tokens: float) -> float:
+    def seconds(stage: Stage, theirs: Any, ours: Any, tokens: float) -> float:
         masking = masking_of(inputs.tokenizer, inputs.opened.config.vocab_size, whole_words=False)
         text = CorpusText(
-            inputs.pieces, inputs.train.pad_id, batch, recipe.seed, masking if objective.masks_tokens else None
-        )
-        return tokens / text.tokens_per_step * _stage_step(objective, theirs, copy.deepcopy(ours), text, inputs)
+            inputs.pieces, inputs.train.pad_id, stage.batch or recipe.batch, recipe.seed,
+            masking if stage.objective.masks_tokens else None, inputs.row_tokens if stage.pack else 0,
+        )  # fmt: skip
+        return tokens / text.tokens_per_step * _stage_step(stage.objective, theirs, copy.deepcopy(ours), text, inputs)
 
     if any(asks_words(link.stages) for link in links) and not has_vocabulary_head(inputs.opened):
         tokens = HEAD_SHARE * inputs.distill_tokens
-        found += seconds(HEAD_STAGE.objective, teacher, teacher, recipe.batch, tokens)
+        found += seconds(HEAD_STAGE, teacher, teacher, tokens)
     for link in links:
         student, _ = student_of(teacher, family, link.shape, seed=recipe.seed)
         for stage, tokens in zip(link.stages, link.tokens, strict=True):
             if stage.text == "corpus":
-                found += seconds(stage.objective, teacher, student, stage.batch or recipe.batch, tokens)
+                found += seconds(stage, teacher, student, tokens)
         teacher = student
     return found / inputs.distill_tokens
 

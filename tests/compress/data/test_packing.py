@@ -1,0 +1,105 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compress.data.corpus import CorpusText, Masking, Piece, tokenised
+from compress.data.packing import packed_rows
+from serve.text.tokenizer import load_tokenizer
+
+MASK, SIZE, ROW = 4, 60, 32
+
+
+def pieces(lengths: list[int]) -> list[Piece]:
+    """Two special tokens around words of two tokens; no two pieces are alike."""
+    made = []
+    for i, length in enumerate(lengths):
+        ids = np.random.default_rng([i, 1]).integers(5, SIZE, length - 2)
+        made.append(Piece(np.array([2, *ids, 3]), np.array([-1, *(np.arange(length - 2) // 2), -1])))
+    return made
+
+
+LENGTHS = [3 + i * 7 % 20 for i in range(150)] + [ROW] * 3
+
+
+def packed(seed: int = 0, masking: Masking | None = None, batch: int = 4) -> CorpusText:
+    return CorpusText(pieces(LENGTHS), 0, batch, seed, masking, row_tokens=ROW)
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(1, 24), min_size=1, max_size=200), seed=st.integers(0, 100))
+def test_each_piece_is_in_one_row_and_no_row_is_too_long(lengths: list[int], seed: int) -> None:
+    rows = packed_rows(np.array(lengths), 24, seed)
+    found = [piece for row in range(len(rows)) for piece in rows[row].tolist()]
+    assert sorted(found) == list(range(len(lengths)))
+    assert [sum(lengths[piece] for piece in rows[row]) for row in range(len(rows))] == rows.tokens.tolist()
+    assert rows.tokens.max() <= 24
+    # No two rows could have shared one, so fewer than half of all rows are at most half full.
+    assert sorted([*rows.tokens.tolist(), 25])[:2][-1] + rows.tokens.min() > 24
+
+
+@pytest.mark.parametrize(("low", "high"), [(5, 30), (5, 128), (128, 128)])
+def test_rows_are_almost_full(low: int, high: int) -> None:
+    """More pieces than are packed together, of lengths as in a corpus of short lines, of lines of any length, and of books."""
+    lengths = np.random.default_rng(0).integers(low, high + 1, 40_000)
+    rows = packed_rows(lengths, 128, 0)
+    assert rows.tokens.sum() / (128 * len(rows)) > 0.98
+
+
+def test_rows_of_a_file_are_almost_full(tiny_teacher: Path, tmp_path: Path) -> None:
+    lines = ["where is my lovely kettle " * (1 + i % 4) for i in range(600)]
+    made = tokenised(lines, load_tokenizer(tiny_teacher, 64), 64, tmp_path / "corpus", fingerprint="")
+    text = CorpusText(made, 0, 4, 0, row_tokens=64)
+    masks = [text.at(step).inputs["attention_mask"] for step in range(text.sampler.steps_per_epoch)]
+    real = sum(int((mask > 0).sum()) for mask in masks)
+    assert real == made.lengths.sum() == sum(text.sampler.tokens_at(step) for step in range(len(masks)))
+    assert real / (64 * sum(len(mask) for mask in masks)) > 0.95
+    assert text.tokens_per_step == real / len(masks)
+
+
+def test_an_epoch_reads_every_piece_once_with_positions_of_its_own() -> None:
+    text, made = packed(), pieces(LENGTHS)
+    seen = []
+    for step in range(text.sampler.steps_per_epoch):
+        inputs, rows = text.at(step).inputs, text.pieces_at(step)
+        for row, numbers in enumerate(rows):
+            for number, piece in enumerate(numbers, 1):
+                inside = inputs["attention_mask"][row] == number
+                assert inputs["input_ids"][row][inside].tolist() == made[piece].ids.tolist()
+                assert inputs["position_ids"][row][inside].tolist() == list(range(LENGTHS[piece]))
+            assert int((inputs["attention_mask"][row] > 0).sum()) == sum(LENGTHS[piece] for piece in numbers)
+            seen += numbers
+    assert sorted(seen) == list(range(len(LENGTHS)))
+    again = [piece for step in range(len(seen)) for row in text.pieces_at(step) for piece in row]
+    assert again[: len(seen)] == seen  # asking again changes nothing
+    assert again[len(seen) : 2 * len(seen)] != seen  # the next epoch has another order
+
+
+def test_the_batch_of_a_step_depends_on_seed_and_step_alone() -> None:
+    first, second, other = packed(3), packed(3), packed(4)
+    first.at(0), first.at(1)
+    a, b, c = (text.at(17).inputs for text in (first, second, other))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert a["input_ids"].tolist() != c["input_ids"].tolist()
+
+
+def test_words_of_packed_pieces_are_masked_apart() -> None:
+    """Whole words of two tokens: if pieces shared word numbers, the words of all would be masked together."""
+    text = packed(masking=Masking(MASK, SIZE, whole_words=True))
+    alike = total = 0
+    apart = packed()
+    for step in range(5 * text.sampler.steps_per_epoch):
+        batch, plain = text.at(step), apart.at(step)
+        ids = plain.inputs["input_ids"].flatten()
+        assert torch.equal(ids[batch.row_index], batch.targets)
+        assert not set(batch.targets.tolist()) & {0, 2, 3}
+        chosen = torch.zeros_like(ids).index_fill_(0, batch.row_index, 1).view(plain.inputs["input_ids"].shape)
+        for row, mask in zip(chosen, plain.inputs["attention_mask"], strict=True):
+            first, *others = [row[mask == number][1:3].tolist() for number in range(1, int(mask.max()) + 1)]
+            alike += sum(first == other for other in others if first[0])
+            total += sum(first[0] for _ in others)
+    assert total > 20
+    assert alike < total / 2
