@@ -73,6 +73,26 @@ def test_value_and_gradients_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize("sides", [1, 2], ids=["relation", "attention"])
+def test_sequences_that_share_a_row_are_compared_apart(sides: int) -> None:
+    """Three of them in the first row and one in the second, against the formula on each alone."""
+    numbers = torch.tensor([[1] * 9 + [2] * 3 + [3] * 20 + [0] * 2, [1] * 17 + [0] * 17], device=DEVICE)
+    teacher = [drawn(i, 34, 16) for i in range(sides)]
+    student = [drawn(10 + i, 34, 8).requires_grad_() for i in range(sides)]
+    pad = [None] * (2 - sides)
+    value = triton_kl.divergence_loss(*teacher, *pad, *student, *pad, numbers)
+    alone = []
+    for row, number in ((0, 1), (0, 2), (0, 3), (1, 1)):
+        inside = numbers[row] == number
+        theirs, ours = ([part[row, :, inside][None].double() for part in side] for side in (teacher, student))
+        scores = dot_scores(theirs[0], theirs[-1]), dot_scores(ours[0], ours[-1])
+        alone.append(attention_loss(*scores, torch.ones(1, int(inside.sum()), device=DEVICE)))
+    whole = torch.stack(alone).mean()
+    assert value.item() == pytest.approx(whole.item(), rel=1e-5)
+    for found, wanted in zip(torch.autograd.grad(value, student), torch.autograd.grad(whole, student), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("sides", [1, 2], ids=["relation", "attention"])
 def test_large_scores_do_not_overflow(sides: int) -> None:
     teacher, student = ([40 * drawn(seed + i, 20, 8) for i in range(sides)] for seed in (0, 5))
     # The backward pass takes shares as exponents of a score less its row's logarithm of a sum, which is kept in float32: at

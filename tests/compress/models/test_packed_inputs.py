@@ -64,3 +64,8 @@ def test_a_family_whose_windows_would_be_lost_is_not_packed() -> None:
     assert row_tokens_for(128, config_of("bert"), config_of("distilbert")) == 128
     assert row_tokens_for(128, config_of("modernbert")) == 0
     assert row_tokens_for(128, config_of("bert"), config_of("modernbert")) == 0
+
+
+def test_on_a_transformers_that_takes_no_such_mask_text_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.__version__", "4.57.3")
+    assert row_tokens_for(128, config_of("bert")) == 0

@@ -1,6 +1,6 @@
 """Stages on packed rows: the loss and the gradients are those of the pieces alone."""
 
-import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +110,9 @@ def test_stages_that_do_not_pack_by_default_could(method: str) -> None:
     for batch in (packed, apart):
         real = batch.inputs["attention_mask"].flatten().nonzero().flatten()
         asked = {"row_index": real, "targets": batch.inputs["input_ids"].flatten()[real]}
-        batch = copy.replace(batch, **asked) if hasattr(copy, "replace") else type(batch)(**vars(batch) | asked)
-        losses.append(total(step_losses(stage.objective, teacher, student, family, batch, maps, None)))
+        losses.append(
+            total(step_losses(stage.objective, teacher, student, family, replace(batch, **asked), maps, None))
+        )
     torch.testing.assert_close(*losses, rtol=1e-9, atol=1e-12)
 
 
@@ -129,11 +130,8 @@ def test_neither_padding_nor_the_order_in_a_row_changes_anything() -> None:
             if name == "attention_mask":
                 rows[-1] = numbers.max() + 1 - rows[-1]
         turned[name] = torch.nn.utils.rnn.pad_sequence([*rows, torch.zeros(ROW + 5).long()], batch_first=True)[:-1]
-    again = total(
-        step_losses(
-            stage.objective, teacher, student, family, type(batch)(**vars(batch) | {"inputs": turned}), maps, None
-        )
-    )
+    moved = replace(batch, inputs=turned)
+    again = total(step_losses(stage.objective, teacher, student, family, moved, maps, None))
     torch.testing.assert_close(again, loss, rtol=1e-9, atol=1e-12)
 
 

@@ -87,17 +87,19 @@ def test_what_is_kept_is_what_the_teacher_computes(kind: str, pieces: CorpusFile
             assert not kept[~real].any()
 
 
-@pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert"])
+@pytest.mark.parametrize(
+    ("kind", "row_tokens"), [("bert", 0), ("mpnet", 0), ("modernbert", 0), ("bert", 20), ("mpnet", 20)]
+)
 @pytest.mark.parametrize("method", ["minilmv2", "minilm", "tinybert-general", "hidden-states", "directminilm"])
 def test_losses_are_about_those_of_the_teacher_itself(
-    method: str, kind: str, pieces: CorpusFile, tmp_path: Path
+    method: str, kind: str, row_tokens: int, pieces: CorpusFile, tmp_path: Path
 ) -> None:
     objective = stages_of(method, Sizes(4, 2, 24, 24))[0].objective
     assert objective.can_be_kept
     cache = cached(tmp_path / "cache", pieces, kind, sorted(sources_of(objective.teacher_parts())))
     teacher = encoder(kind)
     student, _ = student_of(teacher, FAMILIES[kind], HALF, seed=1, new_layers=True)
-    text = CorpusText(pieces, 0, 6, 0)
+    text = CorpusText(pieces, 0, 6, 0, row_tokens=row_tokens)
     torch.manual_seed(0)
     maps = Projections(objective, teacher.config, student.config)
     for share in (Share(0, 1), Share(1, 2)):
@@ -236,9 +238,9 @@ def test_what_another_began_is_left_to_it(pieces: CorpusFile, tmp_path: Path) ->
 def test_an_empty_folder_is_taken_and_a_cache_outlives_its_folder(pieces: CorpusFile, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     cache = cached(tmp_path / "cache", pieces)
-    before = cache.at([3, 5], 16)
+    before = cache.at([[3], [5]], 16)
     shutil.rmtree(tmp_path / "cache")
-    after = cache.at([3, 5], 16)
+    after = cache.at([[3], [5]], 16)
     assert all(torch.equal(before[part], after[part]) for part in before)
 
 
