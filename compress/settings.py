@@ -283,7 +283,7 @@ class Distillation(TextColumn):
     )  # fmt: skip
     tokens: int | None = setting(None, help="Longest piece of text, in tokens.", at_least=8, shown="128")
     pack: bool = setting(
-        True, help="Methods that compare relations read rows of --tokens tokens, each of several pieces."
+        True, help="Pack short pieces into rows of --tokens tokens, for methods that compare relations."
     )
     whole_words: bool = setting(False, help="Mask whole words, not tokens, if the method learns from masked text.")
     start: str = setting(

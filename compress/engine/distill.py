@@ -131,7 +131,9 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     if s.start == "layer-map" and not s.layer_map:
         raise BadInput(f"--start layer-map needs --layer-map. Give {', '.join(LAYER_MAPS[:-1])} or {LAYER_MAPS[-1]}.")
     choices = {name: getattr(s, name) for name in USED_BY}
-    chain = method_chain("@".join((s.method, *s.assistants)), shape, opened.config, start=s.start, **choices)
+    chain = method_chain(
+        "@".join((s.method, *s.assistants)), shape, opened.config, start=s.start, pack=s.pack, **choices
+    )
     shapes, stages, messages = chain.shapes, chain.stages, chain.warnings
     if tuple(s.assistants) == (BY_RULE,):
         none = "none; the student has more than half of the teacher's layers or width"
@@ -200,7 +202,7 @@ def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) 
     pieces = tokenised(given.texts, tokenizer, longest, workdir.root / "corpus", fingerprint=given.texts_fingerprint)
     if not len(pieces):
         raise BadInput("--corpus holds no words. Give files with text.")
-    row_tokens = row_tokens_for(longest, *(reader.config for reader in readers)) if s.pack else 0
+    row_tokens = row_tokens_for(longest, *(reader.config for reader in readers))
     schedule, epochs = None, s.epochs or 1.0
     if preset:  # of a method with one stage
         text = CorpusText(pieces, 0, batch, s.seed, row_tokens=row_tokens if given.stages[-1][0].pack else 0)

@@ -22,7 +22,7 @@ USED_BY = {
 }
 # Settings of one stage in a recipe.
 LAYER_SETTINGS = ("teacher_layer", "relation_heads")
-STAGE_SETTINGS = ("tokens", "learning_rate", "batch", *LAYER_SETTINGS)
+STAGE_SETTINGS = ("tokens", "learning_rate", "batch", "pack", *LAYER_SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ def method_chain(
     layer_map: str = "",
     teacher_layer: int = 0,
     relation_heads: int = 0,
+    pack: bool = False,
     stages: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Chain:
     """The chain of `method`, which may name assistants (`minilm@12x384`), for a student of `shape`.
@@ -96,6 +97,7 @@ def method_chain(
         layer_map: in place of the method's own; empty leaves it.
         teacher_layer: the same for the layer whose relations are learned; 0 leaves it.
         relation_heads: the same for their heads.
+        pack: whether stages for which the catalogue says so pack plain text; otherwise those alone that `stages` name.
         stages: settings by the name of a stage, see `STAGE_SETTINGS`.
 
     Raises:
@@ -128,9 +130,17 @@ def method_chain(
     names = dict.fromkeys(stage.name for each in chain.stages for stage in each)
     if unknown := [stage for stage in given if stage not in names]:
         raise BadInput(f"[stages.{unknown[0]}]: the stages of --method {method} are {', '.join(names)}.")
+    for stage in (stage for each in chain.stages for stage in each):
+        if "pack" in given.get(stage.name, {}) and stage.text != "corpus":
+            raise BadInput(
+                f"[stages.{stage.name}] pack: only plain text is packed, and this stage reads a task. Leave it out."
+            )
     return replace(
         chain,
-        stages=tuple(tuple(replace(stage, **given.get(stage.name, {})) for stage in each) for each in chain.stages),
+        stages=tuple(
+            tuple(replace(stage, **{"pack": stage.pack and pack} | given.get(stage.name, {})) for stage in each)
+            for each in chain.stages
+        ),
         warnings=_other_layers(chain, teacher, layers, layer_map),
     )
 
@@ -212,6 +222,10 @@ def check_stage_settings(stages: Mapping[str, Mapping[str, float]]) -> None:
         for key, value in values.items():
             if key not in STAGE_SETTINGS:
                 raise BadInput(f"[stages.{name}] {key}: the settings of a stage are {', '.join(STAGE_SETTINGS)}.")
+            if key == "pack":
+                if not isinstance(value, bool):
+                    raise BadInput(f"[stages.{name}] pack is {value!r}; give true or false.")
+                continue
             whole = key not in ("tokens", "learning_rate")
             if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value <= 0:
                 kind = "a whole number" if whole else "a number"

@@ -31,7 +31,6 @@ from compress.evaluation.metrics import counts, gold_of, mean_score, score
 from compress.evaluation.predictions import predictions, row_logits
 from compress.input_errors import Faults
 from compress.methods.catalogue import LABELS
-from compress.models.packed_inputs import row_tokens_for
 from compress.models.pretrained import load, open_model
 from compress.settings import WHERE_DATA_IS, TaskSettings
 from serve.bundle.cpu_quota import available_cores
@@ -215,11 +214,10 @@ def _make_teacher(folder: Path, inputs: TaskInputs) -> None:
 
 def _method_inputs(given: Comparison, inputs: TaskInputs, *, seed: int) -> MethodInputs:
     # Tokenised once, by the first row that needs it.
-    longest = min(given.tokens, inputs.max_length)
     pieces = tokenised(
         inputs.corpus,
         inputs.tokenizer,
-        longest,
+        min(given.tokens, inputs.max_length),
         Path(given.out) / "work" / "corpus",
         fingerprint=texts_fingerprint(inputs.corpus),
     )
@@ -232,7 +230,6 @@ def _method_inputs(given: Comparison, inputs: TaskInputs, *, seed: int) -> Metho
         seed,
         inputs.settings.precision,
         inputs.settings.device,
-        row_tokens=row_tokens_for(longest, inputs.opened.config),
         notify=show,
     )
 

@@ -113,18 +113,23 @@ def test_a_student_starts_from_the_layers_or_the_checkpoint_that_it_is_told(
     assert json.loads((again / "lineage.json").read_text(encoding="utf-8"))["start"] == "first"
 
 
-def test_a_papers_schedule_is_followed_but_for_what_is_given(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pack", "steps_per_epoch"), [(False, 10), (True, 2)])
+def test_a_papers_schedule_is_followed_but_for_what_is_given(
+    pack: bool, steps_per_epoch: int, tiny_teacher: Path, corpus: Path, tmp_path: Path
+) -> None:
     made = face.distill(
         str(tiny_teacher), [corpus], tmp_path / "small", student="layers=2,hidden=32,heads=4,ffn=32",
-        schedule="minilmv2-multilingual", batch=20, tokens=64, accumulate=2,
+        schedule="minilmv2-multilingual", batch=20, tokens=64, accumulate=2, pack=pack,
     )  # fmt: skip
     lines = [json.loads(line) for line in (made / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 71))  # 7 epochs of 10 steps
+    assert [line["step"] for line in lines] == list(range(1, 7 * steps_per_epoch + 1))
     rates = [line["learning_rate"] for line in lines]
     assert max(rates) == 8e-4
-    assert rates.index(8e-4) == 3  # a twentieth of all steps to warm up
+    assert rates.index(8e-4) == -(-7 * steps_per_epoch // 20) - 1  # a twentieth of all steps to warm up
     lineage = json.loads((made / "lineage.json").read_text(encoding="utf-8"))
     assert (lineage["epochs"], lineage["batch"], lineage["tokens"]) == (7, 20, 64)
+    assert lineage["tokens_read"] == 7 * 2_090  # every token of the corpus in each epoch, however it is packed
+    assert all(line["padded_share"] < (0.2 if pack else 0.1) for line in lines)
 
 
 def test_a_teacher_is_asked_once_for_several_students(

@@ -98,7 +98,7 @@ def test_a_device_that_is_named_decides_nothing_where_it_is_the_one_taken_anyway
     for device in ("auto", named):
         with pytest.raises(KeyboardInterrupt):
             compress.distill(
-                str(tiny_teacher), [corpus], tmp_path / "small", student=SHAPE, device=device, progress=stop
+                str(tiny_teacher), [corpus], tmp_path / "small", student=SHAPE, device=device, batch=1, progress=stop
             )
         begun["distill"].append(stages(tmp_path / "small.distill-work"))
         with pytest.raises(KeyboardInterrupt):

@@ -1,5 +1,7 @@
 """A method by its name: its stages, how they share tokens, and what is refused."""
 
+from typing import Any
+
 import pytest
 
 from compress.engine.method_chain import check_start, method_chain
@@ -93,6 +95,8 @@ def test_settings_of_one_stage_take_the_place_of_its_own() -> None:
             "--relation-heads has no effect on --method directminilm",
         ),
         ("minilm", {"minilm": 5}, r"\[stages.minilm\] is 5; give a table"),
+        ("minilm", {"minilm": {"pack": 1}}, r"\[stages.minilm\] pack is 1; give true or false"),
+        ("tinybert", {"tinybert-task": {"pack": True}}, r"\[stages.tinybert-task\] pack: only plain text is packed"),
     ],
 )
 def test_what_a_method_cannot_be_is_refused(method: str, stages: dict[str, object], message: str) -> None:
@@ -112,3 +116,13 @@ def test_a_budget_cuts_the_plain_text_of_every_stage_and_no_label_steps() -> Non
     (half,) = chain.links(1000, 400, (LABELS,), cut=0.5)
     assert whole.tokens == (500, 300, 400)
     assert half.tokens == (250, 150, 400)
+
+
+def test_relation_stages_pack_if_asked_and_a_recipe_packs_any_stage_on_plain_text() -> None:
+    def packs(method: str, **settings: Any) -> bool:
+        return method_chain(method, STUDENT, TEACHER, **settings).stages[-1][0].pack
+
+    assert [packs(method, pack=True) for method in ("minilmv2", "hidden-states")] == [True, False]
+    assert not packs("minilmv2")
+    assert not packs("minilmv2", pack=True, stages={"minilmv2": {"pack": False}})
+    assert packs("hidden-states", stages={"hidden-states": {"pack": True}})
