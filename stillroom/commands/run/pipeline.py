@@ -116,7 +116,8 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     begin = r.start if not is_checkpoint(r.start) else inputs.start_fingerprint
     student = [str(inputs.shape), begin, r.student_epochs, r.student_learning_rate]
     chain = [
-        [dataclasses.asdict(link) for link in inputs.chain.links(inputs.distill_tokens, 1.0)],
+        # Tokens that the text decides need no counting here: its fingerprint is below.
+        [dataclasses.asdict(link) for link in inputs.chain.links(r.distill_tokens or 1.0, 1.0)],
         texts_fingerprint(inputs.corpus) if "corpus" in inputs.chain.texts else "",
     ]
     # With a budget, how long one training may take depends on all the others.
