@@ -13,6 +13,11 @@ import numpy as np
 WINDOW = 16_384
 
 
+# Least steps of a stage on packed rows: one of 28 steps learned far less than one of 294 from the same text
+# (docs/measurements/training.md, "Packed rows").
+LEAST_STEPS = 300
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows of pieces, 8 bytes a piece and 12 a row: row `i` holds `pieces[starts[i] : starts[i + 1]]`."""
@@ -27,6 +32,15 @@ class Rows:
     def __getitem__(self, row: int) -> np.ndarray:
         found: np.ndarray = self.pieces[self.starts[row] : self.starts[row + 1]]
         return found
+
+
+def rows_a_step(batch: int, tokens: float, row_tokens: int) -> int:
+    """The packed rows of a step: `batch`, or fewer where `tokens` are then read in less than `LEAST_STEPS` steps.
+
+    >>> rows_a_step(32, 3_000_000, 128), rows_a_step(32, 300_000, 128), rows_a_step(32, 10_000, 128)
+    (32, 7, 1)
+    """
+    return max(1, min(batch, int(tokens / (LEAST_STEPS * row_tokens))))
 
 
 def packed_rows(lengths: np.ndarray, row_tokens: int, seed: int) -> Rows:

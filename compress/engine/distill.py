@@ -214,7 +214,7 @@ def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) 
         accumulate=s.accumulate, trackers=tuple(s.trackers), start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
         lineage=_in_lineage(s) | {"batch": batch, "tokens": longest, "epochs": epochs},
         teacher_cache=Path(os.path.abspath(s.teacher_cache)) if s.teacher_cache else None,
-        row_tokens=row_tokens, notify=notify,
+        row_tokens=row_tokens, batch_is_given=bool(s.batch or preset), notify=notify,
     )  # fmt: skip
     if asks_words(given.stages[0]):
         head = workdir.stage(

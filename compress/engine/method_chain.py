@@ -84,7 +84,7 @@ def method_chain(
     layer_map: str = "",
     teacher_layer: int = 0,
     relation_heads: int = 0,
-    pack: bool = False,
+    pack: bool = True,
     stages: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Chain:
     """The chain of `method`, which may name assistants (`minilm@12x384`), for a student of `shape`.

@@ -15,6 +15,7 @@ from compress.data.batches import TaskText
 from compress.data.corpus import CorpusFile, CorpusText, Piece, masking_of
 from compress.data.encoded import Encoded, pad_id_of
 from compress.data.examples import Example, Task
+from compress.data.packing import rows_a_step
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
 from compress.engine.lineage import save_with_lineage
 from compress.engine.resumable_stages import TRAINING, Workdir
@@ -84,6 +85,7 @@ class MethodInputs:
     lineage: dict[str, Any] = field(default_factory=dict)  # added to every checkpoint's lineage
     teacher_cache: Path | None = None  # folder of the teacher's activations on `pieces`
     row_tokens: int = 0  # of the rows that stages with `pack` pack pieces into; 0 packs none
+    batch_is_given: bool = False  # whether packed stages keep `batch`, however few steps they take
     notify: Notify = silent
 
 
@@ -147,7 +149,7 @@ def fit_head(folder: Path, given: MethodInputs, tokens: float) -> None:
             given.notify,
             "The teacher has no masked-language-model head. One is fitted to the corpus; the teacher's encoder does not change.",
         )
-        text = _corpus(given, HEAD_STAGE)
+        text = _corpus(given, HEAD_STAGE, HEAD_SHARE * tokens)
         with advancing(given.notify, HEAD_STAGE.name) as shown:
             progress = train_stage(
                 HEAD_STAGE,
@@ -200,11 +202,13 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
     details: dict[str, Any] = {}
     text: CorpusText | TaskText | CachedTeacherText
     if stage.text == "corpus":
-        text = _corpus(given, stage)
+        text = _corpus(given, stage, tokens)
+        details = {"batch": text.batch}
         student = load_encoder(before, seed=given.seed, vocabulary=link.masks)
         theirs = load_encoder(teacher, seed=given.seed, vocabulary=stage.objective.masks_tokens) if asks else None
         if theirs is not None and teacher is given.opened and learns_relations(stage):
-            stage, details = _on_living_layers(stage, theirs, given)
+            stage, learned = _on_living_layers(stage, theirs, given)
+            details |= learned
         settings = _settings(given, text, tokens)
         if given.teacher_cache and stage.objective.can_be_kept:
             text = CachedTeacherText(text, _cached(given, link, theirs))
@@ -295,15 +299,17 @@ def _give_pooler(student: Any, given: MethodInputs) -> None:
         ours.load_state_dict(theirs.state_dict())
 
 
-def _corpus(given: MethodInputs, stage: Stage) -> CorpusText:
+def _corpus(given: MethodInputs, stage: Stage, tokens: float) -> CorpusText:
+    """The plain text of `stage`, which reads about `tokens` tokens of it."""
     masking = None
     if stage.objective.masks_tokens:
         size = given.opened.config.vocab_size
         masking = masking_of(given.tokenizer, size, whole_words=given.whole_words)
     row_tokens = given.row_tokens if stage.pack else 0
-    return CorpusText(
-        given.pieces, pad_id_of(given.tokenizer), stage.batch or given.batch, given.seed, masking, row_tokens
-    )
+    batch = stage.batch or given.batch
+    if row_tokens and not stage.batch and not given.batch_is_given:
+        batch = rows_a_step(batch, tokens, row_tokens)
+    return CorpusText(given.pieces, pad_id_of(given.tokenizer), batch, given.seed, masking, row_tokens)
 
 
 def kept_parts(stages: Sequence[Stage]) -> list[Part]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from compress.data.batches import collate, rows_of, to_device
 from compress.data.corpus import CorpusText, masking_of
 from compress.data.examples import check_task
+from compress.data.packing import rows_a_step
 from compress.engine.hardware import device_here
 from compress.engine.method_runner import HEAD_SHARE, asks_words
 from compress.engine.task_stages import SOFT_WEIGHTS, trial_steps
@@ -195,10 +196,16 @@ def _second_a_token(inputs: RunInputs) -> float:
 
     def seconds(stage: Stage, theirs: Any, ours: Any, tokens: float) -> float:
         masking = masking_of(inputs.tokenizer, inputs.opened.config.vocab_size, whole_words=False)
+        row_tokens = inputs.row_tokens if stage.pack else 0
+        batch = stage.batch or (rows_a_step(recipe.batch, tokens, row_tokens) if row_tokens else recipe.batch)
         text = CorpusText(
-            inputs.pieces, inputs.train.pad_id, stage.batch or recipe.batch, recipe.seed,
-            masking if stage.objective.masks_tokens else None, inputs.row_tokens if stage.pack else 0,
-        )  # fmt: skip
+            inputs.pieces,
+            inputs.train.pad_id,
+            batch,
+            recipe.seed,
+            masking if stage.objective.masks_tokens else None,
+            row_tokens,
+        )
         return tokens / text.tokens_per_step * _stage_step(stage.objective, theirs, copy.deepcopy(ours), text, inputs)
 
     if any(asks_words(link.stages) for link in links) and not has_vocabulary_head(inputs.opened):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.data.corpus import CorpusText, Masking, Piece, tokenised
-from compress.data.packing import packed_rows
+from compress.data.packing import LEAST_STEPS, packed_rows, rows_a_step
 from serve.text.tokenizer import load_tokenizer
 
 MASK, SIZE, ROW = 4, 60, 32
@@ -103,3 +103,12 @@ def test_words_of_packed_pieces_are_masked_apart() -> None:
             total += sum(first[0] for _ in others)
     assert total > 20
     assert alike < total / 2
+
+
+def test_a_step_has_fewer_rows_where_the_text_would_be_read_in_too_few_steps() -> None:
+    for tokens in (1_000, 50_000, 400_000, 3_000_000):
+        rows = rows_a_step(32, tokens, 128)
+        steps = tokens / (rows * 128)
+        assert rows == 32 or steps >= LEAST_STEPS or rows == 1
+        assert rows in (1, 32) or tokens / ((rows + 1) * 128) < LEAST_STEPS  # no fewer than needed
+    assert rows_a_step(32, 3_000_000, 128) == 32

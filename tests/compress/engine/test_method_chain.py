@@ -118,11 +118,11 @@ def test_a_budget_cuts_the_plain_text_of_every_stage_and_no_label_steps() -> Non
     assert half.tokens == (250, 150, 400)
 
 
-def test_relation_stages_pack_if_asked_and_a_recipe_packs_any_stage_on_plain_text() -> None:
+def test_relation_stages_pack_and_a_recipe_decides_for_any_stage_on_plain_text() -> None:
     def packs(method: str, **settings: Any) -> bool:
         return method_chain(method, STUDENT, TEACHER, **settings).stages[-1][0].pack
 
-    assert [packs(method, pack=True) for method in ("minilmv2", "hidden-states")] == [True, False]
-    assert not packs("minilmv2")
-    assert not packs("minilmv2", pack=True, stages={"minilmv2": {"pack": False}})
+    assert [packs(method) for method in ("minilmv2", "hidden-states")] == [True, False]
+    assert not packs("minilmv2", pack=False)
+    assert not packs("minilmv2", stages={"minilmv2": {"pack": False}})
     assert packs("hidden-states", stages={"hidden-states": {"pack": True}})

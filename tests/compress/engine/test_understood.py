@@ -184,7 +184,7 @@ def test_a_fine_tuning_begins_with_what_it_understood_and_ends_with_its_score(
 def test_a_distillation_says_what_it_made(tiny_teacher: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("please refund the lamp\nthank you team\n" * 20, encoding="utf-8")
-    made = compress.distill(str(tiny_teacher), [corpus], tmp_path / "small", student=SHAPE, batch=8)
+    made = compress.distill(str(tiny_teacher), [corpus], tmp_path / "small", student=SHAPE, batch=8, pack=False)
     result = distill_result(made)
     assert result.pop("loss") > 0
     assert result == {
