@@ -94,7 +94,7 @@ def compare(settings: Comparison) -> Document:
     teacher as given) and `labels` (from the fine-tuned teacher). Each row keeps its student as a checkpoint under OUT/work. A
     stopped comparison goes on where it was; one with more methods adds theirs.
     """
-    from stillroom.commands.compare import compare as compare_methods
+    from stillroom.commands.compare.run import compare as compare_methods
     from stillroom.report.pages import page_or
 
     document = compare_methods(settings)

@@ -14,7 +14,7 @@ from test_run import stillroom
 from compress.models.families import FAMILIES, layers_of
 from compress.models.pretrained import load_encoder, open_model
 from serve.errors import BadInput
-from stillroom.commands.compare import Comparison, compare
+from stillroom.commands.compare.run import Comparison, compare
 
 STUDENT = "layers=2,hidden=32,heads=4,ffn=32"
 ASSISTANT = "layers=4,hidden=16,heads=4,ffn=32"

@@ -14,7 +14,7 @@ from test_hub import COMMIT, Hub
 import stillroom
 from compress.models.pretrained import open_model
 from serve.errors import BadInput
-from stillroom.commands.compare import Comparison, compare
+from stillroom.commands.compare.run import Comparison, compare
 
 ASK = """
 import sys

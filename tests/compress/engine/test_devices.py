@@ -14,7 +14,7 @@ from compress.progress import Event
 from compress.settings import Distillation, TaskSettings
 from compress.training.loop import device_of_process
 from serve.errors import BadInput
-from stillroom.commands.compare import compare
+from stillroom.commands.compare.run import compare
 from stillroom.commands.run.pipeline import fingerprints, run
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe

@@ -13,7 +13,7 @@ from compress.engine.task_inputs import open_task
 from compress.settings import TaskSettings
 from serve.errors import BadInput
 from stillroom.api import export, load
-from stillroom.commands.compare import compare
+from stillroom.commands.compare.run import compare
 from stillroom.commands.evaluate import evaluate
 from stillroom.commands.profile.texts import given_texts
 from stillroom.settings.compare import Comparison

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serve.errors import BadInput
-from stillroom.commands.compare import Comparison, compare
+from stillroom.commands.compare.run import Comparison, compare
 
 Given = Callable[..., Comparison]
 

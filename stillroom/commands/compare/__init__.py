@@ -1,0 +1,1 @@
+"""`stillroom compare`: one teacher, several methods and students, equal budgets of tokens, several seeds."""
