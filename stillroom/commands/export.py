@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +24,7 @@ from compress.models.pretrained import HEADS, Opened, open_model, save_tokenizer
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
 from export.packing.builder import ModelReport, scores_on_test
 from export.packing.model_card import CardFacts
-from export.packing.variants import Split, Variants, make_variants
+from export.packing.variants import Split, Variants, gate, make_variants, run_name
 from export.packing.writer import clear_leftovers, refuse_foreign
 from export.precision.int8_search import UNREPAIRED
 from export.settings import VariantSettings
@@ -77,6 +77,19 @@ def _faults(settings: Exporting) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """The teacher that an exported student is shown beside, and held to."""
+
+    scores: Mapping[str, dict[str, float]]
+    """By split: value, low and high end of its metric."""
+    size_bytes: int
+    gate: float
+    """Least share of its metric on validation that the served variant keeps."""
+    lineage: Mapping[str, Any]
+    """Added to the lineage in the manifest."""
+
+
+@dataclass(frozen=True)
 class _Given:
     """The settings and the inputs they name, opened and checked."""
 
@@ -97,6 +110,7 @@ class _Given:
     name: str
     kept_texts: list[str]
     """Texts whose words the trimmed vocabulary keeps; empty: it is not trimmed."""
+    beside: Beside | None
 
     @property
     def multi_label(self) -> bool:
@@ -122,11 +136,11 @@ class _Ready:
     """Warnings about the data, as in `stillroom run`."""
 
 
-def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> dict[str, Any]:
-    """See `stillroom.api.export`."""
+def export_checkpoint(checkpoint: str, out: Path, settings: Exporting, beside: Beside | None = None) -> dict[str, Any]:
+    """See `stillroom.api.export`; with `beside`, which asks for labelled data, the report has the teacher too."""
     machine = machine_facts()  # before any work, which would count as load of the machine
     out = Path(os.path.abspath(out))
-    given = _checked(checkpoint, out, settings)
+    given = _checked(checkpoint, out, settings, beside)
     with Workdir(out.with_name(f"{out.name}.export-work")).scratch() as folder:
         _refuse_taken(out)  # again, since another export may have ended meanwhile
         clear_leftovers(out)
@@ -135,7 +149,7 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting) -> dict[s
         return _export(folder, out, given, machine)
 
 
-def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
+def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | None) -> _Given:
     """Opens and checks the inputs; writes nothing. BadInput for what cannot be exported."""
     faults = Faults()
     faults.messages += _faults(settings)
@@ -170,6 +184,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
         settings.threads or available_cores(),
         settings.name or out.name,
         kept_texts or [],
+        beside,
     )
 
 
@@ -222,7 +237,9 @@ def _export(folder: Path, out: Path, given: _Given, machine: MachineFacts) -> di
         progress=lambda line: say(f"  {line}"),
     )
     metric = metric_name(given.task, multi_label=given.multi_label)
-    model_report = ModelReport(_facts(given, ready), metric, variants, warnings=ready.warnings)
+    model_report = ModelReport(
+        _facts(given, ready), metric, variants, warnings=ready.warnings, **_teacher(given, variants)
+    )
     if model_report.missed:
         raise model_report.refusal(_write_beside(folder, out, _report_of(model_report, ready, machine, None)))
     if ready.test:
@@ -265,6 +282,20 @@ def _ready(folder: Path, given: _Given) -> _Ready:
     )
 
 
+def _teacher(given: _Given, variants: Variants) -> dict[str, Any]:
+    """The teacher's part of the report: its scores and size, and the gate that the served variant is held to; none without one."""
+    if not (beside := given.beside):
+        return {}
+    ours = variants.validation[run_name(variants.served, variants.wanted.runs_in(variants.served))].value
+    theirs = beside.scores["validation"]["value"]
+    name = f"{variants.served} over teacher, validation"
+    return {
+        "others": {split: {"teacher": dict(scores)} for split, scores in beside.scores.items()},
+        "other_sizes": {"teacher": beside.size_bytes},
+        "other_gates": [gate(name, ours / theirs if theirs else 0.0, beside.gate)],
+    }
+
+
 def _facts(given: _Given, ready: _Ready) -> CardFacts:
     """Facts of the model for its card and manifest."""
     settings = given.settings
@@ -281,7 +312,9 @@ def _facts(given: _Given, ready: _Ready) -> CardFacts:
         language=settings.language or None,
         base_model=base_model_of(given.opened),
         dataset=settings.data if settings.data and not Path(settings.data).exists() else None,
-        lineage=lineage | ({"vocabulary": ready.trimmed.as_dict()} if ready.trimmed else {}),
+        lineage=lineage
+        | ({"vocabulary": ready.trimmed.as_dict()} if ready.trimmed else {})
+        | dict(given.beside.lineage if given.beside else {}),
         multi_label=given.multi_label,
         relations=ready.relations,
         pairs=given.splits.pairs if given.splits else False,
