@@ -93,12 +93,14 @@ def compare(settings: Comparison) -> Document:
     Every comparison has three controls, the same student on labels alone: `labels-new-layers`, `labels-general-layers` (of the
     teacher as given) and `labels` (from the fine-tuned teacher). Each row keeps its student as a checkpoint under OUT/work. A
     stopped comparison goes on where it was; one with more methods adds theirs.
+
+    The learning rate of the last training on the task is chosen on validation from two, with seed 0: one further training a row.
+    `--start`, `--teacher-layer` and `--distill-tokens` may be given again, and each value makes further rows for the methods that
+    read it. `--export best` makes OUT/bundle of the student that is best on validation.
     """
     from stillroom.commands.compare.run import compare as compare_methods
-    from stillroom.report.pages import page_or
 
-    document = compare_methods(settings)
-    return document | {"report": str(page_or(Path(settings.out) / "report.html", "table.md"))}
+    return compare_methods(settings)
 
 
 def show_comparison(document: Document) -> None:
@@ -110,6 +112,10 @@ def show_comparison(document: Document) -> None:
     made = compared(document)
     cells = [[written(cell) for cell in row] for row in made.rows]
     table(f"{document['metric']} on test, with 95 % intervals; the teacher reaches {reached:.4f}", made.header, cells)
+    best = document["best"]
+    say(f"Best on validation: {best['checkpoint']}, {best['validation']:.4f} on average over its seeds")
+    if "export" in document:
+        result(f"Bundle  {Path(document['report']).parent / document['export']['bundle']}")
     result(f"Report  {document['report']}")
 
 

@@ -1,5 +1,6 @@
 """The output of `stillroom compare`: a table for the terminal, the same in Markdown, and an HTML page."""
 
+from collections.abc import Collection
 from typing import Any
 
 from stillroom.report import formats
@@ -7,19 +8,48 @@ from stillroom.report.drawings import Interval, intervals
 from stillroom.report.formats import Estimate, Table, score, scored, size, table
 from stillroom.report.pages import rendered
 
+CHOICES = {"start": "{}", "teacher_layer": "teacher layer {}", "distill_tokens": "{:,} tokens"}
+
 
 def compared(document: dict[str, Any]) -> Table:
-    """A row per method and student, best first."""
+    """A row per method, student and choice, best first. A choice has a column where it has several values."""
     rows = document["rows"]
+    several = _several(document)
     return table(
         ("method", [row["method"] for row in rows]),
         ("student", [row["student"] for row in rows]),
+        ("start", [row["start"] if "start" in several else None for row in rows]),
+        ("teacher layer", [row["teacher_layer"] if "teacher_layer" in several else None for row in rows]),
         ("mean", [scored(row["mean"], row["low"], row["high"]) for row in rows]),
         ("sd over seeds", [score(row["standard_deviation"]) for row in rows]),
         ("against labels", [_difference(row["less_labels"]) for row in rows]),
         ("plain text", [f"{row['plain_tokens']:,} tokens" if row["plain_tokens"] else "" for row in rows]),
+        ("label rate", [f"{row['label_learning_rate']:g}" for row in rows]),
+        ("validation by rate", [_by_rate(row) for row in rows]),
         ("minutes", [f"{row['seconds'] / 60:.1f}" for row in rows]),
         ("peak memory", [size(row["peak_memory_bytes"]) for row in rows]),
+    )
+
+
+def _several(document: dict[str, Any]) -> set[str]:
+    """The choices of which the rows have several values."""
+    return {name for name in CHOICES if len({row[name] for row in document["rows"]} - {None}) > 1}
+
+
+def _by_rate(row: dict[str, Any]) -> str | None:
+    """The score on validation with each rate of seed 0; None where there was no choice."""
+    tried = [f"{one['learning_rate']:g}: {score(one['validation'])}" for one in row["label_rates"]]
+    return "; ".join(tried) if tried[1:] else None
+
+
+def _cost_of_rates(document: dict[str, Any]) -> str:
+    """What the choice of the learning rates cost; empty where there was none."""
+    seconds = sum(row["choice_seconds"] for row in document["rows"])
+    if not any(row["label_rates"][1:] for row in document["rows"]):
+        return ""
+    return (
+        "The learning rate of the last training on the task (label rate) is the best on validation with seed 0. The trainings that were "
+        f"not taken cost {seconds / 60:.1f} minutes more, which the table leaves out."
     )
 
 
@@ -35,7 +65,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 def page(document: dict[str, Any]) -> str:
     """One self-contained HTML document."""
-    teacher = document["teacher"]
+    teacher, best, several = document["teacher"], document["best"], _several(document)
     named = f"{document['metric'].replace('_', ' ')} on test, mean over {document['settings']['seeds']} seeds"
     return rendered(
         "comparison.html",
@@ -44,24 +74,37 @@ def page(document: dict[str, Any]) -> str:
             "document": document,
             "named": named,
             "teacher": scored(teacher["value"], teacher["low"], teacher["high"]),
+            "cost": _cost_of_rates(document),
+            "best": f"Best on validation: {name_of(best, several)}, seed {best['seed']}.",
+            "bundle": _bundle(document.get("export")),
             "table": compared(document),
             "means": intervals(
                 [
-                    Interval(name_of(row), row["mean"], row["low"], row["high"], score(row["mean"]) or "")
+                    Interval(name_of(row, several), row["mean"], row["low"], row["high"], score(row["mean"]) or "")
                     for row in document["rows"]
                 ]
             ),
             "losses": [
-                (name_of(row), {stage: _losses_in_words(of) for stage, of in row["losses"].items()})
+                (name_of(row, several), {stage: _losses_in_words(of) for stage, of in row["losses"].items()})
                 for row in document["rows"]
             ],
         },
     )
 
 
-def name_of(row: dict[str, Any]) -> str:
-    """A method on a student."""
-    return f"{row['method']}, {row['student']}"
+def name_of(row: dict[str, Any], several: Collection[str] = ()) -> str:
+    """A method on a student, and its value of each of the choices `several`."""
+    chosen = [form.format(row[name]) for name, form in CHOICES.items() if name in several and row[name] is not None]
+    return ", ".join([row["method"], row["student"], *chosen])
+
+
+def _bundle(export: dict[str, Any] | None) -> str:
+    """What became of `--export best`."""
+    if not export:
+        return ""
+    if not export["bundle"]:
+        return f"No bundle was written, because a gate was missed: {export['report']} says which."
+    return f"Its bundle is {export['bundle']}."
 
 
 def _losses_in_words(stage: dict[str, Any]) -> dict[str, object]:

@@ -4,17 +4,27 @@ import json
 import math
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_run import stillroom
 
+from compress.engine.method_runner import run_method
+from compress.engine.resumable_stages import Workdir
 from compress.models.families import FAMILIES, layers_of
 from compress.models.pretrained import load_encoder, open_model
-from serve.errors import BadInput
-from stillroom.commands.compare.run import Comparison, compare
+from serve.bundle.manifest import open_bundle
+from serve.errors import BadInput, GateMissed
+from stillroom.commands.compare import training
+from stillroom.commands.compare.choices import Choice
+from stillroom.commands.compare.rows import Row
+from stillroom.commands.compare.run import compare
+from stillroom.console import console
+from stillroom.settings.compare import Comparison
 
 STUDENT = "layers=2,hidden=32,heads=4,ffn=32"
 ASSISTANT = "layers=4,hidden=16,heads=4,ffn=32"
@@ -29,22 +39,49 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_rows_are_made_once_and_told_with_what_they_cost(
-    tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path
-) -> None:
-    arguments = [
+RATES = (3e-3, 1e-9)  # with the second, nothing is learned
+
+
+class Made(NamedTuple):
+    """A finished comparison of one seed: its folder, the document that it printed, and how to give it again."""
+
+    out: Path
+    document: dict[str, Any]
+    arguments: list[str | Path]
+    settings: dict[str, Any]
+
+    def again(self, out: Path, **changes: Any) -> Comparison:
+        """The same comparison in `out`, a copy of its folder."""
+        shutil.copytree(self.out, out)
+        return Comparison(**self.settings, seeds=1, out=str(out), **changes)
+
+
+@pytest.fixture(scope="module")
+def made(tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    out = tmp_path_factory.mktemp("made") / "out"
+    settings: dict[str, Any] = {
+        "teacher": str(tiny_teacher), "task": "text-classification", "data": str(task_data), "corpus": (str(corpus),),
+        "students": (STUDENT,), "methods": ("minilmv2",), "distill_tokens": 2_000, "task_tokens": 6_000, "batch": 8,
+        "teacher_epochs": 8, "teacher_learning_rate": 3e-3, "label_learning_rates": RATES, "threads": 1,
+    }  # fmt: skip
+    arguments: list[str | Path] = [
         "compare", "--teacher", tiny_teacher, "--task", "text-classification", "--data", task_data, "--corpus", corpus,
-        "--student", STUDENT, "--method", "minilmv2", "--distill-tokens", "2000", "--task-tokens", "9000", "--batch", "8",
-        "--teacher-epochs", "8", "--teacher-learning-rate", "3e-3", "--threads", "1", "--out", tmp_path / "out", "--json",
+        "--student", STUDENT, "--method", "minilmv2", "--distill-tokens", "2000", "--task-tokens", "6000", "--batch", "8",
+        "--teacher-epochs", "8", "--teacher-learning-rate", "3e-3", "--label-learning-rate", "3e-3",
+        "--label-learning-rate", "1e-9", "--threads", "1", "--out", out, "--json",
     ]  # fmt: skip
     done = stillroom(*arguments, "--seeds", "1")
     assert done.returncode == 0, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
+    assert "4 more of the last stage, to choose its learning rate" in done.stderr
+    return Made(out, json.loads(done.stdout), arguments, settings)
+
+
+def test_rows_are_made_once_and_told_with_what_they_cost(made: Made) -> None:
+    out, document, arguments, _ = made
     first = {row["method"]: row for row in document["rows"]}
     assert set(first) == {"labels-new-layers", "labels-general-layers", "labels", "minilmv2"}
     assert document["teacher"]["value"] > 0.9
     assert all(row["standard_deviation"] is None for row in first.values())
-    out = tmp_path / "out"
     assert {file.name for file in out.iterdir()} == {"work", "compare.json", "report.html", "table.md"}
 
     # Each file is replaced in one step: who has an old one open reads all of it.
@@ -63,11 +100,24 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
         assert row["values"][:1] == first[method]["values"]
         assert row["mean"] == pytest.approx(sum(row["values"]) / 2)
         assert row["low"] <= row["mean"] <= row["high"]
-        assert row["tokens"] == 9_000
+        assert row["tokens"] == 6_000
+        by_rate = {one["learning_rate"]: one["validation"] for one in row["label_rates"]}
+        assert tuple(by_rate) == RATES
+        assert by_rate[row["label_learning_rate"]] == max(by_rate.values())
+        assert f"0.003: {by_rate[3e-3]:.4f}; 1e-09: {by_rate[1e-9]:.4f}" in (out / "table.md").read_text(
+            encoding="utf-8"
+        )
+        assert row["choice_seconds"] > 0
         assert row["plain_tokens"] == (2_000 if method == "minilmv2" else 0)
         assert row["seconds"] > 0
         assert all("did not fall" in doubt and row["method"] in doubt for doubt in row["doubts"])
         assert row["peak_memory_bytes"] > 50e6
+    # These begin with a new head, and so learn only at one of the two rates.
+    for method in ("labels-new-layers", "labels-general-layers", "minilmv2"):
+        assert rows[method]["label_learning_rate"] == 3e-3
+    for row in rows.values():
+        told = json.loads((out / row["checkpoints"][1]).with_name("row.json").read_text(encoding="utf-8"))
+        assert [one["learning_rate"] for one in told["label_rates"]] == [row["label_learning_rate"]]
     assert rows["labels"]["less_labels"] is None
     less = rows["minilmv2"]["less_labels"]
     assert less["value"] == pytest.approx(rows["minilmv2"]["mean"] - rows["labels"]["mean"])
@@ -88,6 +138,99 @@ def test_rows_are_made_once_and_told_with_what_they_cost(
     assert rows["labels"]["losses"]["1-labels"]["last"][0] < rows["labels"]["losses"]["1-labels"]["last"][1]
     assert "<script" not in (out / "report.html").read_text(encoding="utf-8")
     assert (out / "table.md").read_text(encoding="utf-8").count("\n") == 6
+
+
+def test_the_best_student_becomes_a_bundle_and_a_missed_gate_leaves_the_comparison(made: Made, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = made.again(out, export="best", latency_seconds=0)
+    student = out / made.document["best"]["checkpoint"] / "model.safetensors"
+    weights = load_file(student)
+    # A student that always gives the same answer falls short of its teacher.
+    save_file({name: w * 0 if "classifier.weight" in name else w for name, w in weights.items()}, student)
+    with pytest.raises(
+        GateMissed, match=r"int8 over teacher, validation is 0\.\d+, needed 0\.97.*The comparison is kept"
+    ) as missed:
+        compare(given)
+    assert missed.value.exit_code == 3
+    told = json.loads((out / "compare.json").read_text(encoding="utf-8"))
+    assert json.loads(json.dumps(missed.value.document)) == told | {"report": str(out / "report.html")}
+    assert told["rows"] == made.document["rows"]
+    assert told["export"]["bundle"] is None
+    assert (out / told["export"]["report"]).is_file()
+    assert not (out / "bundle").exists()
+
+    save_file(weights, student)
+    document = compare(given)
+    bundle = open_bundle(out / document["export"]["bundle"])
+    assert bundle.manifest.metrics["validation"]["teacher"]["value"] == document["teacher"]["validation"]["value"]
+    assert [gate["name"] for gate in document["export"]["gates"]] == [
+        "int8 over fp32, validation",
+        "int8 over teacher, validation",
+    ]
+    best = max(document["rows"], key=lambda row: row["validation"])
+    assert document["best"]["checkpoint"] in best["checkpoints"]
+    assert {file.name for file in out.iterdir()} == {"work", "compare.json", "report.html", "table.md", "bundle"}
+
+    made_once = (out / "bundle" / "manifest.json").stat()
+    assert compare(given)["export"] == document["export"]
+    assert (out / "bundle" / "manifest.json").stat() == made_once
+    with pytest.raises(BadInput, match="is not the bundle of the student that is best now, at these gates"):
+        compare(replace(given, gate=0.5))
+
+
+def test_a_stop_between_two_rates_trains_no_stage_again(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = made.again(tmp_path / "out")
+    row = Row("minilmv2", STUDENT, Choice("spread", None, 2_000), 0)
+    folder = tmp_path / "out" / "work" / row.name
+    shutil.rmtree(folder)
+    seen: list[dict[str, int]] = []
+    stops = True
+
+    def watched(workdir: Workdir, *given: Any) -> list[Path]:
+        if seen and stops:
+            raise KeyboardInterrupt
+        stages = run_method(workdir, *given)
+        seen.append({stage.name: (stage / "model.safetensors").stat().st_ino for stage in stages})
+        return stages
+
+    monkeypatch.setattr(training, "run_method", watched)
+    monkeypatch.setattr(console, "quiet", False)  # which a row sets for its process
+    with pytest.raises(KeyboardInterrupt):
+        training.make_row(given, row, RATES, "inputs")
+    stops = False
+    training.make_row(given, row, RATES, "inputs")
+    before, again, other = seen
+    assert again == before == {"1-minilmv2": before["1-minilmv2"], "2-labels-0.003": before["2-labels-0.003"]}
+    assert other.keys() == {"1-minilmv2", "2-labels-1e-09"}
+    assert other["1-minilmv2"] == before["1-minilmv2"]
+    # The student that was trained to choose the rate is the student of seed 0.
+    assert (folder / "student" / "model.safetensors").stat().st_ino == before["2-labels-0.003"]
+    assert training.rate_taken(folder) == 3e-3
+    assert {path.name for path in folder.iterdir()} == {"stage.json", "row.json", "counts.npy", "student"}
+
+
+@pytest.mark.slow
+def test_starts_layers_and_tokens_are_compared_where_methods_read_them(made: Made, tmp_path: Path) -> None:
+    given = made.again(tmp_path / "out")
+    given = replace(given, starts=("spread", "last"), teacher_layers=(2, 4), distill_tokens=(2_000, 4_000))
+    document = compare(given)
+    told = {(r["method"], r["start"], r["teacher_layer"], r["plain_tokens"]) for r in document["rows"]}
+    assert told == {
+        ("labels-new-layers", None, None, 0),
+        ("labels-general-layers", None, None, 0),
+        *(("labels", start, None, 0) for start in given.starts),
+        *(("minilmv2", s, layer, n) for s in given.starts for layer in (2, 4) for n in (2_000, 4_000)),
+    }
+    assert len(document["rows"]) == len(told)
+    # Each is compared with the student on labels of its own start.
+    labels = {row["start"]: row["mean"] for row in document["rows"] if row["method"] == "labels"}
+    for row in document["rows"]:
+        if row["method"] == "minilmv2":
+            assert row["less_labels"]["value"] == pytest.approx(row["mean"] - labels[row["start"]])
+    assert "| minilmv2 |" in (table := (tmp_path / "out" / "table.md").read_text(encoding="utf-8"))
+    assert "| start | teacher layer |" in table
 
 
 @pytest.mark.slow
@@ -174,6 +317,14 @@ def test_assistants_and_another_task_come_before_the_task(
             "only methods that learn from plain text alone, such as minilm, take assistants",
         ),
         ({"methods": ("minilm@3x38",)}, "Did you mean 3x384"),
+        ({"starts": ("spread", "alternatee")}, r"--start is 'alternatee' \(did you mean alternate\?\)"),
+        (
+            {"teacher_layers": (2, 3)},
+            r"--teacher-layer has no effect on --method minilm, only on minilmv2 and directminilm",
+        ),
+        ({"methods": ("minilmv2",), "teacher_layers": (2, 9)}, "layer 9"),
+        ({"methods": ("soft-labels",), "distill_tokens": (10, 20)}, "--distill-tokens was given 2 times"),
+        ({"label_learning_rates": (1e-3, 0.0)}, "--label-learning-rate is 0; give a number above 0"),
     ],
 )
 def test_faults_are_told_before_anything_is_trained(

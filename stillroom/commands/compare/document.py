@@ -1,9 +1,9 @@
 """The document of a comparison: a row per method and student, with scores, costs and curves."""
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,61 +14,34 @@ from compress.engine import task_stages
 from compress.engine.fingerprints import trained_with
 from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import TaskInputs
-from compress.evaluation.metrics import gold_of, mean_score, score
+from compress.evaluation.metrics import Score, gold_of, mean_score, score
 from compress.evaluation.predictions import predictions, row_logits
-from stillroom.commands.compare.rows import CONTROL, Row, methods_of, name_of
-from stillroom.commands.compare.training import STUDENT
+from stillroom.commands.compare.choices import CONTROL
+from stillroom.commands.compare.rows import Row
+from stillroom.commands.compare.training import ROW, STUDENT
 from stillroom.settings.compare import Comparison
 
 
 def document_of(
     given: Comparison, inputs_of: dict[str, TaskInputs], work: Workdir, rows: Sequence[Row], teacher: dict[str, Any]
 ) -> dict[str, Any]:
-    """The table: for each method and student the mean over seeds, its standard deviation, interval and cost."""
-    task = check_task(given.task)
+    """The table: for each method, student and choice the mean over seeds, its standard deviation, interval and cost."""
+    scored = {row: np.load(work.root / row.name / "counts.npy", allow_pickle=False) for row in rows}
+    documents = {row: json.loads((work.root / row.name / ROW).read_text(encoding="utf-8")) for row in rows}
     found: list[dict[str, Any]] = []
-    scored = {row: np.load(work.root / name_of(row) / "counts.npy", allow_pickle=False) for row in rows}
-    documents = {row: json.loads((work.root / name_of(row) / "row.json").read_text(encoding="utf-8")) for row in rows}
-    for student in given.students:
-        control = [scored[row] for row in rows if row.student == student and row.method == CONTROL]
-        for method in methods_of(given):
-            mine = [row for row in rows if row.student == student and row.method == method]
-            counted = [scored[row] for row in mine]
-            values = [float(mean_score([one]).value) for one in counted]
-            mean, apart = mean_score(counted), mean_score(counted, less=control)
-            found.append(
-                {
-                    "method": method,
-                    "student": student,
-                    "mean": mean.value,
-                    "low": mean.low,
-                    "high": mean.high,
-                    "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
-                    "values": values,
-                    "less_labels": dataclasses.asdict(apart) if method != CONTROL else None,
-                    "checkpoints": [f"work/{name_of(row)}/{STUDENT}" for row in mine],
-                    "seconds": statistics.mean(documents[row]["seconds"] for row in mine),
-                    "peak_memory_bytes": max(documents[row]["peak_memory_bytes"] for row in mine),
-                    "tokens": documents[mine[0]]["tokens"],
-                    "plain_tokens": documents[mine[0]]["plain_tokens"],
-                    "losses": _losses([documents[row]["curves"] for row in mine]),
-                    "curves": documents[mine[0]]["curves"],
-                    "doubts": [doubt for row in mine for doubt in documents[row]["doubts"]],
-                }
-            )
+    for first in dict.fromkeys(row.first for row in rows):
+        mine = [row for row in rows if row.first == first]
+        control = [scored[row] for row in _control(rows, first)]
+        found.append(_row(mine, [scored[row] for row in mine], control, [documents[row] for row in mine]))
     inputs = next(iter(inputs_of.values()))
     model = task_stages.load_stage(work.root / "teacher", inputs)
-    gold = [gold_of(example, task) for example in inputs.splits.test]
-    reached = score(gold, predictions(inputs.test, row_logits(model, inputs.test)))
-    settings = {name: value for name, value in dataclasses.asdict(given).items() if name not in ("out", "jobs")}
-    for name in ("data", "source_data"):
-        settings[name] = _public(settings[name])
-    settings["corpus"] = [_public(file) for file in given.corpus]
+    reached, on_validation = (_score(model, inputs, split) for split in ("test", "validation"))
     return {
         "metric": inputs.metric,
-        "teacher": dataclasses.asdict(reached) | {"steps": teacher["best_step"]},
+        "teacher": asdict(reached) | {"steps": teacher["best_step"], "validation": asdict(on_validation)},
         "rows": sorted(found, key=lambda one: -one["mean"]),
-        "settings": settings
+        "best": _best(found, rows, documents),
+        "settings": _settings(given)
         | {
             "teacher": inputs.opened.public_name,
             "precision": inputs.settings.precision,
@@ -76,6 +49,82 @@ def document_of(
         },
         "versions": trained_with(inputs.settings.device),
     }
+
+
+def _control(rows: Sequence[Row], first: Row) -> list[Row]:
+    """The rows of `labels` for the student of `first`: of its start, or of the first start if it has none of its own."""
+    controls = [row for row in rows if row.student == first.student and row.method == CONTROL]
+    return [row for row in controls if row.choice.start == first.choice.start] or [
+        row for row in controls if row.choice == controls[0].choice
+    ]
+
+
+def _row(
+    mine: Sequence[Row],
+    counted: Sequence[np.ndarray],
+    control: Sequence[np.ndarray],
+    documents: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """A row of the table, from the trainings of all its seeds; `counted` and `control` are the results of `counts`."""
+    first = mine[0]
+    values = [float(mean_score([one]).value) for one in counted]
+    mean, apart = mean_score(counted), mean_score(counted, less=control)
+    rates = documents[0]["label_rates"]
+    taken = documents[0]["label_learning_rate"]
+    return {
+        "method": first.method,
+        "student": first.student,
+        **first.choice._asdict(),
+        "mean": mean.value,
+        "low": mean.low,
+        "high": mean.high,
+        "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
+        "values": values,
+        "validation": statistics.mean(one["validation"] for one in documents),
+        "less_labels": asdict(apart) if first.method != CONTROL else None,
+        "label_learning_rate": taken,
+        "label_rates": rates,
+        "choice_seconds": sum(one["seconds"] for one in rates if one["learning_rate"] != taken),
+        "checkpoints": [f"work/{row.name}/{STUDENT}" for row in mine],
+        "seconds": statistics.mean(one["seconds"] for one in documents),
+        "peak_memory_bytes": max(one["peak_memory_bytes"] for one in documents),
+        "tokens": documents[0]["tokens"],
+        "plain_tokens": documents[0]["plain_tokens"],
+        "losses": _losses([one["curves"] for one in documents]),
+        "curves": documents[0]["curves"],
+        "doubts": [doubt for one in documents for doubt in one["doubts"]],
+    }
+
+
+def _best(found: Sequence[dict[str, Any]], rows: Sequence[Row], documents: dict[Row, dict[str, Any]]) -> dict[str, Any]:
+    """The row of the best mean on validation and its best seed on validation; the first of equals, never by test."""
+    best = max(found, key=lambda one: one["validation"])
+    mine = [row for row in rows if f"work/{row.name}/{STUDENT}" in best["checkpoints"]]
+    row = max(mine, key=lambda row: documents[row]["validation"])
+    return {
+        "method": row.method,
+        "student": row.student,
+        **row.choice._asdict(),
+        "validation": best["validation"],
+        "seed": row.seed,
+        "checkpoint": f"work/{row.name}/{STUDENT}",
+    }
+
+
+def _score(model: Any, inputs: TaskInputs, split: str) -> Score:
+    """The metric of `model` on a split."""
+    task, encoded = check_task(inputs.settings.task), getattr(inputs, split)
+    gold = [gold_of(example, task) for example in getattr(inputs.splits, split)]
+    return score(gold, predictions(encoded, row_logits(model, encoded)))
+
+
+def _settings(given: Comparison) -> dict[str, Any]:
+    """What was given, without private paths and without what changes no result."""
+    settings = {name: value for name, value in asdict(given).items() if name not in ("out", "jobs")}
+    for name in ("data", "source_data"):
+        settings[name] = _public(settings[name])
+    settings["corpus"] = [_public(file) for file in given.corpus]
+    return settings
 
 
 def _losses(curves: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -6,22 +6,31 @@ from pathlib import Path
 
 from compress.data.corpus import tokenised
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.engine.method_chain import Chain, check_method_name, method_chain
+from compress.engine.method_chain import check_method_name
 from compress.engine.method_runner import MethodInputs
 from compress.engine.task_inputs import TaskInputs, open_task, unseen
-from compress.input_errors import Faults
 from compress.settings import WHERE_DATA_IS, TaskSettings
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from stillroom.commands.compare.choices import check_choices
 from stillroom.console import say, show
 from stillroom.inputs.out_folder import check_out_folder
 from stillroom.settings.compare import Comparison
 
-WRITTEN = ("work", "compare.json", "report.html", "table.md")  # in --out
+BUNDLE = "bundle"
+# In --out: the bundle's report stands beside it if a gate was missed, and a killed export leaves its work.
+WRITTEN = (
+    "work", "compare.json", "report.html", "table.md", BUNDLE, f"{BUNDLE}.report.html", f"{BUNDLE}.report.json",
+    f"{BUNDLE}.export-work",
+)  # fmt: skip
 
 
 def checked(given: Comparison) -> dict[str, TaskInputs]:
-    """The inputs of each student. BadInput for what is wrong with them, and for methods that do not fit a student."""
+    """The inputs of each student.
+
+    Raises:
+        BadInput: what is wrong with them, with methods that do not fit a student, and with values that are to be compared.
+    """
     out = Path(given.out)
     check_out_folder(out, WRITTEN)
     if Path(given.teacher).resolve().is_relative_to((out / "work").resolve()):
@@ -30,32 +39,12 @@ def checked(given: Comparison) -> dict[str, TaskInputs]:
         )
     names = [partial(check_method_name, method) for method in given.methods]
     inputs_of: dict[str, TaskInputs] = {}
-    faults = Faults()
     for student in given.students:
-        inputs_of[student] = inputs = open_task(
-            settings_of(given, student), out / "work", more_checks=names, notify=show
-        )
-        for method in given.methods:
-            faults.check(partial(_check_method, method, inputs, given))
-    faults.raise_if_any()
-    of_methods = [
-        w for one in inputs_of.values() for method in given.methods for w in chain_of_method(method, one).warnings
-    ]
-    for warning in dict.fromkeys([*next(iter(inputs_of.values())).warnings, *of_methods]):
+        inputs_of[student] = open_task(settings_of(given, student), out / "work", more_checks=names, notify=show)
+    warnings = [*next(iter(inputs_of.values())).warnings, *check_choices(given, inputs_of)]
+    for warning in dict.fromkeys(warnings):
         say(f"warning: {warning}")
     return inputs_of
-
-
-def _check_method(method: str, inputs: TaskInputs, given: Comparison) -> None:
-    """BadInput where `method` cannot work with this teacher, this student and what was given."""
-    texts = chain_of_method(method, inputs).texts
-    if "corpus" in texts and not inputs.corpus:
-        raise BadInput(f"--method {method} learns from plain text, and no --corpus was given. Give --corpus too.")
-    if "source" in texts and not given.source_data:
-        raise BadInput(
-            f"--method {method} learns another task first, and no --source-data was given. Give a folder of that task's "
-            "examples (and --source-task, if it differs from --task)."
-        )
 
 
 def settings_of(given: Comparison, student: str) -> TaskSettings:
@@ -76,11 +65,6 @@ def settings_of(given: Comparison, student: str) -> TaskSettings:
         revision=given.revision,
         **{name: getattr(given, name) for name in WHERE_DATA_IS},
     )
-
-
-def chain_of_method(method: str, inputs: TaskInputs) -> Chain:
-    """The stages of `method` for this teacher and student."""
-    return method_chain(method, inputs.shape, inputs.opened.config)
 
 
 def source_of(given: Comparison, inputs: TaskInputs) -> TaskInputs:
@@ -134,8 +118,6 @@ def teacher_fingerprint(inputs: TaskInputs) -> str:
     return fingerprint("teacher", folder_fingerprint(inputs.opened.folder), *common, *rates)
 
 
-def corpus_fingerprint(given: Comparison, inputs: TaskInputs) -> str:
-    """The inputs of all rows: the teacher and the plain text."""
-    return fingerprint(
-        "corpus", teacher_fingerprint(inputs), texts_fingerprint(inputs.corpus), given.tokens, given.distill_tokens
-    )
+def corpus_fingerprint(given: Comparison, inputs: TaskInputs, teacher: str) -> str:
+    """The plain text and the teacher, whose fingerprint is `teacher`."""
+    return fingerprint("corpus", teacher, texts_fingerprint(inputs.corpus), given.tokens)

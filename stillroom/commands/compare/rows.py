@@ -1,41 +1,57 @@
-"""The rows of a comparison: which method trains which student with which seed, by which stages."""
+"""The rows of a comparison: which method trains which student with which seed, by which stages and at which rate."""
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from compress.engine.fingerprints import fingerprint
 from compress.engine.method_runner import Link
 from compress.engine.task_inputs import TaskInputs
 from compress.methods.catalogue import LABELS
-from stillroom.commands.compare.inputs import chain_of_method, corpus_fingerprint, teacher_fingerprint
+from stillroom.commands.compare.choices import CONTROLS, OF_ONE_START, Choice, chain_with, choices_of
 from stillroom.settings.compare import Comparison
 
-# What every method is compared with: the same student on labels alone, in as many steps on the task. It starts
-# from new layers, from layers of the teacher as it was given, and from layers and head of the teacher fine-tuned on the task.
-NEW_LAYERS, GENERAL_LAYERS, CONTROL = "labels-new-layers", "labels-general-layers", "labels"
-CONTROLS = (NEW_LAYERS, GENERAL_LAYERS, CONTROL)
+# Of the rate of a stage: what is tried unless rates were given.
+SHARES = (0.5, 1.5)
 
 
 class Row(NamedTuple):
-    """One training: a method, a student, a seed."""
+    """One training: a method, a student, one value of each choice, a seed."""
 
     method: str
     student: str
+    choice: Choice
     seed: int
 
+    @property
+    def first(self) -> "Row":
+        """The training whose scores on validation choose the rate for all seeds."""
+        return self._replace(seed=0)
+
+    @property
+    def name(self) -> str:
+        """The folder in OUT/work. It names every choice that the method reads, so that more values can be added later."""
+        start, layer, tokens = self.choice
+        chosen = [start, f"layer{layer}" if layer else "", f"{tokens}tokens" if tokens else ""]
+        parts = [self.method, self.student, *(part for part in chosen if part), str(self.seed)]
+        return "-".join(parts).replace(",", "-").replace("=", "")
+
     def __str__(self) -> str:
-        return f"{self.method}, {self.student}, seed {self.seed}"
+        start, layer, tokens = self.choice
+        chosen = [start, f"teacher layer {layer}" if layer else "", f"{tokens:,} tokens" if tokens else ""]
+        return ", ".join([self.method, self.student, *(part for part in chosen if part), f"seed {self.seed}"])
 
 
-def methods_of(given: Comparison) -> list[str]:
-    """The controls, then the methods asked for."""
-    return [*CONTROLS, *(method for method in given.methods if method not in CONTROLS)]
-
-
-def name_of(row: Row) -> str:
-    """The folder of `row` in OUT/work."""
-    return f"{row.method}-{row.student}-{row.seed}".replace(",", "-").replace("=", "")
+def rows_of(given: Comparison, inputs_of: dict[str, TaskInputs]) -> list[Row]:
+    """Every training: by student, by method with the controls first, by choice, by seed."""
+    methods = dict.fromkeys((*CONTROLS, *given.methods))
+    return [
+        Row(method, student, choice, seed)
+        for student in given.students
+        for method in methods
+        for choice in choices_of(given, method, inputs_of[student])
+        for seed in range(given.seeds)
+    ]
 
 
 def links_of(given: Comparison, inputs: TaskInputs, row: Row) -> list[Link]:
@@ -44,9 +60,10 @@ def links_of(given: Comparison, inputs: TaskInputs, row: Row) -> list[Link]:
     Every row reads as many tokens of the task's text, so that methods are compared at equal numbers of label steps. Plain text
     comes on top, and its cost stands in the table.
     """
-    if row.method in (NEW_LAYERS, GENERAL_LAYERS):
+    if row.method in OF_ONE_START:
         return [Link(inputs.shape, (LABELS,), (given.task_tokens,))]
-    return chain_of_method(row.method, inputs).links(given.distill_tokens, given.task_tokens, (LABELS,))
+    chain = chain_with(row.method, row.choice, inputs)
+    return chain.links(row.choice.distill_tokens or 0, given.task_tokens, (LABELS,))
 
 
 def reads_source(links: Sequence[Link]) -> bool:
@@ -54,10 +71,26 @@ def reads_source(links: Sequence[Link]) -> bool:
     return any(stage.text == "source" for link in links for stage in link.stages)
 
 
+def rates_of(given: Comparison, links: Sequence[Link]) -> tuple[float, ...]:
+    """The peak learning rates among which the last stage's is chosen: those given, or `SHARES` of the stage's own."""
+    own = links[-1].stages[-1].learning_rate
+    return given.label_learning_rates or tuple(float(f"{share * own:.6g}") for share in SHARES)
+
+
+def at_rate(links: Sequence[Link], rate: float) -> list[Link]:
+    """`links` whose last stage has the peak learning rate `rate`, which its name states.
+
+    So the stages before it have the same folders at every rate, and are trained once.
+    """
+    *before, last = links
+    *stages, end = last.stages
+    ending = replace(end, name=f"{end.name}-{rate}", learning_rate=rate)
+    return [*before, replace(last, stages=(*stages, ending))]
+
+
 def row_fingerprint(
-    given: Comparison, inputs: TaskInputs, source: TaskInputs | None, row: Row, links: Sequence[Link]
+    teacher: str, text: str, source: str, row: Row, links: Sequence[Link], rates: Sequence[float]
 ) -> str:
-    """All that decides the student of `row`."""
-    described = [dataclasses.asdict(link) for link in links]
-    of_source = teacher_fingerprint(source) if source and reads_source(links) else ""
-    return fingerprint("row", corpus_fingerprint(given, inputs), of_source, row.method, row.seed, described)
+    """All that decides the student of `row`; the first three are fingerprints of what it reads, or empty."""
+    described = [asdict(link) for link in links]
+    return fingerprint("row", teacher, text, source, row.method, row.choice.start, row.seed, described, list(rates))

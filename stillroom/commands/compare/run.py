@@ -1,9 +1,6 @@
-"""Trains every row of a comparison that is not finished, and writes the document, the page and the table."""
+"""Trains every row of a comparison that is not finished, writes document, page and table, and exports the best student."""
 
 import dataclasses
-import multiprocessing
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,21 +11,25 @@ from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import asks_words, fit_head
 from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import TaskInputs
+from export.packing.writer import refuse_foreign
 from serve.bundle.manifest import canonical_json
-from serve.errors import BadInput
+from serve.errors import GateMissed
+from stillroom.commands.compare.best import export_best
 from stillroom.commands.compare.document import document_of
 from stillroom.commands.compare.inputs import (
+    BUNDLE,
     checked,
     corpus_fingerprint,
     method_inputs_of,
     source_of,
     teacher_fingerprint,
 )
-from stillroom.commands.compare.rows import Row, links_of, methods_of, name_of, reads_source, row_fingerprint
-from stillroom.commands.compare.training import make_row
-from stillroom.console import bar, say
+from stillroom.commands.compare.queue import Queue, train_all
+from stillroom.commands.compare.rows import Row, links_of, rates_of, reads_source, row_fingerprint, rows_of
+from stillroom.commands.compare.training import head_name
+from stillroom.console import say
 from stillroom.report.comparison_page import markdown, page
-from stillroom.report.pages import write_page, write_text
+from stillroom.report.pages import page_or, write_page, write_text
 from stillroom.settings.compare import Comparison
 
 
@@ -40,73 +41,71 @@ def compare(given: Comparison) -> dict[str, Any]:
     Finished rows and their students are kept, so a stopped comparison resumes, and methods can be added.
 
     Raises:
-        BadInput: anything wrong with what was given, before any training.
+        BadInput: anything wrong with what was given, before any training; or OUT/bundle holds another student.
+        GateMissed: the best student missed a gate of `--export best`; all else is written, and is the error's document.
     """
     given = dataclasses.replace(
         given, methods=tuple(dict.fromkeys(given.methods)), students=tuple(dict.fromkeys(given.students))
     )
     inputs_of = checked(given)
-    inputs = next(iter(inputs_of.values()))
     out = Path(given.out)
+    if given.export == "best":
+        refuse_foreign(out / BUNDLE)
     work = Workdir(out / "work")
-    rows = [Row(m, s, seed) for s in given.students for m in methods_of(given) for seed in range(given.seeds)]
+    with work.locked():
+        queue = _queue(given, inputs_of, work)
+        train_all(given, queue)
+        teacher = read_lineage(work.root / "teacher")
+        document = document_of(given, inputs_of, work, queue.rows, teacher)
+        for row in document["rows"]:
+            for doubt in row["doubts"]:
+                say(f"warning: {doubt}")
+        _write(out, document)
+        report = {"report": str(page_or(out / "report.html", "table.md"))}
+        if given.export == "best":
+            try:
+                document["export"] = export_best(given, document, queue)
+            except GateMissed as missed:
+                document["export"] = missed.document
+                _write(out, document)
+                message = f"{missed.message} The comparison is kept: {report['report']}."
+                raise GateMissed(message, document=document | report) from None
+            _write(out, document)
+    return document | report
+
+
+def _queue(given: Comparison, inputs_of: dict[str, TaskInputs], work: Workdir) -> Queue:
+    """The trainings of this comparison, once the teachers that they learn from are made."""
+    inputs = next(iter(inputs_of.values()))
+    rows = rows_of(given, inputs_of)
     links = {row: links_of(given, inputs_of[row.student], row) for row in rows}
     source = source_of(given, inputs) if any(reads_source(several) for several in links.values()) else None
-    fingerprints = {row: row_fingerprint(given, inputs_of[row.student], source, row, links[row]) for row in rows}
-    with work.locked():
-        same_bits(inputs.settings.threads)
-        teacher = work.stage("teacher", teacher_fingerprint(inputs), partial(make_teacher, inputs=inputs))
-        if source:
-            work.stage("teacher-source", teacher_fingerprint(source), partial(make_teacher, inputs=source))
-        if any(asks_words(link.stages) for several in links.values() for link in several):
-            plain = method_inputs_of(given, inputs, seed=0)
-            fit = partial(fit_head, given=plain, tokens=given.distill_tokens)
-            work.stage("teacher-head", corpus_fingerprint(given, inputs), fit)
-        waiting = [row for row in rows if not work.finished(name_of(row), fingerprints[row])]
-        say(f"{len(rows)} trainings, {len(rows) - len(waiting)} of them finished earlier")
-        train_rows(given, waiting, fingerprints)
-        document = document_of(given, inputs_of, work, rows, read_lineage(teacher))
-    for row in document["rows"]:
-        for doubt in row["doubts"]:
-            say(f"warning: {doubt}")
-    write_text(out / "compare.json", canonical_json(document).decode())
-    write_page(out / "report.html", partial(page, document))
-    write_text(out / "table.md", markdown(document))
-    return document
+    same_bits(inputs.settings.threads)
+    of_teacher = teacher_fingerprint(inputs)
+    of_source = teacher_fingerprint(source) if source else ""
+    of_text = corpus_fingerprint(given, inputs, of_teacher)
+    work.stage("teacher", of_teacher, partial(_make_teacher, inputs=inputs))
+    if source:
+        work.stage("teacher-source", of_source, partial(_make_teacher, inputs=source))
+    asking = {head_name(row): row for row in rows if any(asks_words(link.stages) for link in links[row])}
+    for name, row in asking.items():
+        plain, tokens = method_inputs_of(given, inputs, seed=0), row.choice.distill_tokens or 0
+        work.stage(name, f"{of_text}-{tokens}", partial(fit_head, given=plain, tokens=tokens))
+
+    def fingerprint_of(row: Row, rates: tuple[float, ...]) -> str:
+        text = of_text if row.choice.distill_tokens else ""
+        return row_fingerprint(of_teacher, text, of_source if reads_source(links[row]) else "", row, links[row], rates)
+
+    return Queue(work, rows, {row: rates_of(given, links[row]) for row in rows}, fingerprint_of)
 
 
-def make_teacher(folder: Path, inputs: TaskInputs) -> None:
-    """Fine-tune the teacher on the task and save it in `folder`."""
+def _make_teacher(folder: Path, inputs: TaskInputs) -> None:
     steps = inputs.teacher_steps
     say(f"teacher: {steps} steps at most" if steps else "teacher: it has a head for this task")
     task_stages.make_teacher(folder, inputs, steps)
 
 
-def train_rows(given: Comparison, rows: Sequence[Row], fingerprints: dict[Row, str]) -> None:
-    """Trains each row in its own process, so that its peak memory is its own; `given.jobs` at a time."""
-    if not rows:
-        return
-    context = multiprocessing.get_context("spawn")
-    with (
-        bar("trainings") as shown,
-        ProcessPoolExecutor(given.jobs, mp_context=context, max_tasks_per_child=1) as pool,
-    ):
-        shown(0, len(rows))
-        futures = {pool.submit(make_row, given, row, fingerprints[row]): row for row in rows}
-        failed: list[str] = []
-        try:
-            for done, future in enumerate(as_completed(futures), 1):
-                try:
-                    future.result()
-                except BadInput as error:
-                    failed.append(f"{futures[future]}: {error}")
-                say(f"  {done}/{len(rows)}  {futures[future]}")
-                shown(done, len(rows), str(futures[future]))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    if failed:
-        raise BadInput(
-            f"{len(failed)} of {len(rows)} trainings failed; the others are kept. Leave these methods out, or change the tokens or "
-            "--batch:\n" + "\n".join(failed)
-        )
+def _write(out: Path, document: dict[str, Any]) -> None:
+    write_text(out / "compare.json", canonical_json(document).decode())
+    write_page(out / "report.html", partial(page, document))
+    write_text(out / "table.md", markdown(document))

@@ -1,88 +1,147 @@
 """One training of a comparison, from its start to its score, in a process of its own."""
 
-import dataclasses
+import json
 import re
 import resource
 import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from compress.data.examples import check_task
+from compress.data.encoded import Encoded
+from compress.data.examples import Example, Task, check_task
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
-from compress.engine.method_runner import RANDOM, Labelled, Link, asks_words, run_method
+from compress.engine.method_runner import RANDOM, Labelled, Link, MethodInputs, asks_words, run_method
 from compress.engine.resumable_stages import STATE, Workdir
 from compress.engine.task_inputs import TaskInputs, open_task
-from compress.evaluation.metrics import counts, gold_of
+from compress.evaluation.metrics import counts, gold_of, mean_score
 from compress.evaluation.predictions import predictions, row_logits
 from compress.models.pretrained import load, open_model
 from serve.bundle.manifest import canonical_json
+from stillroom.commands.compare.choices import NEW_LAYERS
 from stillroom.commands.compare.inputs import method_inputs_of, settings_of, source_of
-from stillroom.commands.compare.rows import NEW_LAYERS, Row, links_of, name_of, reads_source
+from stillroom.commands.compare.rows import Row, at_rate, links_of, reads_source
 from stillroom.console import console, show
 from stillroom.settings.compare import Comparison
 
 STAGES = "stages"  # of one row under way
+ROW = "row.json"  # the result of a finished one
 STUDENT = "student"  # the checkpoint of a finished one
 
 
-def make_row(given: Comparison, row: Row, row_fingerprint: str) -> None:
-    """One training from start to score, in the folder of its row; runs in its own process."""
+def make_row(given: Comparison, row: Row, rates: Sequence[float], fingerprint: str) -> None:
+    """One training from start to score, in the folder of its row; runs in its own process.
+
+    With several `rates` the last stage is trained with each, and the student that is best on validation is kept.
+    """
     console.quiet = True
     inputs = open_task(settings_of(given, row.student), Path(given.out) / "work", notify=show)
     same_bits(inputs.settings.threads)
     work = Workdir(Path(given.out) / "work")
-    work.stage(name_of(row), row_fingerprint, partial(_train_row, given=given, inputs=inputs, row=row))
+    work.stage(row.name, fingerprint, partial(_train_row, given=given, inputs=inputs, row=row, rates=rates))
 
 
-def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row) -> None:
-    finished = folder / "row.json"
+def rate_taken(row: Path) -> float:
+    """The peak learning rate of the last stage of the finished training in the folder `row`."""
+    return float(json.loads((row / ROW).read_text(encoding="utf-8"))["label_learning_rate"])
+
+
+class _Tried(NamedTuple):
+    """The student that one rate gave."""
+
+    rate: float
+    stages: list[Path]
+    validation: float
+    """Its score."""
+
+
+def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row, rates: Sequence[float]) -> None:
+    finished = folder / ROW
     if finished.is_file():  # it was killed while it removed its stages
         shutil.rmtree(folder / STAGES, ignore_errors=True)
         return
     started = time.monotonic()
-    root = Path(given.out) / "work"
     links = links_of(given, inputs, row)
-    labelled = {"task": _labelled(inputs, root / "teacher")}
-    if reads_source(links):
-        labelled["source"] = _labelled(source_of(given, inputs), root / "teacher-source")
-    method_inputs = dataclasses.replace(
-        method_inputs_of(given, inputs, seed=row.seed),
-        labelled=labelled,
-        # The fitted head is only for students that learn from the teacher's answers on masked words.
-        words=root / "teacher-head" if asks_words(links[0].stages) else None,
-        start=RANDOM if row.method == NEW_LAYERS else "spread",
-    )
+    taught = _method_inputs(given, inputs, row, links)
     inner = Workdir(folder / STAGES)
-    stages = run_method(inner, "row", links, method_inputs)
-    task = check_task(given.task)
-    model = load(open_model(str(stages[-1])), task)
-    gold = [gold_of(example, task) for example in inputs.splits.test]
-    said = counts(gold, predictions(inputs.test, row_logits(model, inputs.test)))
-    np.save(folder / "counts.npy", said, allow_pickle=False)
-    curves = {stage.name: read_lineage(stage) for stage in stages}
+    tried = []
+    for rate in rates:
+        stages = run_method(inner, "row", at_rate(links, rate), taught)
+        counted = _counted(stages[-1], inputs.splits.validation, inputs.validation, taught.labelled["task"].task)
+        tried.append(_Tried(rate, stages, float(mean_score([counted]).value)))
+    best = max(tried, key=lambda one: one.validation)  # the first of equals
+    counted = _counted(best.stages[-1], inputs.splits.test, inputs.test, taught.labelled["task"].task)
+    np.save(folder / "counts.npy", counted, allow_pickle=False)
+    seconds = sum(inner.seconds.values()) or time.monotonic() - started
+    seconds -= sum(inner.seconds[one.stages[-1].name] for one in tried if one is not best)
     document = {
-        "seconds": round(sum(inner.seconds.values()) or time.monotonic() - started, 1),
+        "seconds": round(seconds, 1),
         "peak_memory_bytes": _peak_bytes(),
         "tokens": _tokens(links, "task", "source"),
         "plain_tokens": _tokens(links, "corpus"),
-        "curves": {
-            name: {key: said[key] for key in ("loss", "validation", "tokens_read")} for name, said in curves.items()
-        },
-        "doubts": [f"{row}, {doubt}" for said in curves.values() for doubt in said["doubts"]],
+        "validation": best.validation,
+        "label_learning_rate": best.rate,
+        "label_rates": [
+            {
+                "learning_rate": one.rate,
+                "validation": one.validation,
+                "seconds": round(inner.seconds[one.stages[-1].name], 1),
+            }
+            for one in tried
+        ],
+        **_told(row, best),
     }
-    beside = finished.with_name("row.json.partial")
+    beside = finished.with_name(f"{ROW}.partial")
     beside.write_bytes(canonical_json(document))
     shutil.rmtree(folder / STUDENT, ignore_errors=True)
-    stages[-1].replace(folder / STUDENT)
+    best.stages[-1].replace(folder / STUDENT)
     (folder / STUDENT / STATE).unlink()
     beside.replace(finished)
     shutil.rmtree(folder / STAGES)
+
+
+def _method_inputs(given: Comparison, inputs: TaskInputs, row: Row, links: Sequence[Link]) -> MethodInputs:
+    """What the stages of `row` read, and what its student starts from."""
+    root = Path(given.out) / "work"
+    labelled = {"task": _labelled(inputs, root / "teacher")}
+    if reads_source(links):
+        labelled["source"] = _labelled(source_of(given, inputs), root / "teacher-source")
+    return replace(
+        method_inputs_of(given, inputs, seed=row.seed),
+        labelled=labelled,
+        # The fitted head is only for students that learn from the teacher's answers on masked words.
+        words=root / head_name(row) if asks_words(links[0].stages) else None,
+        start=RANDOM if row.method == NEW_LAYERS else row.choice.start or "spread",
+    )
+
+
+def head_name(row: Row) -> str:
+    """The folder in OUT/work of the teacher with a head for masked words, fitted on a share of the row's plain text."""
+    return f"teacher-head-{row.choice.distill_tokens}"
+
+
+def _counted(student: Path, examples: Sequence[Example], encoded: Encoded, task: Task) -> np.ndarray:
+    """Per text of a split the numbers of `compress.evaluation.metrics.counts`, (texts, 3)."""
+    model = load(open_model(str(student)), task)
+    return counts([gold_of(example, task) for example in examples], predictions(encoded, row_logits(model, encoded)))
+
+
+def _told(row: Row, best: _Tried) -> dict[str, Any]:
+    """The curves and doubts of the stages by name, without the rate that ends the name of the last."""
+    lineages = {stage.name.removesuffix(f"-{best.rate}"): read_lineage(stage) for stage in best.stages}
+    return {
+        "curves": {
+            name: {key: said[key] for key in ("loss", "validation", "tokens_read")} for name, said in lineages.items()
+        },
+        "doubts": [f"{row}, {doubt}" for said in lineages.values() for doubt in said["doubts"]],
+    }
 
 
 def _labelled(inputs: TaskInputs, teacher: Path) -> Labelled:

@@ -14,7 +14,8 @@ from test_hub import COMMIT, Hub
 import stillroom
 from compress.models.pretrained import open_model
 from serve.errors import BadInput
-from stillroom.commands.compare.run import Comparison, compare
+from stillroom.commands.compare.run import compare
+from stillroom.settings.compare import Comparison
 
 ASK = """
 import sys

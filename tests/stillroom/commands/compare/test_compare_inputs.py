@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from serve.errors import BadInput
-from stillroom.commands.compare.run import Comparison, compare
+from stillroom.commands.compare.run import compare
+from stillroom.settings.compare import Comparison
 
 Given = Callable[..., Comparison]
 
@@ -52,3 +53,25 @@ def test_what_a_kill_left_of_a_page_under_way_is_no_other_thing(given: Given, tm
     (tmp_path / "out" / ".report.html.4711.partial").write_text("<p>", encoding="utf-8")
     with pytest.raises(BadInput, match="learns from plain text, and no --corpus was given"):
         compare(given(methods=("minilm",)))
+
+
+def test_every_repeated_value_that_cannot_work_is_told_at_once(given: Given, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a lamp\n", encoding="utf-8")
+    with pytest.raises(BadInput) as told:
+        compare(
+            given(
+                methods=("minilmv2", "minilm"), corpus=(str(tmp_path / "text.txt"),), starts=("alternate", "last", "first"),
+                students=("layers=3,hidden=32,heads=4,ffn=32", "layers=2,hidden=16,heads=4,ffn=32"), teacher_layers=(4, 7, 9),
+            )
+        )  # fmt: skip
+    said = told.value.message
+    assert said.startswith("6 faults were found; nothing was done.")
+    assert "--start alternate for a student of 3 layers needs a teacher of at least 5 layers; this one has 4" in said
+    for start in ("alternate", "last", "first"):
+        assert (
+            f"--start {start} copies the teacher's layers, but layers=2,hidden=16,heads=4,ffn=32 does not fit them"
+            in said
+        )
+    assert "layer 7" in said
+    assert "layer 9" in said
+    assert not (tmp_path / "out").exists()
