@@ -9,6 +9,7 @@ from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_
 from compress.engine.method_chain import check_method_name
 from compress.engine.method_runner import MethodInputs
 from compress.engine.task_inputs import TaskInputs, open_task, unseen
+from compress.models.packed_inputs import row_tokens_for
 from compress.settings import WHERE_DATA_IS, TaskSettings
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
@@ -82,10 +83,11 @@ def source_of(given: Comparison, inputs: TaskInputs) -> TaskInputs:
 
 def method_inputs_of(given: Comparison, inputs: TaskInputs, *, seed: int) -> MethodInputs:
     """The teacher and the plain text, which is tokenised once, by the first row that needs it."""
+    longest = min(given.tokens, inputs.max_length)
     pieces = tokenised(
         inputs.corpus,
         inputs.tokenizer,
-        min(given.tokens, inputs.max_length),
+        longest,
         Path(given.out) / "work" / "corpus",
         fingerprint=texts_fingerprint(inputs.corpus),
     )
@@ -98,6 +100,7 @@ def method_inputs_of(given: Comparison, inputs: TaskInputs, *, seed: int) -> Met
         seed,
         inputs.settings.precision,
         inputs.settings.device,
+        row_tokens=row_tokens_for(longest, inputs.opened.config),
         notify=show,
     )
 
