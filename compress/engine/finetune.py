@@ -22,7 +22,7 @@ from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.pretrained import load, open_model
 from compress.progress import Notify, message, silent
-from compress.settings import WHERE_DATA_IS, FineTuning, TaskSettings
+from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings
 from serve.errors import BadInput
 from serve.options import make
 
@@ -186,7 +186,7 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
 
 
 def _steps(inputs: TaskInputs, settings: FineTuning) -> int:
-    return steps_of(settings.epochs, 5, inputs.steps_per_epoch)
+    return steps_of(settings.epochs, 5, LEAST_TUNING_STEPS, inputs.steps_per_epoch)
 
 
 def _train(

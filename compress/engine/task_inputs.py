@@ -29,7 +29,7 @@ from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer, with_markers
 from compress.models.shapes import USUAL_STUDENT, Shape, shape_of
 from compress.progress import Notify, silent
-from compress.settings import AUTO, LEAST_STEPS, MOST_DISTILL_TOKENS, TaskSettings
+from compress.settings import AUTO, LEAST_STEPS, LEAST_TUNING_STEPS, MOST_DISTILL_TOKENS, TaskSettings
 from compress.training.task_training import validation_interval
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
@@ -154,12 +154,16 @@ class TaskInputs:
     @property
     def teacher_steps(self) -> int:
         """Most steps of fine-tuning the teacher; 0 if it has a head."""
-        return 0 if self.teacher_has_head else steps_of(self.settings.teacher_epochs, 5, self.steps_per_epoch)
+        return (
+            0
+            if self.teacher_has_head
+            else steps_of(self.settings.teacher_epochs, 5, LEAST_TUNING_STEPS, self.steps_per_epoch)
+        )
 
     @property
     def student_steps(self) -> int:
         """Steps of the student's training on the task."""
-        return steps_of(self.settings.student_epochs, 10, self.steps_per_epoch)
+        return steps_of(self.settings.student_epochs, 10, LEAST_STEPS, self.steps_per_epoch)
 
     def validate_every(self, steps: int) -> int:
         """Steps between two validations of a training of `steps` on the task."""
@@ -273,9 +277,9 @@ def _warnings(settings: TaskSettings, opened: Opened, shape: Shape, *, corpus: b
     return warnings
 
 
-def steps_of(epochs: float | None, usual: int, per_epoch: int) -> int:
-    """The steps of `epochs`, or if these are not given of the `usual` ones and at least `LEAST_STEPS`."""
-    return max(1, round(epochs * per_epoch)) if epochs else max(usual * per_epoch, LEAST_STEPS)
+def steps_of(epochs: float | None, usual: int, least: int, per_epoch: int) -> int:
+    """The steps of `epochs`, or if these are not given of the `usual` ones and at least the `least`."""
+    return max(1, round(epochs * per_epoch)) if epochs else max(usual * per_epoch, least)
 
 
 def method_of(settings: TaskSettings, opened: Opened, shape: Shape) -> tuple[str, str]:

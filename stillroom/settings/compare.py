@@ -9,7 +9,7 @@ from compress.settings import (
     CORPUS,
     DATA,
     DEVICE,
-    LEAST_STEPS,
+    LEAST_TUNING_STEPS,
     MACHINE,
     PRECISION,
     REVISION,
@@ -110,7 +110,7 @@ class Comparison(DataSet):
     )
     teacher_epochs: int | None = setting(
         None, help="Epochs of fine-tuning the teacher, at most.", at_least=1, at_most=1_000_000,
-        shown=f"5, and at least {LEAST_STEPS:,} steps",
+        shown=f"5, and at least {LEAST_TUNING_STEPS:,} steps",
         panel=TEACHER,
     )  # fmt: skip
     teacher_learning_rate: float = setting(

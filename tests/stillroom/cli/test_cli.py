@@ -253,8 +253,8 @@ def test_a_dry_run_prints_the_plan_and_writes_no_stage(run: Run, given: dict[str
     assert code == 0, said
     assert said.startswith("task: token-classification (entities, BIO), scored by entity_f1 texts: 240 in train")
     plan = json.loads(said[said.index("{") :])
-    assert plan["understood"]["steps"]["teacher"] == 1000
-    assert plan["teacher_steps"] == 1000  # five epochs of 240 texts would be 40 steps, too few for a task
+    assert plan["understood"]["steps"]["teacher"] == 2000
+    assert plan["teacher_steps"] == 2000  # five epochs of 240 texts would be 40 steps, too few for a task
     assert plan["student_steps"] == 1000
     assert plan["minutes"] > 0
     assert plan["memory_bytes"] > 10_000_000
