@@ -25,8 +25,7 @@ AUTO = "auto"
 STARTS = ("spread", "alternate", "first", "last", "layer-map", "random")  # or a checkpoint
 
 # Training on few texts takes at least so many steps: a student, which starts from a fine-tuned teacher or at a higher rate, and a
-# model that is fine-tuned. Validation ends the latter early. With 10 texts for each of 150 classes a teacher reached 0.897 after
-# 1,000 steps and 0.915 after 2,000 (docs/measurements/accuracy.md, "Few labels").
+# model that is fine-tuned. Validation ends the latter early (docs/measurements/accuracy.md, "Few labels").
 LEAST_STEPS, LEAST_TUNING_STEPS = 1_000, 2_000
 MOST_DISTILL_TOKENS = 3_000_000  # read of plain text unless a setting says otherwise
 

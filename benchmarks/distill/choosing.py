@@ -55,7 +55,7 @@ SETS = {
 }  # fmt: skip
 TASKS = {"clinc150": "text-classification", "snips": "token-classification", "conll2000": "token-classification"}
 BODIES = {"new": 0, "general": 0, "tuned": 0, "300k": 300_000, "3M": 3_000_000}
-RATES = (4e-4, 1e-3)
+RATES = {"tuned": (2e-4, 4e-4), "new": (4e-4, 1e-3)}  # of other bodies those of `tuned`
 ARMS = ("labels", "soft-0.5", "soft-0.9", "folds-0.5", "folds-0.9", "rest-0.9", "xtremedistil")
 VALIDATION = 800  # sentences of conll2000, which has none
 
@@ -67,12 +67,17 @@ class Training(NamedTuple):
     body: str
     arm: str
     seed: int = 0
-    rate: float = 0.0  # 0: the better of `RATES` for labels
+    rate: float = 0.0  # 0: the better of `rates_of` the body for labels
 
     @property
     def name(self) -> str:
         """As `--only` reads it."""
         return f"{self.set}/{self.body}/{self.arm}" + (f"@{self.rate:g}" if self.rate else "") + f"/{self.seed}"
+
+
+def rates_of(body: str) -> tuple[float, ...]:
+    """The peak rates that labels alone try."""
+    return RATES.get(body, RATES["tuned"])
 
 
 def trainings(seeds: list[int]) -> Iterator[Training]:
@@ -89,7 +94,8 @@ def trainings(seeds: list[int]) -> Iterator[Training]:
                     if body not in ("tuned", "new", "3M") and arm not in ("labels", "soft-0.9", "rest-0.9"):
                         continue
                     yield from (
-                        Training(name, body, arm, seed, rate) for rate in (RATES if arm == "labels" else (0.0,))
+                        Training(name, body, arm, seed, rate)
+                        for rate in (rates_of(body) if arm == "labels" else (0.0,))
                     )
 
 
@@ -223,9 +229,12 @@ class Bench:
         return json.loads((self.stage(one.name, partial(self.train, one=one)) / "result.json").read_text())  # type: ignore[no-any-return]
 
     def rate(self, one: Training) -> float:
-        """The better of `RATES` on validation for labels alone from the same body, with seed 0."""
-        tried = {rate: self.result(one._replace(arm="labels", seed=0, rate=rate))["validation"] for rate in RATES}
-        return max(RATES, key=lambda rate: tried[rate])
+        """The better of two on validation for labels alone from the same body, with seed 0."""
+        tried = {
+            rate: self.result(one._replace(arm="labels", seed=0, rate=rate))["validation"]
+            for rate in rates_of(one.body)
+        }
+        return max(tried, key=lambda rate: tried[rate])
 
     def train(self, folder: Path, one: Training) -> None:
         """Train and score one student."""
