@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -245,7 +245,7 @@ def open_task(
     unlabelled = _unseen_texts(unlabelled, splits, "unlabelled", warnings)
     warnings += _warnings(settings, opened, shape, corpus=bool(corpus))
     return TaskInputs(
-        here,
+        replace(here, student=str(shape)),
         opened,
         splits,
         outside,

@@ -150,7 +150,7 @@ def model_report_of(
         others={split: scores[split] for split in ("validation", "test") if split in scores},
         other_sizes={name: (folders[name] / "model.safetensors").stat().st_size for name in TRAINED if name in folders},
         other_gates=[gate("int8 over teacher, validation", ours / theirs if theirs else 0.0, recipe.teacher_gate)],
-        claims=[choice["why"], *told(choice["soft_labels"]), *claims(scores, labels=choice["method"] == "labels")],
+        claims=[choice["why"], *told(choice.get("soft_labels")), *claims(scores, labels=choice["method"] == "labels")],
         warnings=inputs.warnings,
     )
 
