@@ -27,7 +27,12 @@ def test_a_recipe_begins_with_what_a_run_cannot_do_without() -> None:
     names = [line.split(" ")[0] for line in lines]
     assert len(names) == len(set(names))
     # What was left to stillroom stays out.
-    assert set(Recipe.__dataclass_fields__) - set(names) == {"teacher_epochs", "student_epochs", "soft_weight", "stages"}
+    assert set(Recipe.__dataclass_fields__) - set(names) == {
+        "teacher_epochs",
+        "student_epochs",
+        "soft_weight",
+        "stages",
+    }
 
 
 def test_profile_from_python_writes_its_report_and_runs_against_an_earlier_one(
