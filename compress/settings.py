@@ -50,7 +50,9 @@ TRACKER = "Tracker that gets the metrics too; metrics.jsonl is always written."
 SEED = "Seed of all random numbers."
 THREADS = "Threads of one model call: the cores to train on."
 ALL_CORES = "all that this process may use"
-PRECISION = "Precision of training; auto is bf16 if the device multiplies it, otherwise fp32; fp16 needs a GPU."
+PRECISION = (
+    "Precision of training; auto is bf16 on a GPU that has it and on a CPU with AMX, otherwise fp32; fp16 needs a GPU."
+)
 DEVICE = "Device to train on; auto is a GPU if torch finds one, otherwise the CPU."
 REVISION = "Branch, tag or commit of a Hub model."
 UNLABELLED = "File of in-domain text that the teacher labels."
