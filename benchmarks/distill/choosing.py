@@ -14,8 +14,9 @@ of plain text (`300k`, `3M`). An *arm* is what it learns on the task, always in 
     xtremedistil      XtremeDistil's stages, which read the texts without labels too
 
 The teacher is fine-tuned on each set once. Everything finished in --work is kept, so a stopped call goes on. `--only TEXT` makes
-the trainings whose name holds TEXT, such as `clinc150-10/tuned/`; `--seeds 0 1 2` repeats them. Scores are of test; every choice
-is made on validation. --out holds a row a training.
+the trainings whose name holds TEXT, such as `clinc150-10/tuned/`; `--seeds 0 1 2` repeats them; `--finished` trains none and writes
+those that are there. Scores are of test; every choice is made on validation. --out holds a row a training, and the differences of
+arms and of bodies with their paired bootstrap intervals, over the seeds that both have. `choosing_plots.py` draws it.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from compress.data.examples import check_task
@@ -228,6 +230,16 @@ class Bench:
         """The row of a finished training."""
         return json.loads((self.stage(one.name, partial(self.train, one=one)) / "result.json").read_text())  # type: ignore[no-any-return]
 
+    def finished(self, one: Training) -> bool:
+        """Whether its row is there."""
+        return (self.work.root / one.name.replace("/", "--") / "result.json").is_file()
+
+    def counts(self, row: dict[str, Any]) -> np.ndarray:
+        """Correct, said and true items of each test text, (texts, 3)."""
+        rate = row["rate"] if row["arm"] == "labels" else 0.0
+        one = Training(row["set"], row["body"], row["arm"], row["seed"], rate)
+        return np.array(json.loads((self.stage(one.name, partial(self.train, one=one)) / "counts.json").read_text()))
+
     def rate(self, one: Training) -> float:
         """The better of two on validation for labels alone from the same body, with seed 0."""
         tried = {
@@ -290,6 +302,34 @@ def teacher_row(bench: Bench, name: str) -> dict[str, Any]:
     return found
 
 
+def differences(bench: Bench, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each arm less labels alone from the same body, and of each body less general layers by the same arm."""
+    groups: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: -row["validation"]):
+        of_group = groups.setdefault((row["set"], row["body"], row["arm"]), {})
+        if row["seed"] == 0:  # of two rates the better on validation
+            of_group.setdefault(0, row)
+    for row in rows:
+        of_group = groups[row["set"], row["body"], row["arm"]]
+        if row["seed"] and row["rate"] == of_group.get(0, row)["rate"]:
+            of_group[row["seed"]] = row
+    found = []
+    for (name, body, arm), ours in groups.items():
+        for other in ((body, "labels"), ("general", arm)):
+            theirs = groups.get((name, *other), {})
+            seeds = sorted(ours.keys() & theirs.keys())
+            if seeds and other != (body, arm):
+                value = mean_score(
+                    [bench.counts(ours[seed]) for seed in seeds], less=[bench.counts(theirs[seed]) for seed in seeds]
+                )
+                found.append(
+                    {"set": name, "of": f"{body}/{arm}", "less": "/".join(other), "seeds": seeds}
+                    | {key: round(getattr(value, key), 4) for key in ("value", "low", "high")}
+                    | {"supported": value.low > 0 or value.high < 0}
+                )
+    return found
+
+
 def main() -> None:
     """Make the trainings asked for and write what is finished."""
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -298,6 +338,7 @@ def main() -> None:
     reader.add_argument("--work", type=Path, required=True)
     reader.add_argument("--out", type=Path, required=True)
     reader.add_argument("--only", action="append", default=[])
+    reader.add_argument("--finished", action="store_true")
     reader.add_argument("--seeds", type=int, nargs="+", default=[0])
     reader.add_argument("--threads", type=int, default=1)
     given = reader.parse_args()
@@ -306,12 +347,15 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     bench = Bench(given)
     rows: list[dict[str, Any]] = []
+    teachers: dict[str, dict[str, Any]] = {}
     for one in trainings(given.seeds):
-        if any(part in one.name for part in given.only or [""]):
+        if any(part in one.name for part in given.only or [""]) and (bench.finished(one) or not given.finished):
             rows.append(bench.result(one))
             print(json.dumps(rows[-1]), flush=True)
-            teachers = [teacher_row(bench, name) for name in dict.fromkeys(row["set"] for row in rows)]
-            document = {"machine": machine, "student": STUDENT, "teachers": teachers, "rows": rows}
+            if one.set not in teachers:
+                teachers[one.set] = teacher_row(bench, one.set)
+            document = {"machine": machine, "student": STUDENT, "teachers": list(teachers.values()), "rows": rows}
+            document["differences"] = differences(bench, rows)
             given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
