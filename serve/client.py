@@ -57,16 +57,17 @@ class ClassifyOptions(TypedDict, total=False):
 
 
 class RelationsOptions(TypedDict, total=False):
-    """Optional arguments of `Client.relations`."""
+    """Optional arguments of `Client.relations`. `offsets` is the unit of `head` and `tail`."""
 
     model: str
     top_k: int
+    offsets: OffsetUnit
     truncate: bool
     abstain: bool
 
 
 class Part(TypedDict):
-    """A part of a text, in code points; `end` is exclusive."""
+    """A part of a text, in code points unless `offsets` says otherwise; `end` is exclusive."""
 
     start: int
     end: int

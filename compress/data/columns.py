@@ -16,6 +16,13 @@ USUAL_NAMES = {
 }
 
 
+# The columns that examples of a task are read from.
+USED_BY: Mapping[Task, tuple[str, ...]] = {
+    "text-classification": ("text", "text_pair", "label"),
+    "token-classification": ("text", "entities", "tokens", "tags"),
+}
+
+
 @dataclass(frozen=True)
 class Columns:
     """The names of the fields of a row, or of the columns of a table; the same for all files of one data set."""
@@ -35,6 +42,15 @@ class Columns:
             if same:
                 flags = " and ".join(f"--{field.replace('_', '-')}-column" for field in same)
                 raise BadInput(f"{flags} name the same column, {getattr(self, same[0])}; give each another column.")
+
+    def refuse_unused(self, task: Task) -> None:
+        """BadInput where a column was named that examples of `task` are not read from."""
+        unused = [name for name, value in vars(self).items() if value != name and name not in USED_BY[task]]
+        if unused:
+            flags = " and ".join(f"--{name.replace('_', '-')}-column" for name in unused)
+            raise BadInput(
+                f"{flags} {'have' if unused[1:] else 'has'} no effect on {task}. Leave {'them' if unused[1:] else 'it'} out."
+            )
 
     def tags_in(self, names: Container[str]) -> str | None:
         """The name in `names` that holds the tags; None if there is none."""

@@ -44,9 +44,10 @@ def read_examples(path: Path, task: Task, columns: Columns = USUAL) -> list[Exam
     """The examples of one file, by its suffix.
 
     Raises:
-        BadInput: no such file, or a suffix that is not known.
+        BadInput: no such file, a suffix that is not known, or a column was named that the task does not read.
         BadRows: rows that cannot be read, or a file with none.
     """
+    columns.refuse_unused(task)
     reader = read_file(path, task, columns)
     if not reader.examples and not reader.faults:
         reader.faults.append(Fault(str(path), None, "is empty: it holds no rows"))

@@ -21,10 +21,12 @@ def read_splits(data: str, task: Task, columns: Columns = USUAL, *, seed: int = 
     columns, `revision` is the branch, tag or commit of a data set on the Hub.
 
     Raises:
-        BadInput: the folder or name cannot be opened, or a split is missing or has two files.
+        BadInput: the folder or name cannot be opened, a split is missing or has two files, or a column was named that the
+            task does not read.
         BadRows: rows have faults, all of which it lists, or a split is empty.
     """
     check_task(task)
+    columns.refuse_unused(task)
     folder = Path(data)
     if folder.is_file():
         raise BadInput(

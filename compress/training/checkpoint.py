@@ -1,6 +1,5 @@
 """The state of a training in one safetensors file: weights, optimiser moments and progress. It is replaced atomically."""
 
-import errno
 import json
 import os
 from collections.abc import Iterator
@@ -14,10 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from serve.errors import BadInput
-
-# A full disk, a quota used up, a limit on the size of a file.
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from serve.errors import BadInput, no_room
 
 
 @dataclass
@@ -133,15 +129,9 @@ def full_disk_reported(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        if not _no_room(error):
+        if not no_room(error):
             raise
         raise BadInput(
             f"{path} could not be written: {error}. The previous file is unchanged. Free some space and run the same command again: "
             "it resumes from the last checkpoint."
         ) from error
-
-
-def _no_room(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in NO_ROOM
-    return any(f"(os error {number})" in str(error) for number in NO_ROOM)  # safetensors has no errno

@@ -54,6 +54,10 @@ class Validation:
     patience: int | None = None
 
 
+class Diverged(BadInput):
+    """The loss is not finite."""
+
+
 class Report(Protocol):
     """Called after each step with steps done, steps in all, the loss, and tokens per second where they are counted."""
 
@@ -98,7 +102,8 @@ def train(
         report: called after each step.
 
     Raises:
-        BadInput: float16 without a GPU, a tracker that is not installed, a full disk, or a loss that is not finite.
+        Diverged: the loss is not finite.
+        BadInput: float16 without a GPU, a tracker that is not installed, or a full disk.
     """
     place = device_of_process(device)
     check_precision(precision, place)
@@ -252,12 +257,12 @@ def _finite(terms: dict[str, Tensor], step: int) -> float:
     """The loss after `step` steps.
 
     Raises:
-        BadInput: the loss is not finite, usually because the learning rate is too high.
+        Diverged: the loss is not finite, usually because the learning rate is too high.
     """
     value = total(terms).item()
     if not math.isfinite(value):
         apart = ", ".join(f"{name} {term.item():.4g}" for name, term in terms.items())
-        raise BadInput(
+        raise Diverged(
             f"The loss became {value} at step {step} ({apart}); training cannot continue. Give a lower learning rate."
         )
     return value

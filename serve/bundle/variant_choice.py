@@ -41,7 +41,7 @@ def choose(
             "its 8-bit sums would saturate, and its answers would differ from the measured ones"
         )
         if asked or "fp32" not in bundle.manifest.variants:
-            raise BundleError(f"{lacking}: name another variant, or export with 7-bit weights")
+            raise BundleError(f"{lacking}: name another variant, or export fp32 too (--variants fp32,int8)")
         notes.append(f"{lacking}: fp32 answers instead, and is slower")
         name, variant = bundle.variant("fp32")
     if variant.runtime not in get_args(Runtime):

@@ -15,7 +15,7 @@ from click.shell_completion import get_completion_class
 
 from compress import distributed
 from compress.engine.threads import training_spins, wait_for_work
-from serve.errors import BadInput, StillroomError
+from serve.errors import BadInput, StillroomError, no_room
 from stillroom.cli import demo, judge, make, use
 from stillroom.cli.options import WIDTH, write_rows
 from stillroom.console import console, say
@@ -124,6 +124,8 @@ def _explain(error: Exception) -> int:
     """Prints one message about `error`; returns its exit code."""
     if isinstance(error, StillroomError) and error.exit_code != 1:
         message, code = error.message, error.exit_code
+    elif no_room(error):
+        message, code = f"There is no room to write: {error}. Make room and give the same command again.", 2
     else:
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing not in BUILD_PACKAGES:

@@ -39,6 +39,7 @@ def _several(document: dict[str, Any]) -> set[str]:
 def _by_rate(row: dict[str, Any]) -> str | None:
     """The score on validation with each rate of seed 0; None where there was no choice."""
     tried = [f"{one['learning_rate']:g}: {score(one['validation'])}" for one in row["label_rates"]]
+    tried += [f"{rate:g}: the loss was not finite" for rate in row["diverged_rates"]]
     return "; ".join(tried) if tried[1:] else None
 
 

@@ -6,7 +6,6 @@ written again beside the old one and renamed into its place.
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -16,10 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from serve.errors import BadInput
+from serve.errors import BadInput, no_room
 
 STDOUT = Path("-")
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A power cut loses at most the answers of this time. A kill loses nothing that was written: the system's cache holds it.
 SYNC_S = 10.0
 TAIL_BYTES = 1 << 16
@@ -187,7 +185,7 @@ class AnswerFile:
         except BrokenPipeError as error:
             raise BadInput(f"the reader of {self.name} closed it; the rest was not annotated") from error
         except OSError as error:
-            if error.errno in NO_ROOM:
+            if no_room(error):
                 again = ", and give the same command again to resume" if self.lasting else ""
                 raise BadInput(f"{self.name} could not be written: {error.strerror}. Make room{again}") from error
             raise BadInput(

@@ -84,6 +84,7 @@ def _row(
         "less_labels": asdict(apart) if first.method != CONTROL else None,
         "label_learning_rate": taken,
         "label_rates": rates,
+        "diverged_rates": documents[0]["diverged_rates"],
         "choice_seconds": sum(one["seconds"] for one in rates if one["learning_rate"] != taken),
         "checkpoints": [f"work/{row.name}/{STUDENT}" for row in mine],
         "seconds": statistics.mean(one["seconds"] for one in documents),

@@ -24,6 +24,7 @@ from compress.engine.task_inputs import TaskInputs, open_task
 from compress.evaluation.metrics import counts, gold_of, mean_score
 from compress.evaluation.predictions import predictions, row_logits
 from compress.models.pretrained import load, open_model
+from compress.training.loop import Diverged
 from serve.bundle.manifest import canonical_json
 from stillroom.commands.compare.choices import NEW_LAYERS
 from stillroom.commands.compare.inputs import method_inputs_of, settings_of, source_of
@@ -39,7 +40,8 @@ STUDENT = "student"  # the checkpoint of a finished one
 def make_row(given: Comparison, row: Row, rates: Sequence[float], fingerprint: str) -> None:
     """One training from start to score, in the folder of its row; runs in its own process.
 
-    With several `rates` the last stage is trained with each, and the student that is best on validation is kept.
+    With several `rates` the last stage is trained with each, and the student that is best on validation is kept. A rate whose loss
+    is not finite is out; a row fails if all are.
     """
     console.quiet = True
     inputs = open_task(settings_of(given, row.student), Path(given.out) / "work", notify=show)
@@ -71,9 +73,15 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row, ra
     links = links_of(given, inputs, row)
     taught = _method_inputs(given, inputs, row, links)
     inner = Workdir(folder / STAGES)
-    tried = []
+    tried, diverged = [], list[float]()
     for rate in rates:
-        stages = run_method(inner, "row", at_rate(links, rate), taught)
+        try:
+            stages = run_method(inner, "row", at_rate(links, rate), taught)
+        except Diverged:
+            if len(diverged) + 1 == len(rates):
+                raise
+            diverged.append(rate)
+            continue
         counted = _counted(stages[-1], inputs.splits.validation, inputs.validation, taught.labelled["task"].task)
         tried.append(_Tried(rate, stages, float(mean_score([counted]).value)))
     best = max(tried, key=lambda one: one.validation)  # the first of equals
@@ -96,6 +104,7 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row, ra
             }
             for one in tried
         ],
+        "diverged_rates": diverged,
         **_told(row, best),
     }
     beside = finished.with_name(f"{ROW}.partial")

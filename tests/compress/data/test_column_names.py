@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,3 +161,19 @@ def test_two_fields_cannot_be_read_from_one_column() -> None:
     ):
         Columns(text="label")
     assert Columns(text="tokens").text == "tokens"  # which rows with a label have no other use for
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "message"),
+    [
+        (TEXT, Columns(entities="spans"), "--entities-column has no effect on text-classification. Leave it out"),
+        (TOKENS, Columns(label="y", text_pair="b"), "--text-pair-column and --label-column have no effect"),
+    ],
+)
+def test_a_column_that_the_task_does_not_read_is_refused(
+    task: Any, columns: Columns, message: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path / "train.jsonl", json.dumps({"text": "in Rome", "label": "x", "entities": []}) + "\n")
+    for read in (lambda: read_examples(file, task, columns), lambda: read_splits(str(tmp_path), task, columns)):
+        with pytest.raises(BadInput, match=message):
+            read()

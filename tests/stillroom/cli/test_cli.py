@@ -403,6 +403,16 @@ def test_a_fault_of_ours_is_one_line_and_a_log(capfd: pytest.CaptureFixture[str]
     log.unlink()
 
 
+def test_a_disk_that_fills_up_is_no_fault_of_ours(capfd: pytest.CaptureFixture[str]) -> None:
+    def write() -> None:
+        with open("/dev/full", "w") as full:
+            full.write("a bundle")
+
+    assert guarded(write) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "There is no room to write: [Errno 28] No space left on device. Make room and give the same command" in said
+
+
 def test_the_face_gives_its_names_and_refuses_others() -> None:
     import stillroom
 

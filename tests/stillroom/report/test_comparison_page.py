@@ -10,6 +10,7 @@ ROW: dict[str, Any] = {
     "teacher_layer": None,
     "distill_tokens": None,
     "label_learning_rate": 6e-4,
+    "diverged_rates": [],
     "label_rates": [
         {"learning_rate": 2e-4, "validation": 0.4, "seconds": 90.0},
         {"learning_rate": 6e-4, "validation": 0.55, "seconds": 90.0},
