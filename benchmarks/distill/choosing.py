@@ -12,6 +12,7 @@ of plain text (`300k`, `3M`). An *arm* is what it learns on the task, always in 
     folds             the same, from two teachers that have not seen the texts that they label
     rest              soft labels of the labelled texts and of those without labels
     xtremedistil      XtremeDistil's stages, which read the texts without labels too
+    ...-3times        the same in three times as many steps
 
 The teacher is fine-tuned on each set once. Everything finished in --work is kept, so a stopped call goes on. `--only TEXT` makes
 the trainings whose name holds TEXT, such as `clinc150-10/tuned/`; `--seeds 0 1 2` repeats them; `--finished` trains none and writes
@@ -58,7 +59,18 @@ SETS = {
 TASKS = {"clinc150": "text-classification", "snips": "token-classification", "conll2000": "token-classification"}
 BODIES = {"new": 0, "general": 0, "tuned": 0, "300k": 300_000, "3M": 3_000_000}
 RATES = {"tuned": (2e-4, 4e-4), "new": (4e-4, 1e-3)}  # of other bodies those of `tuned`
-ARMS = ("labels", "soft-0.5", "soft-0.9", "folds-0.5", "folds-0.9", "rest-0.9", "xtremedistil")
+ARMS = (
+    "labels",
+    "soft-0.5",
+    "soft-0.9",
+    "folds-0.5",
+    "folds-0.9",
+    "rest-0.9",
+    "xtremedistil",
+    "labels-3times",
+    "rest-0.9-3times",
+)
+LONGER = "-3times"
 VALIDATION = 800  # sentences of conll2000, which has none
 
 
@@ -89,7 +101,7 @@ def trainings(seeds: list[int]) -> Iterator[Training]:
             for body in ("tuned", "general", "new", "300k", "3M"):
                 for arm in ARMS:
                     few = not name.endswith("-0")
-                    if arm == "xtremedistil" and (body != "tuned" or not few):
+                    if (arm == "xtremedistil" or arm.endswith(LONGER)) and (body != "tuned" or not few):
                         continue
                     if arm.startswith("rest") and not few:
                         continue
@@ -252,12 +264,12 @@ class Bench:
         """Train and score one student."""
         inputs = self.inputs(one.set)
         task = check_task(inputs.settings.task)
-        kind, _, share = one.arm.partition("-")
+        kind, _, share = one.arm.removesuffix(LONGER).partition("-")
         rate = one.rate or self.rate(one)
         teacher, body = self.teacher(one.set), self.body(one.set, one.body)
         started = time.monotonic()
         given = dataclasses.replace(task_stages.method_inputs(inputs, teacher), seed=one.seed)
-        steps = SETS[one.set]
+        steps = SETS[one.set] * (3 if one.arm.endswith(LONGER) else 1)
         if kind == "xtremedistil":
             each = sum(len(ids) for ids in inputs.train.ids) / inputs.steps_per_epoch
             links = method_chain(kind, inputs.shape, inputs.opened.config).links(0, steps * each)
