@@ -2,7 +2,6 @@
 
 import logging
 import math
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from serve.http.auth.cors import Origins
 from serve.http.connections.graceful_shutdown import DrainingServer
 from serve.http.connections.limits import Watch
 from serve.http.connections.sockets import is_loopback, listening, openable_connections
-from serve.http.connections.tls import load_certificate, tls_context
+from serve.http.connections.tls import Tls
 from serve.http.middleware import RequestMiddleware, on_http_exception, on_stillroom_error
 from serve.http.service import Service
 from serve.http.v2.routes import routes as v2_routes
@@ -135,7 +134,7 @@ def _server(
     bundles: Sequence[Path | str], settings: ServeSettings, access: Access, announce: Callable[[str], None]
 ) -> DrainingServer:
     """The server with these settings."""
-    context = tls_context(settings)
+    tls = Tls(settings)
     app = create_app(
         bundles,
         variant=settings.variant,
@@ -153,7 +152,7 @@ def _server(
     watch.full_s = service.full_s
     watch.origins = access.origins
     service.stopping = lambda: watch.stopping
-    service.read_again = partial(read_again, settings, access, context)
+    service.read_again = partial(read_again, settings, access, tls)
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -165,26 +164,25 @@ def _server(
         timeout_keep_alive=math.ceil(settings.connections.keep_alive_s),
     )
     shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    shown = f"{'https' if context else 'http'}://{shown_host}"
+    shown = f"{'https' if tls.context else 'http'}://{shown_host}"
     return DrainingServer(
         config,
         watch,
-        context=context,
+        tls=tls,
         linger_s=settings.linger_s,
         drain_s=settings.drain_s,
         opened=lambda port: announce(f"{shown}:{port}"),
     )
 
 
-def read_again(settings: ServeSettings, access: Access, context: ssl.SSLContext | None) -> None:
+def read_again(settings: ServeSettings, access: Access, tls: Tls) -> None:
     """Reads the keys and the certificate again, for new requests and connections; what cannot be read stays and is logged."""
     try:
         access.keyring = read_keys(settings.keys).after(access.keyring)
     except BadInput as error:
         log.error("keys stay as they were: %s", error)
     try:
-        if context is not None:
-            load_certificate(context, settings)
+        tls.read_again()
     except BadInput as error:
         log.error("the certificate stays as it was: %s", error)
 

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 import time
 from collections.abc import Callable
 
 from serve.errors import Unavailable
 from serve.http.connections.limits import Connection, Watch, raw_answer
+from serve.http.connections.tls import Tls
 from serve.observe.request_context import new_request_id
 
 log = logging.getLogger("serve")
@@ -38,13 +38,11 @@ FULL = Unavailable("all connections of this server are in use; try again in a se
 class Acceptor:
     """Accepts connections from `listener`; `make` makes the protocol of each."""
 
-    def __init__(
-        self, listener: socket.socket, watch: Watch, make: Callable[[], Connection], context: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, listener: socket.socket, watch: Watch, make: Callable[[], Connection], tls: Tls) -> None:
         self._listener = listener
         self._watch = watch
         self._make = make
-        self._context = context
+        self._tls = tls
         self._entering: set[asyncio.Task[None]] = set()
         self._open = False
         self._said_full_s = 0.0
@@ -88,13 +86,14 @@ class Acceptor:
 
     async def _enter(self, client: socket.socket) -> None:
         connection = self._make()
-        secured = self._context is not None
+        context = self._tls.context
+        secured = context is not None
         try:
             prepare(client)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 client,
-                ssl=self._context,
+                ssl=context,
                 ssl_handshake_timeout=self._watch.limits.head_s if secured else None,
                 ssl_shutdown_timeout=TLS_SHUTDOWN_S if secured else None,
             )
@@ -113,7 +112,7 @@ class Acceptor:
             log.warning("all %d connections are in use; new ones are refused", self._watch.limits.connections)
         with client, contextlib.suppress(OSError):
             client.setblocking(False)
-            if self._context is None:
+            if self._tls.context is None:
                 client.send(raw_answer(FULL, new_request_id()))
                 client.shutdown(socket.SHUT_WR)
                 client.recv(

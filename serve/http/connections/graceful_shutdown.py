@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -15,6 +14,7 @@ import uvicorn
 
 from serve.http.connections.acceptor import Acceptor
 from serve.http.connections.limits import Connection, Watch
+from serve.http.connections.tls import Tls
 
 log = logging.getLogger("serve")
 
@@ -52,14 +52,14 @@ class DrainingServer(uvicorn.Server):
         config: uvicorn.Config,
         watch: Watch,
         *,
-        context: ssl.SSLContext | None,
+        tls: Tls,
         linger_s: float,
         drain_s: float,
         opened: Callable[[int], None],
     ) -> None:
         super().__init__(config)
         self._watch = watch
-        self._context = context
+        self._tls = tls
         self._linger_s = linger_s
         self._drain_s = drain_s
         self._opened = opened
@@ -70,7 +70,7 @@ class DrainingServer(uvicorn.Server):
         """Starts the app, then accepts connections from the one listening socket in `sockets`."""
         await super().startup(sockets=[])  # no sockets for uvicorn, since the acceptor accepts
         (listener,) = sockets or []
-        self._acceptor = Acceptor(listener, self._watch, self._connection, self._context)
+        self._acceptor = Acceptor(listener, self._watch, self._connection, self._tls)
         self._acceptor.open()
         self._watching = [asyncio.ensure_future(each) for each in (self._watch.keep(), self._watch.feel())]
         collect_seldom()

@@ -165,6 +165,50 @@ def test_a_renewed_certificate_is_used_after_sighup_whatever_became_of_the_keys(
         until(lambda: "'next'" in shown())
 
 
+def test_files_that_do_not_fit_after_sighup_change_nothing(
+    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
+) -> None:
+    for kind in ("pem", "key"):
+        shutil.copy(folder / f"server.{kind}", tmp_path / f"now.{kind}")
+    files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key"]
+    with serving(entities_bundle, *files, said="https://", ready=False) as server:
+        until(lambda: asked(server.url, trusting, "/readyz") == 200)
+        shutil.copy(folder / "next.pem", tmp_path / "now.pem")  # with the key of the old one
+        os.kill(server.process.pid, signal.SIGHUP)
+        until(lambda: "the certificate stays as it was" in " ".join(server.log()))
+        assert asked(server.url, trusting) == 200
+
+
+def test_an_authority_that_was_removed_is_trusted_no_longer_after_sighup(
+    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
+) -> None:
+    shutil.copy(folder / "ca.pem", tmp_path / "ca.pem")
+    openssl(
+        tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "b.key", "-out", "b.pem", "-subj", "/CN=b"
+    )
+    files = [
+        "--tls-cert",
+        folder / "server.pem",
+        "--tls-key",
+        folder / "server.key",
+        "--tls-client-ca",
+        tmp_path / "ca.pem",
+    ]
+    trusting.load_cert_chain(folder / "client.pem", folder / "client.key")
+    with serving(entities_bundle, *files, said="https://", ready=False) as server:
+        assert asked(server.url, trusting) == 200
+        shutil.copy(tmp_path / "b.pem", tmp_path / "ca.pem")
+        os.kill(server.process.pid, signal.SIGHUP)
+
+        def refused() -> bool:
+            try:
+                return asked(server.url, trusting) != 200
+            except httpx.TransportError:
+                return True
+
+        until(refused)
+
+
 def test_files_that_do_not_fit_are_told_by_name(folder: Path) -> None:
     server, locked = folder / "server.pem", folder / "locked.key"
     for settings, said in (
