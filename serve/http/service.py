@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
@@ -23,7 +23,7 @@ from serve.http.connections.sockets import (
     reloading_on_hangup,
 )
 from serve.http.middleware import json_response
-from serve.http.openapi.docs_page import docs_page
+from serve.http.openapi.docs_page import at_address, docs_page
 from serve.http.openapi.v1 import openapi
 from serve.http.v1.relations import decode_relations, marked_texts
 from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, check_limits, read_json, read_request
@@ -51,6 +51,15 @@ ENDPOINT_OF: dict[Kind, str] = {
 }
 
 
+class Described(NamedTuple):
+    """The OpenAPI document, and the page of it, of the models with these digests."""
+
+    digests: list[str]
+    document: bytes
+    page: str
+    page_headers: dict[str, str]
+
+
 class Service:
     """The endpoints, and what they share: the models by name, their aliases, the limits, the metrics."""
 
@@ -76,6 +85,7 @@ class Service:
         self.page = PAGE.read_bytes()
         self.page_headers = {"Content-Security-Policy": content_security_policy(self.page.decode("utf-8"))}
         self._warming: asyncio.Task[None] | None = None
+        self._last_described: Described | None = None
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -159,17 +169,24 @@ class Service:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return json_response(self._document())
+        return Response(self._described().document, media_type="application/json")
 
     async def docs(self, request: Request) -> Response:
         """GET /docs: the same as a web page."""
-        page = docs_page(self._document(), request.url.scheme, request.headers.get("host", ""))
-        headers = {"Content-Security-Policy": content_security_policy(page)}
-        return Response(page, headers=headers, media_type="text/html; charset=utf-8")
+        described = self._described()
+        page = at_address(described.page, request.url.scheme, request.headers.get("host", ""))
+        return Response(page, headers=described.page_headers, media_type="text/html; charset=utf-8")
 
-    def _document(self) -> dict[str, object]:
+    def _described(self) -> Described:
+        """The document and its page, built once for the models that are served now: building takes milliseconds of this process."""
         named = {name: model.manifest for name, model in self.models.items()}
-        return openapi({**named, **{alias: named[name] for alias, name in self.aliases.items()}}, self.limits)
+        digests = [manifest.digest for manifest in named.values()]
+        if self._last_described is None or self._last_described.digests != digests:
+            document = openapi({**named, **{alias: named[name] for alias, name in self.aliases.items()}}, self.limits)
+            page = docs_page(document)
+            headers = {"Content-Security-Policy": content_security_policy(page)}
+            self._last_described = Described(digests, msgspec.json.encode(document), page, headers)
+        return self._last_described
 
     async def try_page(self, request: Request) -> Response:
         """GET /: a page to try the models on."""

@@ -8,6 +8,8 @@ from typing import Any
 # A Host header that is safe in a command: a name or an IP address, and a port.
 ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
 
+BASE = "http://127.0.0.1:8000"
+
 # The colours are those of the report pages.
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --quiet: #5b6470; --paper: #ffffff; --panel: #f5f6f8; --line: #d9dde3;
@@ -32,14 +34,18 @@ td:first-child { font-family: ui-monospace, Menlo, Consolas, monospace; overflow
 """
 
 
-def docs_page(document: dict[str, Any], scheme: str = "http", host: str = "") -> str:
+def at_address(page: str, scheme: str, host: str) -> str:
+    """`page` with commands for `host`, the client's Host header, if that is a valid address."""
+    return page.replace(BASE, f"{scheme}://{host}") if ADDRESS.fullmatch(host) else page
+
+
+def docs_page(document: dict[str, Any]) -> str:
     """A page with every operation of `document`: what it does, a curl command, its fields and its status codes.
 
-    The commands use `host`, the client's Host header, if it is a valid address, and 127.0.0.1:8000 otherwise.
+    The commands are for `BASE`; `at_address` puts another in its place.
     """
-    base = f"{scheme}://{host if ADDRESS.fullmatch(host) else '127.0.0.1:8000'}"
     sections = [
-        _section(document, base, path, method, operation)
+        _section(document, path, method, operation)
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
@@ -53,14 +59,14 @@ def docs_page(document: dict[str, Any], scheme: str = "http", host: str = "") ->
     )
 
 
-def _section(document: dict[str, Any], base: str, path: str, method: str, operation: dict[str, Any]) -> str:
+def _section(document: dict[str, Any], path: str, method: str, operation: dict[str, Any]) -> str:
     parameters = [(each["name"], each.get("description", "")) for each in operation.get("parameters", [])]
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     fields = _fields(document, content.get("schema", {}))
     answers = [(status, response["description"]) for status, response in operation["responses"].items()]
     return (
         f"<h2><b>{method.upper()}</b> {escape(path)}</h2>\n<p>{escape(operation['summary'])}.</p>\n"
-        f"<pre>{escape(_call(base + path, content.get('example')))}</pre>\n"
+        f"<pre>{escape(_call(BASE + path, content.get('example')))}</pre>\n"
         f"{_table('field', fields)}{_table('parameter', parameters)}"
         f"<details><summary>Status codes</summary>\n{_table('status', answers)}</details>\n"
     )

@@ -10,10 +10,16 @@ from pathlib import Path
 import httpx
 import pytest
 from patience import PATIENCE_S
+from starlette.testclient import TestClient
 
 from benchmarks.serve.schemathesis_run import hold_against_its_document
 from benchmarks.serve.small_server import serving
+from serve.http import service
+from serve.http.app import create_app
 from serve.http.openapi import v1
+from serve.observe.metrics import Metrics
+from serve.settings import Limits
+from serve.workers.supervisor import ServedModel
 
 # Small limits, so that cases at them and beyond are small.
 LIMITS = {"texts": 8, "text_characters": 60, "body_bytes": 20_000}
@@ -45,6 +51,24 @@ def test_the_document_knows_the_models_and_the_limits_of_its_server(url: str) ->
     assert set(infer["responses"]) == {"200", *refusals, "500", "503", "504"}
     assert "X-Request-Id" in infer["responses"]["200"]["headers"]
     assert "Retry-After" in infer["responses"]["429"]["headers"]
+
+
+def test_document_and_page_are_built_once_for_the_models_that_are_served(
+    entities_bundle: Path, intents_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+    monkeypatch.setattr(service, "openapi", lambda *given: built.append(given) or v1.openapi(*given))
+    app = create_app([entities_bundle])
+    client = TestClient(app)
+    first = [client.get(path).text for path in ("/docs", "/openapi.json", "/docs", "/openapi.json")]
+    assert len(built) == 1
+    assert first[:2] == first[2:]
+    assert "curl -s http://testserver/v1/entities" in first[0]
+    assert "curl -s https://other:8/v1/entities" in client.get("https://other:8/docs").text
+
+    app.state.service.models["cities"] = ServedModel(intents_bundle, Limits(), Metrics())  # as a reload does
+    assert client.get("/openapi.json").text != first[1]
+    assert len(built) == 2
 
 
 def test_the_page_of_the_document_holds_every_operation_and_its_calls_run(url: str) -> None:
