@@ -4,8 +4,9 @@
 
 DATA holds the folders clinc150, snips, conll2000 and text. A *set* is some labelled texts of one of them, drawn with seed 0, the
 others being texts without labels. A *body* is what the 3x384 student starts from: `new` layers, layers of the `general` teacher,
-layers and head of the `tuned` one (fine-tuned on the set), or general layers that learned MiniLMv2's relations on so many tokens
-of plain text (`300k`, `3M`). An *arm* is what it learns on the task, always in the same number of steps:
+layers and head of the `tuned` one (fine-tuned on the set; spread, or its `first`, `alternate` or `last` layers), or general layers
+that learned MiniLMv2's relations on so many tokens of plain text (`300k`, `3M`). An *arm* is what it learns on the task, always in
+the same number of steps:
 
     labels            labels alone, at two peak rates; the better on validation is that of all other arms of the body
     soft              labels and the teacher's soft labels of the same texts, by share of the soft labels
@@ -57,7 +58,9 @@ SETS = {
     "clinc150-10": 1_000, "clinc150-30": 1_500, "snips-500": 1_000, "conll2000-500": 1_000, "clinc150-0": 2_000, "snips-0": 2_000,
 }  # fmt: skip
 TASKS = {"clinc150": "text-classification", "snips": "token-classification", "conll2000": "token-classification"}
-BODIES = {"new": 0, "general": 0, "tuned": 0, "300k": 300_000, "3M": 3_000_000}
+OTHER_STARTS = ("first", "alternate", "last")
+TUNED = ("tuned", *OTHER_STARTS)
+BODIES = {"new": 0, "general": 0, "300k": 300_000, "3M": 3_000_000}
 RATES = {"tuned": (2e-4, 4e-4), "new": (4e-4, 1e-3)}  # of other bodies those of `tuned`
 ARMS = (
     "labels",
@@ -98,7 +101,7 @@ def trainings(seeds: list[int]) -> Iterator[Training]:
     """All of them, what decides most first."""
     for seed in seeds:
         for name in SETS:
-            for body in ("tuned", "general", "new", "300k", "3M"):
+            for body in (*TUNED, "general", "new", "300k", "3M"):
                 for arm in ARMS:
                     few = not name.endswith("-0")
                     if (arm == "xtremedistil" or arm.endswith(LONGER)) and (body != "tuned" or not few):
@@ -204,9 +207,11 @@ class Bench:
     def body(self, name: str, body: str) -> Path:
         """The student before it trains on the task."""
         inputs = self.inputs(name)
-        if body == "tuned":
+        if body in TUNED:
+            start = "spread" if body == "tuned" else body
+            given = dataclasses.replace(inputs, settings=dataclasses.replace(inputs.settings, start=start))
             return self.stage(
-                f"{name}/tuned", partial(task_stages.make_start, inputs=inputs, teacher=self.teacher(name))
+                f"{name}/{body}", partial(task_stages.make_start, inputs=given, teacher=self.teacher(name))
             )
         if BODIES[body]:
             return self.distilled(body)
@@ -280,7 +285,7 @@ class Bench:
             if kind != "labels":
                 soft = read_soft_labels(self.soft_labels(one.set, folds=kind == "folds"), inputs)
                 soft = soft if kind == "rest" else soft[: len(inputs.train)]
-            model = with_head(body, given.labelled["task"], given, keeps=one.body == "tuned")
+            model = with_head(body, given.labelled["task"], given, keeps=one.body in TUNED)
             settings = TaskTraining(
                 steps, rate, soft_weight=float(share or 0), seed=one.seed, precision=inputs.settings.precision, device="cpu",
                 validate_every=inputs.validate_every(steps),
