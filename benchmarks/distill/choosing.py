@@ -371,9 +371,14 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
             if one.set not in teachers:
                 teachers[one.set] = teacher_row(bench, one.set)
-            document = {"machine": machine, "student": STUDENT, "teachers": list(teachers.values()), "rows": rows}
-            document["differences"] = differences(bench, rows)
-            given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            write(given.out, {"machine": machine, "student": STUDENT, "teachers": [*teachers.values()], "rows": rows})
+    found = {"machine": machine, "student": STUDENT, "teachers": [*teachers.values()], "rows": rows}
+    write(given.out, found | {"differences": differences(bench, rows)})
+
+
+def write(file: Path, document: dict[str, Any]) -> None:
+    """Write the results so far."""
+    file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
