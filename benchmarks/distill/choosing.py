@@ -5,7 +5,7 @@
 DATA holds the folders clinc150, snips, conll2000 and text. A *set* is some labelled texts of one of them, drawn with seed 0, the
 others being texts without labels. A *body* is what the 3x384 student starts from: `new` layers, layers of the `general` teacher,
 layers and head of the `tuned` one (fine-tuned on the set; spread, or its `first`, `alternate` or `last` layers), or general layers
-that learned MiniLMv2's relations on so many tokens of plain text (`300k`, `3M`). An *arm* is what it learns on the task, always in
+that learned MiniLMv2's relations on so many tokens of plain text (`300k`, `3M`), or new ones that did (`new-300k`, `new-3M`). An *arm* is what it learns on the task, always in
 the same number of steps:
 
     labels            labels alone, at two peak rates; the better on validation is that of all other arms of the body
@@ -60,7 +60,7 @@ SETS = {
 TASKS = {"clinc150": "text-classification", "snips": "token-classification", "conll2000": "token-classification"}
 OTHER_STARTS = ("first", "alternate", "last")
 TUNED = ("tuned", *OTHER_STARTS)
-BODIES = {"new": 0, "general": 0, "300k": 300_000, "3M": 3_000_000}
+BODIES = {"new": 0, "general": 0, "300k": 300_000, "3M": 3_000_000, "new-300k": 300_000, "new-3M": 3_000_000}
 RATES = {"tuned": (2e-4, 4e-4), "new": (4e-4, 1e-3)}  # of other bodies those of `tuned`
 ARMS = (
     "labels",
@@ -101,7 +101,7 @@ def trainings(seeds: list[int]) -> Iterator[Training]:
     """All of them, what decides most first."""
     for seed in seeds:
         for name in SETS:
-            for body in (*TUNED, "general", "new", "300k", "3M"):
+            for body in (*TUNED, "general", "new", "300k", "3M", "new-300k", "new-3M"):
                 for arm in ARMS:
                     few = not name.endswith("-0")
                     if (arm == "xtremedistil" or arm.endswith(LONGER)) and (body != "tuned" or not few):
@@ -237,6 +237,7 @@ class Bench:
                 corpus,
                 out,
                 student=STUDENT,
+                start="random" if body.startswith("new") else "spread",
                 epochs=BODIES[body] / tokens,
                 threads=self.given.threads,
                 device="cpu",
