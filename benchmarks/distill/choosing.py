@@ -5,8 +5,8 @@
 DATA holds the folders clinc150, snips, conll2000 and text. A *set* is some labelled texts of one of them, drawn with seed 0, the
 others being texts without labels. A *body* is what the 3x384 student starts from: `new` layers, layers of the `general` teacher,
 layers and head of the `tuned` one (fine-tuned on the set; spread, or its `first`, `alternate` or `last` layers), or general layers
-that learned MiniLMv2's relations on so many tokens of plain text (`300k`, `3M`), or new ones that did (`new-300k`, `new-3M`). An *arm* is what it learns on the task, always in
-the same number of steps:
+that learned MiniLMv2's relations on so many tokens of plain text (`300k`, `3M`), or new ones that did (`new-300k`, `new-3M`). An
+*arm* is what it learns on the task, always in the same number of steps:
 
     labels            labels alone, at two peak rates; the better on validation is that of all other arms of the body
     soft              labels and the teacher's soft labels of the same texts, by share of the soft labels
