@@ -53,7 +53,7 @@ PACKETS_A_BATCH = 2
 class _Caller(Generic[Result]):
     """One caller: its results so far, and the future that ends its wait."""
 
-    __slots__ = ("answered", "left", "passed_over_s", "results")
+    __slots__ = ("answered", "gone", "left", "passed_over_s", "queued", "results")
 
     def __init__(self, items: int, loop: asyncio.AbstractEventLoop) -> None:
         self.results: list[Result | None] = [None] * items
@@ -61,6 +61,10 @@ class _Caller(Generic[Result]):
         self.passed_over_s = [math.inf] * items
         """When each item was first passed over for others with a better length."""
         self.answered: asyncio.Future[None] = loop.create_future()
+        self.queued: dict[float, list[int]] = {}
+        """Number and tokens of its items in the queue, by their virtual time."""
+        self.gone = False
+        """Whether it no longer waits. Its items are dropped when they are reached."""
 
     def take(self, place: int, result: Result | Exception) -> None:
         """Stores a result. An error ends the wait at once."""
@@ -121,8 +125,8 @@ class Batcher(Generic[Item, Result]):
         self._max_queue_s = max_queue_s
         self._max_wait_s = max_wait_ms / 1000
         self._released = released
-        self._queue: list[_Waiting[Item, Result]] = []
-        self._queued_tokens = 0
+        self._queue: list[_Waiting[Item, Result]] = []  # those of callers that have gone included
+        self._waiting = self._queued_tokens = 0  # without these
         self._slots: list[WorkerSlot] = []
         self._asleep: list[tuple[WorkerSlot, asyncio.Future[None]]] = []
         self._packet_tokens = batch_tokens / PACKETS_A_BATCH
@@ -140,7 +144,7 @@ class Batcher(Generic[Item, Result]):
     @property
     def waiting(self) -> int:
         """Items that wait for a slot."""
-        return len(self._queue)
+        return self._waiting
 
     @property
     def slots(self) -> int:
@@ -159,13 +163,12 @@ class Batcher(Generic[Item, Result]):
         caller: _Caller[Result] = _Caller(len(items), asyncio.get_running_loop())
         start, packet_tokens = self._virtual_now, 0
         for place, (item, length) in enumerate(zip(items, tokens, strict=True)):
-            heapq.heappush(self._queue, _Waiting(start, next(self._numbers), item, length, caller, place))
+            self._push(_Waiting(start, next(self._numbers), item, length, caller, place))
             if self._counted_before is not None and start <= self._virtual_now:
                 self._counted_before += length
             packet_tokens += length
             if packet_tokens >= self._packet_tokens:
                 start, packet_tokens = start + packet_tokens, 0
-        self._queued_tokens += sum(tokens)
         self._callers += 1
         self._wake()
         try:
@@ -175,14 +178,14 @@ class Batcher(Generic[Item, Result]):
             if caller.left:
                 if not caller.answered.cancel() and not caller.answered.cancelled():
                     caller.answered.exception()  # read, so that asyncio does not report it: a cancelled caller does not
-                self._sweep()
+                self._drop(caller)
         return cast("list[Result]", caller.results)
 
     def refuse_if_full(self, items: int, tokens: int = 0) -> None:
         """Overloaded if `items` more with `tokens` tokens in all do not fit the queue; Unavailable if there will be no slot."""
         if self._closing or self._refusal:
             raise Unavailable(self._refusal or CLOSING)
-        if not self._queue:
+        if not self._waiting:
             return
         too_long_s = self._too_long_s(tokens)
         if too_long_s or self.waiting + items > self._max_texts or self._queued_tokens + tokens > self._max_tokens:
@@ -214,7 +217,7 @@ class Batcher(Generic[Item, Result]):
         return self._counted_before
 
     def _tokens_until(self, start: float) -> int:
-        return sum(each.tokens for each in self._queue if each.start <= start)
+        return sum(each.tokens for each in self._queue if each.start <= start and not each.caller.gone)
 
     @property
     def _speed_is_known(self) -> bool:
@@ -224,7 +227,7 @@ class Batcher(Generic[Item, Result]):
     @property
     def wait_s(self) -> float:
         """Estimated seconds to compute all waiting items; 1 s while no speed is known."""
-        if not self._queue:
+        if not self._waiting:
             return 0.0
         if self._s_per_token is None:
             return 1.0
@@ -250,8 +253,9 @@ class Batcher(Generic[Item, Result]):
         Without this call, items wait for the next slot, as they should while a process that died is being replaced.
         """
         self._refusal = reason
-        waiting, self._queue, self._queued_tokens, self._counted_before = self._queue, [], 0, 0
+        waiting, self._queue, self._waiting, self._queued_tokens, self._counted_before = self._queue, [], 0, 0, 0
         for each in waiting:
+            each.caller.queued.clear()
             each.caller.take(each.place, Unavailable(reason))
 
     async def close(self) -> None:
@@ -260,7 +264,7 @@ class Batcher(Generic[Item, Result]):
         self._wake(everyone=True)
         if tasks := [slot.task for slot in self._slots]:
             await asyncio.wait(tasks)
-        if self._queue:  # no slot is left to compute these
+        if self._waiting:  # no slot is left to compute these
             self.give_up(CLOSING)
 
     async def _feed(self, slot: WorkerSlot, run: "Run[Item, Result]") -> None:
@@ -281,7 +285,7 @@ class Batcher(Generic[Item, Result]):
         while True:
             began_s, idle = time.perf_counter(), not slot.ended_s and not slot.under_way
             while slot.open and not self._may_take(slot):
-                if self._closing and not self._queue:
+                if self._closing and not self._waiting:
                     self._wake(everyone=True)
                     return
                 self._wake()  # another slot may be able to take the items that woke this dispatcher
@@ -305,7 +309,7 @@ class Batcher(Generic[Item, Result]):
             slot.ended_s = now_s
 
     def _may_take(self, slot: WorkerSlot) -> bool:
-        return slot.open and bool(self._queue) and (not slot.under_way or self._queued_tokens >= WORTH_HURRYING)
+        return slot.open and self._waiting > 0 and (not slot.under_way or self._queued_tokens >= WORTH_HURRYING)
 
     async def _sleep(self, slot: WorkerSlot) -> None:
         """Waits until there may be work for this slot."""
@@ -367,8 +371,8 @@ class Batcher(Generic[Item, Result]):
         tokens, patient = 0, False
         now_s = asyncio.get_running_loop().time()
         # If no item may be passed over any longer, one batch of items is enough to choose from.
-        while self._queue and tokens < (CHOICE if patient else 1) * batch_tokens:
-            each = heapq.heappop(self._queue)
+        while self._waiting and tokens < (CHOICE if patient else 1) * batch_tokens:
+            each = self._pop()
             choice.append(each)
             waited_long.append(not self._max_wait_s or now_s - each.caller.passed_over_s[each.place] > self._max_wait_s)
             patient = patient or not waited_long[-1]
@@ -382,21 +386,47 @@ class Batcher(Generic[Item, Result]):
             if place not in taken:
                 if place < last:
                     each.caller.passed_over_s[each.place] = min(now_s, each.caller.passed_over_s[each.place])
-                heapq.heappush(self._queue, each)
+                self._push(each)
         batch = [choice[place] for place in sorted(taken)]
         self._not_in_virtual_now = sum(each.tokens for each in batch)
-        self._queued_tokens -= self._not_in_virtual_now
         self._counted_before = None
-        if self._queue:
+        if self._waiting:
             self._wake()  # another slot can take the rest
-        return batch, bool(self._queue)
+        return batch, self._waiting > 0
 
-    def _sweep(self) -> None:
-        """Removes the items of callers that no longer wait, so that they take no room in the queue."""
-        self._queue = [each for each in self._queue if not each.caller.answered.done()]
-        heapq.heapify(self._queue)
-        self._queued_tokens = sum(each.tokens for each in self._queue)
-        self._counted_before = None
+    def _push(self, each: _Waiting[Item, Result]) -> None:
+        heapq.heappush(self._queue, each)
+        self._count(each, 1)
+
+    def _pop(self) -> _Waiting[Item, Result]:
+        """The next item of a caller that still waits; there must be one."""
+        while (each := heapq.heappop(self._queue)).caller.gone:
+            pass
+        self._count(each, -1)
+        return each
+
+    def _count(self, each: _Waiting[Item, Result], change: int) -> None:
+        queued = each.caller.queued.setdefault(each.start, [0, 0])
+        queued[0] += change
+        queued[1] += change * each.tokens
+        self._waiting += change
+        self._queued_tokens += change * each.tokens
+
+    def _drop(self, caller: _Caller[Result]) -> None:
+        """Takes the items of a caller that no longer waits out of all counts.
+
+        They stay in the queue until they are reached, or are half of it: so that a caller costs its own items and not the queue's.
+        """
+        caller.gone = True
+        for start, (items, tokens) in caller.queued.items():
+            self._waiting -= items
+            self._queued_tokens -= tokens
+            if self._counted_before is not None and start <= self._virtual_now:
+                self._counted_before -= tokens
+        caller.queued.clear()
+        if len(self._queue) > 2 * self._waiting:
+            self._queue = [each for each in self._queue if not each.caller.gone]
+            heapq.heapify(self._queue)
 
 
 def picked(tokens: Sequence[int], waited_long: Sequence[bool], batch_tokens: int) -> list[int]:

@@ -66,7 +66,7 @@ class Watch:
         """Connections accepted and not yet closed, including those in a TLS handshake."""
         self.connections: set[Connection] = set()
         self.behind_s = 0.0
-        """How late the event loop was at the last measurement, in seconds."""
+        """How late the event loop was at both of the last two measurements, in seconds: one delay is no overload."""
         self.full_s: Callable[[], float] = lambda: 0.0
         """Gives the seconds until the queue of one of the models has room; 0 if one has room."""
         self.origins = Origins()
@@ -89,10 +89,12 @@ class Watch:
     async def feel(self) -> None:
         """Measures how late the event loop is each `MEASURE_S`, until cancelled."""
         loop = asyncio.get_running_loop()
+        before_s = 0.0
         while True:
             due_s = loop.time() + MEASURE_S
             await asyncio.sleep(MEASURE_S)
-            self.behind_s = loop.time() - due_s
+            late_s = loop.time() - due_s
+            self.behind_s, before_s = min(late_s, before_s), late_s
 
     def refusal(self) -> Overloaded | None:
         """The error with which new work is refused before it is read; None if it is not refused.

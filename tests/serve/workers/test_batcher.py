@@ -1,4 +1,5 @@
 import asyncio
+import heapq
 import selectors
 from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
@@ -337,6 +338,36 @@ def test_a_cancelled_caller_takes_its_items_out_of_the_queue() -> None:
         computer.gate.set()
         assert (await staying, await first, await others) == ([1007], [1001], [1020])
         assert computer.batches == [[1], [7, 20]]
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_callers_that_leave_cost_no_pass_over_the_whole_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    monkeypatch.setattr(
+        heapq, "heapify", lambda queue, heapify=heapq.heapify: passes.append(len(queue)) or heapify(queue)
+    )
+
+    async def scenario() -> None:
+        batcher = Batcher[int, int](max_texts=10_000, max_tokens=100_000)
+        computer = Computer(held=True)
+        batcher.add_slot(computer)
+        first = ask(batcher, 1)
+        await computer.begun.wait()
+        leaving = [ask(batcher, 5, 6) for _ in range(1000)]
+        staying = [ask(batcher, n) for n in (7, 8)]
+        await turns()
+        for each in leaving:
+            each.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        assert batcher.waiting == 2
+        assert sum(passes) <= 2002  # what is left each time the queue is halved
+        computer.gate.set()
+        assert [await each for each in (first, *staying)] == [[1001], [1007], [1008]]
+        # One batch was given ahead; of the others only those that stayed are computed.
+        assert [len(computer.batches), computer.batches[-1]] == [3, [7, 8]]
+        assert batcher.wait_s == 0
         await batcher.close()
 
     run(scenario)
