@@ -96,6 +96,7 @@ class WorkerSlot:
     def __init__(self) -> None:
         self.open = True
         self.under_way = 0  # batches that it got and has not answered
+        self.under_way_tokens = 0
         self.ended_s = 0.0  # when its last batch ended
         self.task: asyncio.Task[None]
 
@@ -295,6 +296,8 @@ class Batcher(Generic[Item, Result]):
                 return
             slot.under_way += 1
             batch, full = self._take()
+            tokens = sum(each.tokens for each in batch)
+            slot.under_way_tokens += tokens
             self._released("idle" if idle else "full" if full else "freed", len(batch))
             try:
                 await self._compute(batch, run)
@@ -303,13 +306,18 @@ class Batcher(Generic[Item, Result]):
                 raise
             finally:
                 slot.under_way -= 1
+                slot.under_way_tokens -= tokens
             # A batch given ahead starts when the one before it ends.
             now_s = time.perf_counter()
-            self._note_speed(sum(each.tokens for each in batch), now_s - max(began_s, slot.ended_s))
+            self._note_speed(tokens, now_s - max(began_s, slot.ended_s))
             slot.ended_s = now_s
 
     def _may_take(self, slot: WorkerSlot) -> bool:
-        return slot.open and self._waiting > 0 and (not slot.under_way or self._queued_tokens >= WORTH_HURRYING)
+        """Whether a slot gets a batch now: if it is idle, or in a long queue ahead, unless what it computes is far longer than a batch."""
+        if not slot.open or not self._waiting:
+            return False
+        hurry = self._queued_tokens >= WORTH_HURRYING and slot.under_way_tokens <= self._batch_tokens
+        return hurry or not slot.under_way
 
     async def _sleep(self, slot: WorkerSlot) -> None:
         """Waits until there may be work for this slot."""

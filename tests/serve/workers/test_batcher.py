@@ -319,6 +319,27 @@ def test_idle_lanes_share_one_large_request() -> None:
     run(scenario)
 
 
+def test_short_items_do_not_wait_behind_one_that_is_far_longer_than_a_batch() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=512)
+        long, short = Computer(held=True), Computer()
+        batcher.add_slot(long)
+        await turns()
+        first = ask(batcher, 5000)
+        await long.begun.wait()
+        waiting = [ask(batcher, 10) for _ in range(60)]
+        await turns()
+        assert batcher.waiting == 60  # and not given ahead
+        batcher.add_slot(short)
+        assert [await each for each in waiting] == [[1010]] * 60
+        assert long.batches == [[5000]]
+        long.gate.set()
+        assert await first == [6000]
+        await batcher.close()
+
+    run(scenario)
+
+
 def test_a_cancelled_caller_takes_its_items_out_of_the_queue() -> None:
     async def scenario() -> None:
         batcher = Batcher[int, int](max_texts=3, max_tokens=30)
