@@ -1,23 +1,23 @@
 """The server: bundles behind HTTP. `create_app` makes the ASGI app, `serve` runs it until a signal stops it."""
 
 import logging
-import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from serve.errors import BadInput, StillroomError
 from serve.http.auth.access import Access, Bodies
 from serve.http.auth.api_keys import read_keys
 from serve.http.auth.cors import Origins
-from serve.http.connections.graceful_shutdown import DrainingServer
+from serve.http.connections.graceful_shutdown import Server
 from serve.http.connections.limits import Watch
 from serve.http.connections.sockets import is_loopback, listening, openable_connections
 from serve.http.connections.tls import Tls
@@ -31,6 +31,10 @@ from serve.settings import ConnectionLimits, Limits, ServeSettings
 from serve.workers.supervisor import ServedModel
 
 log = logging.getLogger("serve")
+
+TRUSTED_PROXIES = (
+    "FORWARDED_ALLOW_IPS"  # the environment variable of the addresses whose X-Forwarded-... headers are believed
+)
 
 
 def create_app(
@@ -127,12 +131,12 @@ def serve(
                     "or listen on --host 127.0.0.1",
                     settings.host,
                 )
-            server.run(sockets=[listener])
+            server.run(listener)
 
 
 def _server(
     bundles: Sequence[Path | str], settings: ServeSettings, access: Access, announce: Callable[[str], None]
-) -> DrainingServer:
+) -> Server:
     """The server with these settings."""
     tls = Tls(settings)
     app = create_app(
@@ -153,20 +157,11 @@ def _server(
     watch.origins = access.origins
     service.stopping = lambda: watch.stopping
     service.read_again = partial(read_again, settings, access, tls)
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="on",
-        timeout_keep_alive=math.ceil(settings.connections.keep_alive_s),
-    )
     shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
     shown = f"{'https' if tls.context else 'http'}://{shown_host}"
-    return DrainingServer(
-        config,
+    app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=os.environ.get(TRUSTED_PROXIES, "127.0.0.1,::1"))
+    return Server(
+        app,
         watch,
         tls=tls,
         linger_s=settings.linger_s,

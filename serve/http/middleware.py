@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.errors import InternalError, NotFound, Overloaded, StillroomError, Unauthorized, in_form_of
 from serve.http.auth.access import Access, Bodies
 from serve.http.auth.api_keys import Key
-from serve.http.connections.limits import FAULT
 from serve.observe.logs import access_log, note, shortened
 from serve.observe.metrics import Metrics
 from serve.observe.request_context import REQUEST_ID, RequestContext, context_of, new_request_id
@@ -134,8 +133,6 @@ class RequestMiddleware:
         async def receive_held() -> Message:
             message = await receive()
             if message["type"] == "http.request":
-                if fault := scope.get(FAULT):
-                    raise fault
                 self.bodies.take(context, len(message.get("body", b"")))
             return message
 

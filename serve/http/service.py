@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from serve.bundle.manifest import Manifest
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
-from serve.http.connections.limits import GONE
+from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import (
     reloading_on_hangup,
 )

@@ -143,7 +143,6 @@ def logging_to_stderr(log_format: Format | None, *, requests: bool, quiet: bool 
     )
     levels = {
         "serve": logging.INFO,
-        "uvicorn": logging.ERROR,  # its warnings are one for each malformed request
         "asyncio": logging.WARNING,
     }
     for name, level in levels.items():

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 
 from serve.errors import Unavailable
-from serve.http.connections.limits import Connection, Watch, raw_answer
+from serve.http.connections.limits import Watch
+from serve.http.connections.protocol import Connection, raw_answer
 from serve.http.connections.tls import Tls
 from serve.observe.request_context import new_request_id
 

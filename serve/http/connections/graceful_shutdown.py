@@ -6,14 +6,17 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
-import uvicorn
+from starlette.applications import Starlette
 
 from serve.http.connections.acceptor import Acceptor
-from serve.http.connections.limits import Connection, Watch
+from serve.http.connections.limits import Watch
+from serve.http.connections.protocol import Connection
 from serve.http.connections.tls import Tls
 
 log = logging.getLogger("serve")
@@ -39,8 +42,8 @@ def collect_seldom() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-class DrainingServer(uvicorn.Server):
-    """uvicorn's server with our acceptor, limits and shutdown.
+class Server:
+    """Serves an app on one listening socket, with our limits, until a signal stops it.
 
     The first SIGTERM or SIGINT starts the shutdown. For `linger_s` the server still accepts requests; `watch.stopping` is true, so
     /readyz answers 503 and each connection is closed after its answer. Then the requests under way have `drain_s`, and the rest is
@@ -49,7 +52,7 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(
         self,
-        config: uvicorn.Config,
+        app: Starlette,
         watch: Watch,
         *,
         tls: Tls,
@@ -57,55 +60,72 @@ class DrainingServer(uvicorn.Server):
         drain_s: float,
         opened: Callable[[int], None],
     ) -> None:
-        super().__init__(config)
+        self._app = app
         self._watch = watch
         self._tls = tls
         self._linger_s = linger_s
         self._drain_s = drain_s
         self._opened = opened
-        self._acceptor: Acceptor
-        self._watching: list[asyncio.Future[None]]
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts the app, then accepts connections from the one listening socket in `sockets`."""
-        await super().startup(sockets=[])  # no sockets for uvicorn, since the acceptor accepts
-        (listener,) = sockets or []
-        self._acceptor = Acceptor(listener, self._watch, self._connection, self._tls)
-        self._acceptor.open()
-        self._watching = [asyncio.ensure_future(each) for each in (self._watch.keep(), self._watch.feel())]
-        collect_seldom()
-        self._opened(listener.getsockname()[1])
+    def run(self, listener: socket.socket) -> None:
+        """Serves until stopped."""
+        with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+            runner.run(self._serve(listener))
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Lingers, drains and cuts off: see the class."""
-        self._watch.stopping = True  # also if no signal stopped it
-        await asyncio.sleep(self._linger_s)
-        self._acceptor.close()
-        await asyncio.sleep(0)  # lets the tasks of the last connections start
+    async def _serve(self, listener: socket.socket) -> None:
+        stopped = asyncio.Event()
+        lifespan = self._app.router.lifespan_context(self._app)
+        with self._on_signals(stopped):
+            await lifespan.__aenter__()
+            acceptor = Acceptor(listener, self._watch, lambda: Connection(self._app, self._watch), self._tls)
+            acceptor.open()
+            watching = [asyncio.ensure_future(each) for each in (self._watch.keep(), self._watch.feel())]
+            collect_seldom()
+            self._opened(listener.getsockname()[1])
+            await stopped.wait()
+            await asyncio.sleep(self._linger_s)
+            acceptor.close()
+            await asyncio.sleep(0)  # lets the tasks of the last connections start
+            await self._drain()
+            for each in watching:
+                each.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await lifespan.__aexit__(None, None, None)
+
+    @contextmanager
+    def _on_signals(self, stopped: asyncio.Event) -> Iterator[None]:
+        """Within this context the first signal sets `stopped`, and the second ends the process. Only in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self._watch.stopping:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            self._watch.stopping = True
+            loop.call_soon_threadsafe(stopped.set)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def _drain(self) -> None:
+        """Closes each connection after its answers; after `drain_s` cuts off what is left."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._drain_s
-        while self._watch.open or self.server_state.tasks:
+        while self._watch.open or self._watch.tasks:
             for connection in list(self._watch.connections):
                 connection.shutdown()
             if loop.time() > deadline_s:
                 await self._cut_off()
-                break
+                return
             await asyncio.sleep(CHECK_S)
-        for watching in self._watching:
-            watching.cancel()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.lifespan.shutdown(), LEAVE_S)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal starts the shutdown; the second ends the process."""
-        if self.should_exit:
-            signal.signal(sig, signal.SIG_DFL)
-            os.kill(os.getpid(), sig)
-        self._watch.stopping = True
-        self.should_exit = True
-
-    def _connection(self) -> Connection:
-        return Connection(self.config, self.server_state, self.lifespan.state, self._watch)
 
     async def _cut_off(self) -> None:
         left = list(self._watch.connections)
@@ -113,8 +133,16 @@ class DrainingServer(uvicorn.Server):
         for connection in left:
             connection.abort("stopping")
         # Their requests end when they see the disconnect; one that does not is cancelled.
-        tasks = set(self.server_state.tasks)
-        if tasks:
+        if tasks := set(self._watch.tasks):
             _, late = await asyncio.wait(tasks, timeout=CUT_OFF_S)
             for task in late:
                 task.cancel()
+
+
+def _fast_loop() -> Callable[[], Any] | None:
+    """uvloop's event loop where it can be had."""
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        return None
+    return uvloop.new_event_loop

@@ -94,7 +94,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
 
     UnsupportedMedia if it is compressed, since a few bytes could become gigabytes.
 
-    After an error the connection stays open, and uvicorn discards the rest of the body. If it were closed while the client sends,
+    After an error the connection stays open, and the rest of the body is discarded. If it were closed while the client sends,
     the client would often not receive the answer.
     """
     coding = request.headers.get("content-encoding", "").strip()

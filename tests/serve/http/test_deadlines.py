@@ -16,7 +16,7 @@ from patience import PATIENCE_S
 from server_process import Server, read_answer, request, serving, until
 from starlette.requests import ClientDisconnect, Request
 
-from serve.http.connections.limits import GONE
+from serve.http.connections.exchange import GONE
 from serve.http.service import Service
 from serve.observe.metrics import Metrics
 from serve.settings import Limits

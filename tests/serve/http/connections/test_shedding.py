@@ -16,7 +16,8 @@ from patience import PATIENCE_S
 from server_process import Server, closed, read_answer, serving, until
 
 from serve.http.connections import limits
-from serve.http.connections.limits import BEHIND_S, Connection, Watch
+from serve.http.connections.limits import BEHIND_S, Watch
+from serve.http.connections.protocol import Connection
 from serve.observe.metrics import Metrics
 from serve.settings import ConnectionLimits
 

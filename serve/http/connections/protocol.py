@@ -1,0 +1,396 @@
+"""HTTP/1.1 on one connection: httptools parses, the ASGI app answers, and the limits of `ConnectionLimits` hold.
+
+Requests that are sent ahead of their answers wait in order. Reading pauses while more
+is sent ahead, or of a body, than is held. There is no timer for each connection: one task looks at all of them, see `Watch`.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from typing import Any, Literal, cast
+from urllib.parse import unquote
+
+import httptools
+import msgspec
+from starlette.types import ASGIApp
+
+from serve.errors import (
+    BadRequest,
+    HeadTooLarge,
+    Overloaded,
+    StillroomError,
+    TooSlow,
+    Unavailable,
+    in_form_of,
+)
+from serve.http.auth.cors import RawHeaders
+from serve.http.connections.exchange import Exchange
+from serve.http.connections.limits import Reason, Watch
+from serve.observe.request_context import REQUEST_ID, new_request_id
+
+log = logging.getLogger("serve")
+
+# The rate of a body is checked after this time, since the first packets of a distant client come slowly.
+GRACE_S = 5.0
+# Requests that a client may send ahead of their answers.
+AHEAD = 64
+# Bytes of the bodies of one connection that are held before reading pauses.
+HELD_BYTES = 65_536
+# The method of requests to models. Others, such as health checks and pages, are always answered.
+ASKS_FOR_WORK = b"POST"
+NOT_HTTP = "this is not a valid HTTP/1.1 request; send one, and use TLS only if the server's address begins with https"
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection."""
+
+    def __init__(self, app: ASGIApp, watch: Watch) -> None:
+        self.app = app
+        self.watch = watch
+        self.limits = watch.limits
+        self.loop = asyncio.get_running_loop()
+        self.transport: asyncio.Transport
+        self.client: tuple[str, int] | None = None
+        self.made = False
+        """Whether the connection was established: a TLS handshake may fail before."""
+        self.reading: Literal["head", "body", "nothing"] = "head"
+        """What is being read since `since_s`; with "nothing", `since_s` is the time of the last answer."""
+        self.since_s = time.monotonic()
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self._looked_s = self.since_s
+        self._parser = httptools.HttpRequestParser(self)
+        # A request after one with "Connection: close" is ignored, and does not spoil the answer to that one.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._scope: dict[str, Any] = {}  # what is the same for all requests of this connection
+        self._broken = False
+        self._paused = False  # whether reading is paused
+        # Requests to be answered, in order: the one under way, and those sent ahead.
+        self._unanswered: deque[Exchange] = deque()
+        # The error for a request that is refused unread; it is sent once the request has arrived completely.
+        self._refusal: Overloaded | None = None
+        self._url = b""
+        self._headers: RawHeaders = []
+        self._asks_first = False
+        # Bytes since a part of a body, or since `reading` changed; bytes and number of this request's headers; bytes of its body.
+        self._silent_bytes = self._head_bytes = self._headers_seen = self._body_bytes = 0
+        # When an answer began to have unsent bytes, and how many; the fewest since then, and when that was.
+        self._unsent_since_s: float | None = None
+        self._unsent_first_bytes = self._unsent_least_bytes = 0
+        self._taken_s = 0.0
+        # Whether the client has read so much since then that writing was resumed.
+        self._taken = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return bool(self._unanswered)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is between two requests."""
+        return self.reading == "nothing" and not self.busy
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is closing, with nothing left to send."""
+        return self.transport.is_closing() and not self.unsent_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the client has not read."""
+        return self.transport.get_write_buffer_size()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Adds the connection to the watch."""
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's has its methods, but is no subclass
+        self.client = _address(transport, "peername")
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": _address(transport, "sockname"),
+            "client": self.client,
+            "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+            "root_path": "",
+        }
+        self.made = True
+        self.watch.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Marks the unanswered requests of this client as disconnected."""
+        self.watch.connections.discard(self)
+        self.watch.open -= 1
+        for exchange in self._unanswered:
+            if not exchange.gone.done():
+                exchange.gone.set_result(None)
+            exchange.notice()
+        self.writable.set()
+        # These break reference cycles, which would stay until the next garbage collection.
+        self._unanswered.clear()
+        del self._parser
+
+    def pause_writing(self) -> None:
+        """Called when the client is slower than its answer."""
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        """Notes that the client has read most of what was to be sent."""
+        self.writable.set()
+        self._taken = True
+
+    def write(self, data: bytes) -> None:
+        """Sends `data`, unless the connection is closing."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses `data`, within the limits."""
+        if self._broken:
+            return
+        self._silent_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # it is answered as any other request
+        except httptools.HttpParserError as error:
+            # If a callback of ours raised, that error is its context.
+            raised = error.__context__
+            self._refuse(raised if isinstance(raised, StillroomError) else BadRequest(NOT_HTTP), "malformed")
+        if self._silent_bytes > self.limits.head_bytes:
+            self._refuse(self._head_too_large(), "malformed")
+
+    def on_message_begin(self) -> None:
+        """Starts a request."""
+        self._url, self._headers, self._asks_first = b"", [], False
+        self._head_bytes = self._headers_seen = 0
+        if self.reading != "head":
+            self._read("head")
+
+    def on_url(self, url: bytes) -> None:
+        """Adds a part of the request's path."""
+        self._head_bytes += len(url)
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Adds a header. A trailer, which comes after the body, is counted and ignored."""
+        self._head_bytes += len(name) + len(value)
+        self._headers_seen += 1
+        if self._headers_seen > self.limits.headers or self._head_bytes > self.limits.head_bytes:
+            raise self._head_too_large()
+        if self.reading == "head":
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self._asks_first = True
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Starts to answer the request, unless too many were sent ahead or new work is refused."""
+        if len(self._unanswered) > AHEAD:
+            raise BadRequest(
+                f"more than {AHEAD} requests were sent ahead of their answers; wait for some answers first"
+            )
+        method = self._parser.get_method()
+        if not self.busy and method == ASKS_FOR_WORK and (refusal := self.watch.refusal()):
+            self._refusal = refusal
+            self._read("body")
+            if self._asks_first:  # the client waits before it sends the body
+                self._broken = True
+                self._answer_refusal(stays=False)
+            return
+        url, version = httptools.parse_url(self._url), self._parser.get_http_version()
+        path = url.path.decode("ascii")
+        scope = {
+            **self._scope,
+            "method": method.decode("ascii"),
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "headers": self._headers,
+        }
+        if version != "1.1":
+            scope["http_version"] = version
+        keeps = version != "1.0" and self._parser.should_keep_alive() and not self.watch.stopping
+        exchange = Exchange(self, scope, keeps=keeps, asks_first=self._asks_first)
+        self._unanswered.append(exchange)
+        if len(self._unanswered) == 1:
+            self._answer(exchange)
+        self.regulate()
+        self._read("body")
+
+    def on_body(self, body: bytes) -> None:
+        """Adds a part of the body, unless the request is refused or answered already."""
+        self._silent_bytes = 0
+        self._body_bytes += len(body)
+        if self._refusal is None and self._unanswered:
+            self._unanswered[-1].body += body
+            self._unanswered[-1].notice()
+            self.regulate()
+
+    def on_message_complete(self) -> None:
+        """Ends the request, which has arrived completely."""
+        if self._refusal is not None:
+            if not self.transport.is_closing():
+                self._answer_refusal(stays=self._parser.should_keep_alive() and not self.watch.stopping)
+        elif self._unanswered:
+            self._unanswered[-1].whole = True
+            self._unanswered[-1].notice()
+        self._refusal = None
+        self._read("nothing")
+
+    def answered(self, exchange: Exchange) -> None:
+        """Goes on to the next request, or closes the connection after the last. Called when the answer is written."""
+        if not self._unanswered or self._unanswered[0] is not exchange:
+            return
+        self._unanswered.popleft()
+        if not exchange.keeps:
+            self.transport.close()
+            return
+        if self.reading == "nothing":
+            self.since_s = time.monotonic()
+        if self._unanswered:
+            self._answer(self._unanswered[0])
+        self.regulate()
+
+    def regulate(self) -> None:
+        """Pauses reading while too much is held: of a body that nobody receives, or of requests sent ahead."""
+        held_bytes = sum(len(exchange.body) for exchange in self._unanswered)
+        full = held_bytes > HELD_BYTES or len(self._unanswered) > AHEAD // 2
+        if full != self._paused and not self.transport.is_closing():
+            self._paused = full
+            (self.transport.pause_reading if full else self.transport.resume_reading)()
+
+    def shutdown(self) -> None:
+        """Closes the connection, after the answers to the requests that have begun."""
+        if self._unanswered:
+            self._unanswered[-1].keeps = False
+        else:
+            self.transport.close()
+
+    def look(self, now_s: float) -> None:
+        """Cuts the connection if it is too slow."""
+        between_s, self._looked_s = now_s - self._looked_s, now_s
+        if self._unread(now_s):
+            self.abort("unread")
+        elif self._broken or self.transport.is_closing():
+            pass
+        elif self.reading == "nothing":
+            if not self.busy and now_s - self.since_s > self.limits.keep_alive_s:
+                self.transport.close()
+        elif self.reading == "head":
+            if self.busy:  # the time for the next head starts after the answers before it
+                self.since_s = now_s
+            elif now_s - self.since_s > self.limits.head_s:
+                self._refuse(TooSlow(f"the head of the request did not come within {self.limits.head_s:g} s"), "head")
+        elif self._paused:  # the server has paused reading, so the client is not slow
+            self.since_s += between_s
+        elif fault := self._slow_body(now_s - self.since_s):
+            self._refuse(fault, "body")
+
+    def abort(self, reason: Reason) -> None:
+        """Closes the connection at once; unsent bytes are lost."""
+        self.watch.cut(reason, self)
+        self.transport.abort()
+
+    def _answer(self, exchange: Exchange) -> None:
+        task = self.loop.create_task(self._run(exchange))
+        self.watch.tasks.add(task)
+        task.add_done_callback(self.watch.tasks.discard)
+
+    async def _run(self, exchange: Exchange) -> None:
+        """Lets the app answer; an answer that it does not finish is broken off."""
+        try:
+            await self.app(exchange.scope, exchange.receive, exchange.send)
+        except Exception:
+            log.exception("a request could not be answered")
+        finally:
+            if not exchange.answered and not exchange.gone.done():
+                self.transport.abort()
+
+    def _answer_refusal(self, *, stays: bool) -> None:
+        assert self._refusal is not None
+        request_id, path = self._sent_id() or new_request_id(), self._url.decode("latin-1")
+        origins = self.watch.origins.headers(dict(self._headers))
+        self.transport.write(raw_answer(self._refusal, request_id, path=path, headers=origins, stays=stays))
+        if not stays:
+            self.transport.close()
+
+    def _sent_id(self) -> str | None:
+        """The request id that the client sent, if it is valid."""
+        sent = next((value for name, value in self._headers if name == b"x-request-id"), b"").decode("latin-1")
+        return sent if REQUEST_ID.fullmatch(sent) else None
+
+    def _read(self, what: Literal["head", "body", "nothing"]) -> None:
+        self.reading = what
+        self.since_s = time.monotonic()
+        self._silent_bytes = self._body_bytes = 0
+
+    def _slow_body(self, spent_s: float) -> TooSlow | None:
+        limits = self.limits
+        if spent_s > limits.body_s:
+            return TooSlow(f"the body did not come within {limits.body_s:g} s; send less at once, or send it faster")
+        if spent_s > GRACE_S and self._body_bytes < limits.least_bytes_per_s * spent_s:
+            return TooSlow(f"the body comes at less than {limits.least_bytes_per_s:,} bytes/s; send it faster")
+        return None
+
+    def _unread(self, now_s: float) -> bool:
+        """Whether the client reads its answer not at all, or too slowly."""
+        unsent_bytes = self.unsent_bytes
+        if not unsent_bytes or self._taken:
+            self._unsent_since_s, self._taken = None, False
+            return False
+        if self._unsent_since_s is None:
+            self._unsent_since_s = self._taken_s = now_s
+            self._unsent_first_bytes = self._unsent_least_bytes = unsent_bytes
+        if unsent_bytes < self._unsent_least_bytes:
+            self._unsent_least_bytes, self._taken_s = unsent_bytes, now_s
+        allowed_s = self.limits.write_s + self._unsent_first_bytes / self.limits.least_bytes_per_s
+        return now_s - self._taken_s > self.limits.write_s or now_s - self._unsent_since_s > allowed_s
+
+    def _head_too_large(self) -> HeadTooLarge:
+        return HeadTooLarge(
+            f"the head of a request may have {self.limits.head_bytes:,} bytes and {self.limits.headers:,} headers; send less"
+        )
+
+    def _refuse(self, error: StillroomError, reason: Reason) -> None:
+        """Stops reading, and answers with `error` if the request has no answer yet."""
+        if self._broken or self.transport.is_closing():
+            return
+        self._broken = True
+        request_id = new_request_id()
+        self.watch.cut(reason, self, request_id)
+        if self._unanswered:
+            last = self._unanswered[-1]
+            last.keeps = False
+            if self.reading == "body":  # the endpoint that reads this body raises the error
+                last.fault = error
+                last.notice()
+            return
+        if self._refusal is not None:
+            self._answer_refusal(stays=False)
+        elif self.reading == "head" and (self._silent_bytes or self._head_bytes):
+            self.transport.write(raw_answer(error, request_id))
+        self.transport.close()
+
+
+def raw_answer(
+    error: StillroomError, request_id: str, *, path: str = "", headers: RawHeaders | None = None, stays: bool = False
+) -> bytes:
+    """A whole HTTP/1.1 response for a request that no endpoint reads. It says that the connection closes, unless it `stays`."""
+    body = msgspec.json.encode(in_form_of(path, {"code": error.code, "message": error.message}))
+    retry_s = max(1, math.ceil(error.retry_after_s)) if isinstance(error, Overloaded) else 1
+    retry = f"Retry-After: {retry_s}\r\n" if isinstance(error, Unavailable) else ""
+    connection = "" if stays else "Connection: close\r\n"
+    head = (
+        f"HTTP/1.1 {error.http_status} {error.code}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        f"X-Request-Id: {request_id}\r\nX-Content-Type-Options: nosniff\r\n{connection}{retry}"
+    )
+    more = b"".join(b"%s: %s\r\n" % header for header in headers or [])
+    return head.encode() + more + b"\r\n" + body
+
+
+def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
+    found = transport.get_extra_info(name)
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
