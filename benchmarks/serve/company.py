@@ -1,6 +1,6 @@
 """Check that the bytes of an answer do not depend on other requests in the server, the queue and the batch.
 
-    python benchmarks/serve/company.py BUNDLE TEXTS [TEXTS ...] [--count 10000] [--times 3] [--connections 16] [--json F]
+    python benchmarks/serve/company.py BUNDLE TEXTS [TEXTS ...] [--count 10000] [--times 3] [--connections 16] [--variant V] [--json F]
 
 Each text is first sent alone: one connection, one text a request, no other request. Then all texts are sent `--times` times, in random
 order, in requests of 1 to 32 texts, by many connections at once. An answer (the bytes of an element of `results`) counts if it differs
@@ -86,13 +86,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--variant", help="the bundle's default by default")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     texts, path = distinct_texts(given.texts, given.count), endpoint(given.bundle)
     differing: list[dict[str, Any]] = []
     in_company = lost = 0
     began_s = time.perf_counter()
-    with serving([given.bundle]) as server:
+    with serving([given.bundle], *(["--variant", given.variant] if given.variant else [])) as server:
         driven = drive(server.place, [post(server.place, path, text_body(text)) for text in texts], connections=1)
         alone = [answers(status, body, 1)[0] for status, body in zip(driven.became, driven.bodies, strict=True)]
         lost += alone.count(b"")

@@ -7,10 +7,12 @@ import sys
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import pytest
 import yaml
+from repository import ROOT
 from small_task import write_rows
 
 import stillroom as face
@@ -93,6 +95,39 @@ def report_of(bundle: Path) -> dict[str, object]:
     file = bundle / "report.json" if bundle.exists() else bundle.with_name(f"{bundle.name}.report.json")
     document: dict[str, object] = json.loads(file.read_text())
     return document
+
+
+@pytest.fixture(scope="module")
+def unsure(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, task_data: Path) -> Path:
+    """The same after one epoch: a small change of its logits shows in its probabilities."""
+    out = tmp_path_factory.mktemp("ckpt") / "unsure"
+    settings: dict[str, Any] = {"epochs": 1, "learning_rate": 1e-3, "batch": 8, "threads": 1}
+    return face.finetune(str(tiny_teacher), "text-classification", str(task_data), out, **settings)
+
+
+@pytest.mark.parametrize("scheme", ["static", "dynamic"])
+def test_served_in_any_company_static_int8_gives_the_same_bytes_and_dynamic_does_not(
+    unsure: Path, task_data: Path, tmp_path: Path, scheme: str
+) -> None:
+    bundle = exported(unsure, tmp_path / "intents", task_data, variants="fp32,int8", int8=scheme, gate=0.0, **FAST)
+    rows = [json.loads(line)["text"] for line in (task_data / "test.jsonl").read_text().splitlines()]
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(" ".join(rows[i : i + 1 + i % 5]) for i in range(len(rows))) + "\n")
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "serve" / "company.py",
+        bundle,
+        texts,
+        "--connections",
+        "8",
+        "--variant",
+        "int8",
+    ]
+    done = subprocess.run([*command, "--json", tmp_path / "found.json"], capture_output=True, text=True, check=False)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["lost"], found["in_company"]) == (0, 3 * found["texts"])
+    assert found["texts"] > 50
+    assert (found["differing"] == 0, done.returncode) == ((True, 0) if scheme == "static" else (False, 1))
 
 
 def test_every_precision_is_made_checked_and_served(classifier: Path, task_data: Path, tmp_path: Path) -> None:
