@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import overload
@@ -188,13 +188,17 @@ class Pipeline:
         return of_classes(logits, labels, options, truncated=truncated, abstain_below=self._abstain_below)
 
     def answered(
-        self, works: Sequence[Work], run_tokens: int = RUN_TOKENS
+        self,
+        works: Sequence[Work],
+        run_tokens: int = RUN_TOKENS,
+        unwanted: Callable[[], Iterable[int]] = tuple,
     ) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
         """Yields after each run of the model, shortest rows first: the answers that are complete, by index in `works`, and its times.
 
         A run has rows of similar length: at most `run_tokens` padded tokens for each thread, or one row. A text longer than the
         model becomes several rows, perhaps in several runs, and its answer comes with the last. The answer to a work item that
-        fails is its error; the others are not affected.
+        fails is its error; the others are not affected. `unwanted` is called before each run and gives the indices of those whose
+        answers nobody waits for any longer; they get none.
         """
         began_s = time.perf_counter()
         read, failed = self._read(works)
@@ -206,6 +210,8 @@ class Pipeline:
             tokenise_s = 0.0
         threads = self.session.threads
         for batch in length_batches(lengths, run_tokens * threads, RUN_COSTS_TOKENS * threads):
+            for place in unwanted():
+                read.pop(place, None)
             # A text that failed in one window already has its answer; its other windows do not run.
             chosen = [pieces[index] for index in batch if pieces[index][0] in read]
             if not chosen:

@@ -31,6 +31,13 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
 Work = TextWork | TokenWork
 
 
+class Dropped(msgspec.Struct, frozen=True):
+    """Work items that nobody waits for any longer: their places in a batch, which has its number in order of arrival, from 0."""
+
+    batch: int
+    places: list[int]
+
+
 class Logits(msgspec.Struct, frozen=True, array_like=True):
     """The logits of one `TokenWork`: float32 in C order, little-endian."""
 

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
@@ -66,6 +67,13 @@ class RequestContext:
     body_bytes: int = 0
     answer_bytes: int = 0
     status: int = 0
+    when_abandoned: dict[object, Callable[[], None]] = field(default_factory=dict)
+    """What drops the work under way for this request, a function for each batch."""
+
+    def abandon(self) -> None:
+        """Called when nobody waits for the answer any longer: drops what is under way."""
+        for drop in list(self.when_abandoned.values()):
+            drop()
 
     @property
     def queue_s(self) -> float:

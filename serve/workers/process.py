@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from serve.errors import BadInput, BundleError, InternalError, Unavailable
-from serve.model.work_items import LENGTH, Logits, Opened, Opening, Parts, Reply, Work, packed
+from serve.model.work_items import LENGTH, Dropped, Logits, Opened, Opening, Parts, Reply, Work, packed
 from serve.observe.request_context import RequestContext, Stages
 from serve.workers.batcher import Done
 
@@ -51,6 +52,7 @@ class ModelProcess:
         self._observe = observe
         self._receiving = asyncio.Lock()  # first come, first served
         self._lost = False  # whether an answer was not read to its end
+        self._sent = 0  # batches
         self._decoder = msgspec.msgpack.Decoder(Reply)
         assert process.stdin
         assert process.stdout
@@ -98,10 +100,24 @@ class ModelProcess:
     async def run(self, asked: list[Asked], done: Done[Answered]) -> None:
         """Sends a batch and receives its answers, with their times in each item's context. Unavailable if the process dies.
 
-        Batches may be sent while earlier ones are computed; they are answered in order.
+        Batches may be sent while earlier ones are computed; they are answered in order. Items whose request is abandoned are dropped.
         """
         sent_s, waits = time.perf_counter(), self._receiving.locked()
+        number = self._sent
         self.send([each.work for each in asked])
+        run, places = object(), dict[int, list[int]]()
+        for place, each in enumerate(asked):
+            of_request = places.setdefault(id(each.context), [])
+            of_request.append(place)
+            each.context.when_abandoned[run] = partial(self._drop, number, of_request)
+        try:
+            await self._answers_to(asked, done, sent_s, waits=waits)
+        finally:
+            for each in asked:
+                each.context.when_abandoned.pop(run, None)
+
+    async def _answers_to(self, asked: list[Asked], done: Done[Answered], sent_s: float, *, waits: bool) -> None:
+        """Receives the answers to a batch once those before it have come."""
         async with self._receiving:
             # An idle worker starts when the batch is sent, even if this coroutine resumes later; that time is not waiting.
             begun_s = time.perf_counter() if waits else sent_s
@@ -128,6 +144,12 @@ class ModelProcess:
             RuntimeError
         ) as error:  # uvloop raises it for a closed pipe; asyncio's own loop does not, and no answer comes
             raise Unavailable(DIED) from error
+        self._sent += 1
+
+    def _drop(self, batch: int, places: list[int]) -> None:
+        """Tells the process that nobody waits for these items any longer."""
+        with suppress(RuntimeError):  # of a pipe that is closed; see `send`
+            self._to.write(packed(Dropped(batch, places)))
 
     async def receive(
         self, done: Done[Answered], contexts: Sequence[RequestContext] = (), begun_s: float | None = None

@@ -123,9 +123,12 @@ class ServedModel:
         context = context or RequestContext()
         context.model, context.variant, context.texts = self.manifest.name, self.variant, len(works)
         context.queued_s = time.perf_counter()
-        answers = await self.batcher.results(
-            [Asked(work, context) for work in works], [self._estimated_tokens(work) for work in works]
-        )
+        asked, tokens = [Asked(work, context) for work in works], [self._estimated_tokens(work) for work in works]
+        try:
+            answers = await self.batcher.results(asked, tokens)
+        except BaseException:  # an item failed, the time is up, or the client has gone
+            context.abandon()
+            raise
         self._metrics.answered(self.manifest.name, context.queue_s)
         return answers
 

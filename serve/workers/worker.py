@@ -1,21 +1,27 @@
 """A worker process of a model: `python -m serve.workers.worker`. Messages go over its standard input and output.
 
 A message is four bytes of length, little-endian, then MessagePack, see `serve.model.work_items`. The process opens its bundle, runs
-the model for warm-up, and answers batches until its input ends. Its input also ends when the process that started it ends.
+the model for warm-up, and answers batches until its input ends. Its input also ends when the process that started it ends. A thread
+reads, so that work which nobody waits for any longer is dropped between two runs of the model.
 """
 
+import itertools
 import math
 import os
+import queue
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
 
 from serve.errors import BundleError, StillroomError
-from serve.model.work_items import LENGTH, Failure, Logits, Opened, Opening, Reply, Work, packed
+from serve.model.work_items import LENGTH, Dropped, Failure, Logits, Opened, Opening, Reply, Work, packed
 
 if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline
@@ -27,13 +33,16 @@ REPLY_EVERY_S = 0.008
 # unread for as long as a worker's time slice, and p99 under load is a fifth to a half higher.
 NICE = 5
 
+# Batches that are read before their turn. A server gives two at most.
+AHEAD = 4
+
 Message = TypeVar("Message")
 
 
 def main() -> None:
     """Opens the bundle that the first message names, then answers until the input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server drains first, then closes this process's input
-        signal.signal(number, signal.SIG_IGN)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):  # the server drains first, then closes this process's input
+        signal.signal(signal_number, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(NICE)
     asked = sys.stdin.buffer
@@ -50,9 +59,40 @@ def main() -> None:
         write(said, Opened(error.message))
         return
     write(said, Opened())
-    for works in messages(asked, list[Work]):
-        for reply in replies(pipeline, works, math.inf if opening.whole else REPLY_EVERY_S):
+    given = Given()
+    threading.Thread(target=given.read, args=(asked,), name="reader", daemon=True).start()
+    for number in itertools.count():
+        if (works := given.batches.get()) is None:
+            return
+        every_s = math.inf if opening.whole else REPLY_EVERY_S
+        for reply in replies(pipeline, works, every_s, partial(given.unwanted, number)):
             write(said, reply)
+
+
+class Given:
+    """The batches that have been read and are to be answered, and what of them is unwanted by now."""
+
+    def __init__(self) -> None:
+        self.batches: queue.Queue[list[Work] | None] = queue.Queue(AHEAD)
+        """None at the end of the input."""
+        self._dropped: deque[Dropped] = deque()
+
+    def read(self, asked: BinaryIO) -> None:
+        """Reads messages until the input ends."""
+        for message in messages(asked, list[Work] | Dropped):  # type: ignore[arg-type]  # a union is a type for msgspec
+            if isinstance(message, Dropped):
+                self._dropped.append(message)
+            else:
+                self.batches.put(message)
+        self.batches.put(None)
+
+    def unwanted(self, batch: int) -> list[int]:
+        """The places in `batch` that were dropped since the last call. What was dropped of earlier batches came too late."""
+        places = []
+        while self._dropped and self._dropped[0].batch <= batch:
+            dropped = self._dropped.popleft()
+            places += dropped.places if dropped.batch == batch else []
+        return places
 
 
 def opened(pipeline: "Pipeline", opening: Opening) -> "Pipeline":
@@ -66,11 +106,13 @@ def opened(pipeline: "Pipeline", opening: Opening) -> "Pipeline":
     return pipeline
 
 
-def replies(pipeline: "Pipeline", works: list[Work], every_s: float) -> Iterator[Reply]:
-    """Messages with the answers to `works`, one for the runs of about each `every_s` seconds."""
+def replies(
+    pipeline: "Pipeline", works: list[Work], every_s: float, unwanted: Callable[[], Iterable[int]] = tuple
+) -> Iterator[Reply]:
+    """Messages with the answers to `works`, one for the runs of about each `every_s` seconds; `unwanted` as in `Pipeline.answered`."""
     encoder = msgspec.json.Encoder()
     left, reply, sent_s = len(works), Reply([], [], [], []), time.perf_counter()
-    for done, parts in pipeline.answered(works):
+    for done, parts in pipeline.answered(works, unwanted=unwanted):
         left -= len(done)
         reply.parts.append(parts)
         for place, answer in done:
@@ -84,6 +126,8 @@ def replies(pipeline: "Pipeline", works: list[Work], every_s: float) -> Iterator
         if not left or time.perf_counter() - sent_s > every_s:
             yield msgspec.structs.replace(reply, last=not left)
             reply, sent_s = Reply([], [], [], []), time.perf_counter()
+    if left:  # the others were dropped
+        yield msgspec.structs.replace(reply, last=True)
 
 
 def messages(stream: BinaryIO, kind: type[Message]) -> Iterator[Message]:

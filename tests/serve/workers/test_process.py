@@ -133,6 +133,35 @@ def test_what_a_process_died_of_is_known_also_when_it_is_heard_of_late(
     assert "Unknown child process" not in caplog.text
 
 
+def test_work_that_was_begun_stops_when_nobody_waits_for_it_and_its_neighbours_are_answered(
+    entities_bundle: Path,
+) -> None:
+    rows: list[int] = []
+
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: rows.append(parts.texts))
+        long, short = RequestContext(), RequestContext()
+        asked = [Asked(TextWork("rome " * 6_000), long) for _ in range(100)]  # thousands of windows each
+        answers: dict[int, object] = {}
+        running = asyncio.create_task(process.run([*asked, Asked(TextWork("fly to rome"), short)], answers.__setitem__))
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(rows) < 2:
+                await asyncio.sleep(0.001)
+        long.abandon()
+        await running
+        assert answers.keys() <= {100, *range(10)}
+        assert isinstance(answers[100], bytes)
+        assert b"rome" in answers[100]
+        # The process goes on, with the right answers.
+        again: dict[int, object] = {}
+        await process.run([Asked(TextWork("oslo"), RequestContext())], again.__setitem__)
+        assert b"oslo" in again[0]  # type: ignore[operator]
+        assert not long.when_abandoned
+        await process.end()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.skipif(not hasattr(os, "nice"), reason="this system has no niceness")
 def test_models_stand_behind_the_process_that_reads(entities_bundle: Path) -> None:
     async def scenario() -> None:
