@@ -70,11 +70,12 @@ class Pipeline:
         variant: str | None = None,
         threads: int | None = None,
         *,
+        openvino: bool | None = None,
         log_notes: bool = True,
     ) -> None:
         self.bundle = open_bundle(bundle_path)
         self.manifest = self.bundle.manifest
-        self.variant, self.runtime, notes = choose(self.bundle, variant)
+        self.variant, self.runtime, notes = choose(self.bundle, variant, openvino=openvino)
         for note in notes if log_notes else ():
             log.warning("%s", note)
         described = self.bundle.variant(self.variant)[1]

@@ -4,6 +4,7 @@ import struct
 
 import msgspec
 
+from serve.bundle.runtimes import Runtime
 from serve.text.answers import AnswerOptions
 
 # Tokens that are tokenised while a small encoder computes one: tokenising takes 2.6 us a token, computing 40 to 60 us.
@@ -84,6 +85,7 @@ class Opening(msgspec.Struct, frozen=True):
     digest: str
     variant: str | None
     threads: int
+    runtime: Runtime = "onnxruntime"
     whole: bool = False
     """Whether a batch is answered by one message at its end, and not by one after each run of the model."""
 

@@ -92,7 +92,9 @@ class OfflinePool:
         self.variant = choice.variant
         self.threads = threads or 1
         self.processes = processes or max(1, available_cores() // self.threads)
-        self._opening = Opening(str(bundle_path), self.manifest.digest, choice.variant, self.threads, whole=True)
+        self._opening = Opening(
+            str(bundle_path), self.manifest.digest, choice.variant, self.threads, choice.runtime, whole=True
+        )
         self._queue: asyncio.Queue[_Chunk] = asyncio.Queue()
         self._windows: set[Future[list[Result]]] = set()
         self._feeding: list[asyncio.Task[None]] = []

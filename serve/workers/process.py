@@ -62,7 +62,20 @@ class ModelProcess:
 
     @classmethod
     async def started(cls, opening: Opening, observe: Callable[[Parts], None]) -> "ModelProcess":
-        """A process after its warm-up. BundleError with its message if it cannot open the bundle; Unavailable if it dies."""
+        """A process after its warm-up. BundleError with its message if it cannot open the bundle; Unavailable if it dies.
+
+        OpenVINO has crashed on some processors. If a process dies with it, onnxruntime runs the same file in another one.
+        """
+        try:
+            return await cls._started(opening, observe)
+        except Unavailable:
+            if opening.runtime != "openvino":
+                raise
+            log.error("a process died while OpenVINO loaded %s; onnxruntime runs it instead", opening.bundle)
+            return await cls._started(msgspec.structs.replace(opening, runtime="onnxruntime"), observe)
+
+    @classmethod
+    async def _started(cls, opening: Opening, observe: Callable[[Parts], None]) -> "ModelProcess":
         root = str(Path(__file__).resolve().parents[2])
         search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         process = await asyncio.create_subprocess_exec(

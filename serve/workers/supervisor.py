@@ -61,7 +61,7 @@ class ServedModel:
         # One process of one thread for each core: two processes of one thread have up to 2.6 times the throughput of one with two.
         self.threads = threads or 1
         self.processes = processes or max(1, available_cores() // self.threads)
-        self._opening = Opening(str(bundle_path), self.manifest.digest, variant, self.threads)
+        self._opening = Opening(str(bundle_path), self.manifest.digest, variant, self.threads, choice.runtime)
         self._metrics = metrics
         self.batcher: Batcher[Asked, Answered] = Batcher(
             batch_tokens=limits.batch_tokens,

@@ -52,8 +52,9 @@ def main() -> None:
 
     opening = next(messages(asked, Opening))
     try:
-        # The process that started this one has logged the notes.
-        made = Pipeline(opening.bundle, opening.variant, opening.threads, log_notes=False)
+        # The process that started this one has chosen the runtime, and logged the notes.
+        in_openvino = opening.runtime == "openvino"
+        made = Pipeline(opening.bundle, opening.variant, opening.threads, openvino=in_openvino, log_notes=False)
         pipeline = opened(made, opening)
     except StillroomError as error:
         write(said, Opened(error.message))

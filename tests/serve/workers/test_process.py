@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import uvloop
@@ -131,6 +132,34 @@ def test_what_a_process_died_of_is_known_also_when_it_is_heard_of_late(
     monkeypatch.setattr(os, "waitpid", waits_late)
     asyncio.run(scenario())
     assert "Unknown child process" not in caplog.text
+
+
+def test_where_openvino_crashes_onnxruntime_answers(
+    entities_bundle: Path,
+    copied: Callable[[Path], Path],
+    manifest_writer: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    crashing = tmp_path / "openvino"
+    crashing.mkdir()
+    (crashing / "__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = copied(entities_bundle)
+    variant = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "openvino", "cpu": []}
+    manifest_writer(folder, variants={"fp32": variant}, default_variant="fp32")
+    answers: dict[int, object] = {}
+
+    async def scenario() -> None:
+        asked = msgspec.structs.replace(opening(folder), runtime="openvino")
+        process = await ModelProcess.started(asked, lambda parts: None)
+        await process.run([Asked(TextWork("fly to rome"), RequestContext())], answers.__setitem__)
+        await process.end()
+
+    asyncio.run(scenario())
+    assert b"rome" in answers[0]  # type: ignore[operator]
+    assert "a process died while OpenVINO loaded" in caplog.text
 
 
 def test_work_that_was_begun_stops_when_nobody_waits_for_it_and_its_neighbours_are_answered(
