@@ -64,14 +64,15 @@ class ModelProcess:
     async def started(cls, opening: Opening, observe: Callable[[Parts], None]) -> "ModelProcess":
         """A process after its warm-up. BundleError with its message if it cannot open the bundle; Unavailable if it dies.
 
-        OpenVINO has crashed on some processors. If a process dies with it, onnxruntime runs the same file in another one.
+        OpenVINO has crashed on some processors, and compiles nothing where a process must not write code
+        (`MemoryDenyWriteExecute` of systemd). If a process cannot start with it, onnxruntime runs the same file in another one.
         """
         try:
             return await cls._started(opening, observe)
-        except Unavailable:
+        except (Unavailable, BundleError) as error:
             if opening.runtime != "openvino":
                 raise
-            log.error("a process died while OpenVINO loaded %s; onnxruntime runs it instead", opening.bundle)
+            log.error("OpenVINO cannot run %s here, and onnxruntime runs it instead: %s", opening.bundle, error)
             return await cls._started(msgspec.structs.replace(opening, runtime="onnxruntime"), observe)
 
     @classmethod

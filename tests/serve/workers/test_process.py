@@ -4,6 +4,8 @@ import asyncio
 import io
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import psutil
 import pytest
 import uvloop
 from patience import PATIENCE_S
+from repository import ROOT
 
 from serve.bundle.manifest import open_bundle
 from serve.errors import InternalError, Unavailable
@@ -159,7 +162,42 @@ def test_where_openvino_crashes_onnxruntime_answers(
 
     asyncio.run(scenario())
     assert b"rome" in answers[0]  # type: ignore[operator]
-    assert "a process died while OpenVINO loaded" in caplog.text
+    assert "and onnxruntime runs it instead: the worker process that computed this died" in caplog.text
+
+
+IN_A_PROCESS_THAT_MAY_NOT_WRITE_CODE = """
+import asyncio, ctypes, sys
+if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):  # PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN
+    raise SystemExit("no such prctl")
+from serve.bundle.manifest import open_bundle
+from serve.model.work_items import Opening, TextWork
+from serve.observe.request_context import RequestContext
+from serve.workers.process import Asked, ModelProcess
+
+async def main():
+    asked = Opening(sys.argv[1], open_bundle(sys.argv[1]).manifest.digest, None, 1, "openvino")
+    process = await ModelProcess.started(asked, lambda parts: None)
+    await process.run([Asked(TextWork("fly to rome"), RequestContext())], lambda place, answer: print(answer))
+    await process.end()
+
+asyncio.run(main())
+"""
+
+
+def test_where_no_code_may_be_written_onnxruntime_stands_in_for_openvino(
+    entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
+) -> None:
+    pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    folder = copied(entities_bundle)
+    variant = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "openvino", "cpu": []}
+    manifest_writer(folder, variants={"fp32": variant}, default_variant="fp32")
+    command = [sys.executable, "-c", IN_A_PROCESS_THAT_MAY_NOT_WRITE_CODE, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if "no such prctl" in done.stderr:
+        pytest.skip("this system has no PR_SET_MDWE, which came with Linux 6.3")
+    assert done.returncode == 0, done.stderr
+    assert "rome" in done.stdout
+    assert "onnxruntime runs it instead" in done.stderr
 
 
 def test_work_that_was_begun_stops_when_nobody_waits_for_it_and_its_neighbours_are_answered(
