@@ -111,7 +111,7 @@ class TaskSettings(DataSet):
     method: str = setting(
         AUTO,
         help="How the student learns (docs/reference/methods.md); minilm@12x384 goes by way of an assistant of that shape. auto "
-        "takes soft-labels, or minilmv2 first where the layers are new and plain text is given.",
+        "takes soft-labels, or minilmv2 first where the layers are new and --corpus is given.",
         suggested=(AUTO, *TEXT_METHODS, *TASK_METHODS), metavar="NAME", panel=WHAT,
     )  # fmt: skip
     corpus: tuple[str, ...] = setting(

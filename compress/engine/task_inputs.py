@@ -285,8 +285,8 @@ def steps_of(epochs: float | None, usual: int, least: int, per_epoch: int) -> in
 def method_of(settings: TaskSettings, opened: Opened, shape: Shape) -> tuple[str, str]:
     """The method that `settings` name, or for `auto` that of what was given; and why it is that one, empty if it was named.
 
-    A student that starts from the teacher's layers learns from labels and soft labels. One whose layers are new learns
-    MiniLMv2's relations before, if there is plain text beside the labelled texts.
+    A student learns from labels and soft labels. One whose layers are new learns MiniLMv2's relations before, if there is a
+    corpus. On the few tokens of in-domain text alone that did harm (docs/measurements/accuracy.md, "Where distillation pays").
     """
     if settings.method != AUTO:
         return settings.method, ""
@@ -294,9 +294,9 @@ def method_of(settings: TaskSettings, opened: Opened, shape: Shape) -> tuple[str
         return "soft-labels", "the student starts from a checkpoint"
     if settings.start != RANDOM and layers_fit(opened.config, shape):
         return "soft-labels", "the student starts from the teacher's layers"
-    if settings.corpus or settings.unlabelled:
-        return "minilmv2", "the student's layers are new, and there is plain text to learn from"
-    return "soft-labels", "the student's layers are new; with --corpus or --unlabelled it would learn by minilmv2 first"
+    if settings.corpus:
+        return "minilmv2", "the student's layers are new, and there is a corpus to learn from"
+    return "soft-labels", "the student's layers are new; with --corpus it would learn by minilmv2 first"
 
 
 def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:

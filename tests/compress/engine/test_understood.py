@@ -97,7 +97,10 @@ def test_the_method_that_auto_takes_is_told_with_its_reason(
 
     narrow = "layers=2,hidden=16,heads=4,ffn=32"
     assert "soft-labels (auto: the student's layers are new; with --corpus" in line(student=narrow)
-    assert "minilmv2 (auto: the student's layers are new, and there is" in line(student=narrow, unlabelled=(str(text),))
+    assert "soft-labels (auto: the student's layers are new; with --corpus" in line(
+        student=narrow, unlabelled=(str(text),)
+    )
+    assert "minilmv2 (auto: the student's layers are new, and there is a" in line(student=narrow, corpus=(str(text),))
     assert "soft-labels (auto: the student starts from the teacher's layers" in line(unlabelled=(str(text),))
     assert line(method="minilm") == "method: minilm"
 
