@@ -82,7 +82,11 @@ def over_tokens(document: dict[str, Any], axes: Axes, name: str) -> None:
         axes.axhline(
             statistics.fmean(tuned), linestyle=":", color="#8250df", label="labels alone, fine-tuned teacher's layers"
         )
-    axes.set(xscale="log", xlabel=f"tokens distilled before {name}", ylabel="score on test")
+    axes.set(
+        xscale="log",
+        xlabel=f"tokens of plain text distilled before {name}, from general layers",
+        ylabel="score on test",
+    )
     axes.set_xticks(places, ["none", "300,000", "3,000,000"])
     axes.minorticks_off()
 
@@ -102,11 +106,11 @@ def main() -> None:
         "choosing-tokens": lambda document, axes: over_tokens(document, axes, given.set),
     }
     for file, draw in plots.items():
-        figure, axes = plt.subplots(figsize=(7.2, 4.4), facecolor=PAPER)
+        figure, axes = plt.subplots(figsize=(7.2, 5.0), facecolor=PAPER)
         draw(document, axes)
         axes.grid(color="#d0d7de", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8.5)
+        axes.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=2)
         figure.tight_layout()
         figure.savefig(given.out / f"{file}.svg", metadata={"Date": None})
 
