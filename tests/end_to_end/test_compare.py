@@ -305,12 +305,13 @@ def test_assistants_and_another_task_come_before_the_task(
         assert lineage["best_step"] > 0
 
 
-def test_a_rate_whose_loss_is_not_finite_is_out(made: Made, tmp_path: Path) -> None:
+def test_a_rate_whose_loss_is_not_finite_is_out(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = replace(made.again(tmp_path / "out"), methods=("labels",), label_learning_rates=(3e-3, 1e30))
     rows = compare(given)["rows"]
     assert [(row["label_learning_rate"], row["diverged_rates"]) for row in rows] == [(3e-3, [1e30])] * 3
     assert [len(row["label_rates"]) for row in rows] == [1] * 3
     assert "1e+30: the loss was not finite" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(console, "quiet", False)  # which a row sets for its process
     with pytest.raises(BadInput, match="The loss became"):
         training.make_row(given, Row("labels", STUDENT, Choice("spread", None, None), 0), (1e29, 1e30), "other rates")
 

@@ -330,6 +330,7 @@ def _planned(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> Plan:
     plan = Plan(**export_and_scores.read_json(folder / "plan.json"))
     for warning in plan.warnings:
         say(f"warning: {warning}")
+    inputs.warnings.extend(plan.warnings)  # for the report
     return plan
 
 

@@ -101,8 +101,10 @@ def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(
             for late in (await first, await queued):
                 assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
         assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
-        # The three that waited were never computed.
-        await until(client, 'stillroom_batch_texts_sum{model="cities"} 2.0')
+        # The three that waited were never computed; the one that was given to the process before may have been.
+        computed = 'stillroom_batch_texts_sum{model="cities"} '
+        (texts,) = (line for line in (await client.get("/metrics")).text.splitlines() if line.startswith(computed))
+        assert float(texts.removeprefix(computed)) in (1, 2)
 
     asking(app, scenario)
 
