@@ -19,7 +19,7 @@ def is_faster_in_bf16(device: torch.device) -> bool:
     """Whether `device` trains faster in bfloat16 than in float32.
 
     Of CPUs that is so with AMX. Products of AVX-512 alone are hardly faster, and the conversions cost more than they gain:
-    a training step took 1.3 to 1.6 times as long (`benchmarks/distill/precision.py`).
+    a training step took 1.5 to 2.0 times as long (`benchmarks/distill/precision.py`).
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())

@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
@@ -76,24 +75,27 @@ class Given:
     def __init__(self) -> None:
         self.batches: queue.Queue[list[Work] | None] = queue.Queue(AHEAD)
         """None at the end of the input."""
-        self._dropped: deque[Dropped] = deque()
+        self._heard: queue.SimpleQueue[Dropped] = queue.SimpleQueue()
+        self._dropped: dict[int, list[int]] = {}  # places by batch; only `unwanted` uses it
 
     def read(self, asked: BinaryIO) -> None:
         """Reads messages until the input ends."""
-        for message in messages(asked, list[Work] | Dropped):  # type: ignore[arg-type]  # a union is a type for msgspec
-            if isinstance(message, Dropped):
-                self._dropped.append(message)
-            else:
-                self.batches.put(message)
-        self.batches.put(None)
+        try:
+            for message in messages(asked, list[Work] | Dropped):  # type: ignore[arg-type]  # a union is a type for msgspec
+                if isinstance(message, Dropped):
+                    self._heard.put(message)
+                else:
+                    self.batches.put(message)
+        finally:  # after a message that cannot be read too, so that the process ends and is replaced
+            self.batches.put(None)
 
     def unwanted(self, batch: int) -> list[int]:
         """The places in `batch` that were dropped since the last call. What was dropped of earlier batches came too late."""
-        places = []
-        while self._dropped and self._dropped[0].batch <= batch:
-            dropped = self._dropped.popleft()
-            places += dropped.places if dropped.batch == batch else []
-        return places
+        while not self._heard.empty():
+            dropped = self._heard.get()
+            if dropped.batch >= batch:
+                self._dropped.setdefault(dropped.batch, []).extend(dropped.places)
+        return self._dropped.pop(batch, [])
 
 
 def opened(pipeline: "Pipeline", opening: Opening) -> "Pipeline":

@@ -19,11 +19,11 @@ from repository import ROOT
 
 from serve.bundle.manifest import open_bundle
 from serve.errors import InternalError, Unavailable
-from serve.model.work_items import Opening, Parts, TextWork, Work, packed
+from serve.model.work_items import Dropped, Opening, Parts, TextWork, Work, packed
 from serve.observe.request_context import RequestContext
 from serve.workers import process as process_module
 from serve.workers.process import Answered, Asked, ModelProcess
-from serve.workers.worker import messages
+from serve.workers.worker import Given, messages
 
 
 async def two_batches(process: ModelProcess) -> tuple[list[BaseException | None], list[object]]:
@@ -137,6 +137,16 @@ def test_what_a_process_died_of_is_known_also_when_it_is_heard_of_late(
     assert "Unknown child process" not in caplog.text
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in-order", "the-later-batch-first"])
+def test_what_is_dropped_of_a_batch_is_heard_whatever_was_dropped_of_another(order: tuple[int, int]) -> None:
+    given = Given()
+    works: list[Work] = [TextWork("rome"), TextWork("oslo")]
+    given.read(io.BytesIO(b"".join(map(packed, (works, works, *(Dropped(batch, [batch]) for batch in order))))))
+    assert [given.batches.get() for _ in range(3)] == [works, works, None]
+    assert (given.unwanted(0), given.unwanted(0)) == ([0], [])
+    assert given.unwanted(1) == [1]
+
+
 def test_where_openvino_crashes_onnxruntime_answers(
     entities_bundle: Path,
     copied: Callable[[Path], Path],
@@ -170,7 +180,7 @@ import asyncio, ctypes, sys
 if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):  # PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN
     raise SystemExit("no such prctl")
 from serve.bundle.manifest import open_bundle
-from serve.model.work_items import Opening, TextWork
+from serve.model.work_items import Dropped, Opening, TextWork
 from serve.observe.request_context import RequestContext
 from serve.workers.process import Asked, ModelProcess
 
