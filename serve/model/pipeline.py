@@ -51,7 +51,8 @@ class Pipeline:
     """An opened bundle; call it with texts.
 
     `variant` is a precision that the bundle has (None: its default), `threads` the threads of one call of the model (None: one
-    for every core that this process may use). Notes about the bundle are logged, unless `log_notes` is false.
+    for every core that this process may use). `openvino` says whether a variant for OpenVINO runs in it (None: where it is
+    installed); otherwise onnxruntime runs it. Notes about the bundle are logged, unless `log_notes` is false.
     BundleError when the bundle is damaged or its graph does not fit its labels.
 
     >>> Pipeline("bundle")("fly to Rome")  # doctest: +SKIP

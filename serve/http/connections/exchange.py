@@ -34,7 +34,6 @@ class Exchange:
         "_left_bytes",
         "_read",
         "answered",
-        "begun",
         "body",
         "fault",
         "gone",
@@ -54,7 +53,7 @@ class Exchange:
         """Whether all of the body has arrived."""
         self.fault: StillroomError | None = None
         """Why the body will never be whole; `receive` raises it."""
-        self.begun = self.answered = False
+        self.answered = False
         self.gone: asyncio.Future[None] = connection.loop.create_future()
         scope[GONE] = self.gone
         self._asks_first = asks_first  # the client waits for 100 before it sends the body
@@ -110,7 +109,7 @@ class Exchange:
 
     def _begin(self, status: int, headers: RawHeaders) -> bytes:
         """The head of the answer."""
-        self.begun, self._asks_first = True, False
+        self._asks_first = False
         lines, says_close, length = [STATUS_LINES[status], self._connection.watch.date], False, None
         for name, value in headers:
             if CONTROL.search(value):
