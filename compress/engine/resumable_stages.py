@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -165,10 +165,10 @@ class Workdir:
         with suppress(OSError):  # the next run has begun
             self.root.rmdir()
 
-    def clear(self, *, but: str) -> None:
-        """Remove every stage, finished or not, other than `but`."""
+    def clear(self, *, but: Collection[str]) -> None:
+        """Remove every stage, finished or not, that is not in `but`."""
         for folder in self.root.iterdir() if distributed.main() else ():
-            if folder.is_dir() and folder.name.removesuffix(".partial") != but:
+            if folder.is_dir() and folder.name.removesuffix(".partial") not in but:
                 shutil.rmtree(folder)
 
     def alone(self) -> None:

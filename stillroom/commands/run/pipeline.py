@@ -7,6 +7,7 @@ exactly the stages that depend on it.
 import dataclasses
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -28,12 +29,14 @@ from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError
 from stillroom.commands.run import export_and_scores
-from stillroom.commands.run.time_budget import Plan, full_plan, timed_plan
+from stillroom.commands.run.time_budget import Plan, full_plan, students_plan, timed_plan
 from stillroom.console import say
 from stillroom.inputs.preflight import RunInputs, prepare, work_of
 from stillroom.inputs.recipe import Recipe
 from stillroom.report.pages import page_or
 from stillroom.report.run_page import write_report
+
+STUDENTS_PLAN = "students-plan"  # the stage
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
@@ -129,6 +132,7 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     stage_fingerprints: dict[str, str] = {}
     stage_fingerprints["plan"] = fingerprint("plan", trained_with(r.device), *common, *budget)
     stage_fingerprints["teacher"] = fingerprint("teacher", stage_fingerprints["plan"], *teacher)
+    stage_fingerprints[STUDENTS_PLAN] = fingerprint(STUDENTS_PLAN, stage_fingerprints["teacher"])
     stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape), begin)
     for fold in range(r.folds):
         name = f"teacher-fold-{fold + 1}"
@@ -171,6 +175,7 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> dict[str, P
         f"teacher: {steps}",
     )
     teacher = folders["teacher"]
+    plan = _planned_students(inputs, stage_fingerprints, plan)
     folders["start"] = _stage(
         inputs,
         "start",
@@ -315,23 +320,55 @@ def _evaluate(
 
 
 def _planned(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> Plan:
+    """The steps of every training; with `max_minutes` from a few timed steps."""
     if not inputs.recipe.max_minutes:
         return full_plan(inputs)
-
-    def make(folder: Path) -> None:
-        plan = timed_plan(inputs)  # raises BadInput, if the budget is too small, before anything is removed
-        # A new timing may give other numbers of steps, and a training for other steps must not be resumed.
-        inputs.workdir.clear(but="plan")
-        (folder / "plan.json").write_bytes(canonical_json(dataclasses.asdict(plan)))
-
-    folder = _stage(
-        inputs, "plan", stage_fingerprints, make, f"timing a few steps to fit {inputs.recipe.max_minutes:g} minutes"
-    )
-    plan = Plan(**export_and_scores.read_json(folder / "plan.json"))
+    what = f"timing a few steps to fit {inputs.recipe.max_minutes:g} minutes"
+    # Raises BadInput, if the budget is too small, before anything is removed.
+    plan = _kept_plan(inputs, stage_fingerprints, "plan", what, lambda: timed_plan(inputs), but=("plan",))
     for warning in plan.warnings:
         say(f"warning: {warning}")
+    if not plan.teacher_steps:
+        inputs.warnings.extend(plan.warnings)  # for the report
+    return plan
+
+
+def _planned_students(inputs: RunInputs, stage_fingerprints: dict[str, str], plan: Plan) -> Plan:
+    """`plan`, with `max_minutes` fitted again once the teacher is trained."""
+    if not (inputs.recipe.max_minutes and plan.teacher_steps):
+        return plan
+    spent_s = sum(inputs.workdir.seconds.values())
+    plan = _kept_plan(
+        inputs,
+        stage_fingerprints,
+        STUDENTS_PLAN,
+        "timing a few steps to fit the students to the minutes that are left",
+        lambda: students_plan(plan, inputs, spent_s),
+        but=("plan", "teacher", STUDENTS_PLAN),
+    )
     inputs.warnings.extend(plan.warnings)  # for the report
     return plan
+
+
+def _kept_plan(
+    inputs: RunInputs,
+    stage_fingerprints: dict[str, str],
+    name: str,
+    what: str,
+    timed: Callable[[], Plan],
+    *,
+    but: tuple[str, ...],
+) -> Plan:
+    """The plan that the stage `name` keeps. One that is made removes all stages `but` these."""
+
+    def make(folder: Path) -> None:
+        made = timed()
+        # A new timing may give other numbers of steps, and a training for other steps must not be resumed.
+        inputs.workdir.clear(but=but)
+        (folder / "plan.json").write_bytes(canonical_json(dataclasses.asdict(made)))
+
+    folder = _stage(inputs, name, stage_fingerprints, make, what)
+    return Plan(**export_and_scores.read_json(folder / "plan.json"))
 
 
 def _stage(inputs: RunInputs, name: str, stage_fingerprints: dict[str, str], make: Any, what: str) -> Path:

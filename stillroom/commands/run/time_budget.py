@@ -40,6 +40,8 @@ TIMED_STEPS = 6
 FIXED_SECONDS = 45.0 + 60.0
 # Least share of the time for training that students get, however long the teacher takes.
 STUDENTS_SHARE = 0.3
+# Least share of each training's steps.
+LEAST_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ def timed_plan(inputs: RunInputs) -> Plan:
     return dataclasses.replace(plan, memory_bytes=peak)
 
 
+def students_plan(plan: Plan, inputs: RunInputs, spent_s: float) -> Plan:
+    """`plan` with the students' steps fitted to the minutes that are left after `spent_s` seconds, from a few steps timed now."""
+    return refitted(plan, full_plan(inputs), timed_rates(inputs), inputs.recipe, spent_s)
+
+
 def fitted(plan: Plan, rates: Rates, recipe: Recipe) -> Plan:
     """`plan` with its seconds at `rates`; with `max_minutes` shortened to them.
 
@@ -97,31 +104,13 @@ def fitted(plan: Plan, rates: Rates, recipe: Recipe) -> Plan:
     Raises:
         BadInput: less than a tenth of the training fits.
     """
-
-    def priced(of_teacher: float, of_students: float) -> Plan:
-        teacher = max(1, round(plan.teacher_steps * of_teacher)) if plan.teacher_steps else 0
-        student = max(1, round(plan.student_steps * of_students))
-        tokens = plan.distill_tokens * of_students
-        soft = rates.shares * trial_steps(student)
-        seconds = {
-            "teacher": teacher * rates.teacher,
-            "shares of soft labels": soft * rates.student,
-            "plain text": tokens * rates.token,
-            "undistilled": student * rates.student
-            if recipe.undistilled or recipe.method.partition("@")[0] == "labels"
-            else 0.0,
-            "student": student * rates.distilled if recipe.method.partition("@")[0] != "labels" else 0.0,
-            "the rest": rates.fixed,
-        }
-        return Plan(teacher, tokens, student, seconds=seconds)
-
-    whole = priced(1.0, 1.0)
+    whole = _priced(plan, rates, recipe)
     if not recipe.max_minutes or whole.minutes <= recipe.max_minutes:
         return whole
     budget = 60 * recipe.max_minutes - rates.fixed
     teacher = whole.seconds["teacher"]
-    students = sum(whole.seconds.values()) - teacher - rates.fixed
-    least = (rates.fixed + 0.1 * (teacher + students)) / 60
+    students = _students_seconds(whole)
+    least = (rates.fixed + LEAST_SHARE * (teacher + students)) / 60
     if recipe.max_minutes < least:
         raise BadInput(
             f"--max-minutes is {recipe.max_minutes:g}; this recipe takes about {whole.minutes:.0f} minutes here, and {least:.1f} minutes "
@@ -129,8 +118,45 @@ def fitted(plan: Plan, rates: Rates, recipe: Recipe) -> Plan:
         )
     of_students = min(1.0, max(budget - teacher, STUDENTS_SHARE * budget) / students)
     of_teacher = min(1.0, (budget - of_students * students) / teacher) if teacher else 1.0
-    short = priced(of_teacher, of_students)
+    short = _priced(plan, rates, recipe, of_teacher, of_students)
     return dataclasses.replace(short, warnings=tuple(_short(whole, short, recipe)))
+
+
+def refitted(plan: Plan, full: Plan, rates: Rates, recipe: Recipe, spent_s: float) -> Plan:
+    """`plan` with the students' steps that fit what `max_minutes` leaves now that the teacher is trained, at `rates` as they are now.
+
+    The teacher may have ended before its last step, or the machine be busier or less busy than at the first timing. `full` is the plan
+    without a limit, `spent_s` the seconds that are used up. Students get a tenth of their steps however little time is left.
+    """
+    whole = _priced(full, rates, recipe)
+    of_folds = plan.teacher_steps * rates.teacher * recipe.folds / (1 + recipe.folds)
+    left_s = 60 * recipe.max_minutes - spent_s - rates.fixed - of_folds
+    of_students = min(1.0, max(LEAST_SHARE, left_s / _students_seconds(whole)))
+    short = dataclasses.replace(_priced(full, rates, recipe, 1.0, of_students), teacher_steps=plan.teacher_steps)
+    return dataclasses.replace(short, warnings=tuple(_short(whole, short, recipe)))
+
+
+def _priced(plan: Plan, rates: Rates, recipe: Recipe, of_teacher: float = 1.0, of_students: float = 1.0) -> Plan:
+    """`plan` with these shares of its steps, and the seconds that they take."""
+    teacher = max(1, round(plan.teacher_steps * of_teacher)) if plan.teacher_steps else 0
+    student = max(1, round(plan.student_steps * of_students))
+    tokens = plan.distill_tokens * of_students
+    soft = rates.shares * trial_steps(student)
+    of_labels = recipe.method.partition("@")[0] == "labels"
+    seconds = {
+        "teacher": teacher * rates.teacher,
+        "shares of soft labels": soft * rates.student,
+        "plain text": tokens * rates.token,
+        "undistilled": student * rates.student if recipe.undistilled or of_labels else 0.0,
+        "student": 0.0 if of_labels else student * rates.distilled,
+        "the rest": rates.fixed,
+    }
+    return Plan(teacher, tokens, student, seconds=seconds)
+
+
+def _students_seconds(plan: Plan) -> float:
+    """Seconds of what is neither the teacher's training nor fixed."""
+    return sum(seconds for of, seconds in plan.seconds.items() if of not in ("teacher", "the rest"))
 
 
 def _short(whole: Plan, short: Plan, recipe: Recipe) -> list[str]:

@@ -58,7 +58,7 @@ def test_clearing_leaves_one_stage_and_what_is_no_stage(tmp_path: Path) -> None:
         for name in ("plan", "teacher", "student"):
             work.stage(name, fingerprint("a"), lambda folder: None)
         (tmp_path / "student").rename(tmp_path / "student.partial")
-        work.clear(but="plan")
+        work.clear(but=["plan"])
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "made-by-stillroom", "plan"]
 
 

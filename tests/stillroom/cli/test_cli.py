@@ -263,7 +263,7 @@ def test_a_dry_run_prints_the_plan_and_writes_no_stage(run: Run, given: dict[str
 
 
 def test_too_few_minutes_go_to_the_teacher_first_and_the_students_share_the_rest() -> None:
-    from stillroom.commands.run.time_budget import Plan, Rates, fitted
+    from stillroom.commands.run.time_budget import Plan, Rates, fitted, refitted
     from stillroom.inputs.recipe import Recipe
 
     whole = Plan(teacher_steps=1000, distill_tokens=20_000, student_steps=4000, seconds={})
@@ -286,6 +286,16 @@ def test_too_few_minutes_go_to_the_teacher_first_and_the_students_share_the_rest
     assert fitted(whole, shares, Recipe(**NEEDED)).minutes == pytest.approx(1560 / 60)
     half = fitted(whole, shares, Recipe(**NEEDED, max_minutes=900 / 60))
     assert half.minutes == pytest.approx(900 / 60, rel=0.01)
+    # The teacher was to take 300 s and took 50: its 250 s go to the students, who have 750 of the 1000 s that they want.
+    again = refitted(short, whole, rates, Recipe(**NEEDED, max_minutes=900 / 60), spent_s=50.0)
+    assert (again.teacher_steps, again.student_steps, again.distill_tokens) == (700, 3000, 15_000)
+    assert "leaves the teacher 700 of 1,000 steps" in again.warnings[0]
+    assert "leaves each student 3,000 of 4,000 steps" in again.warnings[1]
+    enough = refitted(whole, whole, rates, Recipe(**NEEDED, max_minutes=2000 / 60), spent_s=50.0)
+    assert enough.student_steps == 4000
+    assert not enough.warnings
+    late = refitted(short, whole, rates, Recipe(**NEEDED, max_minutes=900 / 60), spent_s=5000.0)
+    assert late.student_steps == 400  # a tenth, however late it is
 
 
 def test_minutes_that_cannot_suffice_are_refused_with_what_would(run: Run, given: dict[str, str | Path]) -> None:
