@@ -93,6 +93,12 @@ class ServeSettings:
     processes: int | None = setting(
         None, help="Worker processes of each model.", at_least=1, shown="as many as fit the cores"
     )
+    fronts: int | None = setting(
+        None,
+        help="Processes that read requests, each with its share of the worker processes.",
+        at_least=1,
+        shown="one for every four worker processes",
+    )
     alias: tuple[str, ...] = setting((), help="Another name for a model: OTHER=NAME, such as prod=support.")
     keys: Path | None = setting(
         None,

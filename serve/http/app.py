@@ -13,17 +13,21 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from serve.errors import BadInput, StillroomError
+from serve.bundle.cpu_quota import available_cores
+from serve.errors import BadInput, BundleError, StillroomError
 from serve.http.auth.access import Access, Bodies
-from serve.http.auth.api_keys import read_keys
+from serve.http.auth.api_keys import Keyring, read_keys
 from serve.http.auth.cors import Origins
-from serve.http.connections.graceful_shutdown import Server
+from serve.http.auth.key_counts import SharedCounts, own_counts
+from serve.http.connections.fronts import Fronts, Share
+from serve.http.connections.graceful_shutdown import CUT_OFF_S, LEAVE_S, Server
 from serve.http.connections.limits import Watch
 from serve.http.connections.sockets import is_loopback, listening, openable_connections
 from serve.http.connections.tls import Tls
 from serve.http.middleware import RequestMiddleware, on_http_exception, on_stillroom_error
 from serve.http.service import Service
 from serve.http.v2.routes import routes as v2_routes
+from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import logging_to_stderr
 from serve.observe.metrics import Metrics
 from serve.observe.tracing import traces_from_environment
@@ -31,6 +35,9 @@ from serve.settings import ConnectionLimits, Limits, ServeSettings
 from serve.workers.supervisor import ServedModel
 
 log = logging.getLogger("serve")
+
+# Worker processes that one front process keeps busy with requests of one short text each, of a small int8 model.
+WORKERS_A_FRONT = 4
 
 TRUSTED_PROXIES = (
     "FORWARDED_ALLOW_IPS"  # the environment variable of the addresses whose X-Forwarded-... headers are believed
@@ -121,23 +128,81 @@ def serve(
     server cannot listen on the address, or the keys or the certificate cannot be used; and the errors of `create_app`.
     """
     settings = settings or ServeSettings()
-    with logging_to_stderr(settings.log_format, requests=settings.access_log, quiet=quiet):
-        access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
-        server = _server(bundles, settings, access, announce)
+    fronts, processes = fronts_of(settings)
+    logs = partial(logging_to_stderr, settings.log_format, requests=settings.access_log, quiet=quiet)
+    with logs():
+        keyring = read_keys(settings.keys)
+        server = None
+        if fronts == 1:
+            server = _server(bundles, settings)
         with listening(settings.host, settings.port) as listener:
-            if not (access.keyring.keys or settings.tls_client_ca or is_loopback(listener)):
+            if not (keyring.keys or settings.tls_client_ca or is_loopback(listener)):
                 log.warning(
                     "listening without keys on %s: every client that reaches this address may ask; give --keys a file of keys, "
                     "or listen on --host 127.0.0.1",
                     settings.host,
                 )
-            server.run(listener)
+            opened = partial(announce, address(settings, listener.getsockname()[1]))
+            if server:
+                server.run(listener, opened)
+                return
+            counts = SharedCounts(fronts)
+
+            def work(share: Share) -> None:
+                with logs():
+                    _server(bundles, of_front(settings, share, processes), share, counts).run(
+                        share.control, lambda: share.say({"digests": share.digests})
+                    )
+
+            leave_s = settings.drain_s + CUT_OFF_S + LEAVE_S
+            Fronts(listener, fronts, work, linger_s=settings.linger_s, leave_s=leave_s, opened=opened).run()
+
+
+def fronts_of(settings: ServeSettings) -> tuple[int, int]:
+    """How many front processes there are, and how many worker processes of each model in all. BadInput if these do not suffice."""
+    processes = settings.processes or max(1, available_cores() // (settings.threads or 1))
+    forks = hasattr(os, "fork")
+    fronts = settings.fronts or (-(-processes // WORKERS_A_FRONT) if forks else 1)
+    if fronts > processes:
+        raise BadInput(
+            f"--fronts is {fronts}, and each model has {processes} worker processes; give at most as many fronts, or more --processes"
+        )
+    if fronts > 1 and not forks:
+        raise BadInput(f"--fronts is {fronts}; this system cannot fork processes, give --fronts 1")
+    return fronts, processes
+
+
+def of_front(settings: ServeSettings, share: Share, processes: int) -> ServeSettings:
+    """The settings of one front process: its part of what is bounded for the whole server."""
+    whole, most = settings.connections, settings.limits
+    connections = replace(
+        whole,
+        connections=share.part(whole.connections),
+        # A body that is allowed must fit.
+        bodies_bytes=max(most.body_bytes, share.part(whole.bodies_bytes)),
+        unsent_bytes=share.part(whole.unsent_bytes),
+    )
+    limits = replace(most, queued_texts=share.part(most.queued_texts))
+    return replace(settings, processes=share.processes(processes), connections=connections, limits=limits)
+
+
+def address(settings: ServeSettings, port: int) -> str:
+    """The server's URL."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
 
 
 def _server(
-    bundles: Sequence[Path | str], settings: ServeSettings, access: Access, announce: Callable[[str], None]
+    bundles: Sequence[Path | str],
+    settings: ServeSettings,
+    share: Share | None = None,
+    counts: SharedCounts | None = None,
 ) -> Server:
-    """The server with these settings."""
+    """The server with these settings, or with `share` and `counts` one front process of it."""
+    keys = partial(
+        read_keys, settings.keys, counts=counts.of_front(share.number, share.folder) if counts and share else own_counts
+    )
+    access = Access(keys(), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
     tls = Tls(settings)
     app = create_app(
         bundles,
@@ -156,9 +221,9 @@ def _server(
     watch.full_s = service.full_s
     watch.origins = access.origins
     service.stopping = lambda: watch.stopping
-    service.read_again = partial(read_again, settings, access, tls)
-    shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    shown = f"{'https' if tls.context else 'http'}://{shown_host}"
+    service.read_again = partial(read_again, keys, access, tls)
+    if share:
+        _join(service, watch, share)
     app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=os.environ.get(TRUSTED_PROXIES, "127.0.0.1,::1"))
     return Server(
         app,
@@ -166,14 +231,40 @@ def _server(
         tls=tls,
         linger_s=settings.linger_s,
         drain_s=settings.drain_s,
-        opened=lambda port: announce(f"{shown}:{port}"),
+        handed=share is not None,
     )
 
 
-def read_again(settings: ServeSettings, access: Access, tls: Tls) -> None:
+def _join(service: Service, watch: Watch, share: Share) -> None:
+    """Makes the server one of several front processes. BundleError if the others serve another bundle."""
+    digests = {name: model.manifest.digest for name, model in service.models.items()}
+    if share.digests and share.digests != digests:
+        changed = [name for name, digest in digests.items() if share.digests.get(name) != digest]
+        raise BundleError(
+            f"the bundle of {', '.join(map(repr, changed))} was changed while it was served; send SIGHUP to serve the new bundle, or put "
+            "the old one back"
+        )
+    share.digests.update(digests)
+
+    def reloaded() -> None:
+        share.digests.update({name: model.manifest.digest for name, model in service.models.items()})
+        share.say({"digests": share.digests})
+
+    def warm() -> None:
+        share.board.warmed(share.number)
+        share.say({"warm": True})
+
+    watch.on_closed = partial(share.board.count_closed, share.number)
+    service.fronts = FrontMetrics(service.metrics, share.folder, share.number, share.fronts)
+    service.on_warm = warm
+    service.others_warm = lambda: share.board.warm
+    service.on_reloaded = reloaded
+
+
+def read_again(keys: Callable[[], Keyring], access: Access, tls: Tls) -> None:
     """Reads the keys and the certificate again, for new requests and connections; what cannot be read stays and is logged."""
     try:
-        access.keyring = read_keys(settings.keys).after(access.keyring)
+        access.keyring = keys().after(access.keyring)
     except BadInput as error:
         log.error("keys stay as they were: %s", error)
     try:

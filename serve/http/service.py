@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,15 +19,14 @@ from starlette.responses import Response
 from serve.bundle.manifest import Manifest
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.http.connections.exchange import GONE
-from serve.http.connections.sockets import (
-    reloading_on_hangup,
-)
+from serve.http.connections.sockets import reloading_on_hangup
 from serve.http.middleware import json_response
 from serve.http.openapi.docs_page import at_address, docs_page
 from serve.http.openapi.v1 import openapi
 from serve.http.v1.relations import decode_relations, marked_texts
 from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, check_limits, read_json, read_request
 from serve.model.work_items import TextWork, Work
+from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import FIELDS
 from serve.observe.metrics import Metrics
 from serve.observe.request_context import TIMEOUT_HEADER, client_timeout_s, context_of
@@ -84,6 +83,12 @@ class Service:
         self.aliases = dict(aliases)
         self.page = PAGE.read_bytes()
         self.page_headers = {"Content-Security-Policy": content_security_policy(self.page.decode("utf-8"))}
+        self.fronts: FrontMetrics | None = None
+        """The metrics of all front processes, if there are several."""
+        self.on_warm: Callable[[], None] = lambda: None
+        self.others_warm: Callable[[], bool] = lambda: True
+        """Whether the other front processes have their models."""
+        self.on_reloaded: Callable[[], None] = lambda: None
         self._warming: asyncio.Task[None] | None = None
         self._last_described: Described | None = None
 
@@ -92,7 +97,7 @@ class Service:
         """Starts the worker processes in the background; first requests wait for them. At the end it finishes accepted requests."""
         self._warming = asyncio.create_task(self._start())
         try:
-            async with reloading_on_hangup(self.reload):
+            async with reloading_on_hangup(self.reload), self.fronts.answering() if self.fronts else nullcontext():
                 yield
         finally:  # after an error too, so that no process is left behind
             if not self._warming.done():
@@ -157,7 +162,7 @@ class Service:
         """Why some model cannot answer now; None if all can."""
         if self.stopping():
             return Unavailable("this server is stopping; ask another one")
-        if self._warming is None or not self._warming.done():
+        if self._warming is None or not self._warming.done() or not self.others_warm():
             return Unavailable("the models are warming up; ask again in a second")
         if idle := [name for name, model in self.models.items() if not model.ready]:
             return Unavailable(f"no worker process runs for {', '.join(map(repr, idle))}; see the server's log")
@@ -165,7 +170,8 @@ class Service:
 
     async def metrics_text(self, request: Request) -> Response:
         """GET /metrics, for Prometheus."""
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = await self.fronts.text() if self.fronts else self.metrics.text()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
@@ -294,6 +300,7 @@ class Service:
             log.warning("model %r is now %s", name, new.manifest.digest[:12])
             await old.stop()
             self._replaced.remove(old)
+        self.on_reloaded()
 
     async def _start(self) -> None:
         began_s, all_warm = time.perf_counter(), True
@@ -305,6 +312,7 @@ class Service:
                 model.batcher.give_up(f"model {model.manifest.name!r} cannot be served; see the server's log")
                 all_warm = False
         if all_warm:
+            self.on_warm()
             fields = {"models": ",".join(self.models), "seconds": round(time.perf_counter() - began_s, 2)}
             log.info("ready", extra={FIELDS: fields})
 

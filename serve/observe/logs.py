@@ -11,8 +11,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -30,6 +30,10 @@ GATHER_S = 0.05
 FLUSH_S = 2.0
 # Longest logged part of a path or of another value that a client chose.
 MOST_CHARACTERS = 1000
+# What a pipe takes whole (POSIX: PIPE_BUF).
+PIPE_BYTES = 4096
+# What is logged, from which level.
+LOGGERS = {"serve": logging.INFO, "asyncio": logging.WARNING}
 # The attribute of a record that holds the fields of its line beside the message.
 FIELDS = "fields"
 
@@ -120,14 +124,33 @@ class PatientWriter(logging.Handler):
                     None,
                 )
                 lines.append(self.format(record))
-            data = memoryview("".join(f"{line}\n" for line in lines).encode())
-            try:
-                while data:
-                    data = data[os.write(self._descriptor, data) :]
-            except OSError:
-                pass  # the reader has gone, so there is no place to report it
+            with suppress(OSError):  # the reader has gone, so there is no place to report it
+                for part in _whole_lines(lines):
+                    data = memoryview(part)
+                    while data:
+                        data = data[os.write(self._descriptor, data) :]
             with self.lock or nullcontext():  # `emit` is called with this lock held
                 self._waiting -= taken
+
+
+def _whole_lines(lines: Iterable[str]) -> Iterator[bytes]:
+    """The lines in parts that a pipe takes whole, so that those of several processes do not mix. A longer line is a part by itself."""
+    part = b""
+    for line in lines:
+        said = f"{line}\n".encode()
+        if part and len(part) + len(said) > PIPE_BYTES:
+            yield part
+            part = b""
+        part += said
+    yield part
+
+
+def stop_inherited() -> None:
+    """Takes away what another process logs with, in one that was forked from it: its thread does not run here."""
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
 
 
 @contextmanager
@@ -141,11 +164,7 @@ def logging_to_stderr(log_format: Format | None, *, requests: bool, quiet: bool 
     handler.setFormatter(
         TextLines() if (log_format or ("text" if sys.stderr.isatty() else "json")) == "text" else JsonLines()
     )
-    levels = {
-        "serve": logging.INFO,
-        "asyncio": logging.WARNING,
-    }
-    for name, level in levels.items():
+    for name, level in LOGGERS.items():
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.propagate = False
@@ -154,7 +173,7 @@ def logging_to_stderr(log_format: Format | None, *, requests: bool, quiet: bool 
     try:
         yield
     finally:
-        for name in levels:
+        for name in LOGGERS:
             logger = logging.getLogger(name)
             logger.removeHandler(handler)
             logger.propagate = True

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import re
 import secrets
 from collections.abc import Callable
@@ -24,6 +25,15 @@ MOST_TIMEOUT_MS = 999_999_999
 # Request ids: a random prefix for the process and a counter. They are as unique as random ids, and cheaper.
 _PROCESS = secrets.token_hex(8)
 _numbers = itertools.count(secrets.randbits(48))
+
+
+def _renew() -> None:
+    global _PROCESS  # noqa: PLW0603 - a forked process must not give the ids of its parent
+    _PROCESS = secrets.token_hex(8)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 def new_request_id() -> str:

@@ -81,9 +81,9 @@ def serving(
         "0",
         "--threads",
         "1",
-        "--processes",
-        "1",
     ]
+    if "--processes" not in command:
+        command += ["--processes", "1"]
     if "--linger-s" not in command:
         command += ["--linger-s", "0"]
     with (

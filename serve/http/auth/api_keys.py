@@ -3,17 +3,20 @@
 import hashlib
 import hmac
 import logging
-import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from serve.errors import BadInput, RateLimited, Unauthorized
+from serve.http.auth.key_counts import Counts, own_counts
 
 log = logging.getLogger("serve")
+
+# Makes the counts of a key from a digest of it and its limits.
+MakeCounts = Callable[[bytes], Counts]
 
 KEYS_VARIABLE = "STILLROOM_KEYS"
 # 16 characters of at least 4 random bits each cannot be guessed; a short key can.
@@ -39,18 +42,27 @@ class KeyLimits:
 class Key:
     """One client's key: its name, the SHA-256 of the secret (never the secret), and how much of its limits is used."""
 
-    def __init__(self, name: str, digest: bytes, limits: KeyLimits) -> None:
+    def __init__(self, name: str, digest: bytes, limits: KeyLimits, counts: MakeCounts = own_counts) -> None:
         self.name = name
         self.digest = digest
         self.limits = limits
-        self.running = 0
+        self._counts = counts(hashlib.sha256(repr((name, digest, limits)).encode()).digest())
         self._burst = max(1.0, limits.rate_per_s or 0.0)
-        self._tokens = self._burst
-        self._counted_s = -math.inf
         self._request_s = 0.0
+
+    @property
+    def running(self) -> int:
+        """Requests under way with this key, if it has limits."""
+        return int(sum(self._counts.running))
 
     def enter(self, now_s: float) -> None:
         """Counts a request that begins. RateLimited, with `retry_after_s`, if it is over the key's limits."""
+        if self.limits != KeyLimits():
+            with self._counts.locked:
+                self._enter(now_s)
+
+    def _enter(self, now_s: float) -> None:
+        bucket, running, front, _ = self._counts
         most, rate_per_s = self.limits.concurrency, self.limits.rate_per_s
         if most is not None and self.running >= most:
             raise RateLimited(
@@ -58,21 +70,23 @@ class Key:
                 retry_after_s=self._request_s / most,
             )
         if rate_per_s is not None:
-            gained = min(self._burst, (now_s - self._counted_s) * rate_per_s)
-            self._tokens = min(self._burst, self._tokens + gained)
-            self._counted_s = now_s
-            if self._tokens < 1:
-                wait_s = (1 - self._tokens) / rate_per_s
+            tokens, counted = bucket  # 0 at first; otherwise 1 + when the tokens were counted
+            # Another process may have counted a request that began a little later.
+            tokens = min(self._burst, tokens + max(0.0, 1 + now_s - counted) * rate_per_s) if counted else self._burst
+            bucket[0], bucket[1] = tokens, max(1 + now_s, counted)
+            if tokens < 1:
+                wait_s = (1 - tokens) / rate_per_s
                 raise RateLimited(
                     f"key {self.name!r} may send {rate_per_s:g} requests/s; try again in {wait_s:.1f} s",
                     retry_after_s=wait_s,
                 )
-            self._tokens -= 1
-        self.running += 1
+            bucket[0] = tokens - 1
+        running[front] += 1
 
     def leave(self, took_s: float) -> None:
         """Counts a request that ended."""
-        self.running -= 1
+        if self.limits != KeyLimits():
+            self._counts.running[self._counts.front] -= 1  # no other process writes this number
         self._request_s += SMOOTHING * (took_s - self._request_s) if self._request_s else took_s
 
 
@@ -108,8 +122,10 @@ class Keyring:
         return Keyring([known.get((key.name, key.digest, key.limits), key) for key in self.keys])
 
 
-def read_keys(file: Path | None, environment: Mapping[str, str] = os.environ) -> Keyring:
-    """The keys of `file` and of STILLROOM_KEYS, which has the same lines, also separated by commas.
+def read_keys(
+    file: Path | None, environment: Mapping[str, str] = os.environ, counts: MakeCounts = own_counts
+) -> Keyring:
+    """The keys of `file` and of STILLROOM_KEYS, which has the same lines, also separated by commas. `counts` makes a key's counts.
 
     BadInput names every line that cannot be read, and never quotes one. It is also raised for a source without a key, since a server
     that was meant to need keys must not start without them.
@@ -125,7 +141,7 @@ def read_keys(file: Path | None, environment: Mapping[str, str] = os.environ) ->
     keys, wrong = [], []
     for place, line in lines:
         try:
-            keys.append(_key(line))
+            keys.append(_key(line, counts))
         except BadInput as error:
             wrong.append(f"{place}: {error.message}")
     for attribute, said in (("name", "the name"), ("digest", "the key")):
@@ -161,7 +177,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, said
 
 
-def _key(line: str) -> Key:
+def _key(line: str, counts: MakeCounts) -> Key:
     """The key of one line. The message of a BadInput never holds the key."""
     first, *rest = line.split()
     if rest and (found := DIGEST.fullmatch(rest[0])):
@@ -178,7 +194,7 @@ def _key(line: str) -> Key:
         digest = hashlib.sha256(secret.encode()).digest()
     if not NAME.fullmatch(name):
         raise BadInput("the name is not valid; give 1 to 64 of ASCII letters, digits, `.`, `_` and `-`")
-    return Key(name, digest, _limits(rest))
+    return Key(name, digest, _limits(rest), counts)
 
 
 def _limits(words: Sequence[str]) -> KeyLimits:

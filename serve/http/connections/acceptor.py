@@ -33,14 +33,24 @@ OPTIONS = (
 # How long the shutdown of a TLS connection may take.
 TLS_SHUTDOWN_S = 5.0
 
+# How long the process that hands connections on may take to hand on the last.
+LAST_HANDED_S = 2.0
+
 FULL = Unavailable("all connections of this server are in use; try again in a second")
 
 
 class Acceptor:
-    """Accepts connections from `listener`; `make` makes the protocol of each."""
+    """Accepts connections from `listener`; `make` makes the protocol of each.
 
-    def __init__(self, listener: socket.socket, watch: Watch, make: Callable[[], Connection], tls: Tls) -> None:
+    With `handed` the listener is a socket over which another process hands connections on, until it closes it; `ended` is set then.
+    """
+
+    def __init__(
+        self, listener: socket.socket, watch: Watch, make: Callable[[], Connection], tls: Tls, *, handed: bool = False
+    ) -> None:
         self._listener = listener
+        self._handed = handed
+        self.ended = asyncio.Event()
         self._watch = watch
         self._make = make
         self._tls = tls
@@ -53,8 +63,11 @@ class Acceptor:
         self._open = True
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Accepts the connections that are waiting, then stops and closes the listening socket."""
+        if self._handed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), LAST_HANDED_S)
         if self._open:
             self._accept()
             self._open = False
@@ -64,7 +77,12 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(AT_ONCE):
             try:
-                client, _ = self._listener.accept()
+                client = self._next()
+            except EOFError:
+                self._open = False
+                asyncio.get_running_loop().remove_reader(self._listener)
+                self.ended.set()
+                return
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -80,6 +98,17 @@ class Acceptor:
                 task.add_done_callback(self._entering.discard)
             else:
                 self._refuse(client)
+
+    def _next(self) -> socket.socket:
+        """The next connection. BlockingIOError if none waits, EOFError if none will come."""
+        if not self._handed:
+            return self._listener.accept()[0]
+        byte, descriptors, _, _ = socket.recv_fds(self._listener, 1, 1)
+        if not byte:
+            raise EOFError
+        if not descriptors:
+            raise OSError("a connection was handed on, and this process has no file descriptor left for it")
+        return socket.socket(fileno=descriptors[0])
 
     def _reopen(self) -> None:
         if self._open:
@@ -102,12 +131,13 @@ class Acceptor:
             client.close()
         finally:
             if not connection.made:  # it failed, so connection_lost will not be called
-                self._watch.open -= 1
+                self._watch.closed()
                 if secured:
                     self._watch.cut("handshake")
 
     def _refuse(self, client: socket.socket) -> None:
         self._watch.cut("full")
+        self._watch.on_closed()
         if (now_s := time.monotonic()) - self._said_full_s > 10:
             self._said_full_s = now_s
             log.warning("all %d connections are in use; new ones are refused", self._watch.limits.connections)

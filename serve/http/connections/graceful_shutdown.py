@@ -47,7 +47,8 @@ class Server:
 
     The first SIGTERM or SIGINT starts the shutdown. For `linger_s` the server still accepts requests; `watch.stopping` is true, so
     /readyz answers 503 and each connection is closed after its answer. Then the requests under way have `drain_s`, and the rest is
-    cut off. A second signal ends the process at once. `opened` is called with the port once the server accepts connections.
+    cut off. A second signal ends the process at once. With `handed` another process hands connections on; only SIGTERM stops the
+    server then, or the end of that process.
     """
 
     def __init__(
@@ -58,33 +59,39 @@ class Server:
         tls: Tls,
         linger_s: float,
         drain_s: float,
-        opened: Callable[[int], None],
+        handed: bool = False,
     ) -> None:
         self._app = app
         self._watch = watch
         self._tls = tls
         self._linger_s = linger_s
         self._drain_s = drain_s
-        self._opened = opened
+        self._handed = handed
 
-    def run(self, listener: socket.socket) -> None:
-        """Serves until stopped."""
+    def run(self, listener: socket.socket, opened: Callable[[], None]) -> None:
+        """Serves the connections of `listener` until stopped. `opened` is called once they are accepted."""
         with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-            runner.run(self._serve(listener))
+            runner.run(self._serve(listener, opened))
 
-    async def _serve(self, listener: socket.socket) -> None:
+    async def _serve(self, listener: socket.socket, opened: Callable[[], None]) -> None:
         stopped = asyncio.Event()
         lifespan = self._app.router.lifespan_context(self._app)
         with self._on_signals(stopped):
             await lifespan.__aenter__()
-            acceptor = Acceptor(listener, self._watch, lambda: Connection(self._app, self._watch), self._tls)
+            acceptor = Acceptor(
+                listener, self._watch, lambda: Connection(self._app, self._watch), self._tls, handed=self._handed
+            )
             acceptor.open()
             watching = [asyncio.ensure_future(each) for each in (self._watch.keep(), self._watch.feel())]
             collect_seldom()
-            self._opened(listener.getsockname()[1])
-            await stopped.wait()
-            await asyncio.sleep(self._linger_s)
-            acceptor.close()
+            opened()
+            ends = [asyncio.create_task(each.wait()) for each in (stopped, acceptor.ended)]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
+            self._watch.stopping = True
+            await asyncio.sleep(0 if acceptor.ended.is_set() else self._linger_s)
+            await acceptor.close()
             await asyncio.sleep(0)  # lets the tasks of the last connections start
             await self._drain()
             for each in watching:
@@ -108,7 +115,8 @@ class Server:
             self._watch.stopping = True
             loop.call_soon_threadsafe(stopped.set)
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = (signal.SIGTERM,) if self._handed else (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, stop) for number in numbers}
         try:
             yield
         finally:

@@ -51,9 +51,16 @@ class Watch:
         self.full_s: Callable[[], float] = lambda: 0.0
         """Gives the seconds until the queue of one of the models has room; 0 if one has room."""
         self.origins = Origins()
+        self.on_closed: Callable[[], None] = lambda: None
+        """Called for each connection that was accepted and has ended."""
         self._metrics = metrics
         self._searched_s = -SEARCH_AGAIN_S
         metrics.connections.set_function(lambda: self.open)
+
+    def closed(self) -> None:
+        """Counts a connection that has ended."""
+        self.open -= 1
+        self.on_closed()
 
     async def keep(self) -> None:
         """Checks every connection each `CHECK_S`, until cancelled."""

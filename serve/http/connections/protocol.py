@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Marks the unanswered requests of this client as disconnected."""
         self.watch.connections.discard(self)
-        self.watch.open -= 1
+        self.watch.closed()
         for exchange in self._unanswered:
             if not exchange.gone.done():
                 exchange.gone.set_result(None)

@@ -1,0 +1,386 @@
+"""Several front processes behind one listening socket, so that no process reads for all.
+
+This process accepts every connection and hands it to the front with the fewest open ones (`socket.send_fds`); it reads no request.
+A front is a whole server with its share of the worker processes and of the limits. One that dies is replaced, a signal reaches
+all of them, and the server ends when all have ended.
+
+Fronts are forked: a front has what this process has loaded, and this process runs neither an event loop nor a model.
+"""
+
+import importlib
+import json
+import logging
+import mmap
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from serve.errors import StillroomError, Unavailable
+from serve.http.connections.acceptor import AT_ONCE, PAUSE_S
+from serve.observe.logs import stop_inherited
+
+log = logging.getLogger("serve")
+
+# A front that lived for this time is replaced at once, another one after a pause, doubled each time.
+AT_ONCE_S = 1.0
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+
+
+class Board:
+    """Numbers in memory that all processes of one server share; each has one writer."""
+
+    def __init__(self, fronts: int) -> None:
+        self.fronts = fronts
+        self._cells = memoryview(mmap.mmap(-1, 16 * fronts)).cast("Q")
+
+    def closed(self, front: int) -> int:
+        """Connections of `front` that have ended."""
+        return int(self._cells[2 * front])
+
+    def count_closed(self, front: int) -> None:
+        """Counts one more."""
+        self._cells[2 * front] += 1
+
+    def warmed(self, front: int) -> None:
+        """Notes that the models of `front` are warm."""
+        self._cells[2 * front + 1] = 1
+
+    @property
+    def warm(self) -> bool:
+        """Whether every front has been warm."""
+        return all(self._cells[2 * front + 1] for front in range(self.fronts))
+
+    def forget(self, front: int) -> None:
+        """Sets the count of `front` to zero, for the process that replaces it."""
+        self._cells[2 * front] = 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one front process has of the server."""
+
+    number: int
+    fronts: int
+    control: socket.socket
+    """Brings connections, one with each byte, and takes what the front says, a JSON object a line."""
+    board: Board
+    folder: Path
+    """Where fronts find each other's metrics."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of the models that the other fronts serve, by name; empty at first."""
+
+    def part(self, whole: int) -> int:
+        """This front's part of `whole`, rounded up."""
+        return -(-whole // self.fronts)
+
+    def processes(self, whole: int) -> int:
+        """This front's worker processes, of `whole`."""
+        return whole // self.fronts + (self.number < whole % self.fronts)
+
+    def say(self, what: dict[str, Any]) -> None:
+        """Tells the accepting process."""
+        with suppress(OSError):
+            self.control.sendall(json.dumps(what).encode() + b"\n")
+
+
+@dataclass
+class _Front:
+    """A front process, as the accepting process sees it."""
+
+    number: int
+    pid: int
+    control: socket.socket
+    began_s: float
+    handed: int = 0
+    open: bool = False
+    warm: bool = False
+    said: bytes = b""
+    error: StillroomError | None = None
+
+
+class Fronts:
+    """Accepts connections for `count` front processes until a signal stops all of them.
+
+    `work` serves in the forked process. `opened` is called once all fronts take connections. After the first SIGTERM or SIGINT
+    connections are still accepted for `linger_s`; then the fronts have `leave_s` to end. A second signal kills them.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        count: int,
+        work: Callable[[Share], None],
+        *,
+        linger_s: float,
+        leave_s: float,
+        opened: Callable[[], None],
+    ) -> None:
+        self._listener = listener
+        self._count = count
+        self._work = work
+        self._linger_s = linger_s
+        self._leave_s = leave_s
+        self._opened = opened
+        self._fronts: dict[int, _Front] = {}
+        self._board = Board(count)
+        self._selector = selectors.DefaultSelector()
+        self._accepting = False
+        self._announced = False
+        self._digests: dict[str, str] = {}
+        self._due_s: dict[int, float] = dict.fromkeys(range(count), 0.0)
+        """When a front that is missing is to be started."""
+        self._pauses_s: dict[int, float] = {}
+        self._turn = 0
+        self._signals: list[int] = []
+
+    def run(self) -> None:
+        """Serves until stopped. The error of a front that cannot start, if none ever could."""
+        with ExitStack() as stack:
+            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
+            stack.enter_context(self._selector)
+            stack.enter_context(self._on_signals())
+            try:
+                self._accept_until_stopped()
+                self._end()
+            finally:
+                self._kill()
+
+    def _accept_until_stopped(self) -> None:
+        stop_s: float | None = None
+        while stop_s is None or time.monotonic() < stop_s:
+            now_s = time.monotonic()
+            for number in [each for each, due_s in self._due_s.items() if due_s <= now_s and stop_s is None]:
+                del self._due_s[number]
+                self._start(number)
+            due = [*self._due_s.values(), *([] if stop_s is None else [stop_s])]
+            self._step(max(0.0, min(due) - now_s) if due else None)
+            for number in self._taken_signals():
+                if number == signal.SIGHUP:
+                    self._digests = {}
+                    self._send(number)
+                elif stop_s is None:
+                    stop_s = time.monotonic() + self._linger_s
+                    self._send(signal.SIGTERM)
+                else:
+                    self._end_by(number)
+
+    def _end(self) -> None:
+        """Accepts what still waits, lets the fronts finish, and waits for them."""
+        self._accept()
+        self._accepts(False)
+        self._listener.close()
+        for front in self._fronts.values():
+            with suppress(OSError):
+                front.control.shutdown(socket.SHUT_WR)
+        late_s = time.monotonic() + self._leave_s
+        self._due_s = {}
+        while self._fronts and (left_s := late_s - time.monotonic()) > 0:
+            self._step(left_s)
+            self._due_s = {}
+            for number in self._taken_signals():
+                if number != signal.SIGHUP:
+                    self._end_by(number)
+
+    def _step(self, timeout_s: float | None) -> None:
+        """Waits for connections, words and ends of fronts, and signals, and takes them."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    key.fileobj.recv(4096)  # type: ignore[union-attr]  # woken by a signal
+            elif key.data == "listener":
+                self._accept()
+            else:
+                self._hear(key.data)
+        for front in list(self._fronts.values()):
+            pid, status = os.waitpid(front.pid, os.WNOHANG)
+            if pid:
+                self._buried(front, os.waitstatus_to_exitcode(status))
+
+    def _start(self, number: int) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._board.forget(number)
+        share = Share(number, self._count, theirs, self._board, self._folder, dict(self._digests))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if not (pid := os.fork()):
+            self._become(share, ours)
+        theirs.close()
+        self._fronts[number] = front = _Front(number, pid, ours, time.monotonic())
+        self._selector.register(ours, selectors.EVENT_READ, front)
+
+    def _become(self, share: Share, ours: socket.socket) -> NoReturn:
+        """Serves as a front, in the forked process, and ends it."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for number in (
+                signal.SIGINT,
+                signal.SIGHUP,
+            ):  # the first comes to every process of a terminal; the other once there is a server
+                signal.signal(number, signal.SIG_IGN)
+            stop_inherited()
+            self._selector.close()
+            self._listener.close()
+            for control in (ours, *(other.control for other in self._fronts.values())):
+                control.close()  # so that it ends with the accepting process
+            self._work(share)
+            code = 0
+        except StillroomError as error:
+            share.say({"error": type(error).__name__, "message": error.message})
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _accepts(self, wanted: bool) -> None:
+        """Starts or stops to take connections out of the listening socket's queue."""
+        if wanted != self._accepting:
+            self._accepting = wanted
+            if wanted:
+                self._selector.register(self._listener, selectors.EVENT_READ, "listener")
+            else:
+                self._selector.unregister(self._listener)
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            if not self._accepting:
+                return
+            try:
+                client, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("no connection can be accepted (%s); trying again in %g s", error, PAUSE_S)
+                time.sleep(PAUSE_S)
+                return
+            with client:
+                self._hand_over(client)
+
+    def _hand_over(self, client: socket.socket) -> None:
+        """Gives `client` to the front with the fewest open connections; of several, to the one whose turn it is.
+
+        A front whose models are not warm yet gets none while another is.
+        """
+        able = [front for front in self._fronts.values() if front.open]
+        able = [front for front in able if front.warm] or able
+        self._turn += 1
+        load = {id(front): front.handed - self._board.closed(front.number) for front in able}
+        for front in sorted(able, key=lambda each: (load[id(each)], (each.number - self._turn) % self._count)):
+            with suppress(OSError):  # it is dying, or does not take what it was given
+                socket.send_fds(front.control, [b"c"], [client.fileno()])
+                front.handed += 1
+                return
+
+    def _hear(self, front: _Front) -> None:
+        try:
+            words = front.control.recv(65536)
+        except (BlockingIOError, ConnectionError):
+            return
+        if not words:  # it ends; `_step` waits for it
+            self._selector.unregister(front.control)
+            return
+        *lines, front.said = (front.said + words).split(b"\n")
+        for said in map(json.loads, lines):
+            if "error" in said:
+                kind = getattr(importlib.import_module("serve.errors"), said["error"])
+                front.error = kind(said["message"])
+            elif "warm" in said:
+                front.warm = True
+            else:
+                self._digests = said["digests"]
+                front.open = True
+        self._accepts(any(each.open for each in self._fronts.values()))
+        if (
+            not self._announced
+            and len(self._fronts) == self._count
+            and all(each.open for each in self._fronts.values())
+        ):
+            self._announced = True
+            self._opened()
+
+    def _buried(self, front: _Front, status: int) -> None:
+        """Takes note of a front that has ended, and has it replaced."""
+        self._hear_last(front)
+        del self._fronts[front.number]
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(front.control)
+        front.control.close()
+        self._accepts(self._accepting and any(each.open for each in self._fronts.values()))
+        if not self._announced:
+            raise front.error or Unavailable(f"front process {front.number} ended with status {status}; see its log")
+        if status == 0:
+            return
+        why = f": {front.error.message}" if front.error else ""
+        log.error("front process %d ended with status %s%s; starting another", front.number, status, why)
+        pause_s = self._pauses_s.get(front.number, 0.0)
+        lived = time.monotonic() - front.began_s > AT_ONCE_S and front.open
+        pause_s = 0.0 if lived else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
+        self._pauses_s[front.number] = pause_s
+        self._due_s[front.number] = time.monotonic() + pause_s
+
+    def _hear_last(self, front: _Front) -> None:
+        with suppress(KeyError, ValueError, OSError):
+            self._hear(front)
+
+    def _send(self, number: int) -> None:
+        for front in self._fronts.values():
+            os.kill(front.pid, number)
+
+    def _end_by(self, number: int) -> NoReturn:
+        """Ends everything at once, by the second signal."""
+        self._kill()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        raise SystemExit(128 + number)
+
+    def _kill(self) -> None:
+        """Kills the fronts that are left. Their worker processes end with them."""
+        for front in self._fronts.values():
+            with suppress(ProcessLookupError):
+                os.kill(front.pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(front.pid, 0)
+            front.control.close()
+        self._fronts = {}
+
+    def _taken_signals(self) -> list[int]:
+        taken, self._signals = self._signals, []
+        return taken
+
+    @contextmanager
+    def _on_signals(self) -> Iterator[None]:
+        """Within this context signals are collected, and wake `_step`, as does the end of a front."""
+
+        def collect(number: int, frame: FrameType | None) -> None:
+            if number != signal.SIGCHLD:
+                self._signals.append(number)
+
+        woken, waker = socket.socketpair()
+        with woken, waker:
+            for each in (woken, waker):
+                each.setblocking(False)
+            self._selector.register(woken, selectors.EVENT_READ, None)
+            wakeup = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+            kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+            before = {number: signal.signal(number, collect) for number in kinds}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+                signal.set_wakeup_fd(wakeup)
