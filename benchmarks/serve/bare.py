@@ -3,10 +3,12 @@
     python benchmarks/serve/bare.py BUNDLE TEXTS THREADS SHARE OF
 
 Each request and each answer is a line of JSON. {"seconds": S, "batch_tokens": N} runs its share of the texts, sorted by length, in
-batches of at most N padded tokens, repeatedly for S seconds: {"texts", "seconds"}. {"alone": [places]} times single texts: {"ms": [...]}.
+batches of at most N padded tokens, repeatedly for S seconds: {"texts", "seconds"}; with "unsorted" in a random order.
+{"alone": [places]} times single texts: {"ms": [...]}.
 """
 
 import json
+import random
 import sys
 import time
 from pathlib import Path
@@ -29,9 +31,24 @@ def main() -> None:
         if "alone" in asked:
             said: dict[str, Any] = {"ms": [alone_ms(pipeline, texts[place]) for place in asked["alone"]]}
         else:
-            batches = length_batches(lengths, asked["batch_tokens"])[int(share) :: int(of)]
+            most = asked["batch_tokens"]
+            batches = unsorted_batches(lengths, most) if asked.get("unsorted") else length_batches(lengths, most)
+            batches = batches[int(share) :: int(of)]
             said = whole_passes(pipeline, [[texts[place] for place in batch] for batch in batches], asked["seconds"])
         print(json.dumps(said), flush=True)
+
+
+def unsorted_batches(lengths: list[int], most_tokens: int) -> list[list[int]]:
+    """All places in a random order, in batches of at most `most_tokens` with their padding."""
+    batches: list[list[int]] = [[]]
+    longest = 0
+    for place in random.Random(0).sample(range(len(lengths)), len(lengths)):
+        longest = max(longest, lengths[place])
+        if batches[-1] and longest * (len(batches[-1]) + 1) > most_tokens:
+            batches.append([])
+            longest = lengths[place]
+        batches[-1].append(place)
+    return batches
 
 
 def whole_passes(pipeline: Pipeline, batches: list[list[str]], seconds: float) -> dict[str, float]:

@@ -3,9 +3,10 @@
     python benchmarks/serve/efficiency.py BUNDLE TEXTS [--connections 32] [--seconds 4] [--rounds 7] [--json F]
 
 `bare` is tokenise, run and decode without a server on the same texts sorted by length, with the fastest batch size and the faster of
-two processes of one thread and one process of two. Over HTTP the same texts come in random order, 1 and 8 a request, on connections
-that stay open, from a client on the same cores. All take turns. Ratios are paired by rounds, with a 95 % interval
-(`latency.measure.statistics.paired_ratio`). Every answer is compared with that of `Pipeline`; the exit code is 1 if one differs.
+two processes of one thread and one process of two; `bare unsorted` the same in a random order, as a server gets them. Over HTTP the
+same texts come in random order, 1 and 8 a request, on connections that stay open, from a client on the same cores. All take turns.
+Ratios are paired by rounds, with a 95 % interval (`latency.measure.statistics.paired_ratio`). Every answer is compared with that of
+`Pipeline`; the exit code is 1 if one differs.
 
 Latency is measured with one connection and one text a request, and with the same texts in the bare model, in turns.
 """
@@ -53,9 +54,9 @@ class Bare:
         ]  # fmt: skip
         self._said()
 
-    def texts_per_s(self, seconds: float, batch_tokens: int) -> float:
+    def texts_per_s(self, seconds: float, batch_tokens: int, *, unsorted: bool = False) -> float:
         """Texts a second of all processes together."""
-        self._ask({"seconds": seconds, "batch_tokens": batch_tokens})
+        self._ask({"seconds": seconds, "batch_tokens": batch_tokens, "unsorted": unsorted})
         return sum(float(said["texts"] / said["seconds"]) for said in self._said())
 
     def alone_ms(self, places: list[int]) -> list[float]:
@@ -151,23 +152,28 @@ class Http:
         return text_body(self.texts[places[0]] if len(places) == 1 else [self.texts[place] for place in places])
 
 
-def throughput(server: Server, bare: Bare, tokens: int, http: Http, given: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of bare and HTTP in random order."""
-    speeds: dict[str, list[float]] = {"bare": [], **{f"http {n}": [] for n in TEXTS_A_REQUEST}}
-    shares: dict[str, list[dict[str, float]]] = {name: [] for name in speeds if name != "bare"}
+def throughput(
+    servers: dict[int, Server], bare: Bare, tokens: int, http: Http, given: argparse.Namespace
+) -> dict[str, Any]:
+    """Rounds of bare and of HTTP, by texts a request and front processes, in random order."""
+    turns = {f"http {n}" + (f", {f} fronts" if f > 1 else ""): (n, f) for f in servers for n in TEXTS_A_REQUEST}
+    speeds: dict[str, list[float]] = {name: [] for name in ("bare", "bare unsorted", *turns)}
+    shares: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
     guess = {
-        n: len(http.texts) / http.turn(server.place, n, 0, 0, given.connections, 0).seconds for n in TEXTS_A_REQUEST
+        (n, f): len(http.texts) / http.turn(servers[f].place, n, 0, 0, given.connections, 0).seconds
+        for n, f in turns.values()
     }
     chance = random.Random(0)
     for turn in range(given.rounds):
         for name in chance.sample(list(speeds), len(speeds)):
-            if name == "bare":
-                speeds[name].append(bare.texts_per_s(given.seconds, tokens))
+            if name.startswith("bare"):
+                speeds[name].append(bare.texts_per_s(given.seconds, tokens, unsorted=name.endswith("unsorted")))
                 continue
-            a_request = int(name.split()[1])
+            a_request, fronts = turns[name]
+            server = servers[fronts]
             front_s, models_s = server.core_s()
             driven = http.turn(
-                server.place, a_request, given.seconds, guess[a_request], given.connections, seed=1 + turn
+                server.place, a_request, given.seconds, guess[turns[name]], given.connections, seed=1 + turn
             )
             front_s, models_s = (
                 after - before for after, before in zip(server.core_s(), (front_s, models_s), strict=True)
@@ -178,14 +184,19 @@ def throughput(server: Server, bare: Bare, tokens: int, http: Http, given: argpa
                 "client_cores": driven.core_s / driven.seconds, "front_cores": front_s / driven.seconds,
                 "models_cores": models_s / driven.seconds, "p99_ms": float(np.percentile(driven.latencies_ms, 99)),
             })  # fmt: skip
-    found: dict[str, Any] = {"bare": {"texts_per_s": speeds["bare"], "median": statistics.median(speeds["bare"])}}
+    found: dict[str, Any] = {
+        name: {"texts_per_s": speeds[name], "median": statistics.median(speeds[name])}
+        for name in speeds
+        if name not in shares
+    }
     for name, visits in shares.items():
-        pair = [[np.array([1 / speed]) for speed in speeds[which]] for which in ("bare", name)]
-        ratio, low, high = paired_ratio(*pair)
+        times = {which: [np.array([1 / speed]) for speed in speeds[which]] for which in ("bare", "bare unsorted", name)}
+        ratio, low, high = paired_ratio(times["bare"], times[name])
+        of_unsorted = paired_ratio(times["bare unsorted"], times[name])
         middle = {key: statistics.median(share[key] for share in visits) for key in visits[0]}
         found[name] = {
             "texts_per_s": speeds[name], "median": statistics.median(speeds[name]), "of_bare": ratio, "low": low, "high": high,
-            "medians": middle,
+            "of_unsorted": list(of_unsorted), "medians": middle,
         }  # fmt: skip
     return found
 
@@ -218,6 +229,9 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=4.0, help="of one turn")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--fronts", type=int, nargs="+", default=[1], help="front processes of the servers, the first for latency"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     http = Http(given.bundle, read_texts(given.texts))
@@ -229,9 +243,11 @@ def main() -> int:
         body_bytes = len(msgspec.json.encode(http.right[0]))
         with noop(body_bytes) as nothing:
             costs = {f"http {n}": http.cost(nothing, n, given.connections) for n in TEXTS_A_REQUEST}
-        server = stack.enter_context(serving([given.bundle]))
-        speeds = throughput(server, bare, tokens, http, given)
-        latency = added_latency(server, candidates[0], http, given.rounds)
+        servers = {
+            fronts: stack.enter_context(serving([given.bundle], "--fronts", str(fronts))) for fronts in given.fronts
+        }
+        speeds = throughput(servers, bare, tokens, http, given)
+        latency = added_latency(servers[given.fronts[0]], candidates[0], http, given.rounds)
     document = {
         "machine": machine_facts(), "bare": f"{bare.name}, batches of {tokens} tokens", "bare_tried": tried, "client_alone": costs,
         "connections": given.connections, "throughput": speeds, "latency": latency, "wrong": http.wrong,
@@ -244,12 +260,20 @@ def main() -> int:
 
 def say(document: dict[str, Any]) -> None:
     print(
-        f"bare: {document['bare']}, {document['throughput']['bare']['median']:,.0f} texts/s; tried {document['bare_tried']}"
+        f"bare: {document['bare']}, {document['throughput']['bare']['median']:,.0f} texts/s, unsorted "
+        f"{document['throughput']['bare unsorted']['median']:,.0f}; tried {document['bare_tried']}"
     )
-    for name, cost in document["client_alone"].items():
-        found, middle = document["throughput"][name], document["throughput"][name]["medians"]
+    for name, found in document["throughput"].items():
+        if name.startswith("bare"):
+            continue
+        middle, cost, unsorted = (
+            found["medians"],
+            document["client_alone"][name.partition(",")[0]],
+            found["of_unsorted"],
+        )
         print(
             f"{name} a request: {found['median']:,.0f} texts/s, {found['of_bare']:.3f} of bare [{found['low']:.3f}, {found['high']:.3f}], "
+            f"{unsorted[0]:.3f} of unsorted [{unsorted[1]:.3f}, {unsorted[2]:.3f}], "
             f"p99 {middle['p99_ms']:.1f} ms; cores: client {middle['client_cores']:.2f}, front {middle['front_cores']:.2f}, models "
             f"{middle['models_cores']:.2f}; client alone, no-op server: {cost['requests_per_s']:,.0f}/s, {cost['client_us_a_request']} us"
         )
