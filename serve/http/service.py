@@ -20,7 +20,7 @@ from serve.bundle.manifest import Manifest
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import reloading_on_hangup
-from serve.http.middleware import json_response
+from serve.http.middleware import JsonResponse
 from serve.http.openapi.docs_page import at_address, docs_page
 from serve.http.openapi.v1 import openapi
 from serve.http.v1.relations import decode_relations, marked_texts
@@ -29,7 +29,7 @@ from serve.model.work_items import TextWork, Work
 from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import FIELDS
 from serve.observe.metrics import Metrics
-from serve.observe.request_context import TIMEOUT_HEADER, client_timeout_s, context_of
+from serve.observe.request_context import TIMEOUT_HEADER, TIMEOUT_NAME, client_timeout_s, context_of, headers_of
 from serve.observe.tracing import Traces
 from serve.settings import Limits
 from serve.text.answers import AnswerOptions
@@ -142,17 +142,17 @@ class Service:
             model.description([alias for alias, of in self.aliases.items() if of == name])
             for name, model in self.models.items()
         ]
-        return json_response({"models": described})
+        return JsonResponse({"models": described})
 
     async def healthz(self, request: Request) -> Response:
         """GET /healthz: 200 while the process runs."""
-        return json_response({"status": "ok"})
+        return JsonResponse({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
         """GET /readyz: 200 while every model can answer; otherwise 503, also while the server stops."""
         if reason := self.unready():
             raise reason
-        return json_response({"status": "ready"})
+        return JsonResponse({"status": "ready"})
 
     def full_s(self) -> float:
         """Estimated seconds until the queue of one of the models has room; 0 if one has room."""
@@ -211,7 +211,7 @@ class Service:
     async def _answered(self, request: Request, model: ServedModel, works: list[Work]) -> Response:
         answers = await self.answers(request, model, works)
         results = [msgspec.Raw(answer) for answer in answers if isinstance(answer, bytes)]
-        return json_response({"model": model.manifest.name, "variant": model.variant, "results": results})
+        return JsonResponse({"model": model.manifest.name, "variant": model.variant, "results": results})
 
     async def answers(self, request: Request, model: ServedModel, works: list[Work]) -> list[Answered]:
         """The model's answers. DeadlineExceeded after the time allowed; ClientDisconnect once the client has gone."""
@@ -219,7 +219,7 @@ class Service:
         if self.log_texts:
             context.logged_texts = [work.text for work in works if isinstance(work, TextWork)]
         # The client's time-out counts from the start of its request.
-        allowed_s = client_timeout_s(request.headers.get(TIMEOUT_HEADER))
+        allowed_s = client_timeout_s(headers_of(request.scope).get(TIMEOUT_NAME))
         left_s = allowed_s - (time.perf_counter() - context.begun_s)
         loop = asyncio.get_running_loop()
         # Our own connections give a future for this; under another server a task waits for the client to disconnect.

@@ -1,17 +1,12 @@
 """The server's metrics for Prometheus. Each app has its own registry, so that two apps in one process do not mix."""
 
-from collections.abc import Callable
-from functools import cache
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
 # Seconds: from one short text at an idle server to a full queue.
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -19,8 +14,84 @@ LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 STAGE_BUCKETS_S = (0.0001, 0.0002, 0.0005, *LATENCY_BUCKETS_S[:-1])
 BATCH_BUCKETS_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
-# No second series with the time of creation for each counter and histogram: hardly any query reads it.
-disable_created_metrics()  # type: ignore[no-untyped-call]
+
+class Counter:
+    """A counter by labels. prometheus_client's has a lock for threads, which costs more than the count; only one thread counts here."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        self._described = (name, text)
+        self._labels = labels
+        self._counts: dict[tuple[str, ...], Count] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> "Count":
+        """The count of the series with these values of the labels."""
+        if (count := self._counts.get(values)) is None:
+            count = self._counts[values] = Count()
+        return count
+
+    def collect(self) -> Iterator[Metric]:
+        """The family, for a scrape."""
+        family = CounterMetricFamily(*self._described, labels=self._labels)
+        for values, count in self._counts.items():
+            family.add_metric(values, count.value)
+        yield family
+
+
+class Count:
+    """The count of one series."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Adds `amount`."""
+        self.value += amount
+
+
+class Histogram:
+    """A histogram by labels; see `Counter`."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self._described = (name, text)
+        self._labels = labels
+        self._buckets = buckets
+        self._spread: dict[tuple[str, ...], Spread] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> "Spread":
+        """What was observed of the series with these values of the labels."""
+        if (spread := self._spread.get(values)) is None:
+            spread = self._spread[values] = Spread(self._buckets)
+        return spread
+
+    def collect(self) -> Iterator[Metric]:
+        """The family, for a scrape."""
+        family = HistogramMetricFamily(*self._described, labels=self._labels)
+        bounds = [*map(floatToGoString, self._buckets), "+Inf"]
+        for values, spread in self._spread.items():
+            family.add_metric(values, list(zip(bounds, accumulate(spread.counts), strict=True)), spread.total)
+        yield family
+
+
+class Spread:
+    """Observations of one series: how many in each bucket (its bound included), and their sum."""
+
+    __slots__ = ("_buckets", "counts", "total")
+
+    def __init__(self, buckets: Sequence[float]) -> None:
+        self._buckets = buckets
+        self.counts = [0.0] * (len(buckets) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Adds one."""
+        self.counts[bisect_left(self._buckets, value)] += 1
+        self.total += value
 
 
 class Metrics:
@@ -33,8 +104,8 @@ class Metrics:
             "stillroom_request_seconds",
             "Seconds from request to answer",
             ["endpoint"],
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
+            LATENCY_BUCKETS_S,
+            registry,
         )
         self.errors = Counter(
             "stillroom_errors",
@@ -46,22 +117,22 @@ class Metrics:
             "stillroom_queue_seconds",
             "Seconds that a request waited for a worker process: the wait of the text that was answered last",
             ["model"],
-            buckets=STAGE_BUCKETS_S,
-            registry=registry,
+            STAGE_BUCKETS_S,
+            registry,
         )
         self.batch_texts = Histogram(
             "stillroom_batch_texts",
             "Texts in one run of the model",
             ["model"],
-            buckets=BATCH_BUCKETS_TEXTS,
-            registry=registry,
+            BATCH_BUCKETS_TEXTS,
+            registry,
         )
         self.stage_seconds = Histogram(
             "stillroom_stage_seconds",
             "Seconds in one stage: tokenise, per batch; run and decode, per run of the model",
             ["model", "stage"],
-            buckets=STAGE_BUCKETS_S,
-            registry=registry,
+            STAGE_BUCKETS_S,
+            registry,
         )
         self.tokens = Counter(
             "stillroom_tokens",
@@ -112,11 +183,6 @@ class Metrics:
         )
         ProcessCollector(registry=registry)  # CPU time, memory and open files of the server's own process
         self._serving: dict[str, tuple[str, str, str, str]] = {}
-        # To find a series by its labels takes longer than to count.
-        self._queue_seconds = cache(self.queue_seconds.labels)
-        self._stage_seconds = cache(self.stage_seconds.labels)
-        self._batch_texts = cache(self.batch_texts.labels)
-        self._tokens = cache(self.tokens.labels)
 
     def serving(
         self,
@@ -141,7 +207,7 @@ class Metrics:
 
     def answered(self, model: str, queue_s: float) -> None:
         """Counts one request that a model has answered."""
-        self._queue_seconds(model).observe(queue_s)
+        self.queue_seconds.labels(model).observe(queue_s)
 
     def ran(
         self,
@@ -156,14 +222,14 @@ class Metrics:
     ) -> None:
         """Counts one run of a model. Without texts it counts only the time to tokenise a batch in which some texts failed."""
         if tokenise_s:  # of the whole batch, given with its first run
-            self._stage_seconds(model, "tokenise").observe(tokenise_s)
+            self.stage_seconds.labels(model, "tokenise").observe(tokenise_s)
         if not texts:
             return
-        self._batch_texts(model).observe(texts)
-        self._stage_seconds(model, "run").observe(run_s)
-        self._stage_seconds(model, "decode").observe(decode_s)
-        self._tokens(model, "text").inc(tokens)
-        self._tokens(model, "padding").inc(padded_tokens - tokens)
+        self.batch_texts.labels(model).observe(texts)
+        self.stage_seconds.labels(model, "run").observe(run_s)
+        self.stage_seconds.labels(model, "decode").observe(decode_s)
+        self.tokens.labels(model, "text").inc(tokens)
+        self.tokens.labels(model, "padding").inc(padded_tokens - tokens)
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""

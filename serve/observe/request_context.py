@@ -5,7 +5,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
@@ -20,6 +20,7 @@ REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 KEY = "stillroom.request_context"  # in the scope
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
+TIMEOUT_NAME = TIMEOUT_HEADER.lower().encode()
 MOST_TIMEOUT_MS = 999_999_999
 
 # Request ids: a random prefix for the process and a counter. They are as unique as random ids, and cheaper.
@@ -77,6 +78,8 @@ class RequestContext:
     body_bytes: int = 0
     answer_bytes: int = 0
     status: int = 0
+    headers: Mapping[bytes, bytes] | None = None
+    """The request's headers, see `headers_of`."""
     when_abandoned: dict[object, Callable[[], None]] = field(default_factory=dict)
     """What drops the work under way for this request, a function for each batch."""
 
@@ -111,16 +114,25 @@ def context_of(scope: Scope) -> RequestContext:
     return context
 
 
-def client_timeout_s(given: str | None) -> float:
+def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
+    """The headers of the request in `scope` by their names in small letters; of several of one name, the last."""
+    context = context_of(scope)
+    if context.headers is None:
+        context.headers = dict(scope["headers"])
+    return context.headers
+
+
+def client_timeout_s(given: bytes | None) -> float:
     """Seconds that the client waits for its answer, from `given`, its header `X-Timeout-Ms`; infinity without the header.
 
     BadInput when it is not a whole number from 1 to 999,999,999.
     """
     if given is None:
         return math.inf
-    if not (given.isascii() and given.isdigit() and len(given) <= len(str(MOST_TIMEOUT_MS)) and int(given) > 0):
+    said = given.decode("latin-1")
+    if not (said.isascii() and said.isdigit() and len(said) <= len(str(MOST_TIMEOUT_MS)) and int(said) > 0):
         raise BadInput(
-            f"{TIMEOUT_HEADER} is {given[:40]!r}; give a whole number of milliseconds from 1 to {MOST_TIMEOUT_MS:,}",
+            f"{TIMEOUT_HEADER} is {said[:40]!r}; give a whole number of milliseconds from 1 to {MOST_TIMEOUT_MS:,}",
             field=TIMEOUT_HEADER,
         )
-    return int(given) / 1000
+    return int(said) / 1000

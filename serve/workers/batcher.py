@@ -331,9 +331,13 @@ class Batcher(Generic[Item, Result]):
 
     def _wake(self, *, everyone: bool = False) -> None:
         """Wakes one dispatcher that may take waiting items, of an idle slot if there is one; or all dispatchers."""
-        able = [each for each in self._asleep if everyone or self._may_take(each[0])]
-        # Of several idle slots, the one that computed last, since its caches are warm.
-        for asleep in able if everyone else [min(reversed(able), key=lambda each: each[0].under_way)] if able else []:
+        if everyone:
+            woken = list(self._asleep)
+        else:
+            # Of several idle slots, the one that computed last, since its caches are warm.
+            able = [each for each in reversed(self._asleep) if self._may_take(each[0])]
+            woken = able[:1] if len(able) < 2 else [min(able, key=lambda each: each[0].under_way)]
+        for asleep in woken:
             self._asleep.remove(asleep)
             if not asleep[1].done():
                 asleep[1].set_result(None)
@@ -371,6 +375,10 @@ class Batcher(Generic[Item, Result]):
 
         If other slots are idle, it leaves them their share.
         """
+        if self._waiting == 1:
+            only = self._pop()
+            self._advance(only.start, only.tokens)
+            return [only], False
         others = {slot for slot, _ in self._asleep if slot.open and not slot.under_way}
         share = -(-self._queued_tokens // (len(others) + 1))
         batch_tokens = min(self._batch_tokens, max(WORTH_DIVIDING, share))
@@ -385,9 +393,6 @@ class Batcher(Generic[Item, Result]):
             waited_long.append(not self._max_wait_s or now_s - each.caller.passed_over_s[each.place] > self._max_wait_s)
             patient = patient or not waited_long[-1]
             tokens += each.tokens
-        # The tokens of this batch advance virtual time with the next one: callers that arrive meanwhile count as from its start.
-        self._virtual_now += min(self._not_in_virtual_now, self._batch_tokens) / max(1, self._callers)
-        self._virtual_now = max(self._virtual_now, choice[0].start)
         taken = set(picked([each.tokens for each in choice], waited_long, batch_tokens))
         last = max(taken)
         for place, each in enumerate(choice):
@@ -396,11 +401,20 @@ class Batcher(Generic[Item, Result]):
                     each.caller.passed_over_s[each.place] = min(now_s, each.caller.passed_over_s[each.place])
                 self._push(each)
         batch = [choice[place] for place in sorted(taken)]
-        self._not_in_virtual_now = sum(each.tokens for each in batch)
-        self._counted_before = None
+        self._advance(choice[0].start, sum(each.tokens for each in batch))
         if self._waiting:
             self._wake()  # another slot can take the rest
         return batch, self._waiting > 0
+
+    def _advance(self, start: float, tokens: int) -> None:
+        """Moves virtual time on as a batch of `tokens` is taken, the first of which may start at `start`.
+
+        The tokens of this batch advance it with the next one: callers that arrive meanwhile count as from its start.
+        """
+        self._virtual_now += min(self._not_in_virtual_now, self._batch_tokens) / max(1, self._callers)
+        self._virtual_now = max(self._virtual_now, start)
+        self._not_in_virtual_now = tokens
+        self._counted_before = None
 
     def _push(self, each: _Waiting[Item, Result]) -> None:
         heapq.heappush(self._queue, each)
@@ -444,6 +458,8 @@ def picked(tokens: Sequence[int], waited_long: Sequence[bool], batch_tokens: int
     only those that waited long, or they would pass others that are before them). Then come those nearest in length to the first. The
     batch ends before the candidate with which it would have more than `batch_tokens` tokens.
     """
+    if len(tokens) == 1:
+        return [0]
     in_order = max((place for place, long in enumerate(waited_long) if long), default=0) + 1
     nearest = sorted(range(in_order, len(tokens)), key=lambda place: abs(tokens[place] - tokens[0]))
     chosen, total = [0], tokens[0]

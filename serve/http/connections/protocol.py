@@ -256,7 +256,8 @@ class Connection(asyncio.Protocol):
 
     def regulate(self) -> None:
         """Pauses reading while too much is held: of a body that nobody receives, or of requests sent ahead."""
-        held_bytes = sum(len(exchange.body) for exchange in self._unanswered)
+        unanswered = self._unanswered
+        held_bytes = len(unanswered[0].body) if len(unanswered) == 1 else sum(len(each.body) for each in unanswered)
         full = held_bytes > HELD_BYTES or len(self._unanswered) > AHEAD // 2
         if full != self._paused and not self.transport.is_closing():
             self._paused = full

@@ -7,9 +7,10 @@ from typing import Annotated, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from serve.errors import BadInput, BadRequest, TooLarge, UnsupportedMedia
+from serve.observe.request_context import headers_of
 from serve.settings import Limits
 from serve.text.answers import AnswerOptions, OffsetUnit
 from serve.text.spans import Aggregation
@@ -81,8 +82,8 @@ async def read_request(request: Request, kind: type[Asked], limits: Limits) -> A
 
 async def read_json(request: Request, limit_bytes: int) -> bytes:
     """The body. UnsupportedMedia if its content type is not JSON; other errors as in `read_body`."""
-    content_type = request.headers.get("content-type", "")
-    if content_type.partition(";")[0].strip().lower() != "application/json":
+    content_type = headers_of(request.scope).get(b"content-type", b"").decode("latin-1")
+    if content_type != "application/json" and content_type.partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMedia(
             f"the content type is {content_type or 'missing'}; send JSON with Content-Type: application/json"
         )
@@ -97,22 +98,29 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     After an error the connection stays open, and the rest of the body is discarded. If it were closed while the client sends,
     the client would often not receive the answer.
     """
-    coding = request.headers.get("content-encoding", "").strip()
+    headers = headers_of(request.scope)
+    coding = headers.get(b"content-encoding", b"").decode("latin-1").strip()
     if coding.lower() not in {"", "identity"}:
         raise UnsupportedMedia(f"the content encoding is {coding}; send the body without compression")
-    declared = request.headers.get("content-length", "")
+    declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise TooLarge(
             f"the body has {int(declared):,} bytes; this server takes {limit_bytes:,} bytes: send fewer texts at once"
         )
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit_bytes:
+    parts: list[bytes] = []
+    size_bytes, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body, more = message.get("body", b""), message.get("more_body", False)
+        size_bytes += len(body)
+        if size_bytes > limit_bytes:
             raise TooLarge(
                 f"the body has more than the {limit_bytes:,} bytes that this server takes: send fewer texts at once"
             )
-    return bytes(body)
+        parts.append(body)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def decode(body: bytes, kind: type[Asked]) -> Asked:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from serve.bundle.manifest import Manifest
 from serve.errors import BadInput, NotFound, TooLarge, Unavailable, UnsupportedMedia
-from serve.http.middleware import json_response
+from serve.http.middleware import JsonResponse
 from serve.http.openapi.v1 import program_version
 from serve.http.service import Service
 from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, check_limits, options_of, read_body
@@ -71,28 +71,28 @@ async def _counted(path: str, handler: Handler, service: Service, request: Reque
 
 
 async def _server(service: Service, request: Request) -> Response:
-    return json_response({"name": "stillroom", "version": program_version(), "extensions": ["binary_tensor_data"]})
+    return JsonResponse({"name": "stillroom", "version": program_version(), "extensions": ["binary_tensor_data"]})
 
 
 async def _live(service: Service, request: Request) -> Response:
-    return json_response({"live": True})
+    return JsonResponse({"live": True})
 
 
 async def _ready(service: Service, request: Request) -> Response:
     if reason := service.unready():
         raise reason
-    return json_response({"ready": True})
+    return JsonResponse({"ready": True})
 
 
 async def _model(service: Service, request: Request) -> Response:
-    return json_response(metadata(_asked_for(service, request)))
+    return JsonResponse(metadata(_asked_for(service, request)))
 
 
 async def _model_ready(service: Service, request: Request) -> Response:
     model = _asked_for(service, request)
     if not model.ready:
         raise Unavailable(f"model {model.manifest.name!r} is not ready; ask again in a second")
-    return json_response({"name": model.manifest.name, "ready": True})
+    return JsonResponse({"name": model.manifest.name, "ready": True})
 
 
 def metadata(model: ServedModel) -> dict[str, object]:
