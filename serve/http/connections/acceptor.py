@@ -107,6 +107,7 @@ class Acceptor:
         if not byte:
             raise EOFError
         if not descriptors:
+            self._watch.on_closed()
             raise OSError("a connection was handed on, and this process has no file descriptor left for it")
         return socket.socket(fileno=descriptors[0])
 

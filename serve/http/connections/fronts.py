@@ -10,6 +10,7 @@ Fronts are forked: a front has what this process has loaded, and this process ru
 import importlib
 import json
 import logging
+import math
 import mmap
 import os
 import selectors
@@ -143,6 +144,8 @@ class Fronts:
         """When a front that is missing is to be started."""
         self._pauses_s: dict[int, float] = {}
         self._turn = 0
+        self._stop_s: float | None = None
+        """When connections are no longer accepted; None until a signal."""
         self._signals: list[int] = []
 
     def run(self) -> None:
@@ -158,37 +161,38 @@ class Fronts:
                 self._kill()
 
     def _accept_until_stopped(self) -> None:
-        stop_s: float | None = None
-        while stop_s is None or time.monotonic() < stop_s:
+        while self._stop_s is None or time.monotonic() < self._stop_s:
             now_s = time.monotonic()
-            for number in [each for each, due_s in self._due_s.items() if due_s <= now_s and stop_s is None]:
-                del self._due_s[number]
-                self._start(number)
-            due = [*self._due_s.values(), *([] if stop_s is None else [stop_s])]
-            self._step(max(0.0, min(due) - now_s) if due else None)
+            if self._stop_s is None:
+                for number in [each for each, due_s in self._due_s.items() if due_s <= now_s]:
+                    del self._due_s[number]
+                    self._start(number)
+                next_s = min(self._due_s.values(), default=math.inf)
+            else:
+                next_s = self._stop_s
+            self._step(None if next_s == math.inf else max(0.0, next_s - now_s))
             for number in self._taken_signals():
                 if number == signal.SIGHUP:
                     self._digests = {}
                     self._send(number)
-                elif stop_s is None:
-                    stop_s = time.monotonic() + self._linger_s
+                elif self._stop_s is None:
+                    self._stop_s = time.monotonic() + self._linger_s
                     self._send(signal.SIGTERM)
                 else:
                     self._end_by(number)
 
     def _end(self) -> None:
         """Accepts what still waits, lets the fronts finish, and waits for them."""
-        self._accept()
+        while self._accept():
+            pass
         self._accepts(False)
         self._listener.close()
         for front in self._fronts.values():
             with suppress(OSError):
                 front.control.shutdown(socket.SHUT_WR)
         late_s = time.monotonic() + self._leave_s
-        self._due_s = {}
         while self._fronts and (left_s := late_s - time.monotonic()) > 0:
             self._step(left_s)
-            self._due_s = {}
             for number in self._taken_signals():
                 if number != signal.SIGHUP:
                     self._end_by(number)
@@ -256,20 +260,22 @@ class Fronts:
             else:
                 self._selector.unregister(self._listener)
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Hands over the connections that wait, up to `AT_ONCE`; whether that many did."""
         for _ in range(AT_ONCE):
             if not self._accepting:
-                return
+                return False
             try:
                 client, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                return False
             except OSError as error:
                 log.error("no connection can be accepted (%s); trying again in %g s", error, PAUSE_S)
                 time.sleep(PAUSE_S)
-                return
+                return False
             with client:
                 self._hand_over(client)
+        return True
 
     def _hand_over(self, client: socket.socket) -> None:
         """Gives `client` to the front with the fewest open connections; of several, to the one whose turn it is.
@@ -321,6 +327,8 @@ class Fronts:
             self._selector.unregister(front.control)
         front.control.close()
         self._accepts(self._accepting and any(each.open for each in self._fronts.values()))
+        if self._stop_s is not None:
+            return
         if not self._announced:
             raise front.error or Unavailable(f"front process {front.number} ended with status {status}; see its log")
         if status == 0:

@@ -138,6 +138,18 @@ def test_a_second_signal_ends_it_at_once(entities_bundle: Path, first: signal.Si
         assert not psutil.wait_procs(below, timeout=PATIENCE_S)[1]
 
 
+def test_a_server_that_is_stopped_while_it_starts_ends_without_an_error(entities_bundle: Path) -> None:
+    command = [sys.executable, "-m", "serve", str(entities_bundle), "--port", "0", "--linger-s", "0", *TWO]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        below = psutil.Process(process.pid)
+        until(lambda: bool(below.children()))
+        fronts_of_it = below.children()
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+        assert "Traceback" not in process.stderr.read()  # type: ignore[union-attr]
+        assert not psutil.wait_procs(fronts_of_it, timeout=PATIENCE_S)[1]
+
+
 def test_no_front_is_left_when_the_accepting_process_is_killed(entities_bundle: Path) -> None:
     with serving(entities_bundle, *TWO) as server:
         below = psutil.Process(server.process.pid).children(recursive=True)
