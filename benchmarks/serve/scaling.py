@@ -56,7 +56,7 @@ def core_s(server: Server) -> dict[int, float]:
 def answered(server: Server) -> dict[str, float]:
     """Requests answered, of each front (of the only one under an empty name)."""
     text = get(server.place, "/metrics")[1].decode()
-    series = r'^stillroom_requests_total{endpoint="/v1/entities",(?:front="(\d+)",)?status="200"} (\S+)$'
+    series = r'^stillroom_requests_total{(?:front="(\d+)",)?endpoint="/v1/entities",status="200"} (\S+)$'
     return {front: float(count) for front, count in re.findall(series, text, re.MULTILINE)}
 
 

@@ -29,7 +29,7 @@ from serve.http.service import Service
 from serve.http.v2.routes import routes as v2_routes
 from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import logging_to_stderr
-from serve.observe.metrics import Metrics
+from serve.observe.metrics import Counter, Metrics
 from serve.observe.tracing import traces_from_environment
 from serve.settings import ConnectionLimits, Limits, ServeSettings
 from serve.workers.supervisor import ServedModel
@@ -38,6 +38,8 @@ log = logging.getLogger("serve")
 
 # Worker processes that one front process keeps busy with requests of one short text each, of a small int8 model.
 WORKERS_A_FRONT = 4
+# Of answers that clients have not read, what one front process may hold at least.
+LEAST_UNSENT_BYTES = 16_777_216
 
 TRUSTED_PROXIES = (
     "FORWARDED_ALLOW_IPS"  # the environment variable of the addresses whose X-Forwarded-... headers are believed
@@ -178,11 +180,11 @@ def of_front(settings: ServeSettings, share: Share, processes: int) -> ServeSett
     connections = replace(
         whole,
         connections=share.part(whole.connections),
-        # A body that is allowed must fit.
+        # A body that is allowed must fit, and so must one request's texts and its answer.
         bodies_bytes=max(most.body_bytes, share.part(whole.bodies_bytes)),
-        unsent_bytes=share.part(whole.unsent_bytes),
+        unsent_bytes=max(LEAST_UNSENT_BYTES, share.part(whole.unsent_bytes)),
     )
-    limits = replace(most, queued_texts=share.part(most.queued_texts))
+    limits = replace(most, queued_texts=max(most.texts, share.part(most.queued_texts)))
     return replace(settings, processes=share.processes(processes), connections=connections, limits=limits)
 
 
@@ -199,9 +201,7 @@ def _server(
     counts: SharedCounts | None = None,
 ) -> Server:
     """The server with these settings, or with `share` and `counts` one front process of it."""
-    keys = partial(
-        read_keys, settings.keys, counts=counts.of_front(share.number, share.folder) if counts and share else own_counts
-    )
+    keys = partial(read_keys, settings.keys, counts=counts.of_front(share.number) if counts and share else own_counts)
     access = Access(keys(), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
     tls = Tls(settings)
     app = create_app(
@@ -255,9 +255,11 @@ def _join(service: Service, watch: Watch, share: Share) -> None:
         share.say({"warm": True})
 
     watch.on_closed = partial(share.board.count_closed, share.number)
-    service.fronts = FrontMetrics(service.metrics, share.folder, share.number, share.fronts)
+    service.fronts = FrontMetrics(service.metrics, share.sockets, share.number, share.fronts)
+    restarts = Counter("stillroom_front_restarts", "Processes that replaced this front", [], service.metrics.registry)
+    restarts.labels().inc(share.board.starts(share.number) - 1)
     service.on_warm = warm
-    service.others_warm = lambda: share.board.warm
+    service.all_warm = lambda: share.board.warm
     service.on_reloaded = reloaded
 
 

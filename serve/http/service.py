@@ -39,6 +39,8 @@ from serve.workers.supervisor import ServedModel
 
 log = logging.getLogger("serve")
 
+WARMING = Unavailable("the models are warming up; ask again in a second")
+
 PAGE = Path(__file__).parent / "page" / "index.html"
 
 # The kind of a model: its task, or relations.
@@ -86,8 +88,8 @@ class Service:
         self.fronts: FrontMetrics | None = None
         """The metrics of all front processes, if there are several."""
         self.on_warm: Callable[[], None] = lambda: None
-        self.others_warm: Callable[[], bool] = lambda: True
-        """Whether the other front processes have their models."""
+        self.all_warm: Callable[[], bool] = lambda: True
+        """Whether every front process has had its models."""
         self.on_reloaded: Callable[[], None] = lambda: None
         self._warming: asyncio.Task[None] | None = None
         self._last_described: Described | None = None
@@ -162,10 +164,12 @@ class Service:
         """Why some model cannot answer now; None if all can."""
         if self.stopping():
             return Unavailable("this server is stopping; ask another one")
-        if self._warming is None or not self._warming.done() or not self.others_warm():
-            return Unavailable("the models are warming up; ask again in a second")
+        if self._warming is None or not self._warming.done():
+            return WARMING
         if idle := [name for name, model in self.models.items() if not model.ready]:
             return Unavailable(f"no worker process runs for {', '.join(map(repr, idle))}; see the server's log")
+        if not self.all_warm():
+            return WARMING
         return None
 
     async def metrics_text(self, request: Request) -> Response:
@@ -300,6 +304,8 @@ class Service:
             log.warning("model %r is now %s", name, new.manifest.digest[:12])
             await old.stop()
             self._replaced.remove(old)
+        if all(model.ready for model in self.models.values()):
+            self.on_warm()
         self.on_reloaded()
 
     async def _start(self) -> None:

@@ -46,6 +46,7 @@ class Key:
         self.name = name
         self.digest = digest
         self.limits = limits
+        counts = counts if limits != KeyLimits() else own_counts
         self._counts = counts(hashlib.sha256(repr((name, digest, limits)).encode()).digest())
         self._burst = max(1.0, limits.rate_per_s or 0.0)
         self._request_s = 0.0

@@ -2,14 +2,14 @@
 
 import mmap
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from serve.errors import BadInput
 
-# Keys that the front processes of one server can count, those that were withdrawn included.
+# Keys with limits that the front processes of one server can count, those that were withdrawn included.
 MOST_KEYS = 4096
 
 
@@ -40,19 +40,25 @@ class SharedCounts:
         self._width = 2 + fronts
         self._digests = mmap.mmap(-1, 32 * MOST_KEYS)
         self._numbers = memoryview(mmap.mmap(-1, 8 * self._width * MOST_KEYS)).cast("d")
+        # No file of the file system, where there is another: that may be read-only.
+        self.lock = os.memfd_create("stillroom-keys") if hasattr(os, "memfd_create") else _unnamed_file()
 
-    def of_front(self, front: int, folder: Path) -> "FrontCounts":
-        """The counts as the front process `front` uses them; to be called there. `folder` is one that all fronts share."""
-        return FrontCounts(self, front, os.open(folder / "keys", os.O_RDWR | os.O_CREAT, 0o600))
+    def of_front(self, front: int) -> "FrontCounts":
+        """The counts as the front process `front` uses them; to be called there."""
+        return FrontCounts(self, front)
+
+
+def _unnamed_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 class FrontCounts:
     """The shared counts, in one front process. A process that replaces another starts without requests under way."""
 
-    def __init__(self, shared: SharedCounts, front: int, lock: int) -> None:
+    def __init__(self, shared: SharedCounts, front: int) -> None:
         self._shared = shared
         self._front = front
-        self._lock = lock
         for slot in range(MOST_KEYS):
             shared._numbers[slot * shared._width + 2 + front] = 0.0
 
@@ -61,23 +67,26 @@ class FrontCounts:
         """Within this context no other process changes a count."""
         import fcntl  # not on Windows, where there is one front
 
-        fcntl.lockf(self._lock, fcntl.LOCK_EX)
+        fcntl.lockf(self._shared.lock, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+            fcntl.lockf(self._shared.lock, fcntl.LOCK_UN)
 
     def __call__(self, digest: bytes) -> Counts:
         """The counts of the key and limits with `digest` (32 bytes). BadInput if there is no room for another."""
         digests, width = self._shared._digests, self._shared._width
         with self.locked():
-            for slot in range(MOST_KEYS):
+            first = int.from_bytes(digest[:4])
+            for slot in ((first + tried) % MOST_KEYS for tried in range(MOST_KEYS)):
                 known = digests[32 * slot : 32 * slot + 32]
                 if known == digest or not any(known):
                     digests[32 * slot : 32 * slot + 32] = digest
                     numbers = self._shared._numbers[slot * width : (slot + 1) * width]
                     return Counts(numbers[:2], numbers[2:], self._front, _Again(self.locked))
-        raise BadInput(f"this server has had {MOST_KEYS:,} keys since it started; restart it, or give --fronts 1")
+        raise BadInput(
+            f"this server has had {MOST_KEYS:,} keys with limits since it started; restart it, or give --fronts 1"
+        )
 
 
 class _Again:

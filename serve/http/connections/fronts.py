@@ -13,6 +13,7 @@ import logging
 import math
 import mmap
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -23,7 +24,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -40,32 +40,38 @@ LONGEST_PAUSE_S = 10.0
 
 
 class Board:
-    """Numbers in memory that all processes of one server share; each has one writer."""
+    """Numbers of each front in memory that all processes of one server share."""
 
     def __init__(self, fronts: int) -> None:
         self.fronts = fronts
-        self._cells = memoryview(mmap.mmap(-1, 16 * fronts)).cast("Q")
+        numbers = memoryview(mmap.mmap(-1, 24 * fronts)).cast("Q")
+        self._closed, self._warm, self._starts = (numbers[i * fronts : (i + 1) * fronts] for i in range(3))
 
     def closed(self, front: int) -> int:
         """Connections of `front` that have ended."""
-        return int(self._cells[2 * front])
+        return self._closed[front]
 
     def count_closed(self, front: int) -> None:
         """Counts one more."""
-        self._cells[2 * front] += 1
+        self._closed[front] += 1
 
     def warmed(self, front: int) -> None:
         """Notes that the models of `front` are warm."""
-        self._cells[2 * front + 1] = 1
+        self._warm[front] = 1
 
     @property
     def warm(self) -> bool:
-        """Whether every front has been warm."""
-        return all(self._cells[2 * front + 1] for front in range(self.fronts))
+        """Whether every front has been warm, be it once."""
+        return all(self._warm)
 
-    def forget(self, front: int) -> None:
-        """Sets the count of `front` to zero, for the process that replaces it."""
-        self._cells[2 * front] = 0
+    def starts(self, front: int) -> int:
+        """Processes that have been this front."""
+        return self._starts[front]
+
+    def begin(self, front: int) -> None:
+        """Counts another process that is this front from now on; none of its connections has ended."""
+        self._closed[front] = 0
+        self._starts[front] += 1
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,8 @@ class Share:
     control: socket.socket
     """Brings connections, one with each byte, and takes what the front says, a JSON object a line."""
     board: Board
-    folder: Path
-    """Where fronts find each other's metrics."""
+    sockets: str
+    """How the paths of the sockets begin at which fronts ask each other."""
     digests: dict[str, str] = field(default_factory=dict)
     """Of the models that the other fronts serve, by name; empty at first."""
 
@@ -107,6 +113,8 @@ class _Front:
     handed: int = 0
     open: bool = False
     warm: bool = False
+    reloads: bool = False
+    """Whether it is to read everything again once it can."""
     said: bytes = b""
     error: StillroomError | None = None
 
@@ -149,9 +157,12 @@ class Fronts:
         self._signals: list[int] = []
 
     def run(self) -> None:
-        """Serves until stopped. The error of a front that cannot start, if none ever could."""
+        """Serves until stopped. The error of a front that cannot start, unless all of them have once served."""
         with ExitStack() as stack:
-            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
+            if sys.platform == "linux":  # names beside the file system, which may be read-only
+                self._sockets = f"\0stillroom-{secrets.token_hex(16)}-"
+            else:
+                self._sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")) + "/"
             stack.enter_context(self._selector)
             stack.enter_context(self._on_signals())
             try:
@@ -173,8 +184,7 @@ class Fronts:
             self._step(None if next_s == math.inf else max(0.0, next_s - now_s))
             for number in self._taken_signals():
                 if number == signal.SIGHUP:
-                    self._digests = {}
-                    self._send(number)
+                    self._reload()
                 elif self._stop_s is None:
                     self._stop_s = time.monotonic() + self._linger_s
                     self._send(signal.SIGTERM)
@@ -211,19 +221,58 @@ class Fronts:
             pid, status = os.waitpid(front.pid, os.WNOHANG)
             if pid:
                 self._buried(front, os.waitstatus_to_exitcode(status))
+        if os.getpid() == 1:  # of a container: the worker processes of a front that died are left to this process
+            with suppress(ChildProcessError):
+                while self._fronts and _ended_orphan({front.pid for front in self._fronts.values()}):
+                    pass
+
+    def _reload(self) -> None:
+        """Has every front read keys, certificate and bundles again."""
+        self._digests = {}
+        for front in self._fronts.values():
+            if front.open:
+                os.kill(front.pid, signal.SIGHUP)
+            else:  # it may have read them already, and does not hear the signal yet
+                front.reloads = True
 
     def _start(self, number: int) -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        self._board.forget(number)
-        share = Share(number, self._count, theirs, self._board, self._folder, dict(self._digests))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if not (pid := os.fork()):
+        """Forks a front. If that is not possible, the server goes on with the others, and tries again."""
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            self._not_started(number, error)
+            return
+        for each in (ours, theirs):
+            each.setblocking(False)
+        self._board.begin(number)
+        share = Share(number, self._count, theirs, self._board, self._sockets, dict(self._digests))
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            for each in (ours, theirs):
+                each.close()
+            self._not_started(number, error)
+            return
+        if not pid:
             self._become(share, ours)
         theirs.close()
         self._fronts[number] = front = _Front(number, pid, ours, time.monotonic())
         self._selector.register(ours, selectors.EVENT_READ, front)
+
+    def _not_started(self, number: int, error: OSError) -> None:
+        if not self._announced:
+            raise Unavailable(f"no front process can be started ({error}); give fewer --fronts") from error
+        log.error("front process %d cannot be started (%s); trying again", number, error)
+        self._try_later(number)
+
+    def _try_later(self, number: int, *, at_once: bool = False) -> None:
+        """Has the front started after a pause, twice the one before it."""
+        before_s = self._pauses_s.get(number, 0.0)
+        pause_s = self._pauses_s[number] = 0.0 if at_once else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * before_s))
+        self._due_s[number] = time.monotonic() + pause_s
 
     def _become(self, share: Share, ours: socket.socket) -> NoReturn:
         """Serves as a front, in the forked process, and ends it."""
@@ -237,7 +286,8 @@ class Fronts:
             ):  # the first comes to every process of a terminal; the other once there is a server
                 signal.signal(number, signal.SIG_IGN)
             stop_inherited()
-            self._selector.close()
+            with suppress(OSError):  # some systems do not let a forked process have the selector
+                self._selector.close()
             self._listener.close()
             for control in (ours, *(other.control for other in self._fronts.values())):
                 control.close()  # so that it ends with the accepting process
@@ -248,11 +298,15 @@ class Fronts:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stderr.flush()
-            os._exit(code)
+            try:
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
 
     def _accepts(self, wanted: bool) -> None:
-        """Starts or stops to take connections out of the listening socket's queue."""
+        """Starts or stops to take connections out of the listening socket's queue; at the end that is closed."""
+        if self._listener.fileno() < 0:
+            return
         if wanted != self._accepting:
             self._accepting = wanted
             if wanted:
@@ -310,6 +364,9 @@ class Fronts:
             else:
                 self._digests = said["digests"]
                 front.open = True
+                if front.reloads:
+                    front.reloads = False
+                    os.kill(front.pid, signal.SIGHUP)
         self._accepts(any(each.open for each in self._fronts.values()))
         if (
             not self._announced
@@ -328,18 +385,14 @@ class Fronts:
         front.control.close()
         self._accepts(self._accepting and any(each.open for each in self._fronts.values()))
         if self._stop_s is not None:
+            if status not in (0, -signal.SIGTERM):  # by the signal, if it had not begun to serve
+                log.error("front process %d ended with status %s", front.number, status)
             return
         if not self._announced:
             raise front.error or Unavailable(f"front process {front.number} ended with status {status}; see its log")
-        if status == 0:
-            return
         why = f": {front.error.message}" if front.error else ""
         log.error("front process %d ended with status %s%s; starting another", front.number, status, why)
-        pause_s = self._pauses_s.get(front.number, 0.0)
-        lived = time.monotonic() - front.began_s > AT_ONCE_S and front.open
-        pause_s = 0.0 if lived else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
-        self._pauses_s[front.number] = pause_s
-        self._due_s[front.number] = time.monotonic() + pause_s
+        self._try_later(front.number, at_once=front.open and time.monotonic() - front.began_s > AT_ONCE_S)
 
     def _hear_last(self, front: _Front) -> None:
         with suppress(KeyError, ValueError, OSError):
@@ -392,3 +445,12 @@ class Fronts:
                 for number, handler in before.items():
                     signal.signal(number, handler)
                 signal.set_wakeup_fd(wakeup)
+
+
+def _ended_orphan(fronts: set[int]) -> bool:
+    """Takes the status of an ended child that is none of `fronts`; whether there was one. ChildProcessError without children."""
+    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None or ended.si_pid in fronts:
+        return False
+    os.waitpid(ended.si_pid, 0)
+    return True

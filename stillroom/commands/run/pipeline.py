@@ -338,6 +338,7 @@ def _planned_students(inputs: RunInputs, stage_fingerprints: dict[str, str], pla
     if not (inputs.recipe.max_minutes and plan.teacher_steps):
         return plan
     spent_s = sum(inputs.workdir.seconds.values())
+    before = plan.warnings
     plan = _kept_plan(
         inputs,
         stage_fingerprints,
@@ -346,6 +347,9 @@ def _planned_students(inputs: RunInputs, stage_fingerprints: dict[str, str], pla
         lambda: students_plan(plan, inputs, spent_s),
         but=("plan", "teacher", STUDENTS_PLAN),
     )
+    for warning in plan.warnings:
+        if warning not in before:
+            say(f"warning: {warning}")
     inputs.warnings.extend(plan.warnings)  # for the report
     return plan
 

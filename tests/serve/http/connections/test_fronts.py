@@ -15,13 +15,14 @@ import httpx
 import psutil
 import pytest
 from patience import PATIENCE_S
+from prometheus_client.parser import text_string_to_metric_families
 from repository import ROOT
 from server_process import Server, closed, read_answer, request, serving, until
 
 from serve import Pipeline
 from serve.errors import RateLimited
 from serve.http.auth.api_keys import Key, KeyLimits
-from serve.http.auth.key_counts import SharedCounts
+from serve.http.auth.key_counts import MOST_KEYS, SharedCounts
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork processes")
 
@@ -51,7 +52,7 @@ def ask(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
 def test_connections_are_spread_evenly_and_each_answers_as_the_pipeline(server: Server, entities_bundle: Path) -> None:
     expected = json.loads(json.dumps(Pipeline(entities_bundle)(TEXT)))
     before = [
-        server.metric(f'stillroom_requests_total{{endpoint="/v1/entities",front="{n}",status="200"}}') for n in (0, 1)
+        server.metric(f'stillroom_requests_total{{front="{n}",endpoint="/v1/entities",status="200"}}') for n in (0, 1)
     ]
     with ExitStack() as stack:
         connections = [stack.enter_context(server.connect()) for _ in range(6)]
@@ -60,7 +61,7 @@ def test_connections_are_spread_evenly_and_each_answers_as_the_pipeline(server: 
         ids = {headers["x-request-id"] for _, headers, _ in answers}
         assert len(ids) == 12
         after = [
-            server.metric(f'stillroom_requests_total{{endpoint="/v1/entities",front="{n}",status="200"}}')
+            server.metric(f'stillroom_requests_total{{front="{n}",endpoint="/v1/entities",status="200"}}')
             for n in (0, 1)
         ]
     assert [now - then for now, then in zip(after, before, strict=True)] == [6, 6]
@@ -80,9 +81,17 @@ def test_connections_are_spread_evenly_and_each_answers_as_the_pipeline(server: 
 
 
 def test_every_series_says_which_front_it_is_of_and_each_family_is_described_once(server: Server) -> None:
-    text = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
+    for _ in range(3):  # of each front, as each new connection goes to the one with fewer
+        _check_series(httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text)
+
+
+def _check_series(text: str) -> None:
     families = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
     assert len(families) == len(set(families))
+    assert {family.name for family in text_string_to_metric_families(text)} >= {
+        "stillroom_requests",
+        "stillroom_front_restarts",
+    }
     series = [line for line in text.splitlines() if not line.startswith("#")]
     assert all(re.search(r'front="[01]"', line) for line in series)
     for front in "01":
@@ -138,6 +147,32 @@ def test_a_second_signal_ends_it_at_once(entities_bundle: Path, first: signal.Si
         assert not psutil.wait_procs(below, timeout=PATIENCE_S)[1]
 
 
+def test_a_signal_to_every_process_is_as_one_to_the_server(entities_bundle: Path) -> None:
+    with serving(entities_bundle, *TWO, "--linger-s", "1") as server, server.connect() as one, server.connect() as two:
+        for each in (one, two):
+            assert ask(each)[0] == 200
+        for front in fronts(server):
+            front.terminate()
+        server.process.terminate()
+        until(lambda: _stopping(server))
+        for each in (one, two):
+            assert ask(each)[1].get("connection") == "close"
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def _stopping(server: Server) -> bool:
+    """Whether /readyz answers 503, by every front."""
+    return all(httpx.get(f"{server.url}/readyz", timeout=PATIENCE_S).status_code == 503 for _ in range(4))
+
+
+def test_a_front_that_was_ended_by_itself_is_replaced_too(entities_bundle: Path) -> None:
+    with serving(entities_bundle, *TWO) as server:
+        before = {each.pid for each in fronts(server)}
+        fronts(server)[1].terminate()
+        until(lambda: len(fronts(server)) == 2 and {each.pid for each in fronts(server)} != before)
+        until(lambda: server.metric('stillroom_front_restarts_total{front="1"}') == 1)
+
+
 def test_a_server_that_is_stopped_while_it_starts_ends_without_an_error(entities_bundle: Path) -> None:
     command = [sys.executable, "-m", "serve", str(entities_bundle), "--port", "0", "--linger-s", "0", *TWO]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -166,7 +201,7 @@ def test_a_bundle_that_was_changed_is_served_by_all_fronts_or_by_none(
 
         def digests() -> set[str]:
             text = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
-            return set(re.findall(r'stillroom_model_info{digest="(\w+)"', text))
+            return set(re.findall(r'stillroom_model_info{front="\d",digest="(\w+)"', text))
 
         before = digests()
         assert len(before) == 1
@@ -180,7 +215,7 @@ def test_a_bundle_that_was_changed_is_served_by_all_fronts_or_by_none(
         until(
             lambda: (
                 server.metric(
-                    f'stillroom_model_info{{digest="{next(iter(digests()))}",front="0",model="cities",task="token-classification",variant="fp32"}}'
+                    f'stillroom_model_info{{front="0",digest="{next(iter(digests()))}",model="cities",task="token-classification",variant="fp32"}}'
                 )
                 == 1
             )
@@ -217,11 +252,9 @@ def test_a_keys_rate_counts_at_all_fronts_together(entities_bundle: Path, tmp_pa
     assert statuses == [200, 429, 429, 429]
 
 
-def test_a_keys_requests_at_once_count_at_all_fronts_together_and_those_of_a_dead_front_no_longer(
-    tmp_path: Path,
-) -> None:
+def test_a_keys_requests_at_once_count_at_all_fronts_together_and_those_of_a_dead_front_no_longer() -> None:
     shared = SharedCounts(2)
-    first, second = (shared.of_front(front, tmp_path) for front in (0, 1))
+    first, second = (shared.of_front(front) for front in (0, 1))
     one, two = (Key("alice", b"a" * 32, KeyLimits(None, 3), counts) for counts in (first, second))
     for each in (one, two, two):
         each.enter(0.0)
@@ -230,6 +263,14 @@ def test_a_keys_requests_at_once_count_at_all_fronts_together_and_those_of_a_dea
             each.enter(0.0)
     bob = Key("bob", b"b" * 32, KeyLimits(None, 1), first)
     bob.enter(0.0)
-    another = shared.of_front(1, tmp_path)  # in the place of the second, which had two of alice's requests under way
+    another = shared.of_front(1)  # in the place of the second, which had two of alice's requests under way
     assert [Key("alice", b"a" * 32, KeyLimits(None, 3), each).running for each in (first, another)] == [1, 1]
     assert bob.running == 1
+
+
+def test_keys_without_limits_are_not_counted() -> None:
+    counts = SharedCounts(2).of_front(0)
+    keys = [Key("alice", number.to_bytes(32), KeyLimits(), counts) for number in range(2 * MOST_KEYS)]
+    for key in keys:
+        key.enter(0.0)
+        key.leave(1.0)
