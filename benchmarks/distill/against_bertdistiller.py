@@ -4,9 +4,10 @@
     python benchmarks/distill/against_bertdistiller.py --peer peer/bin/python --corpus text.txt --student 6x384 --tokenizer FOLDER
     python benchmarks/distill/against_bertdistiller.py --peer peer/bin/python --corpus text.txt --student 3x384-ffn1536 --teacher FOLDER
 
-Both have the same teacher, student, texts, texts a step and threads. The first comparison is in float32 with bertdistiller's texts
-in random order. The second has each at its fastest: bfloat16 and batches of similar length (bertdistiller's `group_by_length`;
-always so in this engine). Without --teacher it is a 12x768 with random weights and --tokenizer's tokenizer. Prints a JSON document.
+Both have the same teacher, student, texts, texts a step and threads. The first comparison is in float32 with bertdistiller's texts in
+random order. The others have its batches of similar length (`group_by_length`; always so in this engine), in float32 and in bfloat16:
+which is faster hangs on the processor. Without --teacher it is a 12x768 with random weights and --tokenizer's tokenizer. Prints a JSON
+document.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from compress.models.shapes import shape_of
 from compress.training.stage import StageSettings, train_stage
 
 BERT = FAMILIES["bert"]
+WAYS = (("fp32", "fp32", False), ("fp32-grouped", "fp32", True), ("bf16-grouped", "bf16", True))
 
 
 class Peer:
@@ -62,15 +64,15 @@ class Peer:
         self.process.wait()
 
 
-def side_by_side(given: argparse.Namespace, folder: Path, *, best: bool) -> dict[str, Any]:
-    """Both in turns, at their fastest or in float32."""
+def side_by_side(given: argparse.Namespace, folder: Path, precision: str, *, grouped: bool) -> dict[str, Any]:
+    """Both in turns, in `precision`; with `grouped`, bertdistiller's batches are of similar length."""
     teacher, shape = load_encoder(folder / "teacher", seed=0), shape_of(given.student)
     sizes = Sizes(teacher.config.num_hidden_layers, shape.layers, teacher.config.hidden_size, shape.hidden)
     stage = stages_of("minilmv2", sizes)[0]
     term = stage.objective.layers[0]
     settings = {
-        "threads": torch.get_num_threads(), "steps": given.steps + 10, "batch": given.batch, "group_by_length": best,
-        "precision": "bf16" if best else "fp32", "teacher_layer": term.teacher_layer, "student_layers": shape.layers,
+        "threads": torch.get_num_threads(), "steps": given.steps + 10, "batch": given.batch, "group_by_length": grouped,
+        "precision": precision, "teacher_layer": term.teacher_layer, "student_layers": shape.layers,
         "student_width": shape.hidden, "student_heads": shape.heads, "relation_heads": term.heads,
     }  # fmt: skip
     student, _ = student_of(teacher, BERT, shape, seed=0)
@@ -140,10 +142,10 @@ def main() -> None:
         folder = Path(name)
         make_teacher(given, folder / "teacher")
         found = {}
-        for way, best in (("float32", False), ("best", True)):
+        for way, precision, grouped in WAYS:
             (folder / way).mkdir()
             (folder / way / "teacher").symlink_to(folder / "teacher")
-            found[way] = side_by_side(given, folder / way, best=best)
+            found[way] = side_by_side(given, folder / way, precision, grouped=grouped)
             print(way, json.dumps(found[way]), file=sys.stderr, flush=True)
     del given.texts
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
