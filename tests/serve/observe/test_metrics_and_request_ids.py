@@ -94,6 +94,7 @@ def test_names_of_metrics_keep_the_conventions_and_are_all_in_the_docs(client: h
         assert not re.search(r"milliseconds|_ms\b|minutes", family.name)
         exposed = f"{family.name}_total" if family.type == "counter" else family.name
         assert f"`{exposed}`" in documented, exposed
-    assert set(re.findall(r"`(stillroom_[a-z_]+)`", documented)) == {
+    of_fronts = {"stillroom_front_restarts_total"}  # where there are several
+    assert set(re.findall(r"`(stillroom_[a-z_]+)`", documented)) - of_fronts == {
         f"{family.name}_total" if family.type == "counter" else family.name for family in ours
     }
