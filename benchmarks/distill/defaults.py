@@ -5,8 +5,7 @@
 DATA holds the folders clinc150, snips and conll2000. The set SET-N has N labelled texts of SET, drawn with seed 0 (for clinc150 N of each
 class; 0 is all), and no text without labels. Each run is a command as its user gives it, on one thread, so that two can go on at once:
 `--only TEXT` makes the runs whose name holds TEXT, such as `snips-3000` or `minutes`. What is finished in --work is not made again.
---out holds a row a run and, for each set with more than one seed, what shipped less labels alone on test: paired bootstrap over
-the seeds' texts together, where labels alone were another model.
+--out holds a row a run, with its scores and the paired differences that its report states under `claims`.
 """
 
 import argparse

@@ -16,10 +16,11 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput, BundleError, StillroomError
 from serve.http.auth.access import Access, Bodies
-from serve.http.auth.api_keys import Keyring, read_keys
+from serve.http.auth.api_keys import KEYS_VARIABLE, Keyring, read_keys
 from serve.http.auth.cors import Origins
 from serve.http.auth.key_counts import SharedCounts, own_counts
-from serve.http.connections.fronts import Fronts, Share
+from serve.http.connections.front_share import Share
+from serve.http.connections.fronts import Fronts
 from serve.http.connections.graceful_shutdown import CUT_OFF_S, LEAVE_S, Server
 from serve.http.connections.limits import Watch
 from serve.http.connections.sockets import is_loopback, listening, openable_connections
@@ -133,12 +134,10 @@ def serve(
     fronts, processes = fronts_of(settings)
     logs = partial(logging_to_stderr, settings.log_format, requests=settings.access_log, quiet=quiet)
     with logs():
-        keyring = read_keys(settings.keys)
-        server = None
-        if fronts == 1:
-            server = _server(bundles, settings)
+        server = _server(bundles, settings) if fronts == 1 else None
+        keys = settings.keys or KEYS_VARIABLE in os.environ  # a source without a key is refused
         with listening(settings.host, settings.port) as listener:
-            if not (keyring.keys or settings.tls_client_ca or is_loopback(listener)):
+            if not (keys or settings.tls_client_ca or is_loopback(listener)):
                 log.warning(
                     "listening without keys on %s: every client that reaches this address may ask; give --keys a file of keys, "
                     "or listen on --host 127.0.0.1",

@@ -31,7 +31,7 @@ PROBED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"
 
 
 class JsonResponse(Response):
-    """`content` as JSON, with status 200. What starlette's response does for any other kind of answer costs more than the rest."""
+    """`content` as JSON, with status 200. It does less than starlette's response, which serves any kind of content, and takes less time."""
 
     def __init__(self, content: object) -> None:
         self.body = msgspec.json.encode(content)

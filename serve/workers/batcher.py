@@ -458,8 +458,6 @@ def picked(tokens: Sequence[int], waited_long: Sequence[bool], batch_tokens: int
     only those that waited long, or they would pass others that are before them). Then come those nearest in length to the first. The
     batch ends before the candidate with which it would have more than `batch_tokens` tokens.
     """
-    if len(tokens) == 1:
-        return [0]
     in_order = max((place for place, long in enumerate(waited_long) if long), default=0) + 1
     nearest = sorted(range(in_order, len(tokens)), key=lambda place: abs(tokens[place] - tokens[0]))
     chosen, total = [0], tokens[0]

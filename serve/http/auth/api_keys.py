@@ -46,7 +46,8 @@ class Key:
         self.name = name
         self.digest = digest
         self.limits = limits
-        counts = counts if limits != KeyLimits() else own_counts
+        self._limited = limits != KeyLimits()
+        counts = counts if self._limited else own_counts
         self._counts = counts(hashlib.sha256(repr((name, digest, limits)).encode()).digest())
         self._burst = max(1.0, limits.rate_per_s or 0.0)
         self._request_s = 0.0
@@ -58,7 +59,7 @@ class Key:
 
     def enter(self, now_s: float) -> None:
         """Counts a request that begins. RateLimited, with `retry_after_s`, if it is over the key's limits."""
-        if self.limits != KeyLimits():
+        if self._limited:
             with self._counts.locked:
                 self._enter(now_s)
 
@@ -86,7 +87,7 @@ class Key:
 
     def leave(self, took_s: float) -> None:
         """Counts a request that ended."""
-        if self.limits != KeyLimits():
+        if self._limited:
             self._counts.running[self._counts.front] -= 1  # no other process writes this number
         self._request_s += SMOOTHING * (took_s - self._request_s) if self._request_s else took_s
 

@@ -7,11 +7,9 @@ all of them, and the server ends when all have ended.
 Fronts are forked: a front has what this process has loaded, and this process runs neither an event loop nor a model.
 """
 
-import importlib
 import json
 import logging
 import math
-import mmap
 import os
 import secrets
 import selectors
@@ -23,12 +21,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from serve import errors
 from serve.errors import StillroomError, Unavailable
 from serve.http.connections.acceptor import AT_ONCE, PAUSE_S
+from serve.http.connections.front_share import Board, Share
 from serve.observe.logs import stop_inherited
 
 log = logging.getLogger("serve")
@@ -37,69 +37,6 @@ log = logging.getLogger("serve")
 AT_ONCE_S = 1.0
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-
-
-class Board:
-    """Numbers of each front in memory that all processes of one server share."""
-
-    def __init__(self, fronts: int) -> None:
-        self.fronts = fronts
-        numbers = memoryview(mmap.mmap(-1, 24 * fronts)).cast("Q")
-        self._closed, self._warm, self._starts = (numbers[i * fronts : (i + 1) * fronts] for i in range(3))
-
-    def closed(self, front: int) -> int:
-        """Connections of `front` that have ended."""
-        return self._closed[front]
-
-    def count_closed(self, front: int) -> None:
-        """Counts one more."""
-        self._closed[front] += 1
-
-    def warmed(self, front: int) -> None:
-        """Notes that the models of `front` are warm."""
-        self._warm[front] = 1
-
-    @property
-    def warm(self) -> bool:
-        """Whether every front has been warm, be it once."""
-        return all(self._warm)
-
-    def starts(self, front: int) -> int:
-        """Processes that have been this front."""
-        return self._starts[front]
-
-    def begin(self, front: int) -> None:
-        """Counts another process that is this front from now on; none of its connections has ended."""
-        self._closed[front] = 0
-        self._starts[front] += 1
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one front process has of the server."""
-
-    number: int
-    fronts: int
-    control: socket.socket
-    """Brings connections, one with each byte, and takes what the front says, a JSON object a line."""
-    board: Board
-    sockets: str
-    """How the paths of the sockets begin at which fronts ask each other."""
-    digests: dict[str, str] = field(default_factory=dict)
-    """Of the models that the other fronts serve, by name; empty at first."""
-
-    def part(self, whole: int) -> int:
-        """This front's part of `whole`, rounded up."""
-        return -(-whole // self.fronts)
-
-    def processes(self, whole: int) -> int:
-        """This front's worker processes, of `whole`."""
-        return whole // self.fronts + (self.number < whole % self.fronts)
-
-    def say(self, what: dict[str, Any]) -> None:
-        """Tells the accepting process."""
-        with suppress(OSError):
-            self.control.sendall(json.dumps(what).encode() + b"\n")
 
 
 @dataclass
@@ -280,11 +217,8 @@ class Fronts:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            for number in (
-                signal.SIGINT,
-                signal.SIGHUP,
-            ):  # the first comes to every process of a terminal; the other once there is a server
-                signal.signal(number, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a server; see `_reload`
             stop_inherited()
             with suppress(OSError):  # some systems do not let a forked process have the selector
                 self._selector.close()
@@ -357,8 +291,7 @@ class Fronts:
         *lines, front.said = (front.said + words).split(b"\n")
         for said in map(json.loads, lines):
             if "error" in said:
-                kind = getattr(importlib.import_module("serve.errors"), said["error"])
-                front.error = kind(said["message"])
+                front.error = getattr(errors, said["error"])(said["message"])
             elif "warm" in said:
                 front.warm = True
             else:

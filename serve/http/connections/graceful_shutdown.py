@@ -109,9 +109,9 @@ class Server:
         loop = asyncio.get_running_loop()
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if self._watch.stopping and self._handed:
-                return  # the accepting process counts signals; one to the whole group comes from there too
             if self._watch.stopping:
+                if self._handed:  # the accepting process counts signals; one to the whole group comes from there too
+                    return
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             self._watch.stopping = True

@@ -171,6 +171,7 @@ def test_a_front_that_was_ended_by_itself_is_replaced_too(entities_bundle: Path)
         fronts(server)[1].terminate()
         until(lambda: len(fronts(server)) == 2 and {each.pid for each in fronts(server)} != before)
         until(lambda: server.metric('stillroom_front_restarts_total{front="1"}') == 1)
+        assert len([line for line in server.log() if "ended with status 0; starting another" in line]) == 1
 
 
 def test_a_server_that_is_stopped_while_it_starts_ends_without_an_error(entities_bundle: Path) -> None:
@@ -274,3 +275,4 @@ def test_keys_without_limits_are_not_counted() -> None:
     for key in keys:
         key.enter(0.0)
         key.leave(1.0)
+    assert Key("bob", b"b" * 32, KeyLimits(None, 1), counts).running == 0  # there is room for one with a limit
