@@ -87,7 +87,7 @@ class Opening(msgspec.Struct, frozen=True):
     threads: int
     runtime: Runtime = "onnxruntime"
     whole: bool = False
-    """Whether a batch is answered by one message at its end, and not by one after each run of the model."""
+    """For one caller with all the time: a batch is answered by one message at its end, and has no time limit."""
 
 
 class Opened(msgspec.Struct, frozen=True):

@@ -53,10 +53,12 @@ PACKETS_A_BATCH = 2
 class _Caller(Generic[Result]):
     """One caller: its results so far, and the future that ends its wait."""
 
-    __slots__ = ("answered", "gone", "left", "passed_over_s", "queued", "results")
+    __slots__ = ("answered", "gone", "keeps_errors", "left", "passed_over_s", "queued", "results")
 
-    def __init__(self, items: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.results: list[Result | None] = [None] * items
+    def __init__(self, items: int, loop: asyncio.AbstractEventLoop, *, keeps_errors: bool) -> None:
+        self.results: list[Result | Exception | None] = [None] * items
+        self.keeps_errors = keeps_errors
+        """Whether the error of an item is its result, and the others are waited for."""
         self.left = items
         self.passed_over_s = [math.inf] * items
         """When each item was first passed over for others with a better length."""
@@ -67,10 +69,10 @@ class _Caller(Generic[Result]):
         """Whether it no longer waits. Its items are dropped when they are reached."""
 
     def take(self, place: int, result: Result | Exception) -> None:
-        """Stores a result. An error ends the wait at once."""
+        """Stores a result. An error ends the wait at once, unless errors are kept."""
         if self.answered.done():
             return
-        if isinstance(result, Exception):
+        if isinstance(result, Exception) and not self.keeps_errors:
             self.answered.set_exception(result)
             return
         self.results[place] = result
@@ -158,10 +160,19 @@ class Batcher(Generic[Item, Result]):
         Raises Overloaded if the queue has no room, Unavailable if there will be no slot, and the error of the first item that fails.
         If the caller is cancelled, its items that have not started are dropped.
         """
+        return cast("list[Result]", await self._results(items, tokens, keeps_errors=False))
+
+    async def results_or_errors(self, items: Sequence[Item], tokens: Sequence[int]) -> list[Result | Exception]:
+        """As `results`, but an item that fails has its error as its result, and the others are waited for."""
+        return await self._results(items, tokens, keeps_errors=True)
+
+    async def _results(
+        self, items: Sequence[Item], tokens: Sequence[int], *, keeps_errors: bool
+    ) -> list[Result | Exception]:
         if not items:
             return []
         self.refuse_if_full(len(items), sum(tokens))
-        caller: _Caller[Result] = _Caller(len(items), asyncio.get_running_loop())
+        caller: _Caller[Result] = _Caller(len(items), asyncio.get_running_loop(), keeps_errors=keeps_errors)
         start, packet_tokens = self._virtual_now, 0
         for place, (item, length) in enumerate(zip(items, tokens, strict=True)):
             self._push(_Waiting(start, next(self._numbers), item, length, caller, place))
@@ -180,7 +191,7 @@ class Batcher(Generic[Item, Result]):
                 if not caller.answered.cancel() and not caller.answered.cancelled():
                     caller.answered.exception()  # read, so that asyncio does not report it: a cancelled caller does not
                 self._drop(caller)
-        return cast("list[Result]", caller.results)
+        return cast("list[Result | Exception]", caller.results)
 
     def refuse_if_full(self, items: int, tokens: int = 0) -> None:
         """Overloaded if `items` more with `tokens` tokens in all do not fit the queue; Unavailable if there will be no slot."""

@@ -47,9 +47,10 @@ class Asked(NamedTuple):
 class ModelProcess:
     """One `serve.workers.worker` process; `run` is a slot's function, see `serve.workers.batcher`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, observe: Callable[[Parts], None]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, observe: Callable[[Parts], None], *, patient: bool) -> None:
         self.process = process
         self._observe = observe
+        self._patient = patient
         self._receiving = asyncio.Lock()  # first come, first served
         self._lost = False  # whether an answer was not read to its end
         self._sent = 0  # batches
@@ -95,7 +96,7 @@ class ModelProcess:
                 "RAYON_NUM_THREADS": str(opening.threads),
             },
         )
-        made = cls(process, observe)
+        made = cls(process, observe, patient=opening.whole)
         try:
             made._to.write(packed(opening))
             async with asyncio.timeout(HUNG_S):
@@ -138,7 +139,7 @@ class ModelProcess:
             if self._lost:  # the next message may be the rest of an earlier batch
                 raise Unavailable(DIED)
             try:
-                async with asyncio.timeout(HUNG_S):
+                async with asyncio.timeout(None if self._patient else HUNG_S):
                     await self.receive(done, [each.context for each in asked], begun_s)
             except TimeoutError as error:
                 self._lost = True

@@ -37,7 +37,7 @@ class ServedModel:
     """One served bundle, as it was when it was opened.
 
     `variant` and `threads` are as in `Pipeline`, but `threads` is 1 by default. `processes` is the number of worker processes, by
-    default as many as fit the cores. BundleError when the bundle is damaged, or its variant cannot run here.
+    default as many as fit the cores. `whole` as in `Opening`. BundleError when the bundle is damaged, or its variant cannot run here.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class ServedModel:
         variant: str | None = None,
         threads: int | None = None,
         processes: int | None = None,
+        whole: bool = False,
     ) -> None:
         bundle = open_bundle(bundle_path)
         self.path = Path(bundle_path)
@@ -61,7 +62,7 @@ class ServedModel:
         # One process of one thread for each core: two processes of one thread have up to 2.6 times the throughput of one with two.
         self.threads = threads or 1
         self.processes = processes or max(1, available_cores() // self.threads)
-        self._opening = Opening(str(bundle_path), self.manifest.digest, variant, self.threads, choice.runtime)
+        self._opening = Opening(str(bundle_path), self.manifest.digest, variant, self.threads, choice.runtime, whole)
         self._metrics = metrics
         self.batcher: Batcher[Asked, Answered] = Batcher(
             batch_tokens=limits.batch_tokens,
@@ -123,14 +124,25 @@ class ServedModel:
         context = context or RequestContext()
         context.model, context.variant, context.texts = self.manifest.name, self.variant, len(works)
         context.queued_s = time.perf_counter()
-        asked, tokens = [Asked(work, context) for work in works], [self._estimated_tokens(work) for work in works]
         try:
-            answers = await self.batcher.results(asked, tokens)
+            answers = await self.batcher.results(*self._asked(works, context))
         except BaseException:  # an item failed, the time is up, or the client has gone
             context.abandon()
             raise
         self._metrics.answered(self.manifest.name, context.queue_s)
         return answers
+
+    async def answers_or_errors(self, works: list[Work]) -> list[Answered | Exception]:
+        """As `answers`, but a work item that fails has its error as its answer, and the others are waited for."""
+        context = RequestContext()
+        try:
+            return await self.batcher.results_or_errors(*self._asked(works, context))
+        except BaseException:
+            context.abandon()
+            raise
+
+    def _asked(self, works: list[Work], context: RequestContext) -> tuple[list[Asked], list[int]]:
+        return [Asked(work, context) for work in works], [self._estimated_tokens(work) for work in works]
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -209,7 +221,7 @@ class ServedModel:
                 log.error("no worker process of model %r can be started: %s", self.manifest.name, error)
                 if attempt >= ATTEMPTS_IN_SILENCE and not self.ready:
                     self.batcher.give_up(
-                        f"no worker process of model {self.manifest.name!r} can be started; see the server's log"
+                        f"no worker process of model {self.manifest.name!r} can be started; see the log"
                     )
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
