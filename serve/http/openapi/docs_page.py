@@ -49,12 +49,13 @@ def docs_page(document: dict[str, Any]) -> str:
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
-    info = document["info"]
+    info, elsewhere = document["info"], document["externalDocs"]
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(info["title"])}: endpoints</title>\n'
         f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(info['title'])} {escape(info['version'])}</h1>\n"
-        '<p>For programs: <a href="/openapi.json">/openapi.json</a>. To try the models: <a href="/">/</a>.</p>\n'
+        '<p>For programs: <a href="/openapi.json">/openapi.json</a>. To try the models: <a href="/">/</a>. '
+        f'<a href="{escape(elsewhere["url"])}">{escape(elsewhere["description"])}</a>.</p>\n'
         f"{''.join(sections)}</body>\n</html>\n"
     )
 

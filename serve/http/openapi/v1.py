@@ -1,6 +1,7 @@
 """The OpenAPI 3.1 document of a server, with schemas made from the types that the code uses.
 
-It has the names of this server's models and its limits. `benchmarks/serve/schemathesis_run.py` checks a running server against it.
+It has the names of this server's models, its limits, and a link to the protocol of `/v2`. `benchmarks/serve/schemathesis_run.py` checks
+a running server against it.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +11,6 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 
 from serve.bundle.manifest import Manifest
-from serve.http.openapi.v2 import V2_ERROR, v2_paths, v2_schemas
 from serve.http.v1.relations import RelationItemsRequest, RelationRequest
 from serve.http.v1.requests import ClassifyRequest, EntitiesRequest
 from serve.model.description import ModelDescription
@@ -106,6 +106,12 @@ REQUEST_ID: Schema = {
     "schema": {"type": "string"},
 }
 
+# The protocol has a description of its own.
+V2: Schema = {
+    "description": "/v2 is the Open Inference Protocol, for clients of KServe and Triton",
+    "url": "https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol",
+}
+
 # Either of the two; a server without keys needs neither.
 SECURITY: list[Schema] = [{}, {"bearer": []}, {"key": []}]
 SECURITY_SCHEMES: Schema = {
@@ -159,21 +165,17 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
         "/openapi.json": _get("This document", "openapi", _json({"type": "object"})),
         "/docs": _get("This document as a web page", "docs", {"text/html": {"schema": {"type": "string"}}}),
         "/": _get("A page to try the models on", "page", {"text/html": {"schema": {"type": "string"}}}),
-        **v2_paths(models, {**BODY_ERRORS, **MODEL_ERRORS}),
     }
-    for path, methods in paths.items():
+    for methods in paths.values():
         for operation in methods.values():
-            _complete(operation, V2_ERROR if path.startswith("/v2") else reference["ErrorResponse"])
+            _complete(operation, reference["ErrorResponse"])
     return {
         "openapi": "3.1.0",
         "info": {"title": "stillroom", "version": program_version()},
         "paths": paths,
+        "externalDocs": V2,
         "security": SECURITY,
-        "components": {
-            "schemas": {**schemas, **v2_schemas(OPTION_SCHEMAS)},
-            "headers": HEADERS,
-            "securitySchemes": SECURITY_SCHEMES,
-        },
+        "components": {"schemas": schemas, "headers": HEADERS, "securitySchemes": SECURITY_SCHEMES},
     }
 
 
