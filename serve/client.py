@@ -11,7 +11,8 @@ import re
 import ssl
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, overload
@@ -34,6 +35,9 @@ LONGEST_PAUSE_S = 10.0
 RETRIED = (Overloaded.http_status, Unavailable.http_status)
 SHOWN_CHARACTERS = 200  # of an answer that does not come from this server
 PIECE_BYTES = 1 << 16
+# What one request holds, by the server's own defaults.
+REQUEST_TEXTS = 1024
+REQUEST_BYTES = 1_000_000
 
 
 class EntitiesOptions(TypedDict, total=False):
@@ -96,7 +100,10 @@ class Client:
     connection fails. Requests change nothing on the server, so sending one twice is safe. The client waits as long as
     `Retry-After` says; if less time is left, it raises the error at once.
 
-    Threads may share a client. Each call uses a connection of its own, which stays open for later calls of any thread.
+    A list that is too long for one request is sent in several, each of at most `request_texts` texts and `request_bytes` bytes. At
+    most `connections` of them are under way at a time, and the answers come in the order of the list.
+
+    Threads may share a client. Each request uses a connection of its own, which stays open for later ones of any thread.
 
     Methods raise BadInput or a subclass of it, with `field`, if the server cannot use the request; Overloaded or Unavailable if
     the last attempt ended so; DeadlineExceeded if the time is up; InternalError if the server failed.
@@ -106,7 +113,17 @@ class Client:
     {'entities': [{'label': 'city', 'text': 'Rome', 'start': 7, 'end': 11, 'score': 0.998}], 'truncated': False}
     """
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 30.0, retries: int = 3) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout_s: float = 30.0,
+        retries: int = 3,
+        *,
+        request_texts: int = REQUEST_TEXTS,
+        request_bytes: int = REQUEST_BYTES,
+        connections: int = 1,
+    ) -> None:
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -118,7 +135,12 @@ class Client:
             raise BadInput("api_key has characters that HTTP headers cannot hold; give ASCII", field="api_key")
         if not timeout_s > 0 or retries < 0:
             raise BadInput(f"timeout_s is {timeout_s}, retries is {retries}; give more than 0 s, and 0 or more retries")
+        if min(request_texts, request_bytes, connections) < 1:
+            raise BadInput(
+                f"request_texts is {request_texts}, request_bytes is {request_bytes}, connections is {connections}; give 1 or more of each"
+            )
         self.url = url.rstrip("/")
+        self.request_texts, self.request_bytes, self.connections = request_texts, request_bytes, connections
         self.timeout_s = timeout_s
         self.retries = retries
         self._host, self._port, self._prefix = parts.hostname, port, parts.path.rstrip("/")
@@ -189,7 +211,9 @@ class Client:
 
     def models(self) -> "list[ModelDescription]":
         """The models that are served. The first one for an endpoint answers its requests without `model`."""
-        found: list[ModelDescription] = self._fields("GET", "/v1/models", None, "models")
+        found: list[ModelDescription] = self._fields(
+            "GET", "/v1/models", None, "models", time.monotonic() + self.timeout_s
+        )
         return found
 
     def ready(self) -> bool:
@@ -203,17 +227,35 @@ class Client:
         raise error_of(answer.status, answer.reason, answer.headers, answer.body, self.url)
 
     def _results(self, path: str, asked: Mapping[str, object]) -> list[Any]:
-        try:
-            body = msgspec.json.encode(asked)
-        except UnicodeEncodeError as error:
-            raise BadInput("text has half a surrogate pair; send whole characters") from error
-        except TypeError as error:
-            raise BadInput(f"the arguments cannot be written as JSON ({error}); give strings and numbers") from error
-        return self._fields("POST", path, body, "results")
+        """The answers to `asked`, in several requests if its lists are too long for one."""
+        deadline_s = time.monotonic() + self.timeout_s
+        body = encoded(asked)
+        lists = {name: each for name, each in asked.items() if isinstance(each, list)}
+        lengths = {len(each) for each in lists.values()}
+        fits = len(body) <= self.request_bytes and max(lengths, default=1) <= self.request_texts
+        if fits or len(lengths) != 1:  # lists of several lengths are a fault, which the server tells
+            found: list[Any] = self._fields("POST", path, body, "results", deadline_s)
+            return found
+        sizes_bytes = [len(encoded(items)) for items in zip(*lists.values(), strict=True)]
+        parts = list(
+            parts_of(
+                sizes_bytes, self.request_texts, self.request_bytes - len(encoded({**asked, **dict.fromkeys(lists)}))
+            )
+        )
 
-    def _fields(self, method: str, path: str, body: bytes | None, name: str) -> list[Any]:
+        def ask(part: slice) -> list[Any]:
+            of_part = {**asked, **{name: each[part] for name, each in lists.items()}}
+            try:
+                return self._fields("POST", path, encoded(of_part), "results", deadline_s)
+            except StillroomError as error:
+                raise moved(error, part.start) from error
+
+        with ThreadPoolExecutor(self.connections) as threads:
+            return [answer for answers in threads.map(ask, parts) for answer in answers]
+
+    def _fields(self, method: str, path: str, body: bytes | None, name: str, deadline_s: float) -> list[Any]:
         """The list called `name` in the answer."""
-        answer = self._answered(method, path, body)
+        answer = self._answered(method, path, body, deadline_s)
         try:
             found = msgspec.json.decode(answer.body)[name]
         except (ValueError, KeyError, TypeError):
@@ -222,9 +264,8 @@ class Client:
             raise InternalError(f"{self.url}{path} answered 200 without {name}; check that this is a stillroom server")
         return found
 
-    def _answered(self, method: str, path: str, body: bytes | None) -> _Answer:
+    def _answered(self, method: str, path: str, body: bytes | None, deadline_s: float) -> _Answer:
         """The answer with status 200, after as many attempts as it takes and the client allows."""
-        deadline_s = time.monotonic() + self.timeout_s
         pauses = pauses_s(self.retries)
         while True:
             pause_s = next(pauses, None)
@@ -302,6 +343,36 @@ class Client:
             raise http.client.IncompleteRead(b"", response.length)
         response.close()  # read1 does not close it at its end, and the connection cannot be used again before
         return _Answer(response.status, response.reason, response.headers, b"".join(pieces))
+
+
+def encoded(asked: object) -> bytes:
+    """`asked` as JSON. BadInput if JSON cannot carry it."""
+    try:
+        return msgspec.json.encode(asked)
+    except UnicodeEncodeError as error:
+        raise BadInput("text has half a surrogate pair; send whole characters") from error
+    except TypeError as error:
+        raise BadInput(f"the arguments cannot be written as JSON ({error}); give strings and numbers") from error
+
+
+def parts_of(sizes_bytes: Sequence[int], most: int, most_bytes: int) -> Iterator[slice]:
+    """Slices of items of these sizes, in order, each of at most `most` items and `most_bytes`, or of one item."""
+    start, held_bytes = 0, 0
+    for place, size_bytes in enumerate(sizes_bytes):
+        if place > start and (place - start == most or held_bytes + size_bytes > most_bytes):
+            yield slice(start, place)
+            start, held_bytes = place, 0
+        held_bytes += size_bytes
+    yield slice(start, len(sizes_bytes))
+
+
+def moved(error: StillroomError, start: int) -> StillroomError:
+    """`error` of the items from `start` of a list, with their places in the whole list."""
+    if error.field is not None and (found := re.match(r"(\w+)\[(\d+)\]", error.field)):
+        here, there = found[0], f"{found[1]}[{int(found[2]) + start}]"
+        error.field, error.message = error.field.replace(here, there, 1), error.message.replace(here, there, 1)
+        error.args = (error.message,)
+    return error
 
 
 def left_s(deadline_s: float) -> float:

@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from loopback import PAUSE, Asked, Loopback, answer, self_signed, serving
 from repository import ROOT
 
 import serve
 from serve import client as client_module
-from serve.client import Client, RelationItem, pauses_s, retry_after_s
+from serve.client import Client, RelationItem, parts_of, pauses_s, retry_after_s
 from serve.errors import (
     BadInput,
     DeadlineExceeded,
@@ -108,11 +111,66 @@ def test_the_servers_errors_are_raised_as_they_are(url: str) -> None:
         with pytest.raises(BadInput, match=r"text\[1\]: expected `str`, got `int`") as refused:
             client.entities(["a", 7])  # type: ignore[list-item]
         assert refused.value.field == "text[1]"
-        with pytest.raises(TooLarge, match="1,025 texts"):
-            client.entities(["a"] * 1025)
+        with (
+            pytest.raises(TooLarge, match="1,025 texts"),
+            Client(url, request_texts=2000) as other,
+        ):
+            other.entities(["a"] * 1025)
         with pytest.raises(BadInput, match="half a surrogate pair"):
             client.entities("a\ud83d")
         assert client.entities("a") == EMPTY, "the connection serves on after errors"
+
+
+def test_a_list_beyond_one_request_is_answered_in_its_order(
+    url: str, entities_bundle: Path, intents_bundle: Path
+) -> None:
+    texts = ["rome", "from oslo", "", "a " * 40, "１２ new york 😀", "paris", "b"]
+    with Client(url) as client:
+        assert client.entities(["a"] * 1025) == [EMPTY] * 1025
+    with Client(url, request_bytes=100) as client:
+        assert client.entities(texts) == Pipeline(entities_bundle)(texts)
+    with Client(url, request_texts=2, connections=3) as client:
+        assert client.entities(texts, min_score=0.5) == Pipeline(entities_bundle)(texts, min_score=0.5)
+        pairs = texts[::-1]
+        assert client.classify(texts, pairs) == Pipeline(intents_bundle)(texts, text_pair=pairs)
+        with pytest.raises(BadInput, match=r"^text\[5\]: expected `str`, got `int`") as refused:
+            client.entities([*texts[:5], 7])  # type: ignore[list-item]
+        assert refused.value.field == "text[5]"
+        with pytest.raises(BadInput, match="a list as long as text"):
+            client.classify(texts, pairs[:3])
+
+
+def test_no_request_is_larger_than_asked_for_and_only_some_are_under_way() -> None:
+    async def as_many(asked: Asked) -> bytes:
+        sent = json.loads(asked.body)["text"]
+        under_way.append(1)
+        most.append(len(under_way))
+        await asyncio.sleep(0.05)
+        under_way.pop()
+        return told([{"entities": [], "truncated": False, "of": text} for text in sent])
+
+    under_way: list[int] = []
+    most: list[int] = []
+    texts = ["x" * (7 * number % 40) for number in range(50)]
+    with (
+        serving(as_many) as server,
+        at(server, request_texts=6, request_bytes=160, connections=2) as client,
+    ):
+        assert [each["of"] for each in client.entities(texts)] == texts  # type: ignore[typeddict-item]
+        assert all(len(asked.body) <= 160 and len(json.loads(asked.body)["text"]) <= 6 for asked in server.asked)
+    assert max(most) == 2
+
+
+@given(sizes_bytes=st.lists(st.integers(1, 50), min_size=1), most=st.integers(1, 9), most_bytes=st.integers(1, 100))
+def test_parts_of_a_list_are_all_of_it_and_as_few_as_fit_in_order(
+    sizes_bytes: list[int], most: int, most_bytes: int
+) -> None:
+    parts = list(parts_of(sizes_bytes, most, most_bytes))
+    assert [size for part in parts for size in sizes_bytes[part]] == sizes_bytes
+    held = [sizes_bytes[part] for part in parts]
+    assert all(len(each) <= most and (len(each) == 1 or sum(each) <= most_bytes) for each in held)
+    for part, after in pairwise(held):
+        assert len(part) == most or sum(part) + after[0] > most_bytes
 
 
 def test_threads_share_a_client_and_each_gets_its_own_answers(url: str) -> None:

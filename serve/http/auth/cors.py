@@ -1,4 +1,8 @@
-"""Web pages of other origins: the headers by which a browser decides whether they may call this server (CORS, Fetch standard)."""
+"""Web pages of other origins: the headers by which a browser decides whether they may call this server (CORS, Fetch standard).
+
+The answers that are given below the app, such as 429 and 431, have them too: without them a page could not read why it was refused. A
+middleware such as starlette's marks only those of the app.
+"""
 
 from collections.abc import Mapping, Sequence
 
