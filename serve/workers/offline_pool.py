@@ -106,8 +106,10 @@ class OfflinePool:
             for place, answer in zip(list(left), answers, strict=True):
                 if isinstance(answer, Unavailable):
                     continue
-                foreign = isinstance(answer, Exception) and not isinstance(answer, StillroomError)
-                results[place] = InternalError(str(answer)) if foreign else answer
+                if isinstance(answer, StillroomError) or not isinstance(answer, Exception):
+                    results[place] = answer
+                else:
+                    results[place] = InternalError(str(answer))
                 del left[place]
             if not left:
                 return
