@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, Unavailable
+from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, TooLarge, Unavailable
 from serve.text.answers import EntitiesAnswer, LabelsAnswer, OffsetUnit
 from serve.text.spans import Aggregation
 
@@ -232,8 +232,9 @@ class Client:
         body = encoded(asked)
         lists = {name: each for name, each in asked.items() if isinstance(each, list)}
         lengths = {len(each) for each in lists.values()}
-        fits = len(body) <= self.request_bytes and max(lengths, default=1) <= self.request_texts
-        if fits or len(lengths) != 1:  # lists of several lengths are a fault, which the server tells
+        if len(lengths) > 1:
+            raise BadInput("text_pair: give a string for a string, or a list as long as text", field="text_pair")
+        if not lists or (len(body) <= self.request_bytes and max(lengths) <= self.request_texts):
             found: list[Any] = self._fields("POST", path, body, "results", deadline_s)
             return found
         sizes_bytes = [len(encoded(items)) for items in zip(*lists.values(), strict=True)]
@@ -248,10 +249,16 @@ class Client:
             try:
                 return self._fields("POST", path, encoded(of_part), "results", deadline_s)
             except StillroomError as error:
-                raise moved(error, part.start) from error
+                place(error, part, list(lists))
+                raise
 
-        with ThreadPoolExecutor(self.connections) as threads:
+        if self.connections == 1:
+            return [answer for part in parts for answer in ask(part)]
+        threads = ThreadPoolExecutor(self.connections)
+        try:
             return [answer for answers in threads.map(ask, parts) for answer in answers]
+        finally:  # after an error or an interrupt nobody waits for the others
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _fields(self, method: str, path: str, body: bytes | None, name: str, deadline_s: float) -> list[Any]:
         """The list called `name` in the answer."""
@@ -366,13 +373,22 @@ def parts_of(sizes_bytes: Sequence[int], most: int, most_bytes: int) -> Iterator
     yield slice(start, len(sizes_bytes))
 
 
-def moved(error: StillroomError, start: int) -> StillroomError:
-    """`error` of the items from `start` of a list, with their places in the whole list."""
-    if error.field is not None and (found := re.match(r"(\w+)\[(\d+)\]", error.field)):
-        here, there = found[0], f"{found[1]}[{int(found[2]) + start}]"
-        error.field, error.message = error.field.replace(here, there, 1), error.message.replace(here, there, 1)
+def place(error: StillroomError, part: slice, lists: Sequence[str]) -> None:
+    """Makes `error`, of a request with the items of `part`, name the place in the whole of the `lists`."""
+    here, there = error.field, None
+    if found := re.match(r"(\w+)\[(\d+)\]", error.field or ""):
+        here, there = found[0], f"{found[1]}[{int(found[2]) + part.start}]"
+    elif part.stop - part.start == 1 and (
+        here in lists or isinstance(error, TooLarge)
+    ):  # the server names no place in a list of one
+        there = f"{here or lists[0]}[{part.start}]"
+    if there is not None:
+        if here is not None and error.message.startswith(here):
+            error.message = there + error.message[len(here) :]
+        else:
+            error.message = f"{there}: {error.message}"
+        error.field = there if here is None else (error.field or "").replace(here, there, 1)
         error.args = (error.message,)
-    return error
 
 
 def left_s(deadline_s: float) -> float:

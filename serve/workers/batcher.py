@@ -251,6 +251,8 @@ class Batcher(Generic[Item, Result]):
         self._refusal = None
         self._slots.append(slot)
         slot.task = asyncio.get_running_loop().create_task(self._feed(slot, run))
+        # Its error reaches the items that it had; nobody may be left to ask for it when the model stops.
+        slot.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return slot
 
     async def remove_slot(self, slot: WorkerSlot) -> None:

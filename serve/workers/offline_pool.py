@@ -26,7 +26,7 @@ from serve.workers.supervisor import ServedModel
 BATCH_TOKENS = 4096
 # The batcher serves callers of one packet in order of arrival.
 CHUNK_TOKENS = BATCH_TOKENS // PACKETS_A_BATCH
-# Texts whose processes have died this often are given up.
+# Texts that were given to processes this often, and each of them died, are given up.
 MOST_DEATHS = 3
 
 # Windows come in order of length, and `max_wait_ms` 0 keeps that order.
@@ -73,16 +73,17 @@ class OfflinePool:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            for window in list(self._windows):  # nobody needs their answers any longer
+            unwanted = list(self._windows)
+            for window in unwanted:
                 window.cancel()
-            self._wait_for(self._model.stop())
+            self._wait_for(self._model.stop(at_once=bool(unwanted)))
         finally:
             self._stop_loop()
 
     def submit(self, works: Sequence[Work]) -> Future[list[Result]]:
         """Queues `works`. The future gives their results in order, each an answer or the error of that work item.
 
-        The future raises InternalError if several processes die on the same texts, and Unavailable if none can be started any more.
+        The future raises InternalError if several processes die on the same texts, and the error of the start if none can be replaced.
         """
         window = asyncio.run_coroutine_threadsafe(self._results(works), self._loop)
         self._windows.add(window)
@@ -96,7 +97,8 @@ class OfflinePool:
                 for places in length_chunks([estimated_tokens(work) for work in works], CHUNK_TOKENS):
                     tasks.create_task(self._chunk({place: works[place] for place in places}, results))
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            replaced = self._model.ready or not self._model.start_error
+            raise (errors.exceptions[0] if replaced else self._model.start_error) from None
         return [results[place] for place in range(len(works))]
 
     async def _chunk(self, left: dict[int, Work], results: dict[int, Result]) -> None:
@@ -114,8 +116,8 @@ class OfflinePool:
             if not left:
                 return
         raise InternalError(
-            f"{MOST_DEATHS} worker processes of model {self.manifest.name!r} died one after another on the same texts "
-            f"(count: {len(left):,}), perhaps for lack of memory; give fewer processes or more memory"
+            f"worker processes of model {self.manifest.name!r} died {MOST_DEATHS} times with the same texts (count: {len(left):,}), "
+            "perhaps for lack of memory; give fewer processes or more memory"
         )
 
     def _wait_for(self, work: Coroutine[Any, Any, Value]) -> Value:

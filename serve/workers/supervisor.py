@@ -74,6 +74,8 @@ class ServedModel:
         )
         self._supervising: list[asyncio.Task[None]] = []
         self._running: set[ModelProcess] = set()
+        self.start_error: Exception | None = None
+        """Why the last attempt to replace a process failed; None if it did not."""
         self._holders = 0
         self._let_go = asyncio.Event()
 
@@ -155,17 +157,20 @@ class ServedModel:
             if not self._holders:
                 self._let_go.set()
 
-    async def stop(self) -> None:
-        """Waits until no request holds the model, then ends the processes."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Waits until no request holds the model, then ends the processes; `at_once` kills them, whatever they compute."""
         while self._holders:
             self._let_go.clear()
             await self._let_go.wait()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.batcher.close(), UNWANTED_S)
+        if not at_once:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.batcher.close(), UNWANTED_S)
         for task in self._supervising:
             task.cancel()
         await asyncio.gather(*self._supervising, return_exceptions=True)
-        await asyncio.gather(*(process.end() for process in self._running))
+        await asyncio.gather(*(process.kill() if at_once else process.end() for process in self._running))
+        if at_once:
+            await self.batcher.close()
 
     def description(self, aliases: Sequence[str] = ()) -> ModelDescription:
         """The model in the answer of `/v1/models`; `aliases` are its other names."""
@@ -216,8 +221,11 @@ class ServedModel:
             attempt += 1
             self._metrics.restarts.labels(self.manifest.name).inc()
             try:
-                return await ModelProcess.started(self._opening, self._observe)
+                started = await ModelProcess.started(self._opening, self._observe)
+                self.start_error = None
+                return started
             except Exception as error:  # whatever the error is, the next attempt may succeed
+                self.start_error = error
                 log.error("no worker process of model %r can be started: %s", self.manifest.name, error)
                 if attempt >= ATTEMPTS_IN_SILENCE and not self.ready:
                     self.batcher.give_up(

@@ -138,6 +138,15 @@ def test_a_list_beyond_one_request_is_answered_in_its_order(
         assert refused.value.field == "text[5]"
         with pytest.raises(BadInput, match="a list as long as text"):
             client.classify(texts, pairs[:3])
+        with pytest.raises(TooLarge, match=r"^text\[6\] has 100,001 characters") as too_large:
+            client.entities([*texts[:6], "a" * 100_001])
+        assert too_large.value.field == "text[6]"
+        assert too_large.value.__cause__ is None
+    with (
+        Client(url, request_bytes=2_000_000, request_texts=2) as client,
+        pytest.raises(TooLarge, match=r"^text\[2\]: the body has "),
+    ):
+        client.entities(["a", "b", "c" * 1_000_001])
 
 
 def test_no_request_is_larger_than_asked_for_and_only_some_are_under_way() -> None:

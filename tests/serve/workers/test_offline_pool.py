@@ -1,8 +1,11 @@
 """Model processes at work together for one caller."""
 
 import json
+import math
+import shutil
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from serve.model.pipeline import Pipeline
 from serve.model.work_items import TextWork
 from serve.workers import offline_pool
 from serve.workers import process as process_module
+from serve.workers import supervisor
 from serve.workers.offline_pool import OfflinePool, Result, length_chunks
 
 
@@ -52,8 +56,6 @@ def test_a_work_that_fails_fails_alone(broken_bundle: Path) -> None:
 
 
 def test_a_bundle_that_changes_before_the_processes_start_is_refused(entities_bundle: Path, tmp_path: Path) -> None:
-    import shutil
-
     from lookup_bundles import write_manifest
 
     bundle = Path(shutil.copytree(entities_bundle, tmp_path / "bundle"))
@@ -120,18 +122,36 @@ def test_texts_that_kill_one_process_after_another_are_given_up(
     monkeypatch.setattr(offline_pool, "MOST_DEATHS", 1)
     with OfflinePool(entities_bundle, processes=1) as pool:
         future = killed_while_computing(pool, 1, before)
-        with pytest.raises(InternalError, match=r"1 worker processes of model 'cities' died .* \(count: 2\)"):
+        with pytest.raises(InternalError, match=r"of model 'cities' died 1 times .*\(count: 2\)"):
             future.result(timeout=PATIENCE_S)
     assert set(psutil.Process().children()) <= before
 
 
-def test_a_pool_that_is_left_does_not_wait_for_its_texts(entities_bundle: Path) -> None:
+def test_a_pool_that_is_left_does_not_wait_for_its_texts(
+    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "UNWANTED_S", math.inf)
+    monkeypatch.setattr(process_module, "LEAVE_S", math.inf)
     before = set(psutil.Process().children())
     with OfflinePool(entities_bundle, processes=1) as pool:
-        future = pool.submit([TextWork("please " * 25)] * 200_000)
+        (process,) = set(psutil.Process().children()) - before
+        process.suspend()  # it computes for ever
+        future = pool.submit([TextWork("please " * 25)] * 2_000)
         until(lambda: pool._model.batcher.waiting > 0)
     assert future.cancelled()
     assert set(psutil.Process().children()) <= before
+
+
+def test_a_bundle_that_is_gone_when_a_process_is_replaced_is_told(
+    entities_bundle: Path, copied: Callable[[Path], Path]
+) -> None:
+    bundle = copied(entities_bundle)
+    before = set(psutil.Process().children())
+    with OfflinePool(bundle, processes=1) as pool:
+        shutil.rmtree(bundle)
+        future = killed_while_computing(pool, 1, before)
+        with pytest.raises(BundleError, match="does not exist"):
+            future.result(timeout=PATIENCE_S)
 
 
 def test_a_pool_that_was_paused_for_long_goes_on(entities_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
