@@ -97,8 +97,8 @@ class OfflinePool:
                 for places in length_chunks([estimated_tokens(work) for work in works], CHUNK_TOKENS):
                     tasks.create_task(self._chunk({place: works[place] for place in places}, results))
         except ExceptionGroup as errors:
-            replaced = self._model.ready or not self._model.start_error
-            raise (errors.exceptions[0] if replaced else self._model.start_error) from None
+            why_none_runs = None if self._model.ready else self._model.start_error
+            raise (why_none_runs or errors.exceptions[0]) from None
         return [results[place] for place in range(len(works))]
 
     async def _chunk(self, left: dict[int, Work], results: dict[int, Result]) -> None:

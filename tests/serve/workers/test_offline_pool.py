@@ -20,9 +20,8 @@ from server_process import until
 from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.model.pipeline import Pipeline
 from serve.model.work_items import TextWork
-from serve.workers import offline_pool
+from serve.workers import offline_pool, supervisor
 from serve.workers import process as process_module
-from serve.workers import supervisor
 from serve.workers.offline_pool import OfflinePool, Result, length_chunks
 
 
