@@ -110,6 +110,9 @@ def test_served_in_any_company_static_int8_gives_the_same_bytes_and_dynamic_does
     unsure: Path, task_data: Path, tmp_path: Path, scheme: str
 ) -> None:
     bundle = exported(unsure, tmp_path / "intents", task_data, variants="fp32,int8", int8=scheme, gate=0.0, **FAST)
+    needed = open_bundle(bundle).manifest.variants["int8"].cpu
+    if not suits(needed, cpu_features()):
+        pytest.skip(f"a server runs this int8 file only on a processor with one of {', '.join(needed)}")
     rows = [json.loads(line)["text"] for line in (task_data / "test.jsonl").read_text().splitlines()]
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(" ".join(rows[i : i + 1 + i % 5]) for i in range(len(rows))) + "\n")
