@@ -18,7 +18,7 @@ from small_task import write_rows
 import stillroom as face
 from compress.engine.resumable_stages import Workdir
 from export.precision.int8 import NO_SATURATION
-from serve.bundle.cpu import HIDDEN_VARIABLE
+from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, suits
 from serve.bundle.cpu_quota import read_cores, why
 from serve.bundle.manifest import open_bundle
 from serve.bundle.variant_choice import choose
