@@ -22,6 +22,7 @@ import msgspec
 
 from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, TooLarge, Unavailable
 from serve.text.answers import EntitiesAnswer, LabelsAnswer, OffsetUnit
+from serve.text.inputs import pairs_of
 from serve.text.spans import Aggregation
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ class Client:
         **options: Unpack[ClassifyOptions],
     ) -> LabelsAnswer | list[LabelsAnswer]:
         """The labels of one text or pair, or of each text or pair of a list, in order."""
+        pairs_of(text, text_pair)
         pairs = {} if text_pair is None else {"text_pair": text_pair}
         results: list[LabelsAnswer] = self._results("/v1/classify", {"text": text, **pairs, **options})
         return results[0] if isinstance(text, str) else results
@@ -231,12 +233,8 @@ class Client:
         deadline_s = time.monotonic() + self.timeout_s
         body = encoded(asked)
         lists = {name: each for name, each in asked.items() if isinstance(each, list)}
-        lengths = {len(each) for each in lists.values()}
-        if len(lengths) > 1:
-            raise BadInput("text_pair: give a string for a string, or a list as long as text", field="text_pair")
-        if not lists or (len(body) <= self.request_bytes and max(lengths) <= self.request_texts):
-            found: list[Any] = self._fields("POST", path, body, "results", deadline_s)
-            return found
+        if len(body) <= self.request_bytes and all(len(each) <= self.request_texts for each in lists.values()):
+            return self._fields("POST", path, body, "results", deadline_s)
         sizes_bytes = [len(encoded(items)) for items in zip(*lists.values(), strict=True)]
         parts = list(
             parts_of(
@@ -249,7 +247,7 @@ class Client:
             try:
                 return self._fields("POST", path, encoded(of_part), "results", deadline_s)
             except StillroomError as error:
-                place(error, part, list(lists))
+                name_place(error, part, list(lists))
                 raise
 
         if self.connections == 1:
@@ -373,14 +371,13 @@ def parts_of(sizes_bytes: Sequence[int], most: int, most_bytes: int) -> Iterator
     yield slice(start, len(sizes_bytes))
 
 
-def place(error: StillroomError, part: slice, lists: Sequence[str]) -> None:
+def name_place(error: StillroomError, part: slice, lists: Sequence[str]) -> None:
     """Makes `error`, of a request with the items of `part`, name the place in the whole of the `lists`."""
     here, there = error.field, None
     if found := re.match(r"(\w+)\[(\d+)\]", error.field or ""):
         here, there = found[0], f"{found[1]}[{int(found[2]) + part.start}]"
-    elif part.stop - part.start == 1 and (
-        here in lists or isinstance(error, TooLarge)
-    ):  # the server names no place in a list of one
+    # The server names no place in a list of one.
+    elif part.stop - part.start == 1 and (here in lists or isinstance(error, TooLarge)):
         there = f"{here or lists[0]}[{part.start}]"
     if there is not None:
         if here is not None and error.message.startswith(here):
