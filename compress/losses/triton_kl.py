@@ -5,14 +5,16 @@ normalisers and divergence. The second recomputes the same blocks of scores, tur
 multiplies that with the other side at once. Only real tokens are read, packed one sequence after the other, so padding costs
 nothing. The order of all sums is fixed, so the same input gives the same bits.
 
-Products of bfloat16 are exact and summed in float32: bfloat16 fits into tf32, in which tensor cores multiply. Factors of a
-gradient are rounded to tf32, which is finer than the gradient's own bfloat16. A product of float32 is made of three products
-in tf32, which nearly keeps its precision. Gradients stay in float32 until they are scaled.
+Products of bfloat16 and float16 are exact and summed in float32. A factor of a gradient is the sum of two halves, which has 16
+bits or more. A product of float32 is made of three products in tf32, which nearly keeps its precision. Gradients stay in float32
+until they are scaled. Scores are held in powers of two, since a GPU's exponential is one of two. The compiler may not join
+products and sums, because it would join those of teacher and student in different ways, and the loss at equality would not be 0.
 """
 
 import os
 from shutil import which
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 import triton
@@ -23,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from compress.losses.outputs import sequence_lengths
 
 BLOCK = 64  # queries, and keys, of a block; half for wide heads
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter cannot multiply bfloat16
 WIDEST = 128  # most padded head width of teacher and student together: it fits into 96 KiB of shared memory, as most GPUs have
 
 
@@ -31,7 +34,7 @@ class Packed(NamedTuple):
 
     rows: Tensor  # (tokens,) their indices into (batch * tokens)
     starts: Tensor  # (sequences + 1,) int32: the start of each sequence, and the end of the last
-    longest: int
+    longest: int  # the most tokens that a sequence can have
 
     def take(self, x: Tensor) -> Tensor:
         """The real tokens of `x` (batch, heads, tokens, width) as (tokens, heads, width)."""
@@ -53,17 +56,27 @@ def divergence_loss(
 ) -> Tensor:
     """The KL divergence of `tiled_loss`, a scalar; all vectors are (batch, heads, tokens, width), and a relation has no keys."""
     value: Tensor = _Divergence.apply(  # type: ignore[no-untyped-call]
-        mask, teacher_queries, teacher_keys, student_queries, student_keys
+        packed_by(mask), teacher_queries, teacher_keys, student_queries, student_keys
     )
     return value
 
 
+_last: tuple[ReferenceType[Tensor], int, Packed] | None = None
+
+
+def packed_by(mask: Tensor) -> Packed:
+    """Where the real tokens of `mask` are. The relations of a step share a mask, and to find its tokens is to wait for the GPU, so
+    that of the last mask is kept."""
+    global _last  # noqa: PLW0603 - a memory of one
+    if _last is None or _last[0]() is not mask or _last[1] != mask._version:
+        starts = torch.nn.functional.pad(sequence_lengths(mask).cumsum(0, dtype=torch.int32), (1, 0))
+        _last = ref(mask), mask._version, Packed(mask.flatten().nonzero().flatten(), starts, mask.shape[1])
+    return _last[2]
+
+
 class _Divergence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mask: Tensor, tq: Tensor, tk: Tensor | None, sq: Tensor, sk: Tensor | None) -> Tensor:
-        lengths = sequence_lengths(mask)
-        starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        packed = Packed(mask.flatten().nonzero().flatten(), starts, int(lengths.max()))
+    def forward(ctx: Any, packed: Packed, tq: Tensor, tk: Tensor | None, sq: Tensor, sk: Tensor | None) -> Tensor:
         parts = [None if x is None else packed.take(x) for x in (tq, tk, sq, sk)]
         value, slopes = _divergence(packed, *parts, wanted=any(ctx.needs_input_grad))  # type: ignore[arg-type]
         found = [packed.put(slope, sq) for slope in slopes]
@@ -110,13 +123,17 @@ def _divergence(
 
 
 def options(teacher: Tensor, student: Tensor) -> dict[str, Any]:
-    """The compile-time options of the kernels: head widths, block size and precision of products."""
+    """The compile-time options of the kernels: head widths, whether vectors are multiplied in float32, and the size of a block."""
     wide = _padded(teacher) + _padded(student)
-    precise = ["tf32x3" if x.dtype == torch.float32 else "tf32" for x in (teacher, student)]
+    whole = {torch.float32, torch.bfloat16} if INTERPRETED else {torch.float32}
     return {
         "T": teacher.shape[-1], "S": student.shape[-1], "PAD_T": _padded(teacher), "PAD_S": _padded(student),
-        "BLOCK": BLOCK if wide <= WIDEST // 2 else max(16, BLOCK // 2), "T_PRECISION": precise[0], "S_PRECISION": precise[1],
-        "num_stages": 1,  # 2 would take twice the shared memory
+        "T_WHOLE": teacher.dtype in whole, "S_WHOLE": student.dtype in whole,
+        "BLOCK": BLOCK if wide <= WIDEST // 2 else max(16, BLOCK // 2),
+        # Of halves the next block is loaded meanwhile; of float32 it would take too much shared memory. Measured by
+        # `benchmarks/distill/gpu_kernels.py`, as were the block and the usual 4 warps.
+        "num_stages": 1 if torch.float32 in (teacher.dtype, student.dtype) else 2,
+        "enable_fp_fusion": False,
     }  # fmt: skip
 
 
@@ -135,67 +152,102 @@ def _padded(x: Tensor) -> int:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load(x, start, count, first, head, heads, WIDTH: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load(  # type: ignore[no-untyped-def]
+    x,
+    start,
+    count,
+    first,
+    head,
+    heads,
+    WIDTH: tl.constexpr,
+    PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     """BLOCK tokens of a sequence from `first` on, (BLOCK, PAD); 0 past the sequence's end and past the width."""
     token, column = first + tl.arange(0, BLOCK), tl.arange(0, PAD)
     place = ((start + token).to(tl.int64) * heads + head)[:, None] * WIDTH + column[None, :]
-    return tl.load(x + place, mask=(token < count)[:, None] & (column < WIDTH)[None, :], other=0.0).to(tl.float32)
+    loaded = tl.load(x + place, mask=(token < count)[:, None] & (column < WIDTH)[None, :], other=0.0)
+    return loaded.to(tl.float32) if WHOLE else loaded
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _scores(queries, keys, WIDTH: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * (WIDTH**-0.5)
+def _products(queries, keys, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of each query with each key, (queries, keys), float32."""
+    if WHOLE:
+        return tl.dot(queries, tl.trans(keys), input_precision="tf32x3")
+    return tl.dot(queries, tl.trans(keys))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _times(factors, vectors, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`factors` (queries, keys), float32 and within 2, times `vectors` (keys, width)."""
+    if WHOLE:
+        return tl.dot(factors, vectors, input_precision="tf32x3")
+    UP: tl.constexpr = 1024.0 if vectors.dtype == tl.float16 else 1.0  # a float16 holds no small factors
+    factors *= UP
+    most = factors.to(vectors.dtype)
+    rest = (factors - most.to(tl.float32)).to(vectors.dtype)
+    return tl.dot(rest, vectors, tl.dot(most, vectors)) * (1 / UP)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rows(  # type: ignore[no-untyped-def]
     tq, tk, sq, sk, starts, norms, rows, tokens, heads,
-    T: tl.constexpr, S: tl.constexpr, PAD_T: tl.constexpr, PAD_S: tl.constexpr, BLOCK: tl.constexpr,
-    T_PRECISION: tl.constexpr, S_PRECISION: tl.constexpr,
+    T: tl.constexpr, S: tl.constexpr, PAD_T: tl.constexpr, PAD_S: tl.constexpr,
+    T_WHOLE: tl.constexpr, S_WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """For each query the logarithms of both sums of exponentials, (2, heads, tokens), and the divergence, (heads, tokens)."""
+    """For each query the binary logarithms of both sums of exponentials, (2, heads, tokens), and the divergence, (heads, tokens)."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    T_SCALE: tl.constexpr = T**-0.5 * LOG2_E
+    S_SCALE: tl.constexpr = S**-0.5 * LOG2_E
     first, head, sequence = tl.program_id(0) * BLOCK, tl.program_id(1), tl.program_id(2)
     start = tl.load(starts + sequence)
     count = tl.load(starts + sequence + 1) - start
     if first < count:
-        theirs = _load(tq, start, count, first, head, heads, T, PAD_T, BLOCK)
-        ours = _load(sq, start, count, first, head, heads, S, PAD_S, BLOCK)
+        theirs = _load(tq, start, count, first, head, heads, T, PAD_T, BLOCK, T_WHOLE)
+        ours = _load(sq, start, count, first, head, heads, S, PAD_S, BLOCK, S_WHOLE)
         lowest = tl.full((BLOCK,), float("-inf"), tl.float32)
         t_most, s_most = lowest, lowest
         t_sum, s_sum = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
         apart = tl.zeros((BLOCK,), tl.float32)  # difference of the scores, weighted by the teacher's exponentials
         for other in range(0, count, BLOCK):
             real = (other + tl.arange(0, BLOCK) < count)[None, :]
-            t = _scores(theirs, _load(tk, start, count, other, head, heads, T, PAD_T, BLOCK), T, T_PRECISION)
-            s = _scores(ours, _load(sk, start, count, other, head, heads, S, PAD_S, BLOCK), S, S_PRECISION)
+            their_keys = _load(tk, start, count, other, head, heads, T, PAD_T, BLOCK, T_WHOLE)
+            our_keys = _load(sk, start, count, other, head, heads, S, PAD_S, BLOCK, S_WHOLE)
+            t = _products(theirs, their_keys, T_WHOLE) * T_SCALE
+            s = _products(ours, our_keys, S_WHOLE) * S_SCALE
             difference = t - s
             t, s = tl.where(real, t, float("-inf")), tl.where(real, s, float("-inf"))
             t_new, s_new = tl.maximum(t_most, tl.max(t, 1)), tl.maximum(s_most, tl.max(s, 1))
-            weights = tl.exp(t - t_new[:, None])
-            fade = tl.exp(t_most - t_new)
+            weights = tl.exp2(t - t_new[:, None])
+            fade = tl.exp2(t_most - t_new)
             t_sum = t_sum * fade + tl.sum(weights, 1)
             apart = apart * fade + tl.sum(weights * difference, 1)
-            s_sum = s_sum * tl.exp(s_most - s_new) + tl.sum(tl.exp(s - s_new[:, None]), 1)
+            s_sum = s_sum * tl.exp2(s_most - s_new) + tl.sum(tl.exp2(s - s_new[:, None]), 1)
             t_most, s_most = t_new, s_new
-        t_norm, s_norm = t_most + tl.log(t_sum), s_most + tl.log(s_sum)
+        t_norm, s_norm = t_most + tl.log2(t_sum), s_most + tl.log2(s_sum)
         token = first + tl.arange(0, BLOCK)
         place = head.to(tl.int64) * tokens + start + token
         tl.store(norms + place, t_norm, mask=token < count)
         tl.store(norms + (heads + head).to(tl.int64) * tokens + start + token, s_norm, mask=token < count)
-        tl.store(rows + place, apart / t_sum - (t_norm - s_norm), mask=token < count)
+        tl.store(rows + place, (apart / t_sum - (t_norm - s_norm)) / LOG2_E, mask=token < count)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _slopes(  # type: ignore[no-untyped-def]
     tq, tk, sq, sk, starts, norms, weights, slopes, tokens, heads,
     ROW: tl.constexpr, COLUMN: tl.constexpr,
-    T: tl.constexpr, S: tl.constexpr, PAD_T: tl.constexpr, PAD_S: tl.constexpr, BLOCK: tl.constexpr,
-    T_PRECISION: tl.constexpr, S_PRECISION: tl.constexpr,
+    T: tl.constexpr, S: tl.constexpr, PAD_T: tl.constexpr, PAD_S: tl.constexpr,
+    T_WHOLE: tl.constexpr, S_WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The gradient, in each row's vector, of the divergence of rows (ROW), of columns (COLUMN), or of both.
 
     For an attention's gradient in queries, rows are queries and columns are keys; for that in keys it is the reverse.
     """
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    T_SCALE: tl.constexpr = T**-0.5 * LOG2_E
+    S_SCALE: tl.constexpr = S**-0.5 * LOG2_E
     first, head, sequence = tl.program_id(0) * BLOCK, tl.program_id(1), tl.program_id(2)
     start = tl.load(starts + sequence)
     count = tl.load(starts + sequence + 1) - start
@@ -203,26 +255,25 @@ def _slopes(  # type: ignore[no-untyped-def]
         t_norms = norms + head.to(tl.int64) * tokens + start
         s_norms = norms + (heads + head).to(tl.int64) * tokens + start
         row = first + tl.arange(0, BLOCK)
-        theirs = _load(tq, start, count, first, head, heads, T, PAD_T, BLOCK)
-        ours = _load(sq, start, count, first, head, heads, S, PAD_S, BLOCK)
-        t_row = tl.load(t_norms + row, mask=row < count, other=0.0)
-        s_row = tl.load(s_norms + row, mask=row < count, other=0.0)
+        theirs = _load(tq, start, count, first, head, heads, T, PAD_T, BLOCK, T_WHOLE)
+        ours = _load(sq, start, count, first, head, heads, S, PAD_S, BLOCK, S_WHOLE)
+        t_row = -tl.load(t_norms + row, mask=row < count, other=0.0)[:, None]
+        s_row = -tl.load(s_norms + row, mask=row < count, other=0.0)[:, None]
         found = tl.zeros((BLOCK, PAD_S), tl.float32)
         for other in range(0, count, BLOCK):
             column = other + tl.arange(0, BLOCK)
-            real = (row < count)[:, None] & (column < count)[None, :]
-            keys = _load(sk, start, count, other, head, heads, S, PAD_S, BLOCK)
-            t = _scores(theirs, _load(tk, start, count, other, head, heads, T, PAD_T, BLOCK), T, T_PRECISION)
-            s = _scores(ours, keys, S, S_PRECISION)
+            their_keys = _load(tk, start, count, other, head, heads, T, PAD_T, BLOCK, T_WHOLE)
+            our_keys = _load(sk, start, count, other, head, heads, S, PAD_S, BLOCK, S_WHOLE)
+            t, s = _products(theirs, their_keys, T_WHOLE), _products(ours, our_keys, S_WHOLE)
             slope = tl.zeros((BLOCK, BLOCK), tl.float32)
             if ROW:
-                slope += tl.exp(s - s_row[:, None]) - tl.exp(t - t_row[:, None])
+                slope += tl.exp2(tl.fma(s, S_SCALE, s_row)) - tl.exp2(tl.fma(t, T_SCALE, t_row))
             if COLUMN:
-                t_column = tl.load(t_norms + column, mask=column < count, other=0.0)
-                s_column = tl.load(s_norms + column, mask=column < count, other=0.0)
-                slope += tl.exp(s - s_column[None, :]) - tl.exp(t - t_column[None, :])
-            slope = tl.where(real, slope, 0.0)
-            found += tl.dot(slope, keys, input_precision=S_PRECISION)
+                t_column = -tl.load(t_norms + column, mask=column < count, other=0.0)[None, :]
+                s_column = -tl.load(s_norms + column, mask=column < count, other=0.0)[None, :]
+                slope += tl.exp2(tl.fma(s, S_SCALE, s_column)) - tl.exp2(tl.fma(t, T_SCALE, t_column))
+            # Rows past the end are not stored.
+            found += _times(tl.where((column < count)[None, :], slope, 0.0), our_keys, S_WHOLE)
         found *= tl.load(weights + sequence) * (S**-0.5)
         width = tl.arange(0, PAD_S)
         place = ((start + row).to(tl.int64) * heads + head)[:, None] * S + width[None, :]

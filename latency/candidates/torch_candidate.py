@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,8 @@ def load_torch(candidate: Candidate) -> Call:
         raise BadInput(f"candidate {candidate.name!r} cannot run: {lacks}")
     opener = _opener(candidate)
     torch.set_num_threads(candidate.threads)
-    torch.set_num_interop_threads(1)
+    with suppress(RuntimeError):  # a process that has run something in parallel keeps its threads
+        torch.set_num_interop_threads(1)
     # dtype is given because transformers 5 otherwise uses the precision of the saved checkpoint.
     try:
         model = opener(candidate.path, dtype=dtypes[candidate.precision], local_files_only=True, use_safetensors=True)

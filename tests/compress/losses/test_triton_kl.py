@@ -161,6 +161,14 @@ def test_a_teacher_in_float32_may_teach_in_bfloat16() -> None:
     compared([drawn(0, 20, 16)], [drawn(1, 20, 8, torch.bfloat16)], mask, TOLERANCE[torch.bfloat16])
 
 
+def test_a_mask_that_is_changed_in_place_is_read_again() -> None:
+    mask = torch.ones(2, 20, dtype=torch.long, device=DEVICE)
+    sides = drawn(0, 20, 16), drawn(1, 20, 8)
+    triton_kl.divergence_loss(sides[0], None, sides[1], None, mask)
+    mask[1, 7:] = 0
+    compared([sides[0]], [sides[1]], mask, TOLERANCE[torch.float32])
+
+
 COMPILE = """
 import torch
 from triton.backends.compiler import GPUTarget
@@ -174,10 +182,10 @@ for kernel, more, flags in (
 ):
     for name, dtype, theirs, ours in (("bf16", torch.bfloat16, 16, 8), ("fp32", torch.float32, 64, 64)):
         fixed = triton_kl.options(*(torch.empty(1, width, dtype=dtype) for width in (theirs, ours)))
-        stages = {"num_stages": fixed.pop("num_stages")}
+        ways = {name: fixed.pop(name) for name in ("num_stages", "enable_fp_fusion")}
         types = {key: kind.replace("x", name) for key, kind in (common | more).items()} | {"heads": "i32"}
         signature = {p.name: types.get(p.name, "constexpr") for p in kernel.params}
-        made = compile(ASTSource(kernel, signature, flags | fixed), target=GPUTarget("cuda", 80, 32), options=stages)
+        made = compile(ASTSource(kernel, signature, flags | fixed), target=GPUTarget("cuda", 80, 32), options=ways)
         print("mma" in made.asm["ptx"], len(made.asm["cubin"]) > 0, made.metadata.shared <= 96 << 10)
 """
 
