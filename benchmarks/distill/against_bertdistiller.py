@@ -72,7 +72,7 @@ def side_by_side(given: argparse.Namespace, folder: Path, precision: str, *, gro
     term = stage.objective.layers[0]
     settings = {
         "threads": torch.get_num_threads(), "steps": given.steps + 10, "batch": given.batch, "group_by_length": grouped,
-        "precision": precision, "teacher_layer": term.teacher_layer, "student_layers": shape.layers,
+        "precision": precision, "device": given.device, "teacher_layer": term.teacher_layer, "student_layers": shape.layers,
         "student_width": shape.hidden, "student_heads": shape.heads, "relation_heads": term.heads,
     }  # fmt: skip
     student, _ = student_of(teacher, BERT, shape, seed=0)
@@ -92,7 +92,7 @@ def side_by_side(given: argparse.Namespace, folder: Path, precision: str, *, gro
 
     try:
         train_stage(
-            stage, teacher, student, BERT, text, StageSettings(given.steps + 2, precision=str(settings["precision"])),
+            stage, teacher, student, BERT, text, StageSettings(given.steps + 2, precision=str(settings["precision"]), device=given.device),
             folder=folder / "ours", report=report,
         )  # fmt: skip
     finally:
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--student", default="6x384")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
@@ -149,6 +150,7 @@ def main() -> None:
             print(way, json.dumps(found[way]), file=sys.stderr, flush=True)
     del given.texts
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
+    machine |= {"gpu": torch.cuda.get_device_name()} if given.device == "cuda" else {}
     print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
 
 

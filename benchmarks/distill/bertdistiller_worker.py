@@ -33,6 +33,8 @@ class Turns(TrainerCallback):
         self.wait()
 
     def on_step_end(self, *_given: Any, **_more: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         print(json.dumps({"tokens": self.tokens, "seconds": time.perf_counter() - self.began}), flush=True)
         self.tokens = 0
         self.wait()
@@ -54,7 +56,8 @@ def main() -> None:
             return super().training_step(model, inputs, *more)
 
     args = MiniLMTrainingArguments(
-        output_dir=str(folder / "peer"), max_steps=given["steps"], per_device_train_batch_size=given["batch"], use_cpu=True,
+        output_dir=str(folder / "peer"), max_steps=given["steps"], per_device_train_batch_size=given["batch"],
+        use_cpu=given["device"] == "cpu",
         bf16=given["precision"] == "bf16", group_by_length=given["group_by_length"], learning_rate=1e-4, save_strategy="no",
         logging_steps=10_000, report_to=[], disable_tqdm=True, dataloader_num_workers=0, max_grad_norm=1.0, seed=0,
         teacher_layer=given["teacher_layer"], student_layer=given["student_layers"], student_hidden_size=given["student_width"],

@@ -60,7 +60,9 @@ SETS = {
 TASKS = {"clinc150": "text-classification", "snips": "token-classification", "conll2000": "token-classification"}
 OTHER_STARTS = ("first", "alternate", "last")
 TUNED = ("tuned", *OTHER_STARTS)
-BODIES = {"new": 0, "general": 0, "300k": 300_000, "3M": 3_000_000, "new-300k": 300_000, "new-3M": 3_000_000}
+BODIES = {
+    "new": 0, "general": 0, "300k": 300_000, "3M": 3_000_000, "100M": 100_000_000, "new-300k": 300_000, "new-3M": 3_000_000,
+}  # fmt: skip
 RATES = {"tuned": (2e-4, 4e-4), "new": (4e-4, 1e-3)}  # of other bodies those of `tuned`
 ARMS = (
     "labels",
@@ -101,7 +103,7 @@ def trainings(seeds: list[int]) -> Iterator[Training]:
     """All of them, what decides most first."""
     for seed in seeds:
         for name in SETS:
-            for body in (*TUNED, "general", "new", "300k", "3M", "new-300k", "new-3M"):
+            for body in (*TUNED, "general", "new", "300k", "3M", "100M", "new-300k", "new-3M"):
                 for arm in ARMS:
                     few = not name.endswith("-0")
                     if (arm == "xtremedistil" or arm.endswith(LONGER)) and (body != "tuned" or not few):

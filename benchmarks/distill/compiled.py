@@ -1,6 +1,7 @@
 """Measure whether `torch.compile` makes training faster: encoder layers, compiled one by one and not compiled, in turns.
 
     python benchmarks/distill/compiled.py --precision bf16
+    python benchmarks/distill/compiled.py --precision bf16 --device cuda --batch 64 --tokens 512
 
 The teacher's layers run forward, the student's forward and backward. Each layer is compiled alone, since a training leaves the
 teacher at an inner layer. The outputs are compared. Prints a JSON document: seconds to the first output, and the pairs' time ratios.
@@ -11,11 +12,11 @@ import copy
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from steps import now
 from transformers import BertConfig, BertModel
 
 from compress.models.precision import autocast, matrices_in
@@ -34,8 +35,10 @@ def measured(given: argparse.Namespace, who: str) -> dict[str, Any]:
     compiled = copy.deepcopy(plain)
     for layer in compiled.encoder.layer:
         layer.compile(dynamic=True)
-    ids = torch.randint(1000, config.vocab_size, (given.batch, given.tokens))
-    device = torch.device("cpu")
+    device = torch.device(given.device)
+    plain.to(device)
+    compiled.to(device)
+    ids = torch.randint(1000, config.vocab_size, (given.batch, given.tokens), device=device)
 
     def run(model: Any) -> Callable[[], torch.Tensor]:
         def once() -> torch.Tensor:
@@ -52,16 +55,16 @@ def measured(given: argparse.Namespace, who: str) -> dict[str, Any]:
         matrices_in(compiled, given.precision if who == "teacher" else ""),
     ):
         expected = run(plain)().float()
-        began = time.perf_counter()
+        began = now(given.device)
         answer = run(compiled)().float()
-        first = time.perf_counter() - began
+        first = now(given.device) - began
         pairs = []
         for _ in range(given.rounds):
             seconds = []
             for model in (plain, compiled):
-                began = time.perf_counter()
+                began = now(given.device)
                 run(model)()
-                seconds.append(time.perf_counter() - began)
+                seconds.append(now(given.device) - began)
             pairs.append(seconds[0] / seconds[1])
     return {
         "seconds_to_first_answer": first,
@@ -74,6 +77,7 @@ def measured(given: argparse.Namespace, who: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=15)
@@ -83,6 +87,7 @@ def main() -> None:
         torch.set_num_threads(given.threads)
     found = {who: measured(given, who) for who in SHAPES}
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
+    machine |= {"gpu": torch.cuda.get_device_name()} if given.device == "cuda" else {}
     print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
 
 

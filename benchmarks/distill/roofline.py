@@ -2,11 +2,13 @@
 
     python benchmarks/distill/roofline.py --student 6x384 --tokens 128,256,512
     python benchmarks/distill/roofline.py --student 3x384 --teacher FOLDER --precision bf16 --tokens 256
+    python benchmarks/distill/roofline.py --device cuda --precision bf16 --tokens 512 --tokens-per-step 32768
 
 "Needed" are the floating-point operations of the formulas: the teacher up to the compared projections, the student forward and
 twice as many backward, and the products of the relations; nothing is computed twice, and element-wise work is left out. "Spent" are
-those of all matrix products that are really computed, counted by torch. The peak is the fastest of 4 products of 2,048 x 2,048
-matrices in the same precision and threads. It is measured again after each step, since other load on the machine slows both. Each
+those of all matrix products that are really computed, counted by torch, which does not see into Triton's kernels: on a GPU those of
+the relations are missing. The peak is the fastest of 4 products of 2,048 x 2,048 matrices in the same precision and threads, on a GPU
+of 8,192 x 8,192. It is measured again after each step, since other load on the machine slows both. Each
 share is of a step and its own peak; the result is the median over steps with quartiles. Prints a JSON document.
 """
 
@@ -15,17 +17,16 @@ import json
 import platform
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from steps import Measured, opened, train
+from steps import Measured, now, opened, train
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from compress.models.precision import HALVES
 
-SQUARE = 2_048
+SQUARE = {"cpu": 2_048, "cuda": 8_192}
 
 
 def forward(config: Any, layers: float, tokens: int) -> float:
@@ -66,15 +67,16 @@ def spent(on: Measured, given: argparse.Namespace) -> float:
     return float(counter.get_total_flops())
 
 
-def peak(precision: str) -> float:
+def peak(precision: str, device: str) -> float:
     """Floating-point operations a second."""
-    a, b = (torch.randn(SQUARE, SQUARE).to(HALVES.get(precision, torch.float32)) for _ in range(2))
+    size = SQUARE[device]
+    a, b = (torch.randn(size, size, device=device).to(HALVES.get(precision, torch.float32)) for _ in range(2))
     seconds = []
     for _ in range(4):
-        began = time.perf_counter()
+        began = now(device)
         a @ b
-        seconds.append(time.perf_counter() - began)
-    return 2 * SQUARE**3 / min(seconds)
+        seconds.append(now(device) - began)
+    return 2 * size**3 / min(seconds)
 
 
 def measured(given: argparse.Namespace, tokens: int) -> dict[str, Any]:
@@ -90,14 +92,14 @@ def measured(given: argparse.Namespace, tokens: int) -> dict[str, Any]:
 
     def report(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
         nonlocal began
-        seconds = time.perf_counter() - began
+        seconds = now(given.device) - began
         if done > 2:  # the first two steps include set-up
             speeds.append(on.text.sampler.tokens_at(done - 1) / seconds)
-            peaks.append(peak(given.precision))
+            peaks.append(peak(given.precision, given.device))
             shares.append(sum(by_use.values()) * speeds[-1] / peaks[-1])
-        began = time.perf_counter()
+        began = now(given.device)
 
-    peak(given.precision)
+    peak(given.precision, given.device)
     with tempfile.TemporaryDirectory() as folder:
         train(on, given, given.steps + 2, Path(folder), report)
     return {
@@ -117,6 +119,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="128,256,512")
     parser.add_argument("--tokens-per-step", type=int, default=2048)
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
@@ -125,6 +128,7 @@ def main() -> None:
         torch.set_num_threads(given.threads)
     found = {tokens: measured(given, tokens) for tokens in map(int, given.tokens.split(","))}
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
+    machine |= {"gpu": torch.cuda.get_device_name()} if given.device == "cuda" else {}
     print(json.dumps({"settings": vars(given), "machine": machine, "tokens": found}, indent=1))
 
 

@@ -2,15 +2,17 @@
 
     python benchmarks/distill/steps.py --student 6x384 --tokens 128,256,512
     python benchmarks/distill/steps.py --teacher FOLDER --student 3x384 --corpus text.txt --precision bf16 --tokens 256
+    python benchmarks/distill/steps.py --device cuda --precision bf16 --textbook-precision bf16 --tokens 512 --tokens-per-step 32768
 
 The textbook implementation does what public ones do: it computes all of both models, projects queries, keys and values again from
-hidden states, and holds relations whole. Its texts come in random order and are padded to the longest of their batch. It runs in
-float32; `--precision` is that of this engine. Without --corpus every text has --tokens tokens and nothing is padded; without
+hidden states, and holds relations whole. Its texts come in random order and are padded to the longest of their batch. `--precision`
+is that of this engine, `--textbook-precision` that of the textbook. On a CPU its relations are compared text by text, and on a GPU
+those of a batch at once, whichever is faster there. Without --corpus every text has --tokens tokens and nothing is padded; without
 --teacher the teacher is a 12x768 with random weights. Both read the same texts with the same learning rate, and their losses of
 one batch are compared.
 
 Times are of whole steps, optimiser included, in turns: the ratio of the medians, textbook over ours, and the smallest and largest
-ratio of a pair. Memory is the peak of a separate process, above weights and the optimiser's two moments.
+ratio of a pair. Memory is the peak of a separate process, above weights and the optimiser's two moments; on a GPU that of the GPU.
 """
 
 import argparse
@@ -34,11 +36,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertConfig, BertModel
 
+from compress.data.batches import to_device
 from compress.data.corpus import CorpusText, Piece, chunks
 from compress.data.texts import read_texts
 from compress.methods.catalogue import Sizes, Stage, stages_of
 from compress.methods.objectives import Projections
 from compress.models.families import FAMILIES
+from compress.models.precision import autocast
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
 from compress.training.stage import StageSettings, step_losses, train_stage
@@ -96,9 +100,10 @@ def opened(given: argparse.Namespace, tokens: int) -> Measured:
 class Textbook:
     """A student in a textbook implementation. `step` returns the number of its real tokens."""
 
-    def __init__(self, on: Measured) -> None:
+    def __init__(self, on: Measured, device: torch.device, precision: str) -> None:
         # A copy of the teacher, since this engine converts its teacher to the precision of the training.
-        self.teacher, self.student = copy.deepcopy(on.teacher), on.student().train()
+        self.teacher, self.student = copy.deepcopy(on.teacher).to(device), on.student().train().to(device)
+        self.device, self.precision = device, precision
         self.layers, self.text = on.layers, on.text
         self.optimizer = torch.optim.AdamW(self.student.parameters(), lr=LEARNING_RATE)
         self.order = np.random.default_rng(0).permutation(len(self.text.pieces))
@@ -113,7 +118,7 @@ class Textbook:
         for row, piece in enumerate(chosen):
             ids[row, : len(piece.ids)], mask[row, : len(piece.ids)] = piece.ids, 1
         self.optimizer.zero_grad()
-        self.loss(torch.from_numpy(ids), torch.from_numpy(mask)).backward()
+        self.loss(torch.from_numpy(ids).to(self.device), torch.from_numpy(mask).to(self.device)).backward()
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
         self.optimizer.step()
         return int(mask.sum())
@@ -121,17 +126,31 @@ class Textbook:
     def loss(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The sum of the three relations' divergences."""
         teacher_layer, student_layer, heads = self.layers
-        with torch.no_grad():
-            theirs = self._relations(self.teacher, teacher_layer, ids, mask, heads)
-        ours = self._relations(self.student, student_layer, ids, mask, heads)
+        with autocast(self.device, self.precision):
+            with torch.no_grad():
+                theirs = self._relations(self.teacher, teacher_layer, ids, mask, heads)
+            ours = self._relations(self.student, student_layer, ids, mask, heads)
+        compared = self._at_once if self.device.type == "cuda" else self._text_by_text
+        return sum(
+            (compared(a, b, mask) for a, b in zip(theirs, ours, strict=True)), torch.zeros((), device=self.device)
+        )
+
+    def _text_by_text(self, theirs: Tensor, ours: Tensor, mask: Tensor) -> Tensor:
         whole = torch.zeros(())
-        lengths = mask.sum(dim=1).tolist()
-        for a, b in zip(theirs, ours, strict=True):
-            for row, n in enumerate(lengths):
-                target = functional.softmax(a[row, :, :n, :n], dim=-1)
-                found = functional.log_softmax(b[row, :, :n, :n], dim=-1)
-                whole = whole + self.divergence(found, target) / (heads * n * len(lengths))
+        for row, n in enumerate(mask.sum(dim=1).tolist()):
+            target = functional.softmax(theirs[row, :, :n, :n], dim=-1)
+            found = functional.log_softmax(ours[row, :, :n, :n], dim=-1)
+            whole = whole + self.divergence(found, target) / (ours.shape[1] * n * len(mask))
         return whole
+
+    @staticmethod
+    def _at_once(theirs: Tensor, ours: Tensor, mask: Tensor) -> Tensor:
+        absent = (mask == 0)[:, None, None, :]
+        lowest = torch.finfo(ours.dtype).min
+        target = functional.softmax(theirs.float().masked_fill_(absent, lowest), dim=-1)
+        found = functional.log_softmax(ours.float().masked_fill(absent, lowest), dim=-1)
+        a_query = functional.kl_div(found, target, reduction="none").sum(dim=-1).mean(dim=1)  # (batch, tokens)
+        return ((a_query * mask).sum(dim=1) / mask.sum(dim=1)).mean()
 
     @staticmethod
     def _relations(model: Any, layer: int, ids: Tensor, mask: Tensor, heads: int) -> list[Tensor]:
@@ -147,7 +166,7 @@ class Textbook:
 
 def in_turns(on: Measured, given: argparse.Namespace) -> dict[str, Any]:
     """Seconds per real token of both, in turns by step."""
-    textbook = Textbook(on)
+    textbook = Textbook(on, torch.device(given.device), given.textbook_precision)
     apart = first_losses(on, textbook)
     ours: list[float] = []
     theirs: list[float] = []
@@ -155,13 +174,13 @@ def in_turns(on: Measured, given: argparse.Namespace) -> dict[str, Any]:
 
     def report(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
         nonlocal began
-        ours.append((time.perf_counter() - began) / on.text.sampler.tokens_at(done - 1))
-        began = time.perf_counter()
+        ours.append((now(given.device) - began) / on.text.sampler.tokens_at(done - 1))
+        began = now(given.device)
         tokens = textbook.step(done - 1)
-        theirs.append((time.perf_counter() - began) / tokens)
-        began = time.perf_counter()
+        theirs.append((now(given.device) - began) / tokens)
+        began = now(given.device)
 
-    began = time.perf_counter()
+    began = now(given.device)
     with tempfile.TemporaryDirectory() as folder:
         train(on, given, given.steps + 1, Path(folder), report)
     ratios = [b / a for a, b in zip(ours[1:], theirs[1:], strict=True)]  # the first step includes set-up
@@ -177,19 +196,31 @@ def in_turns(on: Measured, given: argparse.Namespace) -> dict[str, Any]:
 
 def train(on: Measured, given: argparse.Namespace, steps: int, folder: Path, report: Any = None) -> None:
     """Trains with this engine, as `stillroom distill` does."""
-    settings = StageSettings(steps, precision=given.precision, learning_rate=LEARNING_RATE, checkpoint_every_s=1e9)
+    settings = StageSettings(
+        steps, precision=given.precision, learning_rate=LEARNING_RATE, checkpoint_every_s=1e9, device=given.device
+    )
     train_stage(on.stage, on.teacher, on.student(), BERT, on.text, settings, folder=folder, report=report)
 
 
+def now(device: str) -> float:
+    """The time in seconds when `device` has done all that it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def first_losses(on: Measured, textbook: Textbook) -> float:
-    """The relative difference of the two losses of one batch without dropout."""
-    batch, student = on.text.at(0), on.student().eval()
+    """The relative difference of the two losses of one batch without dropout, both in float32."""
+    batch, student = to_device(on.text.at(0), textbook.device), on.student().eval().to(textbook.device)
+    precision, textbook.precision = textbook.precision, "fp32"
+    on.teacher.to(textbook.device)
     maps = Projections(on.stage.objective, on.teacher.config, student.config)
     with torch.no_grad():
         ours = sum(step_losses(on.stage.objective, on.teacher, student, BERT, batch, maps, None).values()).item()
         textbook.student.eval()
         theirs = textbook.loss(batch.inputs["input_ids"], batch.inputs["attention_mask"]).item()
         textbook.student.train()
+    textbook.precision = precision
     return abs(ours - theirs) / theirs
 
 
@@ -200,13 +231,15 @@ def most_memory(given: argparse.Namespace, tokens: int, way: str) -> int:
     weights = sum(parameter.nbytes for parameter in on.teacher.parameters()) + 3 * size
     before = resident("VmRSS") - sum(parameter.nbytes for parameter in on.teacher.parameters())
     if way == "textbook":
-        textbook = Textbook(on)
+        textbook = Textbook(on, torch.device(given.device), given.textbook_precision)
         on.teacher = textbook.teacher  # frees the other copy
         for number in range(3):
             textbook.step(number)
     else:
         with tempfile.TemporaryDirectory() as folder:
             train(on, given, 3, Path(folder))
+    if given.device == "cuda":
+        return torch.cuda.max_memory_allocated() - weights
     return resident("VmHWM") - before - weights
 
 
@@ -223,6 +256,8 @@ def main() -> None:
     parser.add_argument("--tokens", default="128,256,512")
     parser.add_argument("--tokens-per-step", type=int, default=2048)
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--textbook-precision", default="fp32")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--memory-of", default="", help=argparse.SUPPRESS)
@@ -244,6 +279,7 @@ def main() -> None:
         found[tokens]["ours_over_textbook_bytes"] = memory["ours"] / memory["textbook"]
         print(tokens, json.dumps(found[tokens]), file=sys.stderr, flush=True)
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
+    machine |= {"gpu": torch.cuda.get_device_name()} if given.device == "cuda" else {}
     print(json.dumps({"settings": vars(given), "machine": machine, "tokens": found}, indent=1))
 
 
