@@ -89,9 +89,12 @@ class ServeSettings:
     variant: str | None = setting(
         None, help="Exported file that answers.", choices=("fp32", "fp16", "int8"), shown="the bundle's default"
     )
+    device: Literal["cpu", "cuda"] = setting(
+        "cpu", help="Where the model runs; cuda is an NVIDIA GPU and needs onnxruntime-gpu."
+    )
     threads: int | None = setting(None, help="Threads of one model call, in each process.", at_least=1, shown="1")
     processes: int | None = setting(
-        None, help="Worker processes of each model.", at_least=1, shown="as many as fit the cores"
+        None, help="Worker processes of each model.", at_least=1, shown="as many as fit the cores; 1 on cuda"
     )
     fronts: int | None = setting(
         None,

@@ -12,7 +12,7 @@ from serve.errors import BadInput, BundleError
 
 
 def load_onnx(candidate: Candidate) -> Call:
-    """See `latency.candidates.open_candidate.load`. On a CPU with the options and the padding of the server."""
+    """See `latency.candidates.open_candidate.load`. With the options of the server, and on a CPU with its padding."""
     from serve.model.session import open_graph, padded_length
 
     if not candidate.path.is_file():
@@ -36,17 +36,15 @@ def load_onnx(candidate: Candidate) -> Call:
 
 
 def _load_onnx_cuda(candidate: Candidate) -> Call:
-    import onnxruntime
+    from serve.model.session import onnxruntime_options, onnxruntime_session
 
     if lacks := missing(candidate.runtime, "cuda"):
         raise BadInput(f"candidate {candidate.name!r} cannot run: {lacks}")
-    wanted = provider_of(candidate.runtime)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = candidate.threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(str(candidate.path), options, providers=[wanted, "CPUExecutionProvider"])
-    if wanted not in session.get_providers():  # onnxruntime falls back to the CPU without an error
-        raise BadInput(f"candidate {candidate.name!r}: onnxruntime's {wanted} did not start; its message is above")
+    options = onnxruntime_options(candidate.threads)
+    try:
+        session = onnxruntime_session(candidate.path, options, provider_of(candidate.runtime))
+    except BundleError as error:
+        raise BadInput(f"candidate {candidate.name!r}: {error.message}") from error
     names, first = [node.name for node in session.get_inputs()], session.get_outputs()[0].name
 
     def call(inputs: Mapping[str, Int64s]) -> npt.NDArray[np.float32]:

@@ -4,9 +4,10 @@ from collections.abc import Collection
 from typing import NamedTuple, cast, get_args
 
 from serve.bundle.cpu import cpu_features, suits
+from serve.bundle.gpu import gpu_lacks
 from serve.bundle.manifest import CARD, Bundle
-from serve.bundle.runtimes import INSTALL_OPENVINO, Runtime, has_openvino
-from serve.errors import BundleError
+from serve.bundle.runtimes import INSTALL_OPENVINO, Device, Runtime, has_openvino
+from serve.errors import BadInput, BundleError
 
 
 class Choice(NamedTuple):
@@ -23,18 +24,20 @@ def choose(
     *,
     features: Collection[str] | None = None,
     openvino: bool | None = None,
+    device: Device = "cpu",
 ) -> Choice:
     """The variant `asked`, or the bundle's default one, and its runtime. `features` and `openvino` are by default this machine's.
 
     On a processor that would compute the default variant differently, fp32 takes its place; a variant that was asked for is
-    refused (BundleError). Without OpenVINO, onnxruntime runs the same file. Each of these is noted in `notes`.
+    refused (BundleError). Without OpenVINO, onnxruntime runs the same file. Each of these is noted in `notes`. For `device` "cuda"
+    see `choose_for_gpu`; BadInput where there is no GPU, or onnxruntime cannot use it.
     """
+    if device == "cuda":
+        if lacks := gpu_lacks():
+            raise BadInput(f"--device is cuda, but {lacks}")
+        return choose_for_gpu(bundle, asked)
     name, variant = bundle.variant(asked)
-    notes: list[str] = []
-    if bundle.card_edited:
-        notes.append(
-            f"{CARD} of {bundle.manifest.name!r} was edited after the bundle was made; all other files match the manifest"
-        )
+    notes = _notes_on_card(bundle)
     if not suits(variant.cpu, cpu_features() if features is None else features):
         lacking = (
             f"variant {name!r} of {bundle.manifest.name!r} needs a processor with one of {', '.join(variant.cpu)}; on this one "
@@ -61,3 +64,32 @@ def choose(
             f"variant {name!r} of {bundle.manifest.name!r} is dynamic int8: an answer depends on the other texts in its batch"
         )
     return Choice(name, runtime, tuple(notes))
+
+
+def choose_for_gpu(bundle: Bundle, asked: str | None = None) -> Choice:
+    """As `choose`, for onnxruntime on a GPU.
+
+    fp16, or else fp32, takes the place of a default variant that is int8 or for another runtime; one that was asked for is refused.
+    """
+    name, variant = bundle.variant(asked)
+    notes, variants = _notes_on_card(bundle), bundle.manifest.variants
+    fit = [each for each in ("fp16", "fp32") if each in variants and variants[each].runtime == "onnxruntime"]
+    lacking = "is int8, for which onnxruntime has no fast kernels on a GPU" if name == "int8" else ""
+    if variant.runtime != "onnxruntime":
+        lacking = f"is for the runtime {variant.runtime!r}, and --device cuda runs onnxruntime"
+    if lacking:
+        lacking = f"variant {name!r} of {bundle.manifest.name!r} {lacking}"
+        if asked or not fit:
+            others = " or ".join(fit)
+            raise BundleError(f"{lacking}: give {f'--variant {others}, or ' if fit else ''}--device cpu")
+        notes.append(f"{lacking}: {fit[0]} answers instead")
+        name = fit[0]
+    return Choice(name, "onnxruntime", tuple(notes))
+
+
+def _notes_on_card(bundle: Bundle) -> list[str]:
+    if not bundle.card_edited:
+        return []
+    return [
+        f"{CARD} of {bundle.manifest.name!r} was edited after the bundle was made; all other files match the manifest"
+    ]

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.runtimes import Device
 from serve.errors import BadInput, BundleError, StillroomError
 from serve.http.auth.access import Access, Bodies
 from serve.http.auth.api_keys import KEYS_VARIABLE, Keyring, read_keys
@@ -33,7 +33,7 @@ from serve.observe.logs import logging_to_stderr
 from serve.observe.metrics import Counter, Metrics
 from serve.observe.tracing import traces_from_environment
 from serve.settings import ConnectionLimits, Limits, ServeSettings
-from serve.workers.supervisor import ServedModel
+from serve.workers.supervisor import ServedModel, processes_for
 
 log = logging.getLogger("serve")
 
@@ -53,6 +53,7 @@ def create_app(
     variant: str | None = None,
     threads: int | None = None,
     processes: int | None = None,
+    device: Device = "cpu",
     limits: Limits | None = None,
     access: Access | None = None,
     bodies_bytes: int = ConnectionLimits.bodies_bytes,
@@ -61,7 +62,7 @@ def create_app(
 ) -> Starlette:
     """The ASGI app that serves `bundles`, each verified here. Its `state.service` is the `Service`.
 
-    `variant`, `threads` and `processes` are as in `ServedModel`, for every bundle. `aliases` maps other names to names of models.
+    `variant`, `threads`, `processes` and `device` are as in `ServedModel`, for every bundle. `aliases` maps other names to names of models.
     `access` checks keys and origins; without it every client may ask. `bodies_bytes` bounds the bytes of request bodies in memory.
     BundleError when a bundle is damaged; BadInput when there is none, two have the same name, or an alias is wrong.
     """
@@ -69,7 +70,7 @@ def create_app(
         raise BadInput("no bundle was given; name at least one folder that `stillroom run`, `demo` or `export` wrote")
     limits, metrics = limits or Limits(), Metrics()
     models = [
-        ServedModel(bundle, limits, metrics, variant=variant, threads=threads, processes=processes)
+        ServedModel(bundle, limits, metrics, variant=variant, threads=threads, processes=processes, device=device)
         for bundle in bundles
     ]
     names = [model.manifest.name for model in models]
@@ -161,7 +162,7 @@ def serve(
 
 def fronts_of(settings: ServeSettings) -> tuple[int, int]:
     """How many front processes there are, and how many worker processes of each model in all. BadInput if these do not suffice."""
-    processes = settings.processes or max(1, available_cores() // (settings.threads or 1))
+    processes = settings.processes or processes_for(settings.device, settings.threads or 1)
     forks = hasattr(os, "fork")
     fronts = settings.fronts or (-(-processes // WORKERS_A_FRONT) if forks else 1)
     if fronts > processes:
@@ -208,6 +209,7 @@ def _server(
         variant=settings.variant,
         threads=settings.threads,
         processes=settings.processes,
+        device=settings.device,
         limits=settings.limits,
         aliases=aliases_of(settings.alias),
         access=access,

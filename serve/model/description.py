@@ -15,4 +15,5 @@ class ModelDescription(TypedDict):
     max_length: int
     variant: str
     variants: list[str]
+    device: str
     digest: str

@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from serve.bundle.manifest import open_bundle
+from serve.bundle.runtimes import Device
 from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.model.session import Session
@@ -40,6 +41,11 @@ RUN_TOKENS = 256
 # the run before, as is usual in a server; half of it otherwise. More padding than this costs more than another run.
 RUN_COSTS_TOKENS = 10
 
+# The same two numbers on a GPU, for a run as a whole. They are guesses: a run of a small encoder fills a GPU only with thousands of
+# tokens, and starting its kernels takes as long as computing a thousand.
+GPU_RUN_TOKENS = 8192
+GPU_RUN_COSTS_TOKENS = 1024
+
 # (texts, words in each) of the runs of the warm-up. The first run of each shape is slow.
 WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))
 
@@ -52,7 +58,8 @@ class Pipeline:
 
     `variant` is a precision that the bundle has (None: its default), `threads` the threads of one call of the model (None: one
     for every core that this process may use). `openvino` says whether a variant for OpenVINO runs in it (None: where it is
-    installed); otherwise onnxruntime runs it. Notes about the bundle are logged, unless `log_notes` is false.
+    installed); otherwise onnxruntime runs it. `device` "cuda" is a GPU, see `serve.bundle.variant_choice.choose_for_gpu`. Notes
+    about the bundle are logged, unless `log_notes` is false.
     BundleError when the bundle is damaged or its graph does not fit its labels.
 
     >>> Pipeline("bundle")("fly to Rome")  # doctest: +SKIP
@@ -72,11 +79,12 @@ class Pipeline:
         threads: int | None = None,
         *,
         openvino: bool | None = None,
+        device: Device = "cpu",
         log_notes: bool = True,
     ) -> None:
         self.bundle = open_bundle(bundle_path)
         self.manifest = self.bundle.manifest
-        self.variant, self.runtime, notes = choose(self.bundle, variant, openvino=openvino)
+        self.variant, self.runtime, notes = choose(self.bundle, variant, openvino=openvino, device=device)
         for note in notes if log_notes else ():
             log.warning("%s", note)
         described = self.bundle.variant(self.variant)[1]
@@ -88,7 +96,7 @@ class Pipeline:
         marker_ids = [self.tokenizer.token_to_id(marker) for marker in MARKERS] if self.manifest.relations else []
         self._marker_ids = frozenset(marker for marker in marker_ids if marker is not None)
         self.session = Session(
-            self.bundle.onnx_file(self.variant), threads, self.runtime, max_length=self.manifest.max_length
+            self.bundle.onnx_file(self.variant), threads, self.runtime, self.manifest.max_length, device
         )
         self._check_graph()
 
@@ -192,12 +200,13 @@ class Pipeline:
     def answered(
         self,
         works: Sequence[Work],
-        run_tokens: int = RUN_TOKENS,
+        run_tokens: int | None = None,
         unwanted: Callable[[], Iterable[int]] = tuple,
     ) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
         """Yields after each run of the model, shortest rows first: the answers that are complete, by index in `works`, and its times.
 
-        A run has rows of similar length: at most `run_tokens` padded tokens for each thread, or one row. A text longer than the
+        A run has rows of similar length: at most `run_tokens` padded tokens for each thread (None: RUN_TOKENS, and GPU_RUN_TOKENS in all
+        on a GPU), or one row. A text longer than the
         model becomes several rows, perhaps in several runs, and its answer comes with the last. The answer to a work item that
         fails is its error; the others are not affected. `unwanted` is called before each run and gives the indices of those whose
         answers nobody waits for any longer; they get none.
@@ -211,7 +220,10 @@ class Pipeline:
             yield failed, Parts(0, 0, 0, tokenise_s, 0.0, 0.0)
             tokenise_s = 0.0
         threads = self.session.threads
-        for batch in length_batches(lengths, run_tokens * threads, RUN_COSTS_TOKENS * threads):
+        most, costs = (run_tokens or RUN_TOKENS) * threads, RUN_COSTS_TOKENS * threads
+        if self.session.device == "cuda":
+            most, costs = run_tokens or GPU_RUN_TOKENS, GPU_RUN_COSTS_TOKENS
+        for batch in length_batches(lengths, most, costs):
             for place in unwanted():
                 read.pop(place, None)
             # A text that failed in one window already has its answer; its other windows do not run.

@@ -1,7 +1,9 @@
 """One ONNX graph in its runtime: token ids in, logits out."""
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +13,8 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from serve.bundle.cpu_quota import available_cores
-from serve.bundle.runtimes import INSTALL_OPENVINO, Runtime
+from serve.bundle.gpu import CUDA, INSTALL_ONNXRUNTIME_GPU
+from serve.bundle.runtimes import INSTALL_OPENVINO, Device, Runtime
 from serve.errors import BundleError, InternalError
 
 Feeds = Mapping[str, npt.NDArray[np.int64]]
@@ -19,6 +22,10 @@ Feeds = Mapping[str, npt.NDArray[np.int64]]
 # OpenVINO's float32 kernels add in another order at the end of a row whose length is not a multiple of the vector width. An
 # answer would then depend on the padding of its text. The widest vectors hold 16 floats.
 WHOLE_VECTOR = 16
+
+CPU = "CPUExecutionProvider"
+# TF32 keeps 10 bits of the mantissa, and onnxruntime uses it for float32 unless told otherwise.
+CUDA_OPTIONS = {"use_tf32": "0"}
 
 OUTPUT = "logits"
 KNOWN_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
@@ -55,7 +62,7 @@ class Session:
 
     `threads` is the number of the runtime's threads for one call; None means one for every core that this process may use.
     `max_length` is the number of positions of the graph, if the caller knows it: texts are not padded beyond it.
-    BundleError when the file does not open, or has other inputs and outputs than a classifier.
+    `device` "cuda" is for onnxruntime alone. BundleError when the file does not open, or has other inputs and outputs than a classifier.
     """
 
     def __init__(
@@ -64,11 +71,13 @@ class Session:
         threads: int | None = None,
         runtime: Runtime = "onnxruntime",
         max_length: int | None = None,
+        device: Device = "cpu",
     ) -> None:
         self.threads = threads or available_cores()
         self.runtime = runtime
+        self.device = device
         self._max_length = max_length
-        graph = open_graph(onnx_file, self.threads, runtime)
+        graph = open_graph(onnx_file, self.threads, runtime, device)
         self.inputs = graph.inputs
         self._run = graph.run
         if unknown := sorted(set(self.inputs) - KNOWN_INPUTS):
@@ -94,13 +103,11 @@ class Session:
         return rows
 
 
-def open_graph(onnx_file: Path, threads: int, runtime: Runtime) -> Opened:
+def open_graph(onnx_file: Path, threads: int, runtime: Runtime, device: Device = "cpu") -> Opened:
     """The graph in `onnx_file`, with `threads` threads for one call. BundleError when it does not open."""
-    return (_in_openvino if runtime == "openvino" else _in_onnxruntime)(onnx_file, threads)
-
-
-def _in_onnxruntime(onnx_file: Path, threads: int) -> Opened:
-    session = onnxruntime_session(onnx_file, onnxruntime_options(threads))
+    if runtime == "openvino":
+        return _in_openvino(onnx_file, threads)
+    session = onnxruntime_session(onnx_file, onnxruntime_options(threads), CUDA if device == "cuda" else CPU)
     return Opened(
         tuple(node.name for node in session.get_inputs()),
         tuple(node.name for node in session.get_outputs()),
@@ -118,12 +125,30 @@ def onnxruntime_options(threads: int) -> ort.SessionOptions:
     return options
 
 
-def onnxruntime_session(onnx_file: Path, options: ort.SessionOptions) -> ort.InferenceSession:
-    """The graph in `onnx_file`, on the CPU. BundleError when it does not open."""
+def onnxruntime_session(onnx_file: Path, options: ort.SessionOptions, provider: str = CPU) -> ort.InferenceSession:
+    """The graph in `onnx_file`, run by an execution provider of onnxruntime. BundleError when it does not open there."""
+    providers: list[tuple[str, dict[str, str]]] = [(CPU, {})]
+    if provider != CPU:
+        _load_cuda()
+        providers.insert(0, (provider, CUDA_OPTIONS if provider == CUDA else {}))
     try:
-        return ort.InferenceSession(str(onnx_file), options, providers=["CPUExecutionProvider"])
+        # Without enable_fallback=0 a run that fails on the GPU is repeated on the CPU, and so are all runs after it.
+        session = ort.InferenceSession(str(onnx_file), options, providers, enable_fallback=0)
     except Exception as error:  # the errors of onnxruntime have no common base class
         raise BundleError(f"{onnx_file} does not open in onnxruntime {ort.__version__}: {error}") from error
+    if provider not in session.get_providers():  # a provider whose libraries are missing is left out without an error
+        raise BundleError(
+            f"onnxruntime's {provider} did not start; its message is above. If that names a library: {INSTALL_ONNXRUNTIME_GPU}"
+        )
+    return session
+
+
+@cache
+def _load_cuda() -> None:
+    """Loads the libraries of CUDA and cuDNN from NVIDIA's packages, in which the linker does not look. From onnxruntime 1.21 on."""
+    if hasattr(ort, "preload_dlls"):
+        with redirect_stdout(sys.stderr):  # it prints what it cannot load, and the answers may be on stdout
+            ort.preload_dlls(directory="")
 
 
 def _in_openvino(onnx_file: Path, threads: int) -> Opened:

@@ -4,7 +4,7 @@ import struct
 
 import msgspec
 
-from serve.bundle.runtimes import Runtime
+from serve.bundle.runtimes import Device, Runtime
 from serve.text.answers import AnswerOptions
 
 # Tokens that are tokenised while a small encoder computes one: tokenising takes 2.6 us a token, computing 40 to 60 us.
@@ -86,6 +86,7 @@ class Opening(msgspec.Struct, frozen=True):
     variant: str | None
     threads: int
     runtime: Runtime = "onnxruntime"
+    device: Device = "cpu"
     whole: bool = False
     """For one caller with all the time: a batch is answered by one message at its end, and has no time limit."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from serve.bundle.runtimes import Device
 from serve.errors import InternalError, StillroomError, Unavailable
 from serve.model.work_items import Work, estimated_tokens
 from serve.observe.metrics import Metrics
@@ -39,8 +40,8 @@ Value = TypeVar("Value")
 class OfflinePool:
     """The worker processes of a bundle, within a `with` block.
 
-    `variant`, `threads` and `processes` are as in `serve.workers.supervisor.ServedModel`. BundleError when the bundle is damaged, or
-    its variant cannot run here; on entry, when a process cannot open it.
+    `variant`, `threads`, `processes` and `device` are as in `serve.workers.supervisor.ServedModel`. BundleError when the bundle is
+    damaged, or its variant cannot run here; on entry, when a process cannot open it.
     """
 
     def __init__(
@@ -50,9 +51,17 @@ class OfflinePool:
         variant: str | None = None,
         threads: int | None = None,
         processes: int | None = None,
+        device: Device = "cpu",
     ) -> None:
         self._model = ServedModel(
-            bundle_path, LIMITS, Metrics(), variant=variant, threads=threads, processes=processes, whole=True
+            bundle_path,
+            LIMITS,
+            Metrics(),
+            variant=variant,
+            threads=threads,
+            processes=processes,
+            device=device,
+            whole=True,
         )
         self.manifest, self.variant = self._model.manifest, self._model.variant
         self.threads, self.processes = self._model.threads, self._model.processes

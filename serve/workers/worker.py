@@ -53,7 +53,14 @@ def main() -> None:
     try:
         # The process that started this one has chosen the runtime, and logged the notes.
         in_openvino = opening.runtime == "openvino"
-        made = Pipeline(opening.bundle, opening.variant, opening.threads, openvino=in_openvino, log_notes=False)
+        made = Pipeline(
+            opening.bundle,
+            opening.variant,
+            opening.threads,
+            openvino=in_openvino,
+            device=opening.device,
+            log_notes=False,
+        )
         pipeline = opened(made, opening)
     except StillroomError as error:
         write(said, Opened(error.message))

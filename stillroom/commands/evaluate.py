@@ -34,7 +34,7 @@ class _Answered(NamedTuple):
 def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     """The task metric of a bundle, or of a checkpoint with a head, on a labelled file, or on a split of a folder of them.
 
-    Settings are the fields of `stillroom.settings.evaluate.Evaluation`: variant, task, split, revision.
+    Settings are the fields of `stillroom.settings.evaluate.Evaluation`: variant, device, task, split, revision.
 
     Returns `{model, variant, task, metric, value, low, high, examples, labels, unknown_labels}`, where `labels` has for each
     label its `precision`, `recall`, `f1` and `support` (its count in the data). `unknown_labels` are labels of the data that the
@@ -88,7 +88,7 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
         raise BadInput(
             f"--revision {given.revision}: {model} is a bundle, and only models of the Hub have revisions. Leave it out."
         )
-    pipeline = _with_data(lambda: Pipeline(model, given.variant), data, given.split)
+    pipeline = _with_data(lambda: Pipeline(model, given.variant, device=given.device), data, given.split)
     task = check_task(pipeline.manifest.task)
     if given.task and given.task != task:
         raise BadInput(f"--task is {given.task}, but {model} is a bundle for {task}.")
@@ -114,12 +114,14 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
 def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     from compress.data.encoded import encode
     from compress.data.examples import check_kind, check_task
+    from compress.engine.hardware import device_here
     from compress.evaluation.predictions import predictions, row_logits
     from compress.models.pretrained import HEADS, load, open_model, open_tokenizer
     from serve.text.entity_markers import knows_markers
 
     if given.variant:
         raise BadInput(f"--variant {given.variant}: {model} is not a bundle, and only bundles have variants.")
+    device = device_here(given.device)
     wanted = "a bundle or a transformers folder"
     opener = partial(open_model, str(model), role="MODEL", wanted=wanted, revision=given.revision)
     opened = _with_data(opener, data, given.split)
@@ -134,7 +136,7 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     if task == "text-classification":
         check_kind(examples, model, multi_label=multi_label, markers=knows_markers(tokenizer))
     encoded = encode(examples, tokenizer, task, labels, multi_label=multi_label)
-    said = predictions(encoded, row_logits(load(opened, task), encoded))
+    said = predictions(encoded, row_logits(load(opened, task).to(device), encoded))
     return _Answered(examples, said, task, multi_label, labels, "torch")
 
 

@@ -37,12 +37,15 @@ class Annotation:
     variant: str | None = setting(
         None, help="Exported file to run.", choices=("fp32", "fp16", "int8"), shown="the bundle's", panel=MACHINE
     )
+    device: Literal["cpu", "cuda"] = setting(
+        "cpu", help="Where the model runs; cuda is an NVIDIA GPU and needs onnxruntime-gpu.", panel=MACHINE
+    )
     processes: int | None = setting(
         None,
         help="Processes that run the model side by side.",
         at_least=1,
         at_most=MOST,
-        shown="as many as fit the cores",
+        shown="as many as fit the cores; 1 on cuda",
         panel=MACHINE,
     )
     threads: int | None = setting(

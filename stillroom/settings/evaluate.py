@@ -16,6 +16,9 @@ class Evaluation(RowColumns):
     variant: str | None = setting(
         None, help="Exported file of a bundle to score.", choices=("fp32", "fp16", "int8"), shown="the bundle's"
     )
+    device: Literal["cpu", "cuda"] = setting(
+        "cpu", help="Where the model runs; cuda is an NVIDIA GPU, and a bundle needs onnxruntime-gpu there."
+    )
     task: str | None = setting(None, help="Task of a checkpoint.", choices=TASKS, shown="that of its head")
     revision: str = setting("", help=REVISION, shown="its main branch")
 

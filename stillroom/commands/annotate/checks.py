@@ -33,7 +33,11 @@ def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[Offline
     faults.messages += _setting_faults(settings)
     pool = faults.check(
         lambda: OfflinePool(
-            settings.bundle, variant=settings.variant, threads=settings.threads, processes=settings.processes
+            settings.bundle,
+            variant=settings.variant,
+            threads=settings.threads,
+            processes=settings.processes,
+            device=settings.device,
         )
     )
     if pool:

@@ -287,6 +287,7 @@ def test_models_are_described(client: httpx.Client, entities_bundle: Path) -> No
         "max_length": 32,
         "variant": "fp32",
         "variants": ["fp32"],
+        "device": "cpu",
         "digest": manifest["digest"],
     }
     assert intents["task"] == "text-classification"

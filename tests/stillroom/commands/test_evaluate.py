@@ -9,6 +9,7 @@ from lookup_bundles import INTENTS, city_table, intent_table, write_bundle
 from small_task import write_rows
 
 import stillroom
+from serve.bundle.gpu import gpu_lacks
 from serve.errors import BadInput
 from stillroom.commands.evaluate import LABEL_COLUMNS, label_rows
 
@@ -109,3 +110,16 @@ def test_a_split_in_two_files_is_refused(intents: Path, splits: Path) -> None:
     (splits / "test.csv").write_text("text,label\nplease fly,book\n", encoding="utf-8")
     with pytest.raises(BadInput, match=r"holds test\.jsonl and test\.csv; test needs exactly one file"):
         stillroom.evaluate(str(intents), splits)
+
+
+@pytest.mark.skipif(not gpu_lacks(), reason="onnxruntime runs on a GPU here")
+def test_a_bundle_on_a_gpu_that_is_not_here_is_refused(intents: Path, splits: Path) -> None:
+    with pytest.raises(BadInput, match="--device is cuda, but onnxruntime's CUDAExecutionProvider"):
+        stillroom.evaluate(str(intents), splits, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(gpu_lacks()), reason=gpu_lacks())
+def test_a_bundle_has_the_scores_of_the_cpu_on_a_gpu(intents: Path, splits: Path) -> None:
+    expected, actual = (stillroom.evaluate(str(intents), splits, device=device) for device in ("cpu", "cuda"))
+    assert actual == expected
