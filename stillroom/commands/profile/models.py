@@ -144,7 +144,9 @@ def _of_bundle(folder: Path, ways: Ways, left_out: Notify) -> list[Candidate]:
         if "weight-only" in variant.scheme:  # only onnxruntime has its operators
             runtimes = tuple(each for each in runtimes if each == "onnxruntime")
         graph_ways = _here(ways.of_graph(_of_graphs(runtimes)), left_out)
-        found += _graph(folder, name, bundle.onnx_file(name), graph_ways, ways.threads, reads, manifest.max_length)
+        found += _graph(
+            folder, name, bundle.onnx_file(name), graph_ways, ways.threads, reads, manifest.max_length, left_out
+        )
     return found
 
 
@@ -155,7 +157,7 @@ def _of_file(file: Path, ways: Ways, left_out: Notify) -> list[Candidate]:
     beside = next((place for place in (file.parent, file.parent.parent) if (place / "config.json").is_file()), None)
     reads, length = _reads(beside) if beside else (None, None)
     graph_ways = _here(ways.of_graph(_of_graphs(ways.runtimes or ("onnxruntime",))), left_out)
-    return _graph(file, precision, file, graph_ways, ways.threads, reads, length)
+    return _graph(file, precision, file, graph_ways, ways.threads, reads, length, left_out)
 
 
 def _of_checkpoint(
@@ -165,9 +167,10 @@ def _of_checkpoint(
     found = _in_torch(folder, reads, length, ways, left_out)
     graph_ways = _here(ways.of_graph(_of_graphs(ways.runtimes or ("onnxruntime",))), left_out)
     if graph_ways and reads:
-        files = _exported(folder, length, work, calibration, ways.threads, say)
+        int8 = any(map(_runs_int8, graph_ways))
+        files = _exported(folder, length, work, calibration, ways.threads, say, int8=int8)
         for precision, file in files.items():
-            found += _graph(folder, precision, file, graph_ways, ways.threads, reads, length)
+            found += _graph(folder, precision, file, graph_ways, ways.threads, reads, length, left_out)
     return found
 
 
@@ -196,6 +199,11 @@ def _in_torch(folder: Path, reads: Reads | None, length: int | None, ways: Ways,
     ]
 
 
+def _runs_int8(way: Way) -> bool:
+    """Whether int8 is worth timing there: onnxruntime has no fast kernels for it on a GPU."""
+    return way != ("cuda", "onnxruntime")
+
+
 def _graph(
     model: Path,
     precision: str,
@@ -204,7 +212,13 @@ def _graph(
     threads: int,
     reads: Reads | None,
     length: int | None,
+    left_out: Notify,
 ) -> list[Candidate]:
+    if precision == "int8" and not all(map(_runs_int8, ways)):
+        left_out(
+            "int8 in onnxruntime on cuda: it has no fast kernels for it there; time fp16, or int8 with --device cpu"
+        )
+        ways = list(filter(_runs_int8, ways))
     return [
         Candidate(_name(model, runtime, precision, device), runtime, precision, file, threads, device, length, reads)
         for device, runtime in ways
@@ -241,9 +255,9 @@ def _reads(folder: Path) -> tuple[Reads | None, int]:
 
 
 def _exported(
-    folder: Path, length: int, work: Path, calibration: Sequence[str], threads: int, say: Notify
+    folder: Path, length: int, work: Path, calibration: Sequence[str], threads: int, say: Notify, *, int8: bool
 ) -> dict[str, Path]:
-    """The checkpoint's fp32 graph and its int8 graph, statically quantised as in a bundle, without gate or repair."""
+    """The checkpoint's fp32 graph and, with `int8`, the int8 graph, statically quantised as in a bundle, without gate or repair."""
     from compress.engine.fingerprints import folder_fingerprint, texts_fingerprint
     from export.graph.exporter import export_graph
     from export.precision.calibration import with_long_texts
@@ -252,14 +266,18 @@ def _exported(
 
     graph_fingerprint = f"{folder_fingerprint(folder)}:{texts_fingerprint(calibration)}"
     place = work / GRAPHS / hashlib.sha256(graph_fingerprint.encode()).hexdigest()[:16]
-    fp32, int8 = place / "model.onnx", place / "model_quantized.onnx"
-    if not (place / "done").is_file():
-        place.mkdir(parents=True, exist_ok=True)
-        say(f"exporting {folder.name} to ONNX, fp32 and int8, to time it")
-        export_graph(folder, fp32, length)
-        tokenizer = load_tokenizer(folder, length)
-        encodings = with_long_texts(tokenizer.encode_batch(list(calibration)), length)
-        prepared = Prepared.of(fp32, encodings, threads)
-        quantise_static(prepared.model, int8, prepared.ranges, clipped=True)
-        (place / "done").touch()  # last, so that a killed export is repeated
-    return {"fp32": fp32, "int8": int8}
+    place.mkdir(parents=True, exist_ok=True)
+    files = {"fp32": place / "model.onnx"} | ({"int8": place / "model_quantized.onnx"} if int8 else {})
+    # Touched last, so that what a killed export left is made again.
+    unmade = [name for name in files if not (place / f"{name}.done").is_file()]
+    if unmade:
+        say(f"exporting {folder.name} to ONNX, {' and '.join(unmade)}, to time it")
+    if "fp32" in unmade:
+        export_graph(folder, files["fp32"], length)
+        (place / "fp32.done").touch()
+    if "int8" in unmade:
+        encodings = with_long_texts(load_tokenizer(folder, length).encode_batch(list(calibration)), length)
+        prepared = Prepared.of(files["fp32"], encodings, threads)
+        quantise_static(prepared.model, files["int8"], prepared.ranges, clipped=True)
+        (place / "int8.done").touch()
+    return files

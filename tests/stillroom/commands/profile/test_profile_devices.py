@@ -63,6 +63,33 @@ def test_a_bundle_without_a_checkpoint_says_so_where_torch_is_asked_for(models: 
         profile_models([models.fast], Profiling(runtimes=("torch",), **QUICK))
 
 
+@pytest.fixture
+def as_if_it_had_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates are made, not run."""
+    monkeypatch.setattr("stillroom.commands.profile.models.missing", lambda *_asked: "")
+
+
+@pytest.mark.usefixtures("as_if_it_had_a_gpu")
+def test_onnxruntime_on_a_gpu_gets_no_int8_graph_and_none_is_exported_for_it(models: Models, tmp_path: Path) -> None:
+    lacks: list[str] = []
+    cuda, both = (Ways(devices, ("onnxruntime",)) for devices in (("cuda",), ("cpu", "cuda")))
+
+    def made(ways: Ways) -> list[tuple[str, str]]:
+        found = candidates_of(models.checkpoint, ways, tmp_path, ["where is my parcel"] * 8, left_out=lacks.append)
+        return [(candidate.device, candidate.precision) for candidate in found]
+
+    assert made(cuda) == [("cuda", "fp32")]
+    assert not [*tmp_path.rglob("*quantized*")]
+    assert not lacks
+    graph = next(tmp_path.rglob("model.onnx"))
+    written = graph.stat().st_mtime_ns
+    assert made(both) == [("cpu", "fp32"), ("cuda", "fp32"), ("cpu", "int8")]
+    assert graph.stat().st_mtime_ns == written  # the int8 graph was added
+    assert lacks == [
+        "int8 in onnxruntime on cuda: it has no fast kernels for it there; time fp16, or int8 with --device cpu"
+    ]
+
+
 @pytest.mark.gpu
 def test_cuda_graphs_alone_run_a_bundles_checkpoint(whole: Path) -> None:
     if lacks := missing("torch-cuda-graphs", "cuda"):
