@@ -5,8 +5,8 @@
 600 texts of train, 300 of validation and 400 of test are drawn with seed 0. The teacher is fine-tuned on them once, for 20 epochs;
 it is the teacher of every run, so that its head is used as it is. Students train for 8 epochs, methods on plain text read 60,000
 tokens of train before. With `--kill` each run is made a second time, killed with SIGKILL once a student has a checkpoint, and
-given again: the weights of both bundles must be equal. What is finished in --work is not made again. The exit code is 1 if a run
-fails or weights differ.
+given again: the weights of both bundles, and of every stage of both, must be equal. What is finished in --work is not made again.
+The exit code is 1 if a run fails or weights differ.
 """
 
 import argparse
@@ -56,8 +56,13 @@ def made(asked: list[str], out: Path) -> dict[str, Any]:
     if done.returncode:
         sys.exit(f"{' '.join(asked)} ended with {done.returncode}")
     document: dict[str, Any] = json.loads(done.stdout)
-    document["sha256"] = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
     return document
+
+
+def weights(out: Path) -> dict[str, str]:
+    """The digests of the weights of a bundle and of each of its stages, by their place."""
+    files = [out / "model.safetensors", *sorted(out.with_name(f"{out.name}.work").glob("*/model.safetensors"))]
+    return {file.parent.name.removeprefix(out.name): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def killed(asked: list[str], out: Path) -> str:
@@ -97,12 +102,13 @@ def main() -> int:
     for method in given.method or METHODS:
         out = given.work / method
         asked = command(method, teacher, data, out)
-        row = {"method": method, **made(asked, out)}
+        row = made(asked, out) | {"method": method}  # the run's own method is `labels` where labels alone shipped
         if given.kill:
             again = given.work / f"{method}-killed"
             asked = command(method, teacher, data, again)
             row["killed_in"] = killed(asked, again)
-            row["same_weights"] = made(asked, again)["sha256"] == row["sha256"]
+            made(asked, again)
+            row["same_weights"] = weights(again) == weights(out)
             differ += [] if row["same_weights"] else [method]
         choice = json.loads((out / "report.json").read_text(encoding="utf-8"))["choice"]
         kept = {key: row.get(key) for key in ("method", *SHOWN, "minutes", "killed_in", "same_weights")}

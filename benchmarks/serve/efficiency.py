@@ -6,7 +6,7 @@
 two processes of one thread and one process of two; `bare unsorted` the same in a random order, as a server gets them. Over HTTP the
 same texts come in random order, 1 and 8 a request, on connections that stay open, from a client on the same cores. All take turns.
 Ratios are paired by rounds, with a 95 % interval (`latency.measure.statistics.paired_ratio`). Every answer is compared with that of
-`Pipeline`; the exit code is 1 if one differs.
+`Pipeline`; the exit code is 1 if one differs. Requests that the server refused with 429 are counted apart.
 
 Latency is measured with one connection and one text a request, and with the same texts in the bare model, in turns.
 """
@@ -37,6 +37,7 @@ BARE = Path(__file__).with_name("bare.py")
 NOOP = Path(__file__).with_name("noop.py")
 BATCH_TOKENS = (256, 512, 1024, 4096)
 TEXTS_A_REQUEST = (1, 8)
+REFUSED = 429
 
 
 class Bare:
@@ -115,14 +116,14 @@ class Http:
         self.path, self.texts = endpoint(bundle), texts
         answers = Pipeline(bundle, threads=1)(texts)
         self.right = [json.loads(msgspec.json.encode(answer)) for answer in answers]
-        self.wrong = 0
+        self.wrong = self.refused = 0
 
     def turn(self, place: Place, a_request: int, seconds: float, speed: float, connections: int, seed: int) -> Driven:
         """About `seconds` of requests at `speed` texts a second: whole passes over the texts, each in another order."""
         asked = self._asked(a_request, max(1, round(seconds * speed / len(self.texts))), seed)
         driven = drive(place, [post(place, self.path, self._body(places)) for places in asked], connections=connections)
         for places, status, body in zip(asked, driven.became, driven.bodies, strict=True):
-            self.wrong += status != 200 or results_of(body) != [self.right[place] for place in places]
+            self._count(status, body, [self.right[place] for place in places])
         return driven
 
     def cost(self, place: Place, a_request: int, connections: int) -> dict[str, float]:
@@ -138,8 +139,14 @@ class Http:
         """Latencies in ms of each text alone, on one connection."""
         driven = drive(place, [post(place, self.path, text_body(self.texts[each])) for each in places], connections=1)
         for each, status, body in zip(places, driven.became, driven.bodies, strict=True):
-            self.wrong += status != 200 or results_of(body) != [self.right[each]]
+            self._count(status, body, [self.right[each]])
         return driven.latencies_ms
+
+    def _count(self, status: int | str, body: bytes, right: list[Any]) -> None:
+        if status == REFUSED:
+            self.refused += 1
+        else:
+            self.wrong += status != 200 or results_of(body) != right
 
     def _asked(self, a_request: int, passes: int, seed: int) -> list[list[int]]:
         chance = random.Random(seed)
@@ -178,7 +185,7 @@ def throughput(
             front_s, models_s = (
                 after - before for after, before in zip(server.core_s(), (front_s, models_s), strict=True)
             )
-            texts = len(driven.became) * a_request
+            texts = driven.having(200) * a_request
             speeds[name].append(texts / driven.seconds)
             shares[name].append({
                 "client_cores": driven.core_s / driven.seconds, "front_cores": front_s / driven.seconds,
@@ -250,7 +257,7 @@ def main() -> int:
         latency = added_latency(servers[given.fronts[0]], candidates[0], http, given.rounds)
     document = {
         "machine": machine_facts(), "bare": f"{bare.name}, batches of {tokens} tokens", "bare_tried": tried, "client_alone": costs,
-        "connections": given.connections, "throughput": speeds, "latency": latency, "wrong": http.wrong,
+        "connections": given.connections, "throughput": speeds, "latency": latency, "wrong": http.wrong, "refused": http.refused,
     }  # fmt: skip
     say(document)
     if given.json:
@@ -282,7 +289,7 @@ def say(document: dict[str, Any]) -> None:
             f"one text, {percent}: bare {row['bare_ms']:.3f} ms, HTTP {row['http_ms']:.3f}, "
             f"added {row['added_ms']:.3f} [{row['least_ms']:.3f}, {row['most_ms']:.3f}]"
         )
-    print(f"answers that differ from Pipeline's: {document['wrong']}")
+    print(f"answers that differ from Pipeline's: {document['wrong']}; requests refused: {document['refused']}")
 
 
 if __name__ == "__main__":
