@@ -8,23 +8,30 @@
 # Without PYTHON an environment with both is made in OUT/venv, from the package index that pip is set to (about 8 GB). A step that
 # is finished is not run again; one that lasts longer than STEP_SECONDS (600) is stopped and counts as failed. Without a GPU each
 # step is skipped, with the reason. CORPUS and TOKENIZER (a file of text, a transformers folder) and PEER (the Python of an
-# environment with bertdistiller 0.1.2) are for the step bertdistiller. The exit code is that of the worst step.
+# environment with bertdistiller 0.1.2), whole paths, are for the step bertdistiller. The exit code is that of the worst step.
 set -uo pipefail
-cd "$(dirname "$0")/.."
-OUT=$(mkdir -p "${1:?give a folder for the results}" && cd "$1" && pwd)
+ALL="tests kernels steps roofline compiled bertdistiller graphs serve paper"
+: "${1:?Give a folder for the results, and perhaps steps: $ALL}"
+mkdir -p "$1" && OUT=$(cd "$1" && pwd) || exit 2
 shift
-STEPS=${*:-tests kernels steps roofline compiled bertdistiller graphs serve paper}
+STEPS=${*:-$ALL}
+for name in $STEPS; do
+  case " $ALL " in *" $name "*) ;; *) echo "There is no step $name; the steps are: $ALL" >&2; exit 2 ;; esac
+done
+if [ -n "${PYTHON:-}" ]; then PYTHON=$(command -v "$PYTHON") && PYTHON=$(cd "$(dirname "$PYTHON")" && pwd)/$(basename "$PYTHON") || exit 2; fi
+cd "$(dirname "$0")/.." || exit 2
 WORST=0
 
 if [ -z "${PYTHON:-}" ]; then
+  if ! nvidia-smi > /dev/null 2>&1; then echo "nvidia-smi finds no GPU here; every step is skipped."; exit 0; fi
   PYTHON=$OUT/venv/bin/python
   if ! [ -e "$OUT/venv/.installed" ]; then
-    python3 -m venv "$OUT/venv"
+    python3 -m venv "$OUT/venv" || exit 2
     grep -v '^torch==\|^onnxruntime==' constraints.txt > "$OUT/constraints.txt"
-    "$PYTHON" -m pip install --quiet --constraint "$OUT/constraints.txt" '.[build,dev]'
-    # onnxruntime-gpu holds the same module, so the other must go first.
-    "$PYTHON" -m pip uninstall --quiet --yes onnxruntime
-    "$PYTHON" -m pip install --quiet 'onnxruntime-gpu[cuda,cudnn]==1.31.1' && touch "$OUT/venv/.installed"
+    # onnxruntime-gpu holds the same module as onnxruntime, so that must go first.
+    "$PYTHON" -m pip install --quiet --constraint "$OUT/constraints.txt" '.[build,dev]' \
+      && "$PYTHON" -m pip uninstall --quiet --yes onnxruntime \
+      && "$PYTHON" -m pip install --quiet 'onnxruntime-gpu[cuda,cudnn]==1.31.1' && touch "$OUT/venv/.installed" || exit 2
   fi
 fi
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1
@@ -68,7 +75,9 @@ export -f bundles graphs served
 export PYTHON OUT
 
 LONG="--device cuda --precision bf16 --tokens 512 --tokens-per-step 32768"
-step tests "$TORCH_LACKS" "$PYTHON" -m pytest -m gpu -rs tests
+tests() { "$PYTHON" -m pytest -m gpu -rs tests && "$PYTHON" -m pytest -rs tests/compress/losses/test_triton_kl.py; }
+export -f tests
+step tests "$TORCH_LACKS" bash -c tests
 step kernels "$TORCH_LACKS" "$PYTHON" benchmarks/distill/gpu_kernels.py --out "$OUT/kernels.json"
 step steps "$TORCH_LACKS" "$PYTHON" benchmarks/distill/steps.py $LONG --textbook-precision bf16 --steps 24
 step roofline "$TORCH_LACKS" "$PYTHON" benchmarks/distill/roofline.py $LONG --steps 16

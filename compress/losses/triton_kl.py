@@ -5,8 +5,8 @@ normalisers and divergence. The second recomputes the same blocks of scores, tur
 multiplies that with the other side at once. Only real tokens are read, packed one sequence after the other, so padding costs
 nothing. The order of all sums is fixed, so the same input gives the same bits.
 
-Products of bfloat16 and float16 are exact and summed in float32. A factor of a gradient is the sum of two halves, which has 16
-bits or more. A product of float32 is made of three products in tf32, which nearly keeps its precision. Gradients stay in float32
+Products of bfloat16 and float16 are exact and summed in float32. A factor of a gradient is the sum of two halves, with 16 bits
+unless it is tiny. A product of float32 is made of three products in tf32, which nearly keeps its precision. Gradients stay in float32
 until they are scaled. Scores are held in powers of two, since a GPU's exponential is one of two. The compiler may not join
 products and sums, because it would join those of teacher and student in different ways, and the loss at equality would not be 0.
 """
@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from compress.losses.outputs import sequence_lengths
 
-BLOCK = 64  # queries, and keys, of a block; half for wide heads
+BLOCK = 64  # queries, and keys, of a block
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter cannot multiply bfloat16
 WIDEST = 128  # most padded head width of teacher and student together: it fits into 96 KiB of shared memory, as most GPUs have
 
@@ -65,13 +65,20 @@ _last: tuple[ReferenceType[Tensor], int, Packed] | None = None
 
 
 def packed_by(mask: Tensor) -> Packed:
-    """Where the real tokens of `mask` are. The relations of a step share a mask, and to find its tokens is to wait for the GPU, so
-    that of the last mask is kept."""
+    """Where the real tokens of `mask` are.
+
+    The relations of a step share a mask, and to find its tokens is to wait for the GPU, so that of the last mask is kept. A mask
+    must not be written to behind torch's back (`.data`, `.numpy()`).
+    """
     global _last  # noqa: PLW0603 - a memory of one
-    if _last is None or _last[0]() is not mask or _last[1] != mask._version:
-        starts = torch.nn.functional.pad(sequence_lengths(mask).cumsum(0, dtype=torch.int32), (1, 0))
-        _last = ref(mask), mask._version, Packed(mask.flatten().nonzero().flatten(), starts, mask.shape[1])
-    return _last[2]
+    last, version = _last, None if mask.is_inference() else mask._version  # those of inference mode count no versions
+    if last is not None and version is not None and last[0]() is mask and last[1] == version:
+        return last[2]
+    starts = torch.nn.functional.pad(sequence_lengths(mask).cumsum(0, dtype=torch.int32), (1, 0))
+    packed = Packed(mask.flatten().nonzero().flatten(), starts, mask.shape[1])
+    if version is not None:
+        _last = ref(mask), version, packed
+    return packed
 
 
 class _Divergence(torch.autograd.Function):
@@ -124,15 +131,14 @@ def _divergence(
 
 def options(teacher: Tensor, student: Tensor) -> dict[str, Any]:
     """The compile-time options of the kernels: head widths, whether vectors are multiplied in float32, and the size of a block."""
-    wide = _padded(teacher) + _padded(student)
-    whole = {torch.float32, torch.bfloat16} if INTERPRETED else {torch.float32}
+    halves = {torch.float16} if INTERPRETED else {torch.float16, torch.bfloat16}
+    whole = [x.dtype not in halves for x in (teacher, student)]
     return {
         "T": teacher.shape[-1], "S": student.shape[-1], "PAD_T": _padded(teacher), "PAD_S": _padded(student),
-        "T_WHOLE": teacher.dtype in whole, "S_WHOLE": student.dtype in whole,
-        "BLOCK": BLOCK if wide <= WIDEST // 2 else max(16, BLOCK // 2),
+        "T_WHOLE": whole[0], "S_WHOLE": whole[1], "BLOCK": BLOCK,
         # Of halves the next block is loaded meanwhile; of float32 it would take too much shared memory. Measured by
         # `benchmarks/distill/gpu_kernels.py`, as were the block and the usual 4 warps.
-        "num_stages": 1 if torch.float32 in (teacher.dtype, student.dtype) else 2,
+        "num_stages": 1 if any(whole) else 2,
         "enable_fp_fusion": False,
     }  # fmt: skip
 

@@ -272,4 +272,6 @@ class ProfileDocument(TypedDict):
     report: NotRequired[str]  # the page, if --out was given
     command: NotRequired[str]  # the command that measures these figures again
     warnings: NotRequired[list[str]]
-    left_out: NotRequired[list[str]]  # requested runtimes that are not installed, and how to install them
+    left_out: NotRequired[
+        list[str]
+    ]  # what was not timed and why; of runtimes that are not installed, how to install them

@@ -32,6 +32,8 @@ def choose(
     refused (BundleError). Without OpenVINO, onnxruntime runs the same file. Each of these is noted in `notes`. For `device` "cuda"
     see `choose_for_gpu`; BadInput where there is no GPU, or onnxruntime cannot use it.
     """
+    if device not in get_args(Device):
+        raise BadInput(f"device is {device!r}; give {' or '.join(map(repr, get_args(Device)))}")
     if device == "cuda":
         if lacks := gpu_lacks():
             raise BadInput(f"--device is cuda, but {lacks}")

@@ -205,11 +205,13 @@ class Pipeline:
     ) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
         """Yields after each run of the model, shortest rows first: the answers that are complete, by index in `works`, and its times.
 
-        A run has rows of similar length: at most `run_tokens` padded tokens for each thread (None: RUN_TOKENS, and GPU_RUN_TOKENS in all
-        on a GPU), or one row. A text longer than the
-        model becomes several rows, perhaps in several runs, and its answer comes with the last. The answer to a work item that
-        fails is its error; the others are not affected. `unwanted` is called before each run and gives the indices of those whose
-        answers nobody waits for any longer; they get none.
+        A run has rows of similar length: at most `run_tokens` padded tokens for each thread (None: RUN_TOKENS, and GPU_RUN_TOKENS in
+        all on a GPU), or one row. A text longer than the model becomes several rows, perhaps in several runs, and its answer comes
+        with the last. The answer to a work item that fails is its error; the others are not affected. `unwanted` is called before
+        each run and gives the indices of those whose answers nobody waits for any longer; they get none.
+
+        Raises:
+            InternalError: the model failed on a GPU, which may not recover before the process ends.
         """
         began_s = time.perf_counter()
         read, failed = self._read(works)
@@ -334,6 +336,9 @@ class Pipeline:
             if len(rows) > 1:
                 return [self._run_each([row])[0] for row in rows]
             log.exception("the model %r failed", self.manifest.name)
+            if self.session.device == "cuda" and not isinstance(error, StillroomError):
+                # A fatal error of CUDA lasts as long as the process, so a worker must end, and is replaced.
+                raise InternalError("the model failed on the GPU") from error
             return [error if isinstance(error, StillroomError) else InternalError("the model failed")]
 
     def _done(

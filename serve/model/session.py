@@ -137,9 +137,8 @@ def onnxruntime_session(onnx_file: Path, options: ort.SessionOptions, provider: 
     except Exception as error:  # the errors of onnxruntime have no common base class
         raise BundleError(f"{onnx_file} does not open in onnxruntime {ort.__version__}: {error}") from error
     if provider not in session.get_providers():  # a provider whose libraries are missing is left out without an error
-        raise BundleError(
-            f"onnxruntime's {provider} did not start; its message is above. If that names a library: {INSTALL_ONNXRUNTIME_GPU}"
-        )
+        remedy = f" If that names a library: {INSTALL_ONNXRUNTIME_GPU}" if provider == CUDA else ""
+        raise BundleError(f"onnxruntime's {provider} did not start; its message is above.{remedy}")
     return session
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -24,14 +25,12 @@ from serve.workers.process import Answered
 from serve.workers.supervisor import ServedModel
 
 # Tokens in a batch: enough to fill the runs of the model, few enough that all processes end at nearly the same time.
-BATCH_TOKENS = 4096
-# The batcher serves callers of one packet in order of arrival.
-CHUNK_TOKENS = BATCH_TOKENS // PACKETS_A_BATCH
+BATCH_TOKENS, GPU_BATCH_TOKENS = 4096, 32_768
 # Texts that were given to processes this often, and each of them died, are given up.
 MOST_DEATHS = 3
 
 # Windows come in order of length, and `max_wait_ms` 0 keeps that order.
-LIMITS = Limits(queued_texts=sys.maxsize, queue_s=math.inf, batch_tokens=BATCH_TOKENS, max_wait_ms=0)
+LIMITS = Limits(queued_texts=sys.maxsize, queue_s=math.inf, max_wait_ms=0)
 
 Result = Answered | StillroomError
 Value = TypeVar("Value")
@@ -53,9 +52,10 @@ class OfflinePool:
         processes: int | None = None,
         device: Device = "cpu",
     ) -> None:
+        self._batch_tokens = GPU_BATCH_TOKENS if device == "cuda" else BATCH_TOKENS
         self._model = ServedModel(
             bundle_path,
-            LIMITS,
+            replace(LIMITS, batch_tokens=self._batch_tokens),
             Metrics(),
             variant=variant,
             threads=threads,
@@ -103,7 +103,9 @@ class OfflinePool:
         results: dict[int, Result] = {}
         try:
             async with asyncio.TaskGroup() as tasks:
-                for places in length_chunks([estimated_tokens(work) for work in works], CHUNK_TOKENS):
+                # The batcher serves callers of one packet in order of arrival.
+                packet = self._batch_tokens // PACKETS_A_BATCH
+                for places in length_chunks([estimated_tokens(work) for work in works], packet):
                     tasks.create_task(self._chunk({place: works[place] for place in places}, results))
         except ExceptionGroup as errors:
             why_none_runs = None if self._model.ready else self._model.start_error

@@ -159,8 +159,9 @@ def _lineage(settings: Annotation, pool: OfflinePool) -> dict[str, Any]:
         "variant": pool.variant,
         "threads": pool.threads,
         "text_column": settings.text_column,
-        # Left out under its usual name, so that outputs from before this setting can be resumed.
+        # Left out under their usual values, so that outputs from before these settings can be resumed.
         **({} if settings.text_pair_column == PAIR else {"text_pair_column": settings.text_pair_column}),
+        **({} if settings.device == "cpu" else {"device": settings.device}),
         "field": settings.answer_field,
         **dataclasses.asdict(settings.options),
     }

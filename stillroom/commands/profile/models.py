@@ -86,7 +86,7 @@ def candidates_of(
     """The candidates of `model` on this machine: a bundle, a checkpoint's folder or an .onnx file.
 
     Graphs of a checkpoint are exported under `work` and kept there for later calls; its int8 graph is calibrated on
-    `calibration` texts. `left_out` is called with what is not installed, for each requested runtime without a candidate.
+    `calibration` texts. `left_out` is called with what is not timed and why: what is not installed, and int8 on a GPU.
     Raises BadInput for any other model.
     """
     if model.suffix == ".onnx" and model.is_file():

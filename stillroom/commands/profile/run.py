@@ -219,7 +219,7 @@ class Found(NamedTuple):
 
     candidates: list[Candidate]
     models: list[Path]  # the given model of each candidate
-    left_out: list[str]  # what is not installed, for the runtimes without a candidate
+    left_out: list[str]  # what is not timed, and why
 
 
 def _candidates(models: Sequence[Path], settings: Profiling, work: Path, calibration: Sequence[str]) -> Found:
@@ -239,7 +239,7 @@ def _candidates(models: Sequence[Path], settings: Profiling, work: Path, calibra
 
 
 def _refuse_nothing(found: Found, settings: Profiling) -> None:
-    """Raises BadInput with what is not installed, if there is no candidate."""
+    """Raises BadInput with what was left out and why, if there is no candidate."""
     if not found.candidates:
         raise BadInput(f"No model can be run here with {_asked(settings)}. {'; '.join(found.left_out)}.")
 

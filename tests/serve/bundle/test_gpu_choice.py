@@ -136,3 +136,10 @@ def test_a_gpu_has_one_worker_process_and_one_front_unless_more_are_given() -> N
 
     assert fronts() == (1, 1)
     assert fronts("--processes", "3") == (1, 3)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:0", ""])
+def test_a_device_of_another_name_is_refused_and_not_run_on_the_cpu(entities_bundle: Path, device: str) -> None:
+    for opened in (Pipeline, OfflinePool):
+        with pytest.raises(BadInput, match="give 'cpu' or 'cuda'"):
+            opened(entities_bundle, device=device)  # type: ignore[arg-type]

@@ -123,6 +123,23 @@ def test_a_window_that_fails_fails_its_own_text_once(broken_bundle: Path, cities
     assert [answers[0], answers[2]] == cities([LONG, "rome"])
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_failure_of_the_gpu_is_no_answer(broken_bundle: Path, device: Device) -> None:
+    """A worker ends by it and is replaced, since CUDA may not recover before the process ends."""
+
+    def failing(*_asked: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    pipeline = Pipeline(broken_bundle, threads=1)
+    pipeline.session.device, pipeline.session._run = device, failing
+    if device == "cuda":
+        with pytest.raises(InternalError, match="on the GPU"):
+            answers_of(pipeline, ["refund"], 64)
+    else:
+        (answer,) = answers_of(pipeline, ["refund"], 64)
+        assert isinstance(answer, InternalError)
+
+
 def test_the_classes_of_a_long_text_are_those_of_its_windows_pooled(intents: Pipeline) -> None:
     # 90 own tokens in 4 windows of 30: only the last one reads `refund`.
     answer = intents("a " * 80 + "refund " * 10)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,3 +181,10 @@ def test_the_command_ends_with_1_for_a_fault_of_ours(job: Annotation) -> None:
     assert ended.returncode == 1, ended.stderr
     assert "not finite" in ended.stderr
     assert len(lines(job.output)) == 1
+
+
+def test_an_output_begun_on_one_device_is_of_another_lineage_than_on_the_other(job: Annotation) -> None:
+    opened: Any = SimpleNamespace(manifest=SimpleNamespace(digest="d"), variant="fp32", threads=1)
+    here, there = (runner._lineage(replace(job, device=device), opened) for device in ("cpu", "cuda"))
+    assert here != there
+    assert "device" not in here  # outputs from before there was a choice can be resumed
