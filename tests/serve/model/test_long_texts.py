@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lookup_bundles import CITIES, INTENTS, VOCABULARY, WORDS, city_table, intent_table, write_bundle, write_manifest
 from tokenizers import Tokenizer
 
+from serve.bundle.runtimes import Device
 from serve.errors import BadInput, InternalError
 from serve.model.pipeline import Pipeline
 from serve.model.work_items import TextWork
