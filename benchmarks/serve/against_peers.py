@@ -112,10 +112,11 @@ def model_folders(bundle: Path, folder: Path) -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
-def running(name: str, bundle: Path, folders: tuple[Path, Path], environments: Path, log: Path) -> Iterator[Place]:
+def running(name: str, given: argparse.Namespace, folders: tuple[Path, Path], log: Path) -> Iterator[Place]:
     """Starts the server called `name`; yields its address once it answers."""
+    bundle, environments = given.bundle, given.environments
     if name == "ours":
-        with serving([bundle], log=log) as server:
+        with serving([bundle], *given.options.split(), log=log) as server:
             yield server.place
         return
     peer = PEERS[name]
@@ -220,7 +221,7 @@ def rounds(given: argparse.Namespace, log: Path) -> dict[str, Any]:
                 if name in reasons:
                     continue
                 try:
-                    with running(name, given.bundle, folders, given.environments, log) as place:
+                    with running(name, given, folders, log) as place:
                         for which, each in sets.items():
                             found = drive_once(place, PEERS[name], each, right[which], given, seed=turn)
                             visits[name][which].append(found)
@@ -262,6 +263,7 @@ def main() -> int:
     parser.add_argument("texts", type=Path)
     parser.add_argument("--environments", type=Path, required=True)
     parser.add_argument("--peers", type=lambda listed: listed.split(","), default=list(PEERS), metavar="A,B,...")
+    parser.add_argument("--options", default="", help="options of stillroom's server, such as '--batch-tokens 64'")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="of one closed loop, and of one rate of the open loop"
