@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from serve.errors import BadInput, InternalError, StillroomError
 from serve.model.work_items import TextWork
 from serve.workers.offline_pool import OfflinePool, Result
 from stillroom.commands.annotate.checks import checked
+from stillroom.commands.annotate.ctrl_c import ctrl_c_kept
 from stillroom.commands.annotate.places import Place, answer_opening, error_line, places
 from stillroom.commands.annotate.reader import InputFile
 from stillroom.commands.annotate.rows import NOT_JSON, PAIR
@@ -100,6 +101,7 @@ class _Job:
     pool: OfflinePool
     tally: _Tally
     shown: Bar
+    stop_if_asked: Callable[[], None]
 
     def show(self, share_read: float | None) -> None:
         """Shows the rows done, and an estimate of all rows from the share of the file that was read."""
@@ -127,11 +129,10 @@ def annotate(settings: Annotation) -> dict[str, Any]:
         found = places(source, output)
         first, kept_bytes = _first_asked(found, source, tally)
         if first is not None:
-            with pool, bar("annotate") as shown:
+            with ctrl_c_kept() as stop_if_asked, pool, bar("annotate") as shown:
                 began_s = time.monotonic()
-                _write_from(
-                    itertools.chain([first], found), kept_bytes, _Job(settings, source, output, pool, tally, shown)
-                )
+                job = _Job(settings, source, output, pool, tally, shown, stop_if_asked)
+                _write_from(itertools.chain([first], found), kept_bytes, job)
                 seconds = time.monotonic() - began_s
         _tell(tally, settings, output.name, source)
     asked = tally.rows + tally.asked_again
@@ -231,6 +232,7 @@ def _answer(windows: Iterator[_Window], job: _Job) -> None:
 
 def _write(window: _Window, job: _Job) -> bool:
     """Writes a window once it is computed. False if a row stopped the work; the window is written up to that row."""
+    job.stop_if_asked()
     results: dict[int, Result] = dict(zip(window.computed, window.results.result(), strict=True))
     lines: list[bytes] = []
     whole = True

@@ -378,7 +378,7 @@ def test_no_process_outlives_a_kill_or_ctrl_c(
     process, _, workers = slow_job
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     assert "Traceback" not in said
     assert "give the same command again" in " ".join(said.split())
     assert psutil.wait_procs(workers, timeout=PATIENCE_S)[1] == []
