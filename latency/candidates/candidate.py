@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from serve.bundle.runtimes import Device
+
 Runtime = Literal["torch", "torch-compile", "torch-cuda-graphs", "onnxruntime", "onnxruntime-tensorrt", "openvino"]
-Device = Literal["cpu", "cuda"]
 Int64s = npt.NDArray[np.int64]
 Call = Callable[[Mapping[str, Int64s]], npt.NDArray[np.float32]]
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from serve.bundle.runtimes import Device
 from serve.options import check, group, setting
 from serve.text.answers import AnswerOptions
 
@@ -37,7 +38,7 @@ class Annotation:
     variant: str | None = setting(
         None, help="Exported file to run.", choices=("fp32", "fp16", "int8"), shown="the bundle's", panel=MACHINE
     )
-    device: Literal["cpu", "cuda"] = setting(
+    device: Device = setting(
         "cpu", help="Where the model runs; cuda is an NVIDIA GPU and needs onnxruntime-gpu.", panel=MACHINE
     )
     processes: int | None = setting(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compress.settings import REVISION, TASKS, RowColumns
+from serve.bundle.runtimes import Device
 from serve.options import check, setting
 
 
@@ -16,7 +17,7 @@ class Evaluation(RowColumns):
     variant: str | None = setting(
         None, help="Exported file of a bundle to score.", choices=("fp32", "fp16", "int8"), shown="the bundle's"
     )
-    device: Literal["cpu", "cuda"] = setting(
+    device: Device = setting(
         "cpu", help="Where the model runs; cuda is an NVIDIA GPU, and a bundle needs onnxruntime-gpu there."
     )
     task: str | None = setting(None, help="Task of a checkpoint.", choices=TASKS, shown="that of its head")

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from compress.settings import ALL_CORES, RowColumns
-from latency.candidates.candidate import Device, Runtime
+from latency.candidates.candidate import Runtime
+from serve.bundle.runtimes import Device
 from serve.options import check, setting
 
 TorchPrecision = Literal["fp32", "bf16", "fp16"]

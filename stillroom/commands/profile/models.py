@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 from export.graph.exporter import position_limit
 from latency.candidates.availability import missing
-from latency.candidates.candidate import Candidate, Device, Reads, Runtime
+from latency.candidates.candidate import Candidate, Reads, Runtime
 from serve.bundle.manifest import MANIFEST, open_bundle
-from serve.bundle.runtimes import has_openvino
+from serve.bundle.runtimes import Device, has_openvino
 from serve.errors import BadInput
 from serve.text.labels import MULTI_LABEL
 from serve.text.tokenizer import load_tokenizer

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compress.models.shapes import STUDENTS, Shape
-from latency.candidates.candidate import Device, Runtime
+from latency.candidates.candidate import Runtime
 from latency.measure.result_document import CandidateRow, PaperRow, ProfileDocument
 from latency.measure.statistics import process_ratio
-from serve.bundle.runtimes import has_openvino
+from serve.bundle.runtimes import Device, has_openvino
 from stillroom.commands.profile.speed_regression import turns_of
 
 

@@ -18,7 +18,7 @@ from compress.settings import RowColumns
 from latency.analysis.costs import add_costs
 from latency.analysis.pareto import Point, pareto_front, within_budget
 from latency.analysis.roofline import measured_peaks
-from latency.candidates.candidate import Candidate, Device
+from latency.candidates.candidate import Candidate
 from latency.measure.interleave import Progress, Worker, at_work
 from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import Metric, ModelRow, ProfileDocument, SweepRow
@@ -26,6 +26,7 @@ from latency.measure.workloads import Workload
 from latency.profile import Plan, Timed, grid, time_all, time_grid, work_of
 from latency.scenarios.sweep import sweep
 from serve.bundle.cpu_quota import available_cores
+from serve.bundle.runtimes import Device
 from serve.errors import BadInput
 from serve.text.entity_markers import knows_markers
 from serve.text.tokenizer import load_tokenizer
