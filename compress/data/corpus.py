@@ -103,23 +103,38 @@ class CorpusText:
 
     def at(self, step: int) -> Batch:
         """Ids and mask (batch, tokens). With masking, rows are the chosen tokens and targets their original ids."""
-        chosen = [[self.pieces[i] for i in row] for row in self.pieces_at(step)]
-        ids = padded([np.concatenate([piece.ids for piece in row]) for row in chosen], self.pad_id)
-        words = padded([_joined_words([piece.words for piece in row]) for row in chosen], -1)
-        mask = padded([np.repeat(np.arange(len(row)) + 1, [len(piece.ids) for piece in row]) for row in chosen], 0)
+        chosen = self.pieces_at(step)
+        tokens = [[self._ids(i) for i in row] for row in chosen]
+        lengths = [[len(ids) for ids in row] for row in tokens]
+        of_rows, of_pieces = np.array([sum(row) for row in lengths]), np.array([n for row in lengths for n in row])
+        real = np.arange(of_rows.max()) < of_rows[:, None]  # (rows, tokens)
+        # Made of all rows at once: a thread makes this while another launches a GPU's work, and Python runs one of them at a time.
+        ids = _filled(np.concatenate([ids for row in tokens for ids in row]), real, self.pad_id)
+        numbers = np.concatenate([np.arange(len(row)) + 1 for row in lengths])
+        inputs = {"input_ids": ids, "attention_mask": _filled(np.repeat(numbers, of_pieces), real, 0)}
         rows, targets = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         if self.masking:
+            words = padded([_joined_words([self.pieces[i].words for i in row]) for row in chosen], -1)
             generator = np.random.default_rng([self.seed, step, 1])
-            hidden, ids = masked(ids, words, self.masking, generator)
+            hidden, inputs["input_ids"] = masked(ids, words, self.masking, generator)
             rows = np.flatnonzero(hidden != IGNORED)
             targets = hidden.ravel()[rows]
-        inputs = {"input_ids": ids, "attention_mask": mask}
         if self.row_tokens:
-            inputs["position_ids"] = padded(
-                [np.concatenate([np.arange(len(piece.ids)) for piece in row]) for row in chosen], 0
-            )
+            starts = of_pieces.cumsum() - of_pieces
+            inputs["position_ids"] = _filled(np.arange(of_pieces.sum()) - np.repeat(starts, of_pieces), real, 0)
         tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
         return Batch(tensors, torch.from_numpy(rows), torch.from_numpy(targets))
+
+    def _ids(self, index: int) -> np.ndarray:
+        pieces = self.pieces
+        return pieces.ids_of(index) if isinstance(pieces, CorpusFile) else pieces[index].ids
+
+
+def _filled(tokens: np.ndarray, real: np.ndarray, fill: int) -> np.ndarray:
+    """`tokens` of all rows, one after the other, where `real` (rows, tokens) says so; elsewhere `fill`."""
+    found = np.full(real.shape, fill, dtype=np.int64)
+    found[real] = tokens
+    return found
 
 
 def _joined_words(pieces: Sequence[np.ndarray]) -> np.ndarray:
@@ -232,13 +247,18 @@ class CorpusFile(Sequence[Piece]):
         i = int(index) + (len(self) if index < 0 else 0)
         if not 0 <= i < len(self):
             raise IndexError(f"piece {index} of {len(self)}")
-        block = i // BLOCK
-        start = int(self.starts[block] + self.lengths[block * BLOCK : i].sum(dtype=np.int64))
-        length = int(self.lengths[i])
+        steps = np.frombuffer(os.pread(self.words, int(self.lengths[i]), self._start(i)), np.uint8)
+        return Piece(self.ids_of(i), _words_of(steps))
+
+    def ids_of(self, index: int) -> np.ndarray:
+        """The token ids of a piece, (tokens,), int64."""
         width = self.id_type.itemsize
-        ids = np.frombuffer(os.pread(self.ids, width * length, width * start), self.id_type)
-        steps = np.frombuffer(os.pread(self.words, length, start), np.uint8)
-        return Piece(ids.astype(np.int64), _words_of(steps))
+        read = os.pread(self.ids, width * int(self.lengths[index]), width * self._start(index))
+        return np.frombuffer(read, self.id_type).astype(np.int64)
+
+    def _start(self, index: int) -> int:
+        block = index // BLOCK
+        return int(self.starts[block] + self.lengths[block * BLOCK : index].sum(dtype=np.int64))
 
 
 def _descriptor(owner: object, file: Path) -> int:
