@@ -29,7 +29,7 @@ from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.objectives import Projections
 from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
-from compress.models.precision import computing, matrices_in
+from compress.models.precision import computing, weights_in
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
 from compress.training.stage import step_losses
@@ -86,7 +86,7 @@ def main() -> None:
     shape, config = shape_of(given.student), teacher.config
     stage = stages_of("minilmv2", Sizes(config.num_hidden_layers, shape.layers, config.hidden_size, shape.hidden))[0]
     texts = [text for file in given.corpus for text in read_texts(Path(file))][: given.pieces]
-    with tempfile.TemporaryDirectory() as name, matrices_in(teacher, given.precision):
+    with tempfile.TemporaryDirectory() as name, weights_in(teacher, given.precision):
         folder = Path(name)
         pieces = tokenised(texts, open_tokenizer(opened), given.tokens, folder / "text", fingerprint="benchmark")
         parts = sorted(stage.objective.teacher_parts())

@@ -19,7 +19,7 @@ import torch
 from steps import now
 from transformers import BertConfig, BertModel
 
-from compress.models.precision import autocast, matrices_in
+from compress.models.precision import autocast, own_precision, weights_in
 
 SHAPES = {"teacher": (768, 12, 3072), "student": (384, 12, 1536)}
 
@@ -42,7 +42,7 @@ def measured(given: argparse.Namespace, who: str) -> dict[str, Any]:
 
     def run(model: Any) -> Callable[[], torch.Tensor]:
         def once() -> torch.Tensor:
-            with autocast(device, given.precision):
+            with autocast(device, given.precision), own_precision(model):
                 answer: torch.Tensor = model(input_ids=ids).last_hidden_state
             if who == "student":
                 answer.float().square().mean().backward()
@@ -51,8 +51,8 @@ def measured(given: argparse.Namespace, who: str) -> dict[str, Any]:
         return once
 
     with (
-        matrices_in(plain, given.precision if who == "teacher" else ""),
-        matrices_in(compiled, given.precision if who == "teacher" else ""),
+        weights_in(plain, given.precision if who == "teacher" else ""),
+        weights_in(compiled, given.precision if who == "teacher" else ""),
     ):
         expected = run(plain)().float()
         began = now(given.device)

@@ -27,7 +27,7 @@ from compress.methods.catalogue import Stage, chain_of
 from compress.methods.objectives import Projections
 from compress.models.embedding_rows import rows_in_use
 from compress.models.initialise import student_of
-from compress.models.precision import computing, matrices_in
+from compress.models.precision import computing, weights_in
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
 from compress.training.stage import StageSettings, step_losses, train_stage
@@ -49,7 +49,7 @@ class Learner:
         self.steps_per_epoch = text.sampler.steps_per_epoch
 
     def begin(self, stack: ExitStack) -> None:
-        stack.enter_context(matrices_in(self.teacher, self.precision))
+        stack.enter_context(weights_in(self.teacher, self.precision))
         self.remap = stack.enter_context(rows_in_use(self.student.train(), self.text.ids, self.text.pad_id))
         self.optimizer = torch.optim.AdamW(self.student.parameters(), lr=1e-5, fused=True)
 

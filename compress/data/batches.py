@@ -45,6 +45,8 @@ class Batch:
     weights: Weights = WHOLE
     # The teacher's cached activations by part and layer, (batch, tokens, width); None if there is no cache.
     teacher_activations: dict[tuple[str, int], Tensor] | None = None
+    # Whether no row has padding and none is packed, where that is known; models then need no mask.
+    full: bool = False
 
 
 def part_of(batch: Batch, share: Share) -> Batch:
@@ -180,21 +182,23 @@ def batches_by_length(lengths: Sequence[int] | np.ndarray, budget: int = BATCH_T
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """`batch` with its tensors on `device`."""
+    """`batch`, which is on the CPU, with its tensors on `device`."""
     if device.type == "cpu":
         return batch
-    soft = None if batch.soft is None else batch.soft.to(device)
-    inputs = {name: value.to(device) for name, value in batch.inputs.items()}
-    activations = (
-        None
-        if batch.teacher_activations is None
-        else {part: value.to(device) for part, value in batch.teacher_activations.items()}
-    )
+    activations = batch.teacher_activations
     return replace(
         batch,
-        inputs=inputs,
-        teacher_activations=activations,
-        row_index=batch.row_index.to(device),
-        targets=batch.targets.to(device),
-        soft=soft,
+        inputs={name: moved(value, device) for name, value in batch.inputs.items()},
+        teacher_activations=None
+        if activations is None
+        else {part: moved(x, device) for part, x in activations.items()},
+        row_index=moved(batch.row_index, device),
+        targets=moved(batch.targets, device),
+        soft=None if batch.soft is None else moved(batch.soft, device),
+        full="position_ids" not in batch.inputs and bool((batch.inputs["attention_mask"] > 0).all()),
     )
+
+
+def moved(value: Tensor, device: torch.device) -> Tensor:
+    """`value`, which is on the CPU, on `device`. A GPU fetches it from pinned memory, while this process goes on."""
+    return value if device.type == "cpu" else value.pin_memory().to(device, non_blocking=True)

@@ -76,6 +76,14 @@ def tiled_loss(loss: str, teacher: Dots, student: Dots, mask: Tensor) -> Tensor:
     return value
 
 
+def expect(mask: Tensor, on_cpu: Tensor) -> None:
+    """Say that `mask` will be compared by, and what it holds: the kernels for GPUs need not wait for the GPU to read it then."""
+    if mask.is_cuda and find_spec("triton"):
+        from compress.losses.triton_kl import remember
+
+        remember(mask, on_cpu)
+
+
 def _on_gpu(teacher: Dots, student: Dots) -> Callable[..., Tensor] | None:
     """The GPU kernels, if they can compute this loss: there is no bias, and Triton, part of torch for GPUs, is installed."""
     if teacher.bias is not None or student.bias is not None or not student.queries.is_cuda or not find_spec("triton"):

@@ -33,18 +33,26 @@ class Packed(NamedTuple):
     """Real tokens of all sequences, one sequence after the other."""
 
     rows: Tensor  # (tokens,) their indices into (batch * tokens)
+    places: Tensor  # (batch * tokens,) where each is among `rows`; -1 for padding
     starts: Tensor  # (sequences + 1,) int32: the start of each sequence, and the end of the last
     longest: int  # the most tokens that a sequence can have
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no padding."""
+        return len(self.rows) == len(self.places)
+
     def take(self, x: Tensor) -> Tensor:
         """The real tokens of `x` (batch, heads, tokens, width) as (tokens, heads, width)."""
-        return x.transpose(1, 2).flatten(0, 1).index_select(0, self.rows)
+        tokens = x.transpose(1, 2).flatten(0, 1)
+        return tokens.contiguous() if self.full else tokens.index_select(0, self.rows)
 
     def put(self, packed: Tensor, like: Tensor) -> Tensor:
         """The inverse of `take`, in the shape of `like`; padding is 0."""
         batch, heads, tokens, width = like.shape
-        whole = packed.new_zeros(batch * tokens, heads, width).index_copy_(0, self.rows, packed)
-        return whole.view(batch, tokens, heads, width).transpose(1, 2)
+        if not self.full:  # tokens are fetched: to scatter them is slow where torch must be deterministic
+            packed = packed.index_select(0, self.places.clamp(min=0)).masked_fill_((self.places < 0)[:, None, None], 0)
+        return packed.view(batch, tokens, heads, width).transpose(1, 2)
 
 
 def divergence_loss(
@@ -74,11 +82,26 @@ def packed_by(mask: Tensor) -> Packed:
     last, version = _last, None if mask.is_inference() else mask._version  # those of inference mode count no versions
     if last is not None and version is not None and last[0]() is mask and last[1] == version:
         return last[2]
-    starts = torch.nn.functional.pad(sequence_lengths(mask).cumsum(0, dtype=torch.int32), (1, 0))
-    packed = Packed(mask.flatten().nonzero().flatten(), starts, mask.shape[1])
+    packed = _found(mask)
     if version is not None:
         _last = ref(mask), version, packed
     return packed
+
+
+def remember(mask: Tensor, on_cpu: Tensor) -> None:
+    """Let `packed_by` find the tokens of `mask`, which is on a GPU, in `on_cpu`, its like on the CPU."""
+    global _last  # noqa: PLW0603 - a memory of one
+    if not mask.is_inference():
+        found = _found(on_cpu)
+        rows, places, starts = (x.pin_memory().to(mask.device, non_blocking=True) for x in found[:3])
+        _last = ref(mask), mask._version, Packed(rows, places, starts, found.longest)
+
+
+def _found(mask: Tensor) -> Packed:
+    starts = torch.nn.functional.pad(sequence_lengths(mask).cumsum(0, dtype=torch.int32), (1, 0))
+    real = mask.flatten() > 0
+    places = torch.where(real, real.cumsum(0) - 1, -1)
+    return Packed(real.nonzero().flatten(), places, starts, mask.shape[1])
 
 
 class _Divergence(torch.autograd.Function):

@@ -16,6 +16,7 @@ from compress.losses.outputs import full
 from compress.losses.relations import split_heads
 from compress.losses.tiled_relations import Dots
 from compress.models.families import Family, encoder_of, layers_of, linear
+from compress.models.precision import own_precision
 from serve.errors import BadInput
 
 
@@ -101,7 +102,7 @@ def read(
         return Activations({})
     answer = words = None
     with _hooks(model, family, sources, found, leave=not output), _asked(model, rows) as vectors:
-        with suppress(_Enough):
+        with suppress(_Enough), own_precision(model):
             answer = model(**inputs)
     if vectors:
         words = Unprojected(vectors[0], model.get_output_embeddings())  # type: ignore[operator]

@@ -37,5 +37,7 @@ def kept_apart(model: Any, family: Family, inputs: dict[str, Tensor]) -> dict[st
     numbers = inputs["attention_mask"]
     others = (numbers[:, :, None] != numbers[:, None, :])[:, None]
     dtype = next(model.parameters()).dtype
+    if numbers.is_cuda and dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")  # otherwise every layer would convert it
     mask = torch.zeros(others.shape, dtype=dtype, device=numbers.device).masked_fill_(others, torch.finfo(dtype).min)
     return inputs | {"attention_mask": mask, "position_ids": inputs["position_ids"] + family.position_offset}

@@ -118,7 +118,16 @@ def train(
     settings = {"steps": schedule.steps, "learning_rate": schedule.learning_rate, "seed": seed, "precision": precision}
     # No `Accelerator.prepare`: gradients are summed here, and unwrapped models keep their names in checkpoints.
     with closing(Metrics(folder, progress.step, Trackers(trackers, folder, settings), batches)) as metrics:
+
+        def look(step: int, terms: dict[str, Tensor]) -> float:
+            value = _finite(terms, step)
+            if step == schedule.steps or step % max(1, schedule.steps // 200) == 0:
+                progress.loss.append((step, value))
+                metrics.write(step, value, terms, schedule.rate(step - 1), metrics.speed())
+            return value
+
         saved_at = time.monotonic()
+        unseen: list[tuple[int, _Terms]] = []
         model.train()
         while progress.step < schedule.steps and not progress.stopped:
             for group in optimizer.param_groups:
@@ -126,20 +135,24 @@ def train(
             terms = _gradients(model, loss_at, progress.step, seed, accumulate, precision, scaler)
             _move(model, optimizer, scaler, schedule.clip_norm)
             progress.step += 1
-            value = _finite(terms, progress.step)
-            speed = metrics.speed()
+            unseen.append((progress.step, terms))
             last = progress.step == schedule.steps
-            if last or progress.step % max(1, schedule.steps // 200) == 0:
-                progress.loss.append((progress.step, value))
-                metrics.write(progress.step, value, terms, schedule.rate(progress.step - 1), speed)
-            if validation and (last or progress.step % validation.every == 0):
+            validated = validation is not None and (last or progress.step % validation.every == 0)
+            due = last or time.monotonic() - saved_at > checkpoint_every_s
+            seen = []
+            # A GPU starts the next step before the loss of this one is looked at; otherwise it would stand still meanwhile.
+            while len(unseen) > (0 if place.type == "cpu" or validated or due else 1):
+                step, terms = unseen.pop(0)
+                seen.append((step, look(step, terms.read()), metrics.speed().get("tokens_per_s")))
+            if validation and validated:
                 _validate(model, validation, progress, folder)
-            due = last or progress.stopped or time.monotonic() - saved_at > checkpoint_every_s
-            if due and distributed.main():
-                save_checkpoint(folder / CHECKPOINT, model, optimizer, progress, scaler)
+            if due or progress.stopped:
+                if distributed.main():
+                    save_checkpoint(folder / CHECKPOINT, model, optimizer, progress, scaler)
                 saved_at = time.monotonic()
             if report:
-                report(progress.step, schedule.steps, value, speed.get("tokens_per_s"))
+                for step, value, speed in seen:
+                    report(step, schedule.steps, value, speed)
     if validation:
         put_tensors(model, load_file(folder / BEST))
     distributed.wait()  # all must have read the weights before the caller moves the folder
@@ -229,8 +242,8 @@ def _gradients(
     accumulate: int,
     precision: str,
     scaler: torch.amp.GradScaler,
-) -> dict[str, Tensor]:
-    """The loss terms of one step, scalars. Its gradients, scaled, are added to those of `model`. Both are of the whole batch."""
+) -> "_Terms":
+    """The loss terms of one step. Its gradients, scaled, are added to those of `model`. Both are of the whole batch."""
     found: dict[str, Tensor] = {}
     for share in distributed.shares(accumulate):
         torch.manual_seed(_seed_of(seed, step, share))
@@ -241,7 +254,23 @@ def _gradients(
     values = torch.stack(list(found.values()))
     # Every process computed the same terms, so the same parameters have gradients.
     distributed.all_reduce([values, *(p.grad for p in model.parameters() if p.grad is not None)])
-    return dict(zip(found, values, strict=True))
+    return _Terms(list(found), values)
+
+
+class _Terms:
+    """The loss terms of a step, on their way from a GPU."""
+
+    def __init__(self, names: Sequence[str], values: Tensor) -> None:
+        self.names, self.values = names, values.to("cpu", non_blocking=True)
+        self.arrived = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
+        if self.arrived:
+            self.arrived.record()
+
+    def read(self) -> dict[str, Tensor]:
+        """Each term, a scalar, once the GPU has computed it."""
+        if self.arrived:
+            self.arrived.synchronize()
+        return dict(zip(self.names, self.values, strict=True))
 
 
 def _move(model: Any, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, clip_norm: float) -> None:

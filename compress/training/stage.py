@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.data.batches import Batch, inputs_for, part_of, to_device
+from compress.data.batches import Batch, inputs_for, moved, part_of, to_device
 from compress.data.sampler import Sampler
 from compress.distributed import Share
+from compress.losses.tiled_relations import expect
 from compress.methods.catalogue import Stage
 from compress.methods.objectives import (
     Objective,
@@ -28,7 +29,7 @@ from compress.models.activations import Activations, Part, assembled, read
 from compress.models.embedding_rows import rows_in_use
 from compress.models.families import FAMILIES, Family, encoder_of
 from compress.models.packed_inputs import kept_apart
-from compress.models.precision import matrices_in
+from compress.models.precision import weights_in
 from compress.training.checkpoint import Progress
 from compress.training.loop import Report, Validation, device_of_process, train
 from compress.training.prefetch import Prefetcher
@@ -112,7 +113,7 @@ def train_stage(
     with ExitStack() as stack:
         if teacher is not None:
             teacher.eval().to(device_of_process(settings.device))
-            stack.enter_context(matrices_in(teacher, settings.precision))
+            stack.enter_context(weights_in(teacher, settings.precision))
         stack.enter_context(moving(student, stage.trains))
         remap = stack.enter_context(rows_narrowed(student, text, objective))
         batches = stack.enter_context(closing(Prefetcher(text.at, schedule.steps)))
@@ -148,19 +149,21 @@ def step_losses(
 ) -> dict[str, Tensor]:
     """The weighted loss terms of a batch, or of a part of one; the terms of all parts add up to those of the batch.
 
+    `batch` is on the CPU; the models' device may be a GPU, which this never waits for, unless tokens are masked or rows are padded.
     `remap` maps token ids to rows of the student's narrowed embeddings.
     """
     device = next(student.parameters()).device
-    batch = to_device(batch, device)
+    on_cpu, batch = batch, to_device(batch, device)
     theirs = Activations({})
     if objective.layers or objective.asks_teacher:
+        expect(batch.inputs["attention_mask"], on_cpu.inputs["attention_mask"])
         with torch.no_grad():
             teacher.to(device)
             theirs = _theirs(teacher, family, objective, batch)
     seen = batch
     if remap is not None:
-        ids = torch.from_numpy(remap)[batch.inputs["input_ids"].cpu()].to(device)
-        seen = replace(batch, inputs=batch.inputs | {"input_ids": ids})
+        rows = torch.from_numpy(remap[on_cpu.inputs["input_ids"].numpy()])
+        seen = replace(batch, inputs=batch.inputs | {"input_ids": moved(rows, device)})
     own = FAMILIES[student.config.model_type]
     ours = _read(student, own, objective, seen, teacher=False)
     heads = student.config.num_attention_heads
@@ -216,9 +219,11 @@ def _read(model: Any, family: Family, objective: Objective, batch: Batch, *, tea
     wanted = objective.teacher_parts() if teacher else objective.student_parts()
     output = objective.asks_teacher if teacher else bool(objective.outputs)
     rows = _rows(batch, objective) if objective.masks_tokens and output else None
-    return read(
-        model, family, kept_apart(model, family, inputs_for(model, batch.inputs)), wanted, output=output, rows=rows
-    )
+    inputs = kept_apart(model, family, inputs_for(model, batch.inputs))
+    if batch.full and family.packs:
+        # Without a mask attention is faster, and transformers need not wait for a GPU to see that there is nothing to mask.
+        inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
+    return read(model, family, inputs, wanted, output=output, rows=rows)
 
 
 def _theirs(teacher: Any, family: Family, objective: Objective, batch: Batch) -> Activations:

@@ -27,7 +27,7 @@ from compress.data.corpus import CorpusFile, CorpusText
 from compress.data.sampler import Sampler
 from compress.models.activations import Part, read
 from compress.models.families import Family
-from compress.models.precision import autocast, matrices_in
+from compress.models.precision import autocast, weights_in
 from compress.training.checkpoint import full_disk_reported
 from compress.training.loop import device_of_process
 from serve.bundle.manifest import canonical_json, sha256_file
@@ -318,7 +318,7 @@ def _write_about(folder: Path, about: Mapping[str, Any]) -> None:
 def _as_in_training(teacher: Any, precision: str) -> Iterator[None]:
     """Context in which `teacher` computes as it does while a student trains."""
     device = next(teacher.parameters()).device
-    with torch.no_grad(), matrices_in(teacher, precision), autocast(device, precision):
+    with torch.no_grad(), weights_in(teacher, precision), autocast(device, precision):
         yield
 
 

@@ -28,7 +28,7 @@ from compress.methods.mlm_head import HEAD_STAGE
 from compress.methods.objectives import Objective, Projections
 from compress.models.embedding_rows import rows_in_use
 from compress.models.initialise import student_of
-from compress.models.precision import computing, matrices_in
+from compress.models.precision import computing, weights_in
 from compress.models.pretrained import has_vocabulary_head, load, load_encoder
 from compress.training.stage import step_losses
 from serve.errors import BadInput
@@ -254,7 +254,7 @@ def _stage_step(objective: Objective, teacher: Any, student: Any, text: CorpusTe
     def loss_of(i: int, remap: Any) -> Tensor:
         return total(step_losses(objective, teacher, student, inputs.opened.family, text.at(i), maps, remap))
 
-    with matrices_in(teacher, inputs.recipe.precision):
+    with weights_in(teacher, inputs.recipe.precision):
         return _timed(student, inputs, loss_of, ids, whole=objective.masks_tokens)
 
 

@@ -73,6 +73,15 @@ def test_value_and_gradients_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize("sides", [1, 2], ids=["relation", "attention"])
+@pytest.mark.parametrize("padding", [0, 5])
+def test_the_last_rows_padding_is_left_out(padding: int, sides: int) -> None:
+    """Without any, tokens are not packed."""
+    mask = torch.ones(2, 20, dtype=torch.long, device=DEVICE)
+    mask[1, 20 - padding :] = 0
+    compared([drawn(i, 20, 16) for i in range(sides)], [drawn(10 + i, 20, 8) for i in range(sides)], mask, 5e-6)
+
+
+@pytest.mark.parametrize("sides", [1, 2], ids=["relation", "attention"])
 def test_sequences_that_share_a_row_are_compared_apart(sides: int) -> None:
     """Three of them in the first row and one in the second, against the formula on each alone."""
     numbers = torch.tensor([[1] * 9 + [2] * 3 + [3] * 20 + [0] * 2, [1] * 17 + [0] * 17], device=DEVICE)

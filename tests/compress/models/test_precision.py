@@ -3,7 +3,7 @@ import torch
 from encoders import encoder, inputs
 
 from compress.models.families import FAMILIES
-from compress.models.precision import autocast, matrices_in
+from compress.models.precision import autocast, own_precision, weights_in
 
 CPU = torch.device("cpu")
 
@@ -14,7 +14,7 @@ def test_matrices_held_in_half_compute_the_same_bits_and_come_back(kind: str) ->
     given, before = inputs(), {name: weight.clone() for name, weight in model.state_dict().items()}
     with torch.no_grad(), autocast(CPU, "bf16"):
         expected = model(**given).logits
-    with matrices_in(model, "bf16"):
+    with weights_in(model, "bf16"):
         held = {module.weight.dtype for module in model.modules() if isinstance(module, torch.nn.Linear)}
         assert torch.bfloat16 in held
         assert model.get_input_embeddings().weight.dtype == torch.float32
@@ -31,5 +31,18 @@ def test_matrices_held_in_half_compute_the_same_bits_and_come_back(kind: str) ->
 def test_in_float32_nothing_is_touched() -> None:
     model = encoder("bert")
     weights = [id(parameter) for parameter in model.parameters()]
-    with matrices_in(model, "fp32"):
+    with weights_in(model, "fp32"):
         assert [id(parameter) for parameter in model.parameters()] == weights
+
+
+def test_autocast_is_left_by_a_model_that_is_in_half_precision_as_a_whole_alone() -> None:
+    """On a GPU it would normalise and sum in float32."""
+    model, given = encoder("bert"), inputs()
+    with torch.no_grad(), autocast(CPU, "bf16"):
+        with own_precision(model):
+            assert torch.is_autocast_enabled("cpu")
+        model.bfloat16()
+        with own_precision(model):
+            assert not torch.is_autocast_enabled("cpu")
+            assert model(**given).last_hidden_state.dtype == torch.bfloat16
+        assert torch.is_autocast_enabled("cpu")

@@ -1,6 +1,8 @@
 """Training on a GPU: run with `pytest -m gpu`."""
 
+import copy
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ from transformers import BertConfig, BertForTokenClassification
 
 from compress.data.corpus import CorpusText, Piece
 from compress.methods.catalogue import Sizes, minilmv2
+from compress.methods.objectives import Projections
 from compress.models.families import FAMILIES
-from compress.training.stage import StageSettings, train_stage
+from compress.models.precision import computing, own_precision, weights_in
+from compress.training.stage import StageSettings, step_losses, train_stage
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")]
 CONFIG = {
@@ -61,3 +65,61 @@ def test_in_float16_gradients_are_scaled_and_the_scale_is_gone_on_with(tmp_path:
     assert [value for _, value in again.loss] == pytest.approx([value for _, value in progress.loss], rel=1e-2)
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=1e-2, atol=1e-2)
+
+
+def test_every_step_is_reported_once_and_in_order_though_the_next_has_begun(tmp_path: Path) -> None:
+    seen: list[tuple[int, float]] = []
+    torch.manual_seed(0)
+    teacher, student = (BertForTokenClassification(BertConfig(**CONFIG)) for _ in range(2))
+    stage = minilmv2(Sizes(3, 3, 24, 24, relation_heads=4, teacher_layer=2))[0]
+    train_stage(
+        stage, teacher, student, FAMILIES["bert"], CorpusText(PIECES, 0, 8, 0), StageSettings(60), folder=tmp_path,
+        report=lambda done, steps, loss, speed: seen.append((done, loss)),
+    )  # fmt: skip
+    assert [done for done, _ in seen] == list(range(1, 61))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == seen
+
+
+@pytest.mark.parametrize("row_tokens", [0, 16], ids=["whole texts", "packed rows"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_does_not_wait_for_the_gpu(precision: str, row_tokens: int) -> None:
+    """So the next can begin. Texts of one length have no padding; packed rows may have some."""
+    pieces = PIECES if row_tokens else [Piece(np.arange(5, 17), np.arange(12)) for _ in range(16)]
+    teacher, student = (BertForTokenClassification(BertConfig(**CONFIG)).cuda() for _ in range(2))
+    objective = minilmv2(Sizes(3, 3, 24, 24, relation_heads=4, teacher_layer=2))[0].objective
+    maps = Projections(objective, teacher.config, student.config)
+    text = CorpusText(pieces, 0, 8, 0, row_tokens=row_tokens)
+
+    def step(number: int) -> None:
+        with computing(torch.device("cuda"), precision):
+            losses = step_losses(objective, teacher, student, FAMILIES["bert"], text.at(number), maps, np.arange(50))
+        torch.stack(list(losses.values())).sum().backward()
+
+    with weights_in(teacher, precision):
+        step(0)  # compiles the kernels
+        with warnings.catch_warnings(action="ignore"):  # that this mode is a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            step(1)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_teacher_held_in_bfloat16_computes_as_one_converted_and_gets_its_weights_back() -> None:
+    torch.manual_seed(0)
+    model = BertForTokenClassification(BertConfig(**CONFIG)).cuda().eval()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    ids = torch.arange(5, 45, device="cuda").view(4, 10)
+    with torch.no_grad():
+        exact = model(ids).logits
+        with weights_in(model, "bf16"):
+            assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+            with torch.autocast("cuda", torch.bfloat16), own_precision(model):
+                held = model(ids).logits
+        assert torch.equal(held, copy.deepcopy(model).bfloat16()(ids).logits)
+    assert (held.float() - exact).norm() < 0.02 * exact.norm()
+    after = model.state_dict()
+    assert all(
+        torch.equal(after[name], weight) and after[name].dtype == weight.dtype for name, weight in before.items()
+    )
