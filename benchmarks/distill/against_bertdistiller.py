@@ -1,4 +1,4 @@
-"""Compare real tokens a second of MiniLMv2 on real text: this engine and bertdistiller, each in its own environment, in turns by step.
+"""Compare real tokens a second of MiniLMv2 on real text: this engine and bertdistiller, each in its own environment, in turns.
 
     python -m venv peer && peer/bin/pip install torch==2.13.0 bertdistiller==0.1.2
     python benchmarks/distill/against_bertdistiller.py --peer peer/bin/python --corpus text.txt --student 6x384 --tokenizer FOLDER
@@ -17,11 +17,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from steps import TURN, now
 from transformers import BertConfig, BertModel
 
 from compress.data.corpus import CorpusText, chunks
@@ -71,8 +71,9 @@ def side_by_side(given: argparse.Namespace, folder: Path, precision: str, *, gro
     stage = stages_of("minilmv2", sizes)[0]
     term = stage.objective.layers[0]
     settings = {
-        "threads": torch.get_num_threads(), "steps": given.steps + 10, "batch": given.batch, "group_by_length": grouped,
-        "precision": precision, "device": given.device, "teacher_layer": term.teacher_layer, "student_layers": shape.layers,
+        "threads": torch.get_num_threads(), "steps": (given.turns + 4) * TURN[given.device], "batch": given.batch,
+        "group_by_length": grouped, "precision": precision, "device": given.device, "teacher_layer": term.teacher_layer,
+        "student_layers": shape.layers,
         "student_width": shape.hidden, "student_heads": shape.heads, "relation_heads": term.heads,
     }  # fmt: skip
     student, _ = student_of(teacher, BERT, shape, seed=0)
@@ -82,22 +83,27 @@ def side_by_side(given: argparse.Namespace, folder: Path, precision: str, *, gro
     peer = Peer(given.peer, folder, settings)
     ours: list[float] = []
     theirs: list[float] = []
-    began = time.perf_counter()
+    began, turn = now(given.device), TURN[given.device]
 
     def report(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
         nonlocal began
-        ours.append((time.perf_counter() - began) / text.sampler.tokens_at(done - 1))
-        theirs.append(peer.step())
-        began = time.perf_counter()
+        if done % turn:
+            return
+        tokens = sum(map(text.sampler.tokens_at, range(done - turn, done)))
+        ours.append((now(given.device) - began) / tokens)
+        theirs.append(statistics.mean(peer.step() for _ in range(turn)))
+        began = now(given.device)
 
     try:
         train_stage(
-            stage, teacher, student, BERT, text, StageSettings(given.steps + 2, precision=str(settings["precision"]), device=given.device),
+            stage, teacher, student, BERT, text,
+            StageSettings((given.turns + 2) * turn, precision=str(settings["precision"]), device=given.device),
             folder=folder / "ours", report=report,
         )  # fmt: skip
     finally:
         peer.close()
-    ours, theirs = ours[2:], theirs[2:]  # the first two steps include set-up
+    # The first two turns include set-up. On a GPU the last lacks a step, which the turn before has done.
+    ours, theirs = (turns[2 : -1 if turn > 1 else None] for turns in (ours, theirs))
     half = len(ours) // 2
     spread = [
         statistics.median(b) / statistics.median(a)
@@ -133,7 +139,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument(
+        "--turns", type=int, default=10, help="of one step; on a GPU of eight, whose next step begins early"
+    )
+    parser.add_argument(
+        "--way", action="append", choices=[way for way, *_ in WAYS], help="a comparison; all without it"
+    )
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
     if given.threads:
@@ -144,6 +155,8 @@ def main() -> None:
         make_teacher(given, folder / "teacher")
         found = {}
         for way, precision, grouped in WAYS:
+            if way not in (given.way or [way]):
+                continue
             (folder / way).mkdir()
             (folder / way / "teacher").symlink_to(folder / "teacher")
             found[way] = side_by_side(given, folder / way, precision, grouped=grouped)

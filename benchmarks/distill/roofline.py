@@ -8,8 +8,8 @@
 twice as many backward, and the products of the relations; nothing is computed twice, and element-wise work is left out. "Spent" are
 those of all matrix products that are really computed, counted by torch, which does not see into Triton's kernels: on a GPU those of
 the relations are missing. The peak is the fastest of 4 products of 2,048 x 2,048 matrices in the same precision and threads, on a GPU
-of 8,192 x 8,192. It is measured again after each step, since other load on the machine slows both. Each
-share is of a step and its own peak; the result is the median over steps with quartiles. Prints a JSON document.
+of 8,192 x 8,192. It is measured again after each step (on a GPU after 8), since other load on the machine slows both. Each
+share is of these steps and their own peak; the result is the median with quartiles. Prints a JSON document.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from steps import Measured, now, opened, train
+from steps import TURN, Measured, now, opened, train
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from compress.models.precision import HALVES
@@ -88,20 +88,25 @@ def measured(given: argparse.Namespace, tokens: int) -> dict[str, Any]:
     shares: list[float] = []
     speeds: list[float] = []
     peaks: list[float] = []
-    began = 0.0
+    began, turn = 0.0, TURN[given.device]
 
     def report(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
         nonlocal began
+        if done % turn:
+            return
         seconds = now(given.device) - began
-        if done > 2:  # the first two steps include set-up
-            speeds.append(on.text.sampler.tokens_at(done - 1) / seconds)
+        if done > 2 * turn:  # the first two include set-up
+            speeds.append(sum(map(on.text.sampler.tokens_at, range(done - turn, done))) / seconds)
             peaks.append(peak(given.precision, given.device))
             shares.append(sum(by_use.values()) * speeds[-1] / peaks[-1])
         began = now(given.device)
 
     peak(given.precision, given.device)
     with tempfile.TemporaryDirectory() as folder:
-        train(on, given, given.steps + 2, Path(folder), report)
+        train(on, given, (given.steps + 2) * turn, Path(folder), report)
+    if turn > 1:  # the last turn lacks a step, which the turn before has done
+        speeds.pop()
+        shares.pop()
     return {
         "needed_flops_per_token": by_use,
         "spent_over_needed": products / sum(by_use.values()),
