@@ -201,4 +201,4 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 def moved(value: Tensor, device: torch.device) -> Tensor:
     """`value`, which is on the CPU, on `device`. A GPU fetches it from pinned memory, while this process goes on."""
-    return value if device.type == "cpu" else value.pin_memory().to(device, non_blocking=True)
+    return value if device.type == "cpu" else value.contiguous().pin_memory().to(device, non_blocking=True)

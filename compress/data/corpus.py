@@ -114,7 +114,7 @@ class CorpusText:
         inputs = {"input_ids": ids, "attention_mask": _filled(np.repeat(numbers, of_pieces), real, 0)}
         rows, targets = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         if self.masking:
-            words = padded([_joined_words([self.pieces[i].words for i in row]) for row in chosen], -1)
+            words = padded([_joined_words([self._words(i) for i in row]) for row in chosen], -1)
             generator = np.random.default_rng([self.seed, step, 1])
             hidden, inputs["input_ids"] = masked(ids, words, self.masking, generator)
             rows = np.flatnonzero(hidden != IGNORED)
@@ -128,6 +128,10 @@ class CorpusText:
     def _ids(self, index: int) -> np.ndarray:
         pieces = self.pieces
         return pieces.ids_of(index) if isinstance(pieces, CorpusFile) else pieces[index].ids
+
+    def _words(self, index: int) -> np.ndarray:
+        pieces = self.pieces
+        return pieces.words_of(index) if isinstance(pieces, CorpusFile) else pieces[index].words
 
 
 def _filled(tokens: np.ndarray, real: np.ndarray, fill: int) -> np.ndarray:
@@ -247,14 +251,18 @@ class CorpusFile(Sequence[Piece]):
         i = int(index) + (len(self) if index < 0 else 0)
         if not 0 <= i < len(self):
             raise IndexError(f"piece {index} of {len(self)}")
-        steps = np.frombuffer(os.pread(self.words, int(self.lengths[i]), self._start(i)), np.uint8)
-        return Piece(self.ids_of(i), _words_of(steps))
+        return Piece(self.ids_of(i), self.words_of(i))
 
     def ids_of(self, index: int) -> np.ndarray:
         """The token ids of a piece, (tokens,), int64."""
         width = self.id_type.itemsize
         read = os.pread(self.ids, width * int(self.lengths[index]), width * self._start(index))
         return np.frombuffer(read, self.id_type).astype(np.int64)
+
+    def words_of(self, index: int) -> np.ndarray:
+        """The word numbers of a piece, (tokens,), -1 for special tokens."""
+        read = os.pread(self.words, int(self.lengths[index]), self._start(index))
+        return _words_of(np.frombuffer(read, np.uint8))
 
     def _start(self, index: int) -> int:
         block = index // BLOCK

@@ -77,7 +77,7 @@ def tiled_loss(loss: str, teacher: Dots, student: Dots, mask: Tensor) -> Tensor:
 
 
 def expect(mask: Tensor, on_cpu: Tensor) -> None:
-    """Say that `mask` will be compared by, and what it holds: the kernels for GPUs need not wait for the GPU to read it then."""
+    """Tell the kernels for GPUs what `mask` holds, from its copy on the CPU, so that they need not wait for the GPU."""
     if mask.is_cuda and find_spec("triton"):
         from compress.losses.triton_kl import remember
 

@@ -89,7 +89,7 @@ def packed_by(mask: Tensor) -> Packed:
 
 
 def remember(mask: Tensor, on_cpu: Tensor) -> None:
-    """Let `packed_by` find the tokens of `mask`, which is on a GPU, in `on_cpu`, its like on the CPU."""
+    """Let `packed_by` find the tokens of `mask`, which is on a GPU, in `on_cpu`, its copy on the CPU."""
     global _last  # noqa: PLW0603 - a memory of one
     if not mask.is_inference():
         found = _found(on_cpu)

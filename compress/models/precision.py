@@ -43,7 +43,7 @@ def weights_in(model: nn.Module, precision: str) -> Iterator[None]:
 
     On a CPU, and in float16, these are the matrices, except embeddings and what is shared with one; results are the same to the bit.
     On a GPU in bfloat16 they are all weights: the sums between layers are then rounded to bfloat16 too, and read and written in
-    half the time. That rounding makes the error of queries, keys and values 1.5 times as large as `autocast` does.
+    half the time. That rounding makes the error of queries, keys and values 1.5 to 1.8 times as large as `autocast` does.
     """
     half = HALVES.get(precision)
     every = half is torch.bfloat16 and next(model.parameters()).is_cuda

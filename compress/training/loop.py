@@ -59,7 +59,8 @@ class Diverged(BadInput):
 
 
 class Report(Protocol):
-    """Called after each step with steps done, steps in all, the loss, and tokens per second where they are counted."""
+    """Called with steps done, steps in all, the loss, and tokens per second where they are counted: after each step, or on a GPU
+    once the next step has begun, whose tokens are then counted too."""
 
     def __call__(self, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None: ...  # noqa: D102 - see the class
 
@@ -119,12 +120,12 @@ def train(
     # No `Accelerator.prepare`: gradients are summed here, and unwrapped models keep their names in checkpoints.
     with closing(Metrics(folder, progress.step, Trackers(trackers, folder, settings), batches)) as metrics:
 
-        def look(step: int, terms: dict[str, Tensor]) -> float:
-            value = _finite(terms, step)
+        def look(step: int, terms: dict[str, Tensor]) -> tuple[int, float, float | None]:
+            value, speed = _finite(terms, step), metrics.speed()
             if step == schedule.steps or step % max(1, schedule.steps // 200) == 0:
                 progress.loss.append((step, value))
-                metrics.write(step, value, terms, schedule.rate(step - 1), metrics.speed())
-            return value
+                metrics.write(step, value, terms, schedule.rate(step - 1), speed)
+            return step, value, speed.get("tokens_per_s")
 
         saved_at = time.monotonic()
         unseen: list[tuple[int, _Terms]] = []
@@ -137,22 +138,22 @@ def train(
             progress.step += 1
             unseen.append((progress.step, terms))
             last = progress.step == schedule.steps
-            validated = validation is not None and (last or progress.step % validation.every == 0)
+            validates = validation is not None and (last or progress.step % validation.every == 0)
             due = last or time.monotonic() - saved_at > checkpoint_every_s
-            seen = []
             # A GPU starts the next step before the loss of this one is looked at; otherwise it would stand still meanwhile.
-            while len(unseen) > (0 if place.type == "cpu" or validated or due else 1):
-                step, terms = unseen.pop(0)
-                seen.append((step, look(step, terms.read()), metrics.speed().get("tokens_per_s")))
-            if validation and validated:
+            at_once = place.type == "cpu" or validates or due
+            ready, unseen = (unseen, []) if at_once else (unseen[:-1], unseen[-1:])
+            seen = [look(number, arriving.read()) for number, arriving in ready]
+            if validation and validates:
                 _validate(model, validation, progress, folder)
+                due = due or time.monotonic() - saved_at > checkpoint_every_s
             if due or progress.stopped:
                 if distributed.main():
                     save_checkpoint(folder / CHECKPOINT, model, optimizer, progress, scaler)
                 saved_at = time.monotonic()
             if report:
-                for step, value, speed in seen:
-                    report(step, schedule.steps, value, speed)
+                for number, value, speed in seen:
+                    report(number, schedule.steps, value, speed)
     if validation:
         put_tensors(model, load_file(folder / BEST))
     distributed.wait()  # all must have read the weights before the caller moves the folder
@@ -234,29 +235,6 @@ class Metrics:
         self.trackers.close()
 
 
-def _gradients(
-    model: Any,
-    loss_at: Callable[[int, Share], dict[str, Tensor]],
-    step: int,
-    seed: int,
-    accumulate: int,
-    precision: str,
-    scaler: torch.amp.GradScaler,
-) -> "_Terms":
-    """The loss terms of one step. Its gradients, scaled, are added to those of `model`. Both are of the whole batch."""
-    found: dict[str, Tensor] = {}
-    for share in distributed.shares(accumulate):
-        torch.manual_seed(_seed_of(seed, step, share))
-        with computing(next(model.parameters()).device, precision):
-            terms = loss_at(step, share)
-        scaler.scale(total(terms)).backward()  # type: ignore[no-untyped-call]
-        found = {name: found[name] + term.detach() if found else term.detach() for name, term in terms.items()}
-    values = torch.stack(list(found.values()))
-    # Every process computed the same terms, so the same parameters have gradients.
-    distributed.all_reduce([values, *(p.grad for p in model.parameters() if p.grad is not None)])
-    return _Terms(list(found), values)
-
-
 class _Terms:
     """The loss terms of a step, on their way from a GPU."""
 
@@ -271,6 +249,29 @@ class _Terms:
         if self.arrived:
             self.arrived.synchronize()
         return dict(zip(self.names, self.values, strict=True))
+
+
+def _gradients(
+    model: Any,
+    loss_at: Callable[[int, Share], dict[str, Tensor]],
+    step: int,
+    seed: int,
+    accumulate: int,
+    precision: str,
+    scaler: torch.amp.GradScaler,
+) -> _Terms:
+    """The loss terms of one step. Its gradients, scaled, are added to those of `model`. Both are of the whole batch."""
+    found: dict[str, Tensor] = {}
+    for share in distributed.shares(accumulate):
+        torch.manual_seed(_seed_of(seed, step, share))
+        with computing(next(model.parameters()).device, precision):
+            terms = loss_at(step, share)
+        scaler.scale(total(terms)).backward()  # type: ignore[no-untyped-call]
+        found = {name: found[name] + term.detach() if found else term.detach() for name, term in terms.items()}
+    values = torch.stack(list(found.values()))
+    # Every process computed the same terms, so the same parameters have gradients.
+    distributed.all_reduce([values, *(p.grad for p in model.parameters() if p.grad is not None)])
+    return _Terms(list(found), values)
 
 
 def _move(model: Any, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, clip_norm: float) -> None:

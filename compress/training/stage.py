@@ -149,14 +149,16 @@ def step_losses(
 ) -> dict[str, Tensor]:
     """The weighted loss terms of a batch, or of a part of one; the terms of all parts add up to those of the batch.
 
-    `batch` is on the CPU; the models' device may be a GPU, which this never waits for, unless tokens are masked or rows are padded.
+    `batch` is on the CPU. If the models are on a GPU, this does not wait for it, except for rows that are padded and not packed, for
+    outputs of every token, and for losses that `compress.losses.triton_kl` cannot compute.
     `remap` maps token ids to rows of the student's narrowed embeddings.
     """
     device = next(student.parameters()).device
     on_cpu, batch = batch, to_device(batch, device)
     theirs = Activations({})
     if objective.layers or objective.asks_teacher:
-        expect(batch.inputs["attention_mask"], on_cpu.inputs["attention_mask"])
+        if objective.layers:
+            expect(batch.inputs["attention_mask"], on_cpu.inputs["attention_mask"])
         with torch.no_grad():
             teacher.to(device)
             theirs = _theirs(teacher, family, objective, batch)
@@ -221,7 +223,7 @@ def _read(model: Any, family: Family, objective: Objective, batch: Batch, *, tea
     rows = _rows(batch, objective) if objective.masks_tokens and output else None
     inputs = kept_apart(model, family, inputs_for(model, batch.inputs))
     if batch.full and family.packs:
-        # Without a mask attention is faster, and transformers need not wait for a GPU to see that there is nothing to mask.
+        # transformers would wait for the GPU to see that there is nothing to mask.
         inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
     return read(model, family, inputs, wanted, output=output, rows=rows)
 

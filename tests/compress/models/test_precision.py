@@ -35,7 +35,7 @@ def test_in_float32_nothing_is_touched() -> None:
         assert [id(parameter) for parameter in model.parameters()] == weights
 
 
-def test_autocast_is_left_by_a_model_that_is_in_half_precision_as_a_whole_alone() -> None:
+def test_only_a_model_wholly_in_half_precision_leaves_autocast() -> None:
     """On a GPU it would normalise and sum in float32."""
     model, given = encoder("bert"), inputs()
     with torch.no_grad(), autocast(CPU, "bf16"):

@@ -12,11 +12,15 @@ import torch
 from safetensors import safe_open
 from transformers import BertConfig, BertForTokenClassification
 
+from compress.data.batches import part_of
 from compress.data.corpus import CorpusText, Piece
+from compress.distributed import Share
 from compress.methods.catalogue import Sizes, minilmv2
 from compress.methods.objectives import Projections
+from compress.methods.presets import Schedule
 from compress.models.families import FAMILIES
 from compress.models.precision import computing, own_precision, weights_in
+from compress.training.loop import Diverged, Validation, train
 from compress.training.stage import StageSettings, step_losses, train_stage
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")]
@@ -27,6 +31,8 @@ CONFIG = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
 }
+RELATIONS = minilmv2(Sizes(3, 3, 24, 24, relation_heads=4, teacher_layer=2))[0]
+DEVICE = "cuda"
 PIECES = [Piece(np.random.default_rng(i).integers(5, 50, 4 + i % 9), np.arange(4 + i % 9)) for i in range(40)]
 
 
@@ -67,27 +73,81 @@ def test_in_float16_gradients_are_scaled_and_the_scale_is_gone_on_with(tmp_path:
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=1e-2, atol=1e-2)
 
 
-def test_every_step_is_reported_once_and_in_order_though_the_next_has_begun(tmp_path: Path) -> None:
-    seen: list[tuple[int, float]] = []
-    torch.manual_seed(0)
-    teacher, student = (BertForTokenClassification(BertConfig(**CONFIG)) for _ in range(2))
-    stage = minilmv2(Sizes(3, 3, 24, 24, relation_heads=4, teacher_layer=2))[0]
-    train_stage(
-        stage, teacher, student, FAMILIES["bert"], CorpusText(PIECES, 0, 8, 0), StageSettings(60), folder=tmp_path,
-        report=lambda done, steps, loss, speed: seen.append((done, loss)),
-    )  # fmt: skip
+def test_steps_whose_loss_is_looked_at_late_are_reported_validated_and_resumed_in_order(tmp_path: Path) -> None:
+    """A loss is read a step later, except before a validation or the last step. The kill comes while one has not been read."""
+
+    class Killed(Exception):
+        pass
+
+    def run(folder: Path, dies_at: int = 0) -> tuple[list[tuple[int, float]], Any]:
+        torch.manual_seed(0)
+        teacher, student = (BertForTokenClassification(BertConfig(**CONFIG)) for _ in range(2))
+        seen: list[tuple[int, float]] = []
+        scores = iter(range(1, 100))
+
+        def report(done: int, _steps: int, loss: float, _speed: float | None) -> None:
+            seen.append((done, loss))
+            if done == dies_at:
+                raise Killed
+
+        progress = train_stage(
+            RELATIONS, teacher, student, FAMILIES["bert"], CorpusText(PIECES, 0, 8, 0),
+            StageSettings(60, checkpoint_every_s=0 if dies_at else 1e9), folder=folder, report=report,
+            validation=lambda _remap: Validation(7, lambda: float(next(scores))),
+        )  # fmt: skip
+        return seen, (student, progress)
+
+    seen, (student, progress) = run(tmp_path / "a")
     assert [done for done, _ in seen] == list(range(1, 61))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [step for step, _ in progress.validation] == [*range(7, 60, 7), 60]
+    lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == seen
+    with pytest.raises(Killed):
+        run(tmp_path / "b", dies_at=31)
+    rest, (resumed, _) = run(tmp_path / "b")
+    assert [done for done, _ in rest] == list(range(32, 61))
+    assert [loss for _, loss in rest] == pytest.approx([loss for _, loss in seen[31:]], rel=1e-3)
+    for name, value in student.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], value, rtol=1e-3, atol=1e-3)
+
+
+def test_a_loss_that_is_not_finite_ends_the_training_by_the_number_of_its_step(tmp_path: Path) -> None:
+    student = torch.nn.Linear(2, 1)
+
+    def loss_at(step: int, _share: Any) -> dict[str, torch.Tensor]:
+        loss = student(torch.ones(1, 2, device=DEVICE)).sum()
+        return {"loss": loss * float("nan") if step == 4 else loss}
+
+    with pytest.raises(Diverged, match="at step 5 "):
+        train(student, loss_at, Schedule(9, 1e-3), folder=tmp_path, seed=0)
+
+
+@pytest.mark.parametrize("row_tokens", [0, 16], ids=["padded texts", "packed rows"])
+@pytest.mark.parametrize("share", [Share(0, 1), Share(1, 2)], ids=["whole batch", "part"])
+def test_the_losses_of_a_step_are_those_of_the_cpu(share: Share, row_tokens: int) -> None:
+    torch.manual_seed(0)
+    teacher, student = (BertForTokenClassification(BertConfig(**CONFIG)).eval() for _ in range(2))
+    maps = Projections(RELATIONS.objective, teacher.config, student.config)
+    batch = part_of(CorpusText(PIECES, 0, 8, 0, row_tokens=row_tokens).at(3), share)
+
+    def losses() -> dict[str, float]:
+        found = step_losses(RELATIONS.objective, teacher, student, FAMILIES["bert"], batch, maps, np.arange(50))
+        return {name: value.item() for name, value in found.items()}
+
+    expected = losses()
+    teacher.to(DEVICE)
+    student.to(DEVICE)
+    assert losses() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("row_tokens", [0, 16], ids=["whole texts", "packed rows"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_step_does_not_wait_for_the_gpu(precision: str, row_tokens: int) -> None:
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+def test_a_step_does_not_wait_for_the_gpu(deterministic: bool, precision: str, row_tokens: int) -> None:
     """So the next can begin. Texts of one length have no padding; packed rows may have some."""
     pieces = PIECES if row_tokens else [Piece(np.arange(5, 17), np.arange(12)) for _ in range(16)]
     teacher, student = (BertForTokenClassification(BertConfig(**CONFIG)).cuda() for _ in range(2))
-    objective = minilmv2(Sizes(3, 3, 24, 24, relation_heads=4, teacher_layer=2))[0].objective
+    objective = RELATIONS.objective
     maps = Projections(objective, teacher.config, student.config)
     text = CorpusText(pieces, 0, 8, 0, row_tokens=row_tokens)
 
@@ -96,7 +156,9 @@ def test_a_step_does_not_wait_for_the_gpu(precision: str, row_tokens: int) -> No
             losses = step_losses(objective, teacher, student, FAMILIES["bert"], text.at(number), maps, np.arange(50))
         torch.stack(list(losses.values())).sum().backward()
 
+    before = torch.are_deterministic_algorithms_enabled()
     with weights_in(teacher, precision):
+        torch.use_deterministic_algorithms(deterministic)
         step(0)  # compiles the kernels
         with warnings.catch_warnings(action="ignore"):  # that this mode is a prototype
             torch.cuda.set_sync_debug_mode("error")
@@ -104,6 +166,7 @@ def test_a_step_does_not_wait_for_the_gpu(precision: str, row_tokens: int) -> No
             step(1)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+            torch.use_deterministic_algorithms(before)
 
 
 def test_a_teacher_held_in_bfloat16_computes_as_one_converted_and_gets_its_weights_back() -> None:
