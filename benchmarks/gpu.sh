@@ -79,8 +79,8 @@ tests() { "$PYTHON" -m pytest -m gpu -rs tests && "$PYTHON" -m pytest -rs tests/
 export -f tests
 step tests "$TORCH_LACKS" bash -c tests
 step kernels "$TORCH_LACKS" "$PYTHON" benchmarks/distill/gpu_kernels.py --out "$OUT/kernels.json"
-step steps "$TORCH_LACKS" "$PYTHON" benchmarks/distill/steps.py $LONG --textbook-precision bf16 --steps 64
-step roofline "$TORCH_LACKS" "$PYTHON" benchmarks/distill/roofline.py $LONG --steps 16
+step steps "$TORCH_LACKS" "$PYTHON" benchmarks/distill/steps.py $LONG --textbook-precision bf16 --turns 6
+step roofline "$TORCH_LACKS" "$PYTHON" benchmarks/distill/roofline.py $LONG --turns 16
 step compiled "$TORCH_LACKS" "$PYTHON" benchmarks/distill/compiled.py --device cuda --precision bf16 --batch 64 --tokens 512
 if [ -z "$TORCH_LACKS" ] && [ -z "${PEER:-}" ]; then TORCH_LACKS="PEER, CORPUS and TOKENIZER are not given"; fi
 step bertdistiller "$TORCH_LACKS" "$PYTHON" benchmarks/distill/against_bertdistiller.py --peer "${PEER:-}" --corpus "${CORPUS:-}" \

@@ -8,8 +8,8 @@
 twice as many backward, and the products of the relations; nothing is computed twice, and element-wise work is left out. "Spent" are
 those of all matrix products that are really computed, counted by torch, which does not see into Triton's kernels: on a GPU those of
 the relations are missing. The peak is the fastest of 4 products of 2,048 x 2,048 matrices in the same precision and threads, on a GPU
-of 8,192 x 8,192. It is measured again after each step (on a GPU after 8), since other load on the machine slows both. Each
-share is of these steps and their own peak; the result is the median with quartiles. Prints a JSON document.
+of 8,192 x 8,192. It is measured again after each turn, since other load on the machine slows both. Each
+share is of a turn and its own peak; the result is the median with quartiles. Prints a JSON document.
 """
 
 import argparse
@@ -103,10 +103,9 @@ def measured(given: argparse.Namespace, tokens: int) -> dict[str, Any]:
 
     peak(given.precision, given.device)
     with tempfile.TemporaryDirectory() as folder:
-        train(on, given, (given.steps + 2) * turn, Path(folder), report)
-    if turn > 1:  # the last turn lacks a step, which the turn before has done
-        speeds.pop()
-        shares.pop()
+        train(on, given, (given.turns + 3) * turn, Path(folder), report)
+    for counted in (speeds, shares):
+        counted.pop()  # on a GPU the last turn lacks a step, which the turn before has done
     return {
         "needed_flops_per_token": by_use,
         "spent_over_needed": products / sum(by_use.values()),
@@ -125,7 +124,9 @@ def main() -> None:
     parser.add_argument("--tokens-per-step", type=int, default=2048)
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument(
+        "--turns", type=int, default=9, help="of one step; on a GPU of eight, whose next step begins early"
+    )
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
     given.corpus = []

@@ -11,7 +11,7 @@ those of a batch at once, whichever is faster there. Without --corpus every text
 --teacher the teacher is a 12x768 with random weights. Both read the same texts with the same learning rate, and their losses of
 one batch are compared.
 
-Times are of whole steps, optimiser included, in turns of --turn steps (1; on a GPU 8, since this engine starts the next step before
+Times are of whole steps, optimiser included, in turns of one step (on a GPU of 8, since this engine starts the next step before
 it looks at the loss of the last): the ratio of the medians, textbook over ours, and the smallest and largest ratio of a pair. Memory is
 the peak of a separate process, above weights and the optimiser's two moments; on a GPU that of the GPU.
 """
@@ -40,6 +40,7 @@ from transformers import BertConfig, BertModel
 from compress.data.batches import to_device
 from compress.data.corpus import CorpusText, Piece, chunks
 from compress.data.texts import read_texts
+from compress.engine.hardware import same_bits
 from compress.methods.catalogue import Sizes, Stage, stages_of
 from compress.methods.objectives import Projections
 from compress.models.families import FAMILIES
@@ -172,24 +173,24 @@ def in_turns(on: Measured, given: argparse.Namespace) -> dict[str, Any]:
     apart = first_losses(on, textbook)
     ours: list[float] = []
     theirs: list[float] = []
-    began = 0.0
+    began, turn = 0.0, TURN[given.device]
 
     def report(done: int, _steps: int, _loss: float, _speed: float | None) -> None:
         nonlocal began
-        if done % given.turn:
+        if done % turn:
             return
-        turn = range(done - given.turn, done)
-        ours.append((now(given.device) - began) / sum(map(on.text.sampler.tokens_at, turn)))
+        steps = range(done - turn, done)
+        ours.append((now(given.device) - began) / sum(map(on.text.sampler.tokens_at, steps)))
         began = now(given.device)
-        tokens = sum(map(textbook.step, turn))
+        tokens = sum(map(textbook.step, steps))
         theirs.append((now(given.device) - began) / tokens)
         began = now(given.device)
 
     began = now(given.device)
     with tempfile.TemporaryDirectory() as folder:
-        train(on, given, given.steps + given.turn, Path(folder), report)
-    # The first turn includes set-up. On a GPU the last of several lacks a step, which the turn before has done.
-    ours, theirs = (turns[1 : -1 if given.turn > 1 else None] for turns in (ours, theirs))
+        train(on, given, (given.turns + 2) * turn, Path(folder), report)
+    # The first turn includes set-up. On a GPU the last one lacks a step, which the turn before has done.
+    ours, theirs = ours[1:-1], theirs[1:-1]
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
     return {
         "texts_per_step": on.text.batch,
@@ -202,7 +203,7 @@ def in_turns(on: Measured, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(on: Measured, given: argparse.Namespace, steps: int, folder: Path, report: Any = None) -> None:
-    """Trains with this engine, as `stillroom distill` does."""
+    """Trains with this engine."""
     settings = StageSettings(
         steps, precision=given.precision, learning_rate=LEARNING_RATE, checkpoint_every_s=1e9, device=given.device
     )
@@ -266,8 +267,8 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--textbook-precision", default="fp32")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--steps", type=int, default=7)
-    parser.add_argument("--turn", type=int, default=0, help="steps of a turn; 0 takes 1 on a CPU and 8 on a GPU")
+    parser.add_argument("--turns", type=int, default=7, help="that are counted")
+    parser.add_argument("--same-bits", action="store_true", help="in torch's deterministic mode, as the commands train")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--memory-of", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -275,7 +276,8 @@ def main() -> None:
         parser.error("--corpus needs the teacher's tokenizer: give --teacher too")
     if given.threads:
         torch.set_num_threads(given.threads)
-    given.turn = given.turn or TURN[given.device]
+    if given.same_bits:
+        same_bits(torch.get_num_threads())
     lengths = [int(length) for length in given.tokens.split(",")]
     if given.memory_of:
         print(most_memory(given, lengths[0], given.memory_of))

@@ -35,7 +35,7 @@ from mixed_traffic import Asked, bad_requests, good_requests, texts_of_all_lengt
 from running import Server, drive, results_of, serving
 
 from compress.data.texts import read_texts
-from latency.load.driver import Became, Driven
+from latency.load.driver import TIMEOUT, Became, Driven
 from latency.measure.machine import machine_facts
 from serve.http.v1.requests import Limits
 
@@ -108,7 +108,7 @@ class Judge:
 
     def _verdict(self, asked: Asked, status: Became, body: bytes, killed: bool) -> str:
         if isinstance(status, str):  # a timeout, or a kind of error
-            return "closed by a kill" if killed and self.fronts_die else "lost"
+            return "closed by a kill" if killed and self.fronts_die and status != TIMEOUT else "lost"
         if status == 503:
             return "unavailable after a kill" if killed else "unavailable"
         if status == 429:
