@@ -2,9 +2,11 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from graphs_once import graphs_made_once
 from hypothesis import HealthCheck, settings
 from small_task import examples, make_teacher, write_rows
 
@@ -39,3 +41,10 @@ def task_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of 4 layers and width 32 with random weights, no head, and a tokenizer for the task's words."""
     return make_teacher(tmp_path_factory.mktemp("teacher") / "tiny")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def graphs_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """See `graphs_once.py`."""
+    with graphs_made_once(tmp_path_factory.mktemp("graphs")):
+        yield
