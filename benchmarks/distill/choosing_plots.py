@@ -1,7 +1,7 @@
 """Draw the two plots of `docs/choosing.md` from what `choosing.py` wrote: test score over labels, and over distilled tokens.
 
     pip install matplotlib
-    python benchmarks/distill/choosing_plots.py --results choosing.json --out docs/images
+    python benchmarks/distill/choosing_plots.py --results choosing.json [--results another.json] --out docs/images
 
 A point is the mean over seeds, a bar reaches from the lowest seed to the highest. Labels alone have the better of their two rates on
 validation. The dashed line is the teacher.
@@ -19,13 +19,18 @@ mpl.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-TOKENS = {"general": 0, "300k": 300_000, "3M": 3_000_000}
+TOKENS = {"general": 0, "300k": 300_000, "3M": 3_000_000, "100M": 83_000_000}
 INK, PAPER = "#24292f", "#ffffff"
 LOOKS = {
     "labels": ("labels alone", "#8250df", "o"),
     "soft-0.9": ("soft labels of the same texts", "#0969da", "s"),
     "rest-0.9": ("soft labels, the other texts unlabelled", "#1a7f37", "^"),
 }
+
+
+def named(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells a training from the others."""
+    return tuple(row[key] for key in ("set", "body", "arm", "seed", "rate"))
 
 
 def points(rows: list[dict[str, Any]], name: str, body: str, arm: str) -> list[float]:
@@ -87,18 +92,21 @@ def over_tokens(document: dict[str, Any], axes: Axes, name: str) -> None:
         xlabel=f"tokens of plain text distilled before {name}, from general layers",
         ylabel="score on test",
     )
-    axes.set_xticks(places, ["none", "300,000", "3,000,000"])
+    axes.set_xticks(places, ["none", "300,000", "3,000,000", "83,000,000"])
     axes.minorticks_off()
 
 
 def main() -> None:
     """Write both files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--results", type=Path, action="append", required=True, help="the first has the teachers")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--set", default="clinc150-10", help="of the plot over tokens")
     given = parser.parse_args()
-    document = json.loads(given.results.read_text(encoding="utf-8"))
+    document, *more = (json.loads(file.read_text(encoding="utf-8")) for file in given.results)
+    for other in more:
+        known = {named(row) for row in document["rows"]}
+        document["rows"] += [row for row in other["rows"] if named(row) not in known]
     given.out.mkdir(parents=True, exist_ok=True)
     mpl.rcParams |= {"svg.hashsalt": "choosing", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10}
     plots = {
