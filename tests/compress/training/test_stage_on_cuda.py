@@ -3,7 +3,9 @@
 import copy
 import json
 import warnings
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from compress.methods.objectives import Projections
 from compress.methods.presets import Schedule
 from compress.models.families import FAMILIES
 from compress.models.precision import computing, own_precision, weights_in
+from compress.training import loop
 from compress.training.loop import Diverged, Validation, train
 from compress.training.stage import StageSettings, step_losses, train_stage
 
@@ -73,17 +76,21 @@ def test_in_float16_gradients_are_scaled_and_the_scale_is_gone_on_with(tmp_path:
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=1e-2, atol=1e-2)
 
 
-def test_steps_whose_loss_is_looked_at_late_are_reported_validated_and_resumed_in_order(tmp_path: Path) -> None:
+def test_steps_whose_loss_is_looked_at_late_are_reported_validated_and_resumed_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loss is read a step later, except before a validation or the last step. The kill comes while one has not been read."""
 
     class Killed(Exception):
         pass
 
+    # A clock that counts its readings: a checkpoint comes every few steps, and not at each.
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=count().__next__))
+
     def run(folder: Path, dies_at: int = 0) -> tuple[list[tuple[int, float]], Any]:
         torch.manual_seed(0)
         teacher, student = (BertForTokenClassification(BertConfig(**CONFIG)) for _ in range(2))
         seen: list[tuple[int, float]] = []
-        scores = iter(range(1, 100))
 
         def report(done: int, _steps: int, loss: float, _speed: float | None) -> None:
             seen.append((done, loss))
@@ -92,8 +99,8 @@ def test_steps_whose_loss_is_looked_at_late_are_reported_validated_and_resumed_i
 
         progress = train_stage(
             RELATIONS, teacher, student, FAMILIES["bert"], CorpusText(PIECES, 0, 8, 0),
-            StageSettings(60, checkpoint_every_s=0 if dies_at else 1e9), folder=folder, report=report,
-            validation=lambda _remap: Validation(7, lambda: float(next(scores))),
+            StageSettings(60, checkpoint_every_s=24), folder=folder, report=report,
+            validation=lambda _remap: Validation(7, lambda: float(seen[-1][0] if seen else 0)),
         )  # fmt: skip
         return seen, (student, progress)
 
@@ -105,8 +112,10 @@ def test_steps_whose_loss_is_looked_at_late_are_reported_validated_and_resumed_i
     with pytest.raises(Killed):
         run(tmp_path / "b", dies_at=31)
     rest, (resumed, _) = run(tmp_path / "b")
-    assert [done for done, _ in rest] == list(range(32, 61))
-    assert [loss for _, loss in rest] == pytest.approx([loss for _, loss in seen[31:]], rel=1e-3)
+    first = rest[0][0]
+    assert 1 < first < 31  # from a checkpoint, and not from the step of the kill
+    assert [done for done, _ in rest] == list(range(first, 61))
+    assert [loss for _, loss in rest] == pytest.approx([loss for _, loss in seen[first - 1 :]], rel=1e-3)
     for name, value in student.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=1e-3, atol=1e-3)
 
