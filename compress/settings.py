@@ -68,17 +68,23 @@ class TextColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowColumns(TextColumn):
-    """The names of the columns of labelled rows."""
+class TextColumns(TextColumn):
+    """The names of the columns that a text is read from."""
 
     text_pair_column: str = setting(
         "", help="Column of the second text of a pair.", shown="text_pair", metavar="NAME", panel=COLUMNS
     )
-    label_column: str = setting("", help="Column of the label.", shown="label", metavar="NAME", panel=COLUMNS)
-    entities_column: str = setting("", help="Column of the entities.", shown="entities", metavar="NAME", panel=COLUMNS)
     tokens_column: str = setting(
         "", help="Column of the words, each of which has a tag.", shown="tokens", metavar="NAME", panel=COLUMNS
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowColumns(TextColumns):
+    """The names of the columns of labelled rows."""
+
+    label_column: str = setting("", help="Column of the label.", shown="label", metavar="NAME", panel=COLUMNS)
+    entities_column: str = setting("", help="Column of the entities.", shown="entities", metavar="NAME", panel=COLUMNS)
     tags_column: str = setting(
         "", help="Column of the words' tags.", shown="tags or ner_tags", metavar="NAME", panel=COLUMNS
     )
@@ -207,6 +213,12 @@ class FineTuning(DataSet):
     teacher: str = setting(
         "", help="Model fine-tuned on the task, whose soft labels are learned too.", shown="none: labels alone"
     )
+    teacher_labels: tuple[str, ...] = setting(
+        (),
+        help="File of a teacher's answers to texts, which are learned as its soft labels are (docs/labelling.md); texts that the data "
+        "lacks are read too. `stillroom label` writes such files.",
+        metavar="FILE",
+    )
     unlabelled: tuple[str, ...] = setting((), help=UNLABELLED, metavar="FILE")
     schedule: str = setting(
         "",
@@ -314,6 +326,28 @@ class Distillation(TextColumn):
         metavar="FOLDER",
         shown="none",
     )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelling(TextColumns):
+    """Settings of `label`."""
+
+    model: str = setting(
+        help="Model fine-tuned on the task, of any family that transformers has: a folder or Hub name.", flag="--with",
+    )  # fmt: skip
+    input: tuple[str, ...] = setting(
+        help="File of texts: labelled rows, whose labels are not read, or .txt with one text a line.", metavar="FILE"
+    )
+    out: str = setting(metavar="FILE", help="JSON lines to write, one for each text.")
+    revision: str = setting("", help=REVISION, shown="its main branch")
+    max_length: int = setting(0, help="Longest text in tokens.", at_least=0, shown="what the model takes, at most 512")
+    device: TrainingDevice = setting(
+        "auto", help="Device of the model; auto is a GPU if torch finds one, otherwise the CPU."
+    )
+    threads: int = setting(0, help=THREADS, at_least=0, at_most=4096, shown=ALL_CORES)
 
     def __post_init__(self) -> None:
         check(self)

@@ -13,6 +13,7 @@ _HOME = {
     "distill": "stillroom.api",
     "finetune": "stillroom.api",
     "export": "stillroom.api",
+    "label": "stillroom.api",
     "profile": "stillroom.api",
     "evaluate": "stillroom.commands.evaluate",
     "load": "stillroom.api",

@@ -52,13 +52,18 @@ class Example:
 
 @dataclass(frozen=True)
 class Splits:
-    """The three splits of a task. `held_out` is true if validation was taken from train because it had no file."""
+    """The three splits of a task.
+
+    `held_out` is true if validation was taken from train because it had no file, `answered` if the labels of train are a teacher's
+    answers because it had none.
+    """
 
     train: list[Example]
     validation: list[Example]
     test: list[Example]
     held_out: bool = False
     fingerprint: str = ""
+    answered: bool = False
 
     def labels(self, task: Task, splits: Iterable[str] = ("train",)) -> tuple[str, ...]:
         """The class or entity labels of `splits`, sorted."""

@@ -1,5 +1,6 @@
 """Turns one row of a file into an example, or finds its fault."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,16 +23,24 @@ def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
         return _token_example(row, columns)
     if columns.text not in row or columns.label not in row or not _has_pair(row, columns):
         raise ValueError(columns.fault_of_row(row, task))
-    text = text_of(row, columns.text)
-    pair = pair_of(row, columns.text_pair)
-    label = _label(row[columns.label], columns.label)
+    return replace(unlabelled_example(row, columns), label=labels_of(row[columns.label], columns.label))
+
+
+def unlabelled_example(row: object, columns: Columns = USUAL, *, alone: bool = False) -> Example:
+    """The text of a row, with the second one of a pair, or with head and tail, if it has these; or with `alone` without them.
+
+    Raises:
+        ValueError: the row has a fault; the message describes it.
+    """
+    text, pair = texts_of(row, columns, pairs=not alone)
+    assert isinstance(row, dict)
     given = [row.get("head"), row.get("tail")]
-    if None in given and not any(isinstance(place, dict) for place in given):
-        return Example(text, pair, label=label)
+    if alone or (None in given and not any(isinstance(place, dict) for place in given)):
+        return Example(text, pair)
     if pair:
         raise ValueError(f"has both `{columns.text_pair}` and `head`, which is part of one text; remove one of the two")
     head, tail = _head_and_tail(row, text)
-    return Example(text, label=label, head=head, tail=tail)
+    return Example(text, head=head, tail=tail)
 
 
 def texts_of(row: object, columns: Columns, *, pairs: bool) -> tuple[str, str | None]:
@@ -79,8 +88,12 @@ def _head_and_tail(row: dict[str, Any], text: str) -> tuple[tuple[int, int], tup
     return head, tail
 
 
-def _label(given: object, name: str) -> str | tuple[str, ...]:
-    """One class, or the sorted tuple of all labels that apply."""
+def labels_of(given: object, name: str) -> str | tuple[str, ...]:
+    """One class, or the sorted tuple of all labels that apply, in the field `name`.
+
+    Raises:
+        ValueError: it is neither; the message describes the fault.
+    """
     needed = "a non-empty string is needed, or a list of them where several labels may apply"
     if not isinstance(given, list):
         return label_of(given, name, needed)
@@ -97,16 +110,25 @@ def _token_example(row: dict[str, Any], columns: Columns) -> Example:
             return from_tags(row[columns.tokens], row[tags], (columns.tokens, tags))
     if columns.text not in row or columns.entities not in row:
         raise ValueError(columns.fault_of_row(row, "token-classification"))
-    text, given = text_of(row, columns.text), row[columns.entities]
+    text = text_of(row, columns.text)
+    return Example(text, entities=entities_of(row[columns.entities], text, columns.entities))
+
+
+def entities_of(given: object, text: str, name: str) -> tuple[Entity, ...]:
+    """The entities of `text` in the field `name`, in order.
+
+    Raises:
+        ValueError: they are no list of entities, or two overlap; the message describes the fault.
+    """
     if not isinstance(given, list):
-        raise ValueError(f"`{columns.entities}` is {type(given).__name__}, not a list")
+        raise ValueError(f"`{name}` is {type(given).__name__}, not a list")
     entities = sorted((_entity(item, text) for item in given), key=lambda entity: entity.start)
     for before, after in pairwise(entities):
         if after.start < before.end:
             raise ValueError(
                 f"entities overlap: {before.label} {before.start}..{before.end} and {after.label} {after.start}..{after.end}"
             )
-    return Example(text, entities=tuple(entities))
+    return tuple(entities)
 
 
 def _entity(item: object, text: str) -> Entity:

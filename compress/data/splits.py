@@ -6,19 +6,38 @@ from pathlib import Path
 
 from compress.data.columns import USUAL, Columns
 from compress.data.datasets_library import is_saved_dataset, read_datasets
-from compress.data.examples import SPLIT_NAMES, SPLITS, Example, Splits, Task, check_task, examples_fingerprint
+from compress.data.examples import (
+    SPLIT_NAMES,
+    SPLITS,
+    Example,
+    Splits,
+    Task,
+    check_task,
+    examples_fingerprint,
+    is_multi_label,
+)
 from compress.data.file_formats import SUFFIXES
 from compress.data.labelled_files import LabelledFile, faults_of, read_file
 from compress.data.row_faults import BadRows, Fault
+from compress.data.teacher_labels import TeacherLabels
 from compress.input_errors import Faults
 from serve.errors import BadInput
 
 
-def read_splits(data: str, task: Task, columns: Columns = USUAL, *, seed: int = 0, revision: str = "") -> Splits:
+def read_splits(
+    data: str,
+    task: Task,
+    columns: Columns = USUAL,
+    *,
+    seed: int = 0,
+    revision: str = "",
+    train_from: TeacherLabels | None = None,
+) -> Splits:
     """The splits under `data`: a folder holding `train.*`, `validation.*`, `test.*`, or a `datasets` name or folder.
 
     Without a validation file a tenth of train (at least 1 row) is held out, chosen by `seed`. `columns` are the names of the
-    columns, `revision` is the branch, tag or commit of a data set on the Hub.
+    columns, `revision` is the branch, tag or commit of a data set on the Hub. Where there is no train split, it is the texts of
+    `train_from` with a teacher's answers, less those of the other splits.
 
     Raises:
         BadInput: the folder or name cannot be opened, a split is missing or has two files, or a column was named that the
@@ -49,13 +68,17 @@ def read_splits(data: str, task: Task, columns: Columns = USUAL, *, seed: int = 
     ]
     if faults:
         raise BadRows(faults)
-    for name in ("train", "test"):
+    needed = ("test",) if train_from else ("train", "test")
+    for name in needed:
         if name not in readers:
             raise BadInput(
                 f"--data {data} has no {name} split (found: {', '.join(readers) or 'no split'}). "
                 f"Add a file {name}.jsonl, or one that ends in {', '.join(SUFFIXES[1:-1])} or {SUFFIXES[-1]}."
             )
     found = {name: reader.examples for name, reader in readers.items()}
+    answered = train_from is not None and "train" not in found
+    if train_from and answered:
+        found["train"] = _answered(train_from, [example for examples in found.values() for example in examples])
     held_out = "validation" not in found
     if held_out and len(found["train"]) < 2:
         raise BadInput(
@@ -66,7 +89,7 @@ def read_splits(data: str, task: Task, columns: Columns = USUAL, *, seed: int = 
     digest = hashlib.sha256()
     for name in SPLITS:
         digest.update(examples_fingerprint(found[name]).encode())
-    return Splits(found["train"], found["validation"], found["test"], held_out, digest.hexdigest())
+    return Splits(found["train"], found["validation"], found["test"], held_out, digest.hexdigest(), answered)
 
 
 def split_file(folder: Path, split: str) -> Path | None:
@@ -89,6 +112,23 @@ def _read_folder(folder: Path, task: Task, columns: Columns) -> dict[str, Labell
     files = {split: faults.check(partial(split_file, folder, split)) for split in SPLITS}
     faults.raise_if_any()
     return {split: read_file(file, task, columns) for split, file in files.items() if file}
+
+
+def _answered(teacher: TeacherLabels, others: list[Example]) -> list[Example]:
+    """The texts of `teacher` with its answers, less those of the `others`, which are of the other splits.
+
+    Raises:
+        BadInput: there is none.
+    """
+    held = {(example.text_read, example.text_pair) for example in others}
+    texts = teacher.examples(multi_label=is_multi_label(others))
+    train = [example for example in texts if (example.text_read, example.text_pair) not in held]
+    if not train:
+        raise BadInput(
+            f"All {len(texts)} texts of --teacher-labels {teacher.name} are in validation or test, and there is no train split: "
+            "nothing is left to train on. Add answers to other texts, or a train split."
+        )
+    return train
 
 
 def _hold_out(train: list[Example], seed: int) -> tuple[list[Example], list[Example]]:

@@ -52,7 +52,15 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
 def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: int) -> list[str]:
     """Warnings that do not stop a run, one sentence each."""
     found: list[str] = []
-    if splits.held_out:
+    if splits.answered:
+        texts = counted(len(splits.train), "text of --teacher-labels is", "texts of --teacher-labels are")
+        found.append(f"There is no train file: {texts} read as train, with their answers as labels.")
+    if splits.held_out and splits.answered:
+        found.append(
+            f"There is no validation file: {counted(len(splits.validation), 'text of it is', 'texts of it are')} held out instead. "
+            "Scores on them show how often a model agrees with the teacher, not how often it is right."
+        )
+    elif splits.held_out:
         found.append(
             f"There is no validation file: {counted(len(splits.validation), 'text of train was', 'texts of train were')} held out instead."
         )

@@ -5,11 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from compress import distributed
+from compress.data.columns import columns_of
 from compress.data.examples import check_task
+from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
 from compress.engine import task_stages
+from compress.engine.answered import Answered, with_answers
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
 from compress.engine.label_checks import some
@@ -31,15 +35,20 @@ def _resolved(settings: FineTuning) -> FineTuning:
     """`settings` with open values filled in from the schedule, or with the defaults.
 
     Raises:
-        BadInput: an unknown schedule, a number out of its range, or settings that need a teacher without one.
+        BadInput: an unknown schedule, a number out of its range, settings that need a teacher without one, or two teachers.
     """
     for flag, value, meaning in (
         ("--unlabelled", settings.unlabelled, "names text that a teacher labels"),
         ("--temperature", settings.temperature, "applies to a teacher's soft labels"),
         ("--soft-weight", settings.soft_weight, "applies to a teacher's soft labels"),
     ):
-        if value not in (None, ()) and not settings.teacher:
+        if value not in (None, ()) and not settings.teacher and (flag == "--unlabelled" or not settings.teacher_labels):
             raise BadInput(f"{flag} {meaning}, but --teacher is not given. Give --teacher, or leave {flag} out.")
+    if settings.teacher and settings.teacher_labels:
+        raise BadInput(
+            f"--teacher {settings.teacher} and --teacher-labels {settings.teacher_labels[0]} are both given, and one teacher is "
+            "learned from. Leave one of them out."
+        )
     usual = {"learning_rate": 1e-4, "batch": 32, "temperature": 2.0, "soft_weight": 0.9}
     if settings.schedule:
         preset = preset_of(settings.schedule, "fine-tuning")
@@ -69,32 +78,39 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
     notify = notify if distributed.main() else silent  # only the main process reports
     target = free_target(out)
     settings = _resolved(settings)
-    inputs, teacher = _opened(model, target, settings, notify)
+    inputs, teacher, answers = _opened(model, target, settings, notify)
+    inputs, answered = with_answers(inputs, answers) if answers else (inputs, None)
     for line in understood_lines(understood(inputs, {"fine-tuning": _steps(inputs, settings)})):
+        message(notify, line)
+    for line in answered.lines if answered else ():
         message(notify, line)
     for warning in inputs.warnings:
         message(notify, f"warning: {warning}")
     distributed.join(inputs.settings.device)
     same_bits(inputs.settings.threads)
     run_fingerprint = fingerprint(
-        "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "", inputs.data_fingerprint,
+        "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "",
+        answers.fingerprint if answers else "", inputs.data_fingerprint,
         list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision,
         trained_with(inputs.settings.device),
         # The contents of these are fingerprinted above; trackers do not change the training.
         dataclasses.asdict(settings)
         | dict.fromkeys(
-            ("model", "data", "out", "teacher", "unlabelled", "trackers", "device", "revision", *WHERE_DATA_IS), ""
+            ("model", "data", "out", "teacher", "teacher_labels", "unlabelled", "trackers", "device", "revision", *WHERE_DATA_IS), ""
         ),
     )  # fmt: skip
     workdir = Workdir(target.with_name(target.name + ".finetune-work"))
     with workdir.locked():
-        soft = None
+        soft = answered.soft if answered else None
         if teacher:
             make = partial(task_stages.make_teacher, inputs=teacher, steps=0)
             labeller = workdir.stage("teacher", fingerprint(run_fingerprint, "teacher"), make)
             label = partial(make_soft_labels, inputs=teacher, teacher=labeller)
-            soft = workdir.stage("soft-labels", fingerprint(run_fingerprint, "soft labels"), label)
-        train = partial(_train, inputs=inputs, teacher=teacher, soft_labels=soft, settings=settings)
+            soft = read_soft_labels(
+                workdir.stage("soft-labels", fingerprint(run_fingerprint, "soft labels"), label), teacher
+            )
+        taught_by = _teacher_facts(teacher, answers, answered)
+        train = partial(_train, inputs=inputs, soft=soft, taught_by=taught_by, settings=settings)
         folder = workdir.stage("model", run_fingerprint, train)
         workdir.publish(folder, target)
     return target
@@ -126,8 +142,12 @@ def result_line(result: dict[str, Any]) -> str:
     )
 
 
-def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> tuple[TaskInputs, TaskInputs | None]:
-    """The inputs of the model's training, and those of the teacher's labelling if there is a teacher."""
+def _opened(
+    model: str, target: Path, settings: FineTuning, notify: Notify
+) -> tuple[TaskInputs, TaskInputs | None, TeacherLabels | None]:
+    """The inputs of the model's training, those of the teacher's labelling, and the teacher's answers; None for what is not given."""
+    paths = [Path(path) for path in settings.teacher_labels]
+    answers = read_teacher_labels(paths, check_task(settings.task), columns_of(settings)) if paths else None
     opened = open_model(model, role="--model", revision=settings.revision)
     given = dataclasses.replace(_task_settings(model, settings), student=str(shape_in(opened)))
     inputs = open_task(
@@ -136,9 +156,10 @@ def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> t
         role="--model",
         more_checks=[lambda: check_writable(target)],
         notify=notify,
+        answers=answers,
     )
     if not settings.teacher:
-        return inputs, None
+        return inputs, None, answers
     from_teacher = dataclasses.replace(given, teacher=settings.teacher, max_length=inputs.max_length, revision="")
     teacher = open_task(from_teacher, target, notify=notify)
     if not teacher.teacher_has_head:
@@ -155,7 +176,7 @@ def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> t
             )
         inputs = dataclasses.replace(inputs, labels=teacher.labels)
     check_same_tokens(teacher.opened, inputs.opened)
-    return inputs, teacher
+    return inputs, teacher, None
 
 
 def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
@@ -189,22 +210,36 @@ def _steps(inputs: TaskInputs, settings: FineTuning) -> int:
     return steps_of(settings.epochs, 5, LEAST_TUNING_STEPS, inputs.steps_per_epoch)
 
 
+def _teacher_facts(
+    teacher: TaskInputs | None, answers: TeacherLabels | None, answered: Answered | None
+) -> dict[str, Any]:
+    """The method and the teacher as the lineage names them."""
+    if teacher:
+        opened = teacher.opened
+        return {"method": "soft labels", "teacher": opened.public_name, "teacher_revision": opened.revision}
+    if not (answers and answered):
+        return {"method": "labels"}
+    reached = answered.on_validation
+    return {
+        "method": "soft labels",
+        "teacher": " and ".join(Path(name).name for name in answers.files),
+        "teacher_answers": {"sha256": answers.fingerprint, "texts": len(answers)},
+        "teacher_on_validation": dataclasses.asdict(reached) if reached else None,
+    }
+
+
 def _train(
-    folder: Path, inputs: TaskInputs, teacher: TaskInputs | None, soft_labels: Path | None, settings: FineTuning
+    folder: Path, inputs: TaskInputs, soft: list[np.ndarray] | None, taught_by: dict[str, Any], settings: FineTuning
 ) -> None:
     task = check_task(settings.task)
     torch.manual_seed(settings.seed)
     labels = None if inputs.teacher_has_head else inputs.labels
     model = load(inputs.opened, task, labels, multi_label=inputs.splits.multi_label)
-    soft = read_soft_labels(soft_labels, teacher) if soft_labels and teacher else None
     steps, rate, patience = _steps(inputs, settings), inputs.settings.student_learning_rate, settings.patience or None
     progress = task_stages.on_task(
         model, folder, inputs, steps, rate, "fine-tuning", patience=patience, soft=soft,
         soft_weight=inputs.settings.soft_weight or 0.0,
     )  # fmt: skip
     opened = inputs.opened
-    details = {"role": "fine-tuned", "model": opened.public_name, "model_revision": opened.revision, "method": "labels"}
-    if teacher:
-        opened = teacher.opened
-        details |= {"method": "soft labels", "teacher": opened.public_name, "teacher_revision": opened.revision}
-    task_stages.save(model, folder, inputs, progress, details)
+    details = {"role": "fine-tuned", "model": opened.public_name, "model_revision": opened.revision}
+    task_stages.save(model, folder, inputs, progress, details | taught_by)

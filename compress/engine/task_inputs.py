@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from compress.data.encoded import Encoded, encode
 from compress.data.examples import Example, Splits, check_task
 from compress.data.out_of_scope import refuse_in_scope, set_apart
 from compress.data.splits import read_splits
+from compress.data.teacher_labels import TeacherLabels
 from compress.data.texts import read_texts
 from compress.engine.data_checks import counted, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
@@ -60,28 +61,30 @@ class TaskInputs:
     teacher_fingerprint: str
     start_fingerprint: str  # of the checkpoint that the student starts from; empty if it starts from none
     notify: Notify = silent
+    answered: list[Example] = field(default_factory=list)
+    """Texts that --teacher-labels answers, and that no split has."""
 
     @cached_property
     def train(self) -> Encoded:
         """The train split, tokenised."""
-        return self._encoded(self.splits.train)
+        return self.encoded(self.splits.train)
 
     @cached_property
     def validation(self) -> Encoded:
         """The validation split, tokenised."""
-        return self._encoded(self.splits.validation)
+        return self.encoded(self.splits.validation)
 
     @cached_property
     def test(self) -> Encoded:
         """The test split, tokenised."""
-        return self._encoded(self.splits.test)
+        return self.encoded(self.splits.test)
 
     @cached_property
     def in_domain(self) -> Encoded | None:
         """The texts that only the teacher labels, tokenised: given and generated ones; None if there are none."""
         made = augmented(self.splits.train, self.tokenizer, self.settings.augment, self.settings.seed)
-        texts = [Example(text) for text in self.unlabelled] + unseen(made, self.splits)
-        return self._encoded(texts) if texts else None
+        texts = [Example(text) for text in self.unlabelled] + self.answered + unseen(made, self.splits)
+        return self.encoded(texts) if texts else None
 
     @cached_property
     def soft_labelled(self) -> Encoded:
@@ -91,9 +94,10 @@ class TaskInputs:
     def out_of_scope(self, split: str) -> Encoded | None:
         """The texts of `split` that are out of scope, tokenised; None if there are none."""
         texts = getattr(self.outside, split) if self.outside else []
-        return self._encoded(texts) if texts else None
+        return self.encoded(texts) if texts else None
 
-    def _encoded(self, examples: list[Example]) -> Encoded:
+    def encoded(self, examples: list[Example]) -> Encoded:
+        """`examples`, tokenised; their labels are those of the task."""
         return encode(
             examples, self.tokenizer, check_task(self.settings.task), self.labels, multi_label=self.splits.multi_label
         )
@@ -182,6 +186,7 @@ def open_task(
     role: str = "--teacher",
     more_checks: Sequence[Callable[[], object]] = (),
     notify: Notify = silent,
+    answers: TeacherLabels | None = None,
 ) -> TaskInputs:
     """Open and check everything that `settings` name; nothing is written.
 
@@ -191,6 +196,7 @@ def open_task(
         role: the flag that names the teacher.
         more_checks: further checks of the caller; their faults are listed in the same message.
         notify: called with each event of progress.
+        answers: a teacher's answers; their texts become those of train if the data has no train split.
 
     Raises:
         BadInput: every fault found, in one message.
@@ -207,7 +213,14 @@ def open_task(
         faults.check(lambda: check_precision(here.precision, device_here(here.device)))
     faults.check(lambda: check_trackers(settings.trackers))
     columns = columns_of(settings)
-    read = partial(read_splits, settings.data, columns=columns, seed=settings.seed, revision=settings.data_revision)
+    read = partial(
+        read_splits,
+        settings.data,
+        columns=columns,
+        seed=settings.seed,
+        revision=settings.data_revision,
+        train_from=answers,
+    )
     splits = faults.check(lambda: read(task=task)) if task else None
     outside = None
     if splits and settings.out_of_scope:

@@ -72,7 +72,7 @@ class Opened:
 
     def head_for(self, task: Task) -> tuple[str, ...] | None:
         """The labels of its head for `task`, by index; None if it has no such head."""
-        return _head_for(self.config, task)
+        return head_for(self.config, task)
 
 
 def open_model(
@@ -91,10 +91,10 @@ def open_model(
         raise BadInput(
             f"--revision is {revision}, but {role} {name} is a local folder; only models of the Hub have revisions. Leave it out."
         )
-    folder = Path(name) if here else _download(name, role, wanted, revision)
+    folder = Path(name) if here else download_or_refuse(name, role, wanted, revision)
     if not (folder / CONFIG).is_file():
         raise BadInput(f"{role} {name} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")
-    config = _config_in(folder, f"{role} {name}", any_family=False)
+    config = config_in(folder, f"{role} {name}", any_family=False)
     family = family_of(config.model_type, f"{role} {name}")
     if getattr(config, "is_decoder", False):
         raise BadInput(f"{role} {name} is a decoder (is_decoder is true in {CONFIG}); give an encoder.")
@@ -103,7 +103,7 @@ def open_model(
             f"{role} {name} has no tokenizer; {', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]} is needed. "
             "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         )
-    _check_weights(folder, config, f"{role} {name}")
+    check_weights(folder, config, f"{role} {name}")
     return Opened(name, folder, config, family, role)
 
 
@@ -114,8 +114,8 @@ def check_checkpoint(folder: Path, named: str) -> None:
         BadInput: its configuration, weights or tokenizer.json are damaged, or do not fit each other. The message names the
             model as `named`.
     """
-    config = _config_in(folder, named, any_family=True)
-    _check_weights(folder, config, named)
+    config = config_in(folder, named, any_family=True)
+    check_weights(folder, config, named)
     if (folder / "tokenizer.json").is_file():
         try:
             tokenizer = load_tokenizer(folder, LONGEST_TEXT)
@@ -143,15 +143,19 @@ def _check_ids(tokenizer: Tokenizer, config: Any, named: str) -> None:
         )
 
 
-def _head_for(config: Any, task: Task) -> tuple[str, ...] | None:
+def head_for(config: Any, task: Task) -> tuple[str, ...] | None:
     """The labels of the head for `task` in `config`, by index; None if it has no such head."""
     if not any(str(name).endswith(HEADS[task]) for name in config.architectures or []):
         return None
     return tuple(config.id2label[index] for index in range(config.num_labels))
 
 
-def _config_in(folder: Path, named: str, *, any_family: bool) -> Any:
-    """The configuration of the model in `folder`; messages name the model as `named`."""
+def config_in(folder: Path, named: str, *, any_family: bool) -> Any:
+    """The configuration of the model in `folder`; messages name the model as `named`.
+
+    Raises:
+        BadInput: it cannot be read, or without `any_family` is of a family that students cannot be made of.
+    """
     from transformers import AutoConfig
 
     try:
@@ -170,8 +174,12 @@ def _config_in(folder: Path, named: str, *, any_family: bool) -> Any:
     return config
 
 
-def _check_weights(folder: Path, config: Any, named: str) -> None:
-    """Check that the folder's weights are whole, finite, and those that its configuration needs."""
+def check_weights(folder: Path, config: Any, named: str) -> None:
+    """Check that the folder's weights are whole, finite, and those that its configuration needs.
+
+    Raises:
+        BadInput: they are not, or are pickled. The message names the model as `named`.
+    """
     from safetensors import SafetensorError
 
     strange = []
@@ -189,7 +197,7 @@ def _check_weights(folder: Path, config: Any, named: str) -> None:
             )  # fmt: skip
     except Exception as error:
         raise BadInput(f"{named}: no model can be built from its {CONFIG} ({in_one_line(error)}). {MEND}") from None
-    has_head = any(_head_for(config, task) for task in get_args(Task))
+    has_head = any(head_for(config, task) for task in get_args(Task))
     missing = sorted(key for key in found["missing_keys"] if has_head or not key.startswith("pooler."))
     if missing:
         raise BadInput(f"{named}: its weights lack {_first_of(missing)}, which its {CONFIG} requires. {MEND}")
@@ -251,9 +259,9 @@ def _class_of(config: Any) -> Any:
     """The class of the model as it was saved: with its head, if it has one for a task."""
     from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-    if _head_for(config, "token-classification"):
+    if head_for(config, "token-classification"):
         return AutoModelForTokenClassification
-    return AutoModelForSequenceClassification if _head_for(config, "text-classification") else AutoModel
+    return AutoModelForSequenceClassification if head_for(config, "text-classification") else AutoModel
 
 
 def _first_of(things: Sequence[str]) -> str:
@@ -267,7 +275,12 @@ def in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
-def _download(name: str, role: str, wanted: str, revision: str) -> Path:
+def download_or_refuse(name: str, role: str, wanted: str, revision: str) -> Path:
+    """The folder of the Hub's model `name`.
+
+    Raises:
+        BadInput: the Hub has no such model, or cannot be asked; the message says that `wanted` is needed for the flag `role`.
+    """
     if not may_be_on_hub(name):
         raise BadInput(f"{role} {name} does not exist. Give the path of {wanted}, or a name on the Hub.")
     try:
@@ -305,25 +318,35 @@ def with_markers(opened: Opened) -> Opened:
     return replace(opened, added=tuple(marker for marker in MARKERS if marker not in known))
 
 
-def _tokenizer_of(opened: Opened) -> Any:
-    from tokenizers import AddedToken
+def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
+    """The fast tokenizer in `folder`, by transformers. Messages name the model as `named`.
+
+    Raises:
+        BadInput: it cannot be opened, has no fast form, or has ids that the embedding of `config` has no rows for.
+    """
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(opened.folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         # The tokenizer classes raise any kind of error.
-        there = ", ".join(name for name in TOKENIZER_FILES if (opened.folder / name).is_file())
+        there = ", ".join(name for name in TOKENIZER_FILES if (folder / name).is_file()) or "its files"
         raise BadInput(
-            f"{opened.role} {opened.name}: its tokenizer cannot be opened from {there} ({in_one_line(error)}). "
-            f"{MEND_TOKENIZER}"
+            f"{named}: its tokenizer cannot be opened from {there} ({in_one_line(error)}). {MEND_TOKENIZER}"
         ) from None
     if not tokenizer.is_fast:
         raise BadInput(
-            f"{opened.role} {opened.name} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
+            f"{named} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
             "Save a fast one (tokenizer.json) into the folder."
         )
-    _check_ids(tokenizer.backend_tokenizer, opened.config, f"{opened.role} {opened.name}")
+    _check_ids(tokenizer.backend_tokenizer, config, named)
+    return tokenizer
+
+
+def _tokenizer_of(opened: Opened) -> Any:
+    from tokenizers import AddedToken
+
+    tokenizer = fast_tokenizer(opened.folder, f"{opened.role} {opened.name}", opened.config)
     # A marker includes the blank before it, so that the text around it is tokenised as without the marker.
     tokens = [AddedToken(token, lstrip=True, normalized=False, special=True) for token in opened.added]
     tokenizer.add_tokens(tokens, special_tokens=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from compress.settings import Distillation, FineTuning
+from compress.settings import Distillation, FineTuning, Labelling
 from stillroom.cli.options import Argument, Document, Verb, ourselves
 from stillroom.console import result, say, table
 from stillroom.inputs.recipe import Recipe
@@ -83,6 +83,28 @@ def show_finetuned(document: Document) -> None:
     result(result_line(document))
     result(f"Model   {document['checkpoint']}")
     say(f"Next    {ourselves()} export {document['checkpoint']} --data ... --out BUNDLE")
+
+
+def label(settings: Labelling) -> Document:
+    """Write a model's answers to texts, for a student to learn from.
+
+    Any fine-tuned model of transformers can answer. `finetune --teacher-labels` reads the file, as it reads answers from anything
+    else that are written in the same way (docs/labelling.md). Give the same command again to resume a stopped one.
+    """
+    from compress.engine.labelling import label as label_texts
+    from stillroom.console import show
+
+    return label_texts(settings, show)
+
+
+def show_labelled(document: Document) -> None:
+    """Prints the number of answers and the file, and the next command."""
+    before = f", {document['texts_before']:,} of them before" if document["texts_before"] else ""
+    result(f"{document['texts']:,} texts answered by {document['model']}{before}")
+    result(f"Answers {document['out']}")
+    say(
+        f"Next    {ourselves()} finetune --model ... --task {document['task']} --data ... --teacher-labels {document['out']} --out ..."
+    )
 
 
 def compare(settings: Comparison) -> Document:
@@ -183,6 +205,16 @@ VERBS = (
             "      --data my-data --out teacher",
             "stillroom finetune --model small --task text-classification \\\n"
             "      --data my-data --teacher teacher --out student",
+            "stillroom finetune --model small --task text-classification \\\n"
+            "      --data my-data --teacher-labels answers.jsonl --out student",
+        ),
+    ),
+    Verb(
+        label,
+        Labelling,
+        shown=show_labelled,
+        examples=(
+            "stillroom label --with my_deberta --input my-data/train.jsonl --input more.txt \\\n      --out answers.jsonl",
         ),
     ),
     Verb(

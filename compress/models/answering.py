@@ -1,0 +1,108 @@
+"""A model that is asked for its answers alone, of any family that transformers has without code of its own."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from tokenizers import Tokenizer
+
+from compress.data.examples import Task
+from compress.models.families import FAMILIES
+from compress.models.pretrained import (
+    HEADS,
+    LONGEST_TEXT,
+    check_weights,
+    config_in,
+    download_or_refuse,
+    fast_tokenizer,
+    head_for,
+    quiet,
+)
+from serve.errors import BadInput
+from serve.text.labels import MULTI_LABEL
+
+NO_LIMIT = 1_000_000  # tokens: what transformers gives for a tokenizer that states no longest text
+
+
+@dataclass(frozen=True)
+class AnsweringModel:
+    """A fine-tuned model with its tokenizer, cut to `max_length` tokens. None of its insides is read."""
+
+    name: str
+    folder: Path
+    task: Task
+    labels: tuple[str, ...]
+    """Classes or tags by index."""
+    multi_label: bool
+    max_length: int
+    model: Any
+    tokenizer: Tokenizer
+
+
+def open_answering(name: str, *, role: str = "--with", revision: str = "", max_length: int = 0) -> AnsweringModel:
+    """The model in the folder `name`, or of that name on the Hub, with its head for a task, in float32 on the CPU.
+
+    Args:
+        name: the folder or the name.
+        role: the flag that named it.
+        revision: a branch, tag or commit of the Hub's model; empty for its main branch.
+        max_length: the longest text in tokens; 0 for what it can read, at most 512.
+
+    Raises:
+        BadInput: no such folder or name; files missing or damaged, pickled weights only, no head for a task, a tokenizer without
+            character offsets, or a length that it cannot read.
+    """
+    wanted = "a transformers folder of a model fine-tuned on a task"
+    folder = Path(name) if Path(name).exists() else download_or_refuse(name, role, wanted, revision)
+    named = f"{role} {name}"
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"{named} holds no config.json; {wanted} is needed (save_pretrained writes one).")
+    config = config_in(folder, named, any_family=True)
+    task = next((task for task in get_args(Task) if head_for(config, task)), None)
+    if task is None:
+        raise BadInput(
+            f"{named} has no head for a task: its architecture is {', '.join(config.architectures or ['not stated'])}, and one that ends "
+            f"in {' or '.join(HEADS.values())} is needed. Fine-tune it first: stillroom finetune --model {name} ..."
+        )
+    check_weights(folder, config, named)
+    tokenizer = fast_tokenizer(folder, named, config)
+    longest = _longest(config, int(tokenizer.model_max_length))
+    if max_length and not 8 <= max_length <= longest:
+        raise BadInput(f"--max-length is {max_length}; give 8 to {longest} tokens, which {name} can read.")
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    backend.enable_truncation(max_length=max_length or longest)
+    return AnsweringModel(
+        name,
+        folder,
+        task,
+        head_for(config, task) or (),
+        bool(config.problem_type == MULTI_LABEL),
+        max_length or longest,
+        _loaded(folder, task),
+        backend,
+    )
+
+
+def on_device(model: AnsweringModel, device: torch.device) -> AnsweringModel:
+    """`model` with its weights on `device`."""
+    return replace(model, model=model.model.to(device))
+
+
+def _loaded(folder: Path, task: Task) -> Any:
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    kind = AutoModelForTokenClassification if task == "token-classification" else AutoModelForSequenceClassification
+    with quiet():
+        return kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32).eval()
+
+
+def _longest(config: Any, stated: int) -> int:
+    """The longest text in tokens: what the tokenizer states and the table of positions has, at most `LONGEST_TEXT`."""
+    family = FAMILIES.get(config.model_type)
+    table = getattr(config, "max_position_embeddings", None)
+    limits = [LONGEST_TEXT, *([stated] if 0 < stated < NO_LIMIT else [])]
+    if isinstance(table, int) and table > 0:
+        limits.append(table - (family.position_offset if family else 0))
+    return min(limits)

@@ -1,0 +1,303 @@
+"""A teacher's answers from a file: read, refused, and carried to the words of another tokenizer."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_task import make_tokenizer, write_rows
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from compress.data.encoded import Encoded, encode
+from compress.data.examples import Entity, Example, Task
+from compress.data.row_faults import BadRows
+from compress.data.teacher_labels import TeacherLabels, WordAnswer, carry_words, read_teacher_labels
+from compress.evaluation.predictions import predictions, softmax
+from serve.errors import BadInput
+from serve.text.labels import bio_tags
+from serve.text.spans import words
+from serve.text.tokenizer import load_tokenizer
+
+CLASSES, TAGS = ("praise", "refund", "status"), bio_tags(["city", "item"])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer(folder)
+    return load_tokenizer(folder, 64)
+
+
+def read(tmp_path: Path, rows: list[dict[str, Any]], task: Task = "text-classification") -> TeacherLabels:
+    return read_teacher_labels([write_rows(tmp_path / "answers.jsonl", rows)], task)
+
+
+def probabilities(
+    tokenizer: Tokenizer, teacher: TeacherLabels, texts: Sequence[Example], *, multi_label: bool = False
+) -> list[np.ndarray | None]:
+    labels = CLASSES if teacher.task == "text-classification" else TAGS
+    encoded = encode(texts, tokenizer, teacher.task, labels, multi_label=multi_label)
+    found = teacher.logits(encoded, texts)
+    if multi_label:
+        return [None if logits is None else 1 / (1 + np.exp(-logits.astype(np.float64))) for logits in found]
+    return [None if logits is None else softmax(logits.astype(np.float64)) for logits in found]
+
+
+def test_probabilities_are_those_of_the_file_and_what_they_lack_to_1_is_shared_by_the_others(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    rows = [
+        {"text": "whole", "labels": {"refund": 0.7, "praise": 0.2, "status": 0.1}},
+        {"text": "part", "labels": {"refund": 0.7}},
+        {"text": "hard", "label": "status"},
+        {"text": "none"},
+    ]
+    found = probabilities(tokenizer, read(tmp_path, rows), [Example(row["text"]) for row in [*rows, {"text": "new"}]])
+    expected = [[0.2, 0.7, 0.1], [0.15, 0.7, 0.15], [0.0, 0.0, 1.0]]
+    np.testing.assert_allclose(np.concatenate([each for each in found[:3] if each is not None]), expected, atol=1e-6)
+    assert found[3:] == [None, None]
+
+
+def test_of_several_labels_each_has_its_own_probability_and_those_that_are_not_named_do_not_apply(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    rows = [{"text": "soft", "labels": {"refund": 0.7, "status": 0.6}}, {"text": "hard", "label": ["praise"]}]
+    teacher = read(tmp_path, rows)
+    teacher.check_labels(CLASSES, multi_label=True)
+    texts = [Example("soft"), Example("hard")]
+    found = probabilities(tokenizer, teacher, texts, multi_label=True)
+    np.testing.assert_allclose(
+        np.concatenate([each for each in found if each is not None]), [[0, 0.7, 0.6], [1, 0, 0]], atol=1e-6
+    )
+    assert [each.label for each in teacher.examples(multi_label=True)] == [("refund", "status"), ("praise",)]
+
+
+def test_entities_give_their_words_their_score_and_the_rest_to_outside(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    row = {"text": "lamp from new york", "entities": [
+        {"start": 0, "end": 4, "label": "item"}, {"start": 10, "end": 18, "label": "city", "score": 0.75},
+    ]}  # fmt: skip
+    (found,) = probabilities(tokenizer, read(tmp_path, [row], "token-classification"), [Example(row["text"])])
+    assert found is not None
+    by_tag = [{tag: round(float(p), 4) for tag, p in zip(TAGS, line, strict=True) if p > 1e-3} for line in found]
+    assert by_tag == [{"B-item": 1}, {"O": 1}, {"B-city": 0.75, "O": 0.25}, {"I-city": 0.75, "O": 0.25}]
+
+
+@pytest.mark.parametrize(
+    ("places", "given", "expected"),
+    [
+        # One word of the teacher's is two of the student's: the entity goes on.
+        ([(0, 3), (3, 4), (4, 8)], [(0, 8, "B-city")], ["B-city", "I-city", "I-city"]),
+        # Two of the teacher's are one of the student's: the one with most characters counts, of equals the first.
+        ([(0, 4)], [(0, 1, "O"), (1, 4, "B-city")], ["B-city"]),
+        ([(0, 4)], [(0, 2, "B-city"), (2, 4, "O")], ["B-city"]),
+        # Other schemes: I alone, and single words and ends.
+        ([(0, 3), (4, 7), (8, 9)], [(0, 3, "I-city"), (4, 7, "I-city"), (8, 9, "I-item")], ["B-city", "I-city", "B-item"]),
+        ([(0, 3), (4, 7), (8, 9)], [(0, 3, "S-city"), (4, 7, "B-item"), (8, 9, "E-item")], ["B-city", "B-item", "I-item"]),
+        # A word that the teacher's tokenizer drops is inside an entity that goes on behind it, and otherwise outside.
+        ([(0, 3), (4, 5), (6, 9)], [(0, 3, "B-city"), (6, 9, "I-city")], ["B-city", "I-city", "I-city"]),
+        ([(0, 3), (4, 5), (6, 9)], [(0, 3, "B-city"), (6, 9, "B-city")], ["B-city", "O", "B-city"]),
+        # The teacher did not read to the end.
+        ([(0, 3), (4, 7)], [(0, 3, "B-city")], None),
+        ([], [], []),
+    ],
+)  # fmt: skip
+def test_tags_are_carried_to_other_words_by_their_characters(
+    places: list[tuple[int, int]], given: list[tuple[int, int, str]], expected: list[str] | None
+) -> None:
+    carried = carry_words(places, [WordAnswer(start, end, {tag: 1.0}) for start, end, tag in given])
+    if expected is None:
+        assert carried is None
+        return
+    assert carried is not None
+    likeliest = [max(tags, key=lambda tag: tags[tag]) for tags in carried]
+    assert [prefix if prefix == "O" else f"{prefix}-{label}" for prefix, label in likeliest] == expected
+
+
+def test_all_of_a_words_probabilities_are_carried(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    row = {"text": "new-york", "words": [{"start": 0, "end": 8, "tags": {"B-city": 0.6, "I-item": 0.1, "O": 0.3}}]}
+    (found,) = probabilities(tokenizer, read(tmp_path, [row], "token-classification"), [Example("new-york")])
+    assert found is not None
+    by_tag = [{tag: round(float(p), 4) for tag, p in zip(TAGS, line, strict=True) if p > 1e-3} for line in found]
+    assert by_tag == [{"B-city": 0.6, "I-item": 0.1, "O": 0.3}, *[{"I-city": 0.6, "I-item": 0.1, "O": 0.3}] * 2]
+
+
+PIECES = (
+    "refund", "Lisbon", "e\u0301te\u0301", "na\u00efve", "Z\u0351alg\u0300o", "日本語", "東京タワー", "서울", "שלום", "مرحبا", "ไทย",
+    "👍", "👩‍👩‍👧", "🇵🇹", "don't", "U.S.", "x-ray", "50%", "№5", "ﬁn", "İstanbul", "ß", "(", "):", "—", "«", "𝔘𝔫𝔦", "q" * 30,
+)  # fmt: skip
+BLANKS = (" ", "  ", "\t", "\u00a0", "\u3000", "\n")
+
+
+def drawn(count: int, seed: int) -> list[Example]:
+    """Texts of words of many scripts, some of which are entities."""
+    chance = random.Random(seed)
+    found = []
+    for _ in range(count):
+        text, entities = "", []
+        for _ in range(chance.randint(1, 6)):
+            piece = chance.choice(BLANKS).join(chance.choice(PIECES) for _ in range(chance.randint(1, 3)))
+            text += chance.choice(BLANKS) if text else ""
+            if chance.random() < 0.5:
+                entities.append(Entity(len(text), len(text) + len(piece), chance.choice(("city", "item"))))
+            text += piece
+        found.append(Example(text, entities=tuple(entities)))
+    return found
+
+
+def bytes_tokenizer(texts: list[str]) -> Tokenizer:
+    """Pieces of bytes, as ModernBERT's and RoBERTa's tokenizers have."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def word_pieces(texts: list[str]) -> Tokenizer:
+    """Words in lower case without accents, as BERT's uncased tokenizer has; what it does not know is [UNK]."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=20))  # noqa: S106 - no password
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(
+        texts, trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]"], show_progress=False)
+    )
+    return tokenizer
+
+
+def certain(encoded: Encoded) -> list[np.ndarray]:
+    """Logits (words, tags) of the texts' own entities."""
+    return [np.log(np.eye(len(TAGS))[targets] + 1e-9) for targets in encoded.targets]
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("makers", [(word_pieces, bytes_tokenizer), (bytes_tokenizer, word_pieces)])
+def test_no_entity_is_misplaced_on_its_way_to_another_tokenizer(makers: tuple[Any, Any], count: int) -> None:
+    texts = drawn(count, seed=count)
+    theirs, ours = (
+        encode(texts, maker([text.text for text in texts]), "token-classification", TAGS) for maker in makers
+    )
+    moved = differing = 0
+    expected = predictions(ours, certain(ours))
+    carried: list[np.ndarray] = []
+    for i, text in enumerate(texts):
+        given = [
+            WordAnswer(word.start, word.end, {TAGS[target]: 1.0})
+            for word, target in zip(
+                words(text.text, theirs.encodings[i].offsets, theirs.encodings[i].word_ids),
+                theirs.targets[i],
+                strict=True,
+            )
+        ]
+        places = [
+            (word.start, word.end) for word in words(text.text, ours.encodings[i].offsets, ours.encodings[i].word_ids)
+        ]
+        differing += places != [(word.start, word.end) for word in given]
+        tags = carry_words(places, given)
+        assert tags is not None
+        names = [max(word, key=lambda tag: word[tag]) for word in tags]
+        ids = [TAGS.index(prefix if prefix == "O" else f"{prefix}-{label}") for prefix, label in names]
+        carried.append(np.log(np.eye(len(TAGS))[ids] + 1e-9))
+        moved += len(text.entities or ())
+    assert differing > count / 4  # the tokenizers do find other words
+    assert moved > count
+    assert predictions(ours, carried) == expected
+
+
+CLASS, WORDS = "text-classification", "token-classification"
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "reason"),
+    [
+        (
+            [{"text": "a", "label": "x"}, {"text": "a", "label": "y"}],
+            CLASS,
+            "line 2: answers the text of answers.jsonl, line 1, in another way",
+        ),
+        ([{"text": "a", "labels": {"x": 1.5}}], CLASS, "that of x is 1.5; a probability from 0 to 1 is needed"),
+        ([{"text": "a", "labels": {"x": True}}], CLASS, "that of x is True; a probability"),
+        ([{"text": "a", "labels": {}}], CLASS, "`labels` is empty"),
+        (
+            [{"text": "a", "labels": {"x": 0.9, "y": 0.1}, "label": "y"}],
+            CLASS,
+            "`label` is 'y', and by `labels` 'x' is the likeliest",
+        ),
+        ([{"label": "x"}], CLASS, "has no `text`"),
+        (
+            [{"text": "ab", "entities": [{"start": 0, "end": 3, "label": "x"}]}],
+            WORDS,
+            "ends at 3, past the end of the text",
+        ),
+        (
+            [{"text": "ab", "entities": [{"start": 0, "end": 1, "label": "x", "score": 2}]}],
+            WORDS,
+            "the score of x is 2",
+        ),
+        ([{"text": "ab", "words": [{"start": 0, "end": 3, "tags": {"O": 1}}]}], WORDS, "a word is at 0..3"),
+        ([{"text": "ab", "words": [{"start": 0, "end": 1}]}], WORDS, "an object of probabilities by tag"),
+        (
+            [{"text": "ab", "words": [{"start": at, "end": 2, "tags": {"O": 1}} for at in (0, 1)]}],
+            WORDS,
+            "words overlap: 0..2 and 1..2",
+        ),
+        (
+            [{"text": "ab", "words": [{"start": 0, "end": 2, "tags": {"O": 0.9, "B-x": 0.9}}]}],
+            WORDS,
+            "sum to 1.800, not to 1",
+        ),
+    ],
+)
+def test_each_fault_of_a_row_is_named_with_its_line(
+    tmp_path: Path, rows: list[dict[str, Any]], task: Task, reason: str
+) -> None:
+    with pytest.raises(BadRows) as refused:
+        read(tmp_path, rows, task)
+    assert reason in str(refused.value)
+
+
+def test_the_same_answer_twice_is_one(tmp_path: Path) -> None:
+    assert len(read(tmp_path, [{"text": "a", "label": "x"}] * 2)) == 1
+
+
+def test_files_without_answers_and_labels_of_another_task_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="holds no answer: no row has labels or label"):
+        read(tmp_path, [{"text": "a"}])
+    (tmp_path / "answers.txt").write_text("a")
+    with pytest.raises(BadInput, match=r"answers\.txt does not end in \.jsonl"):
+        read_teacher_labels([tmp_path / "answers.txt"], "text-classification")
+    with pytest.raises(
+        BadInput, match=r"has labels that the task lacks: odd\. The task has praise, refund, status\. Rename"
+    ):
+        read(tmp_path, [{"text": "a", "labels": {"odd": 1}}]).check_labels(CLASSES, multi_label=False)
+    both = [{"text": "a", "labels": {"praise": 0.8, "refund": 0.8}}]
+    with pytest.raises(BadInput, match=r"probabilities that sum to 1\.600, and one label applies"):
+        read(tmp_path, both).check_labels(CLASSES, multi_label=False)
+    words_of = {"text": "ab", "words": [{"start": 0, "end": 2, "tags": {"B-odd": 1}}]}
+    with pytest.raises(BadInput, match="has labels that the task lacks: odd"):
+        read(tmp_path, [words_of], "token-classification").check_labels(["city"], multi_label=False)
+
+
+def test_relations_and_pairs_are_matched_as_they_are_read(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    parts = {"head": {"start": 0, "end": 1}, "tail": {"start": 2, "end": 3}}
+    rows = [
+        {"text": "a b", "label": "refund", **parts},
+        {"text": "a b", "label": "status", "head": parts["tail"], "tail": parts["head"]},
+        {"text": "a", "text_pair": "b", "label": "praise"},
+    ]
+    teacher = read(tmp_path, rows)
+    texts = [
+        Example("a b", head=(0, 1), tail=(2, 3)),
+        Example("a b", head=(2, 3), tail=(0, 1)),
+        Example("a", "b"),
+        Example("a b"),
+    ]
+    assert [None if each is None else CLASSES[int(each.argmax())] for each in probabilities(tokenizer, teacher, texts)] == [
+        "refund", "status", "praise", None,
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "answers.jsonl").read_text().splitlines()[0])["label"] == "refund"

@@ -1,0 +1,156 @@
+"""Learning from a file of answers: which texts get which soft labels, and what is told of them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_task import examples, write_rows
+
+import stillroom as face
+from compress.data.examples import check_task
+from compress.data.teacher_labels import read_teacher_labels
+from compress.engine.answered import Answered, with_answers
+from compress.engine.soft_labels import make_soft_labels, read_soft_labels
+from compress.engine.task_inputs import TaskInputs, open_task
+from compress.evaluation.predictions import softmax
+from compress.settings import TaskSettings
+from serve.errors import BadInput
+
+Opener = Callable[..., TaskInputs]
+
+
+@pytest.fixture
+def opened(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> Opener:
+    def open_it(answers: Any = None, data: Path = task_data, teacher: Path = tiny_teacher, **more: Any) -> TaskInputs:
+        given = {"task": "text-classification", "student": "layers=2,hidden=32,heads=4,ffn=32"} | more
+        settings = TaskSettings(teacher=str(teacher), data=str(data), threads=1, **given)
+        return open_task(settings, tmp_path, answers=answers)
+
+    return open_it
+
+
+def answered(inputs: TaskInputs, file: Path) -> tuple[TaskInputs, Answered]:
+    return with_answers(inputs, read_teacher_labels([file], check_task(inputs.settings.task)))
+
+
+@pytest.mark.parametrize("task", ["text-classification", "token-classification"])
+def test_a_models_answers_from_a_file_are_the_soft_labels_of_the_model(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path, opened: Opener, task: str
+) -> None:
+    teacher = face.finetune(tiny_teacher, task, task_data, tmp_path / "teacher", epochs=1, patience=0, threads=1)
+    more = write_rows(tmp_path / "more.jsonl", examples(40, seed=9))
+    face.label(teacher, [task_data / "train.jsonl", more], tmp_path / "answers.jsonl", threads=1)
+    inputs = opened(task=task, teacher=teacher, unlabelled=(str(more),))
+    make_soft_labels(tmp_path, inputs, teacher)
+    expected = read_soft_labels(tmp_path, inputs)
+    inputs, found = answered(opened(task=task, teacher=teacher), tmp_path / "answers.jsonl")
+    assert len(inputs.soft_labelled) == len(found.soft) == 280
+    for theirs, ours in zip(expected, found.soft, strict=True):
+        np.testing.assert_allclose(softmax(ours), softmax(np.asarray(theirs)), atol=2e-5)
+
+
+def test_a_text_without_an_answer_keeps_its_label_and_no_text_of_validation_or_test_is_learned(
+    task_data: Path, tmp_path: Path, opened: Opener
+) -> None:
+    rows = {
+        name: [json.loads(line) for line in (task_data / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "validation", "test")
+    }
+    soft = [
+        {"text": row["text"], "labels": {"praise": 0.5, "refund": 0.3, "status": 0.2}} for row in rows["train"][:10]
+    ]
+    right = [{"text": row["text"], "label": row["label"]} for row in rows["validation"][:30] + rows["test"]]
+    right[0]["label"] = next(name for name in ("praise", "refund") if name != right[0]["label"])
+    new = [{"text": "an odd lamp", "label": "praise"}]
+    inputs, found = answered(opened(), write_rows(tmp_path / "answers.jsonl", soft + right + new))
+    assert [example.text for example in inputs.answered] == ["an odd lamp"]
+    assert len(found.soft) == len(inputs.soft_labelled) == 241
+    for logits in found.soft[:10]:
+        np.testing.assert_allclose(softmax(logits), [[0.5, 0.3, 0.2]], atol=1e-6)
+    for row, logits in zip(rows["train"][10:], found.soft[10:240], strict=True):
+        assert inputs.labels[int(logits.argmax())] == row["label"]
+        assert softmax(logits).max() == pytest.approx(1, abs=1e-6)
+    assert found.on_validation is not None
+    assert found.on_validation.value == pytest.approx(29 / 30)
+    assert found.lines == [
+        "--teacher-labels has answers to 10 of 240 texts of train, and to 1 text that the data lacks.",
+        "230 texts of train without an answer keep their labels alone.",
+        f"The answers to 30 texts of validation: accuracy {found.on_validation}.",
+    ]
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_without_a_train_file_the_answers_are_its_labels(
+    task_data: Path, tmp_path: Path, opened: Opener, validation: bool
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("validation", "test") if validation else ("test",):
+        (data / f"{name}.jsonl").write_bytes((task_data / f"{name}.jsonl").read_bytes())
+    lines = [line for name in ("train", "test") for line in (task_data / f"{name}.jsonl").read_text().splitlines()]
+    file = write_rows(
+        tmp_path / "answers.jsonl",
+        [{"text": row["text"], "labels": {row["label"]: 0.9}} for row in map(json.loads, lines)],
+    )
+    teacher = read_teacher_labels([file], "text-classification")
+    inputs = opened(teacher, data)
+    assert (len(inputs.splits.train), len(inputs.splits.test)) == (240 if validation else 216, 60)
+    texts = {example.text for example in inputs.splits.train}
+    assert not texts & {example.text for example in (*inputs.splits.test, *inputs.splits.validation)}
+    told = " ".join(inputs.warnings)
+    assert "There is no train file:" in told
+    assert ("not how often it is right" in told) is not validation
+    inputs, found = with_answers(inputs, teacher)
+    assert found.on_validation is None
+    assert all(softmax(logits).max() == pytest.approx(0.9, abs=1e-6) for logits in found.soft)
+    with pytest.raises(BadInput, match="has no train split"):
+        opened(None, data)
+
+
+def test_what_cannot_be_learned_from_is_refused_before_training(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path, opened: Opener
+) -> None:
+    of_test = [
+        {"text": json.loads(line)["text"], "label": "praise"}
+        for line in (task_data / "test.jsonl").read_text().splitlines()
+    ]
+    file = write_rows(tmp_path / "test-only.jsonl", of_test)
+    with pytest.raises(BadInput, match="answers none of the 240 texts of train and has no other texts to learn from"):
+        answered(opened(), file)
+    odd = write_rows(tmp_path / "odd.jsonl", [{"text": "a", "label": "odd"}])
+    out = tmp_path / "student"
+    with pytest.raises(BadInput, match="has labels that the task lacks: odd"):
+        face.finetune(tiny_teacher, "text-classification", task_data, out, teacher_labels=[str(odd)], threads=1)
+    with pytest.raises(BadInput, match=r"--teacher .* and --teacher-labels .* are both given"):
+        face.finetune(tiny_teacher, "text-classification", task_data, out, teacher="t", teacher_labels=["f"], threads=1)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("student")]
+
+
+def test_a_student_of_a_file_learns_its_task_and_says_what_taught_it(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    rows = [json.loads(line) for line in (task_data / "train.jsonl").read_text().splitlines()]
+    rows += examples(60, seed=5)
+    # Answers that contradict the labels of train: what is learned is what they say.
+    turned = {"praise": "refund", "refund": "status", "status": "praise"}
+    file = write_rows(
+        tmp_path / "answers.jsonl", [{"text": row["text"], "label": turned[row["label"]]} for row in rows]
+    )
+    validation = [json.loads(line) for line in (task_data / "validation.jsonl").read_text().splitlines()]
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("validation", "test"):
+        write_rows(data / f"{name}.jsonl", [{**row, "label": turned[row["label"]]} for row in validation])
+    write_rows(data / "train.jsonl", rows[:240])
+    student = face.finetune(
+        tiny_teacher, "text-classification", data, tmp_path / "student", teacher_labels=[str(file)], soft_weight=1.0,
+        epochs=8, learning_rate=3e-3, batch=8, threads=1,
+    )  # fmt: skip
+    lineage = json.loads((student / "lineage.json").read_text())
+    assert max(value for _, value in lineage["validation"]) > 0.9
+    assert (lineage["method"], lineage["teacher"]) == ("soft labels", "answers.jsonl")
+    assert lineage["teacher_answers"]["texts"] == 300
+    assert str(tmp_path) not in json.dumps(lineage)
