@@ -43,6 +43,12 @@ def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_teacher(tmp_path_factory.mktemp("teacher") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def shallow_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of 2 layers, for tests that export it: each layer takes torch almost 2 s."""
+    return make_teacher(tmp_path_factory.mktemp("teacher") / "tiny", num_hidden_layers=2)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def graphs_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """See `graphs_once.py`."""

@@ -140,6 +140,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(made: Made) -> None:
     assert (out / "table.md").read_text(encoding="utf-8").count("\n") == 6
 
 
+@pytest.mark.slow
 def test_the_best_student_becomes_a_bundle_and_a_missed_gate_leaves_the_comparison(made: Made, tmp_path: Path) -> None:
     out = tmp_path / "out"
     given = made.again(out, export="best", latency_seconds=0)
@@ -305,6 +306,7 @@ def test_assistants_and_another_task_come_before_the_task(
         assert lineage["best_step"] > 0
 
 
+@pytest.mark.slow
 def test_a_rate_whose_loss_is_not_finite_is_out(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = replace(made.again(tmp_path / "out"), methods=("labels",), label_learning_rates=(3e-3, 1e30))
     rows = compare(given)["rows"]

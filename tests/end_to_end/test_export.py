@@ -31,11 +31,11 @@ FAST = {"latency_seconds": 0.0, "threads": 1}
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, task_data: Path) -> Path:
+def classifier(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, task_data: Path) -> Path:
     """A tiny model that knows the task."""
     out = tmp_path_factory.mktemp("ckpt") / "classifier"
     return face.finetune(
-        str(tiny_teacher), "text-classification", str(task_data), out,
+        str(shallow_teacher), "text-classification", str(task_data), out,
         epochs=8, patience=0, learning_rate=3e-3, batch=8, threads=1,
     )  # fmt: skip
 
@@ -98,11 +98,11 @@ def report_of(bundle: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def unsure(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, task_data: Path) -> Path:
+def unsure(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, task_data: Path) -> Path:
     """The same after one epoch: a small change of its logits shows in its probabilities."""
     out = tmp_path_factory.mktemp("ckpt") / "unsure"
     settings: dict[str, Any] = {"epochs": 1, "learning_rate": 1e-3, "batch": 8, "threads": 1}
-    return face.finetune(str(tiny_teacher), "text-classification", str(task_data), out, **settings)
+    return face.finetune(str(shallow_teacher), "text-classification", str(task_data), out, **settings)
 
 
 @pytest.mark.parametrize("scheme", ["static", "dynamic"])

@@ -57,23 +57,23 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def relation_bundle(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, related: Path
+    tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, related: Path
 ) -> tuple[Path, dict[str, Any]]:
     """What `stillroom run` makes of relations, and what `--json` printed."""
     out = tmp_path_factory.mktemp("made") / "ways"
     recipe = out.with_name("recipe.toml")
     recipe.write_text(RECIPE, encoding="utf-8")
-    done = stillroom("run", recipe, "--teacher", tiny_teacher, "--data", related, "--out", out, "--json")
+    done = stillroom("run", recipe, "--teacher", shallow_teacher, "--data", related, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     return out, json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
-def list_checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, listed: Path) -> Path:
+def list_checkpoint(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, listed: Path) -> Path:
     """The tiny teacher fine-tuned on lists of labels."""
     folder = tmp_path_factory.mktemp("lists") / "checkpoint"
     torch.manual_seed(0)  # of the new head: what ran before must not decide how well it learns
-    splits, opened = read_splits(str(listed), TASK), open_model(str(tiny_teacher))
+    splits, opened = read_splits(str(listed), TASK), open_model(str(shallow_teacher))
     labels, tokenizer = splits.labels(TASK), save_tokenizer(opened, folder)
     model = load(opened, TASK, labels, multi_label=True)
     train, validation = (
@@ -212,13 +212,13 @@ def test_a_model_of_relations_is_not_used_on_texts_that_do_not_say_where_head_an
 
 
 def test_unlabelled_text_for_a_teacher_of_relations_needs_markers(
-    tiny_teacher: Path, related: Path, tmp_path: Path
+    shallow_teacher: Path, related: Path, tmp_path: Path
 ) -> None:
     bare = tmp_path / "bare.txt"
     bare.write_text("from [E1] Oslo [/E1] to [E2] Basel [/E2]\nfrom Oslo to Basel\n", encoding="utf-8")
     with pytest.raises(BadInput, match=r"1 of 2 texts of --unlabelled lacks .*; the first is 'from Oslo to Basel'"):
         face.run(
-            teacher=str(tiny_teacher),
+            teacher=str(shallow_teacher),
             task=TASK,
             data=str(related),
             out=str(tmp_path / "out"),

@@ -56,14 +56,14 @@ def stillroom(*arguments: str | Path, **kwargs: object) -> subprocess.CompletedP
 
 @pytest.fixture(scope="module")
 def made(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, task_data: Path
+    tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, task_data: Path
 ) -> tuple[Path, dict[str, object], list[str]]:
     """A bundle for entities, what `--json` printed, and the command."""
     out = tmp_path_factory.mktemp("made") / "tiny"
     command = [
         "run",
         "--teacher",
-        tiny_teacher,
+        shallow_teacher,
         "--task",
         "token-classification",
         "--data",
@@ -205,6 +205,7 @@ def test_another_recipe_does_not_replace_it(made: tuple[Path, dict[str, float], 
     assert "holds a bundle of other inputs or settings" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_changed_setting_redoes_only_what_depends_on_it(
     made: tuple[Path, dict[str, float], list[str]], tmp_path: Path
 ) -> None:
@@ -285,6 +286,7 @@ def small_run(tiny_teacher: Path, task_data: Path, out: Path, method: str, *more
     return command
 
 
+@pytest.mark.slow
 def test_a_method_on_plain_text_comes_before_the_task(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
     text = tmp_path / "more.txt"
     text.write_text("\n".join(f"please refund the lamp {i}" for i in range(40)), encoding="utf-8")

@@ -26,11 +26,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, task_data: Path) -> Path:
+def classifier(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path) -> Path:
     """A checkpoint with a head for the task's intents, made without this project: random weights, right labels."""
     from transformers import AutoModelForSequenceClassification
 
-    folder = shutil.copytree(tiny_teacher, tmp_path_factory.mktemp("ckpt") / "classifier")
+    folder = shutil.copytree(shallow_teacher, tmp_path_factory.mktemp("ckpt") / "classifier")
     labels = dict(enumerate(["praise", "refund", "status"]))
     AutoModelForSequenceClassification.from_pretrained(
         folder, id2label=labels, label2id={v: k for k, v in labels.items()}

@@ -106,6 +106,7 @@ def test_the_metric_is_what_evaluate_says_of_the_same_model(together: Profiled, 
     assert all(row["metric"] == rows[row["name"]]["metric"]["value"] for row in together.document["candidates"])
 
 
+@pytest.mark.slow
 def test_a_model_of_few_tokens_is_timed_without_being_told_lengths(models: Models, tmp_path: Path) -> None:
     quick = ("--seconds", "1", "--batches", "1", "--threads", "1")
     done = stillroom("profile", models.fast, "--out", tmp_path / "out", *quick)
@@ -348,6 +349,7 @@ def test_help_tells_of_every_setting() -> None:
         assert flag in done.stdout
 
 
+@pytest.mark.slow
 def test_who_calibrates_on_what_is_scored_is_told_how_not_to(models: Models, splits: Path, tmp_path: Path) -> None:
     given = (models.checkpoint, "--runtimes", "onnxruntime", "--data", splits / "test.jsonl")
     found = profiled(tmp_path / "timings", *given)
