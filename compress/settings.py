@@ -57,6 +57,10 @@ DEVICE = "Device to train on; auto is a GPU if torch finds one, otherwise the CP
 REVISION = "Branch, tag or commit of a Hub model."
 UNLABELLED = "File of in-domain text that the teacher labels."
 CORPUS = "File of plain text, one document a line."
+TEACHER_LABELS = (
+    "File of a teacher's answers to texts (docs/labelling.md), learned as soft labels; texts that the data lacks are read too. "
+    "`stillroom label` writes such files."
+)
 SPLITS = "Folder with train, validation and test files, or a `datasets` name."
 
 
@@ -107,7 +111,12 @@ WHERE_DATA_IS = tuple(field.name for field in fields(DataSet))
 class TaskSettings(DataSet):
     """Settings for reading a task's data and training on it; `stillroom run` adds its own."""
 
-    teacher: str = setting(help="Transformers folder or Hub name of a BERT-like encoder.", panel=WHAT)
+    teacher: str = setting(
+        "",
+        help="Transformers folder or Hub name of a BERT-like encoder.",
+        shown="needed, unless --teacher-labels is given",
+        panel=WHAT,
+    )
     revision: str = setting("", help=REVISION, shown="its main branch", panel=WHAT)
     task: str = setting(help="Task of the model.", choices=TASKS, panel=WHAT)
     data: str = setting(help=SPLITS, panel=WHAT)
@@ -124,6 +133,10 @@ class TaskSettings(DataSet):
         (), help="File of plain text, for methods that learn from it.", metavar="FILE", panel=DATA
     )
     unlabelled: tuple[str, ...] = setting((), help=UNLABELLED, metavar="FILE", panel=DATA)
+    teacher_labels: tuple[str, ...] = setting(
+        (), help=f"{TEACHER_LABELS} They take the place of --teacher; --start then names the encoder whose first layers the student gets.",
+        metavar="FILE", panel=DATA,
+    )  # fmt: skip
     augment: int = setting(
         0,
         help="Texts generated from each labelled one, for the teacher to label.",
@@ -213,12 +226,7 @@ class FineTuning(DataSet):
     teacher: str = setting(
         "", help="Model fine-tuned on the task, whose soft labels are learned too.", shown="none: labels alone"
     )
-    teacher_labels: tuple[str, ...] = setting(
-        (),
-        help="File of a teacher's answers to texts, which are learned as its soft labels are (docs/labelling.md); texts that the data "
-        "lacks are read too. `stillroom label` writes such files.",
-        metavar="FILE",
-    )
+    teacher_labels: tuple[str, ...] = setting((), help=TEACHER_LABELS, metavar="FILE")
     unlabelled: tuple[str, ...] = setting((), help=UNLABELLED, metavar="FILE")
     schedule: str = setting(
         "",

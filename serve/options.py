@@ -12,7 +12,7 @@ Tea(kind='green', minutes=5.0)
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -158,14 +158,14 @@ def _option(holder: type, each: "Field[Any]", within: str, panel: str) -> Option
     return Option(each.name, within, kind, several, optional, required, None if required else each.default, **about)
 
 
-def make(kind: type[Settings], values: Mapping[str, Any], *, verb: str = "") -> Settings:
-    """Settings of `kind` from `values`, by name. None, and a name that is missing, mean the default.
+def make(kind: type[Settings], values: Mapping[str, Any], *, verb: str = "", needed: Container[str] = ()) -> Settings:
+    """Settings of `kind` from `values`, by name. None, and a name that is missing, mean the default; not for those `needed`.
 
     Raises:
         BadInput: a name is unknown, a required setting is missing, or a value is not allowed. One message lists all faults,
             and refers to the help of `verb`.
     """
-    own, faults = _read(kind, values)
+    own, faults = _read(kind, values, needed)
     if faults:
         raise BadInput(
             _all_of(faults) + (f"\n`stillroom {verb} --help` says what each setting is for." if verb else "")
@@ -179,7 +179,7 @@ def _all_of(faults: list[str]) -> str:
     return f"{len(faults)} settings are wrong.\n" + "\n".join(f"{i}. {fault}." for i, fault in enumerate(faults, 1))
 
 
-def _read(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read(kind: type, values: Mapping[str, Any], needed: Container[str] = ()) -> tuple[dict[str, Any], list[str]]:
     """Arguments for `kind`, and the faults of `values`, a line each."""
     known = {option.name: option for option in options_of(kind)}
     plain = {each.name for each in fields(kind)} - set(known)
@@ -189,7 +189,7 @@ def _read(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     for option in known.values():
         value = values.get(option.name)
         if value is None or (option.several and value in ((), [])):
-            if option.required:
+            if option.required or option.name in needed:
                 faults.append(f"{option.flag} is needed")
             continue
         try:

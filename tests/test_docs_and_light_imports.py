@@ -135,7 +135,7 @@ def test_the_data_that_the_docs_generate_is_there(tmp_path: Path, monkeypatch: p
 def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
     import inspect
 
-    from compress.settings import Distillation, FineTuning
+    from compress.settings import Distillation, FineTuning, Labelling
     from serve.options import make
     from stillroom import api
     from stillroom.commands.evaluate import evaluate
@@ -149,6 +149,7 @@ def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
         "run": (api.run, Recipe),
         "distill": (api.distill, Distillation),
         "finetune": (api.finetune, FineTuning),
+        "label": (api.label, Labelling),
         "export": (api.export, Exporting),
         "evaluate": (evaluate, Evaluation),
         "profile": (api.profile, Profiling),
@@ -168,4 +169,4 @@ def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
             values = bound.pop("settings", {}) | bound
             arguments = {"checkpoint", "model", "models", "url"} - kind.__dataclass_fields__.keys()  # no settings
             assert make(kind, {name: values[name] for name in values.keys() - arguments}), page
-    assert seen >= {"run", "finetune", "export", "evaluate", "profile"}
+    assert seen >= {"run", "finetune", "label", "export", "evaluate", "profile"}

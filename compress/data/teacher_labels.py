@@ -70,6 +70,11 @@ class TeacherLabels:
         """The files, for messages."""
         return ", ".join(self.files)
 
+    @property
+    def public_name(self) -> str:
+        """The names of the files without their folders, which are private."""
+        return " and ".join(Path(file).name for file in self.files)
+
     def answer_to(self, example: Example) -> Answer | None:
         """The answer to the text of `example`; None if there is none."""
         return self.answers.get(_key(example))
@@ -191,8 +196,8 @@ def carry_words(
 
     Each word takes the tags of the teacher's word with which it shares most characters, of equal ones the first. Where several
     words share one of the teacher's, the entity that it begins goes on in the second; a word that holds the beginning of an entity
-    and more of it begins it. In IO, `I` after a word that is not of its label begins an entity. A word between two of the teacher's, which its tokenizer dropped, is inside the
-    entity that goes on behind it, and otherwise outside.
+    and more of it begins it. In IO, `I` after a word that is not of its label begins an entity. A word between two of the teacher's,
+    which its tokenizer dropped, is inside the entity that goes on behind it, and otherwise outside.
 
     Args:
         places: (start, end) of each word, in order and without overlap.

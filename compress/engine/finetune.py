@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from compress import distributed
-from compress.data.columns import columns_of
 from compress.data.examples import check_task
-from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
+from compress.data.teacher_labels import TeacherLabels
 from compress.engine import task_stages
-from compress.engine.answered import Answered, with_answers
+from compress.engine.answered import Answered
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
 from compress.engine.label_checks import some
@@ -78,8 +77,8 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
     notify = notify if distributed.main() else silent  # only the main process reports
     target = free_target(out)
     settings = _resolved(settings)
-    inputs, teacher, answers = _opened(model, target, settings, notify)
-    inputs, answered = with_answers(inputs, answers) if answers else (inputs, None)
+    inputs, teacher = _opened(model, target, settings, notify)
+    answers, answered = inputs.answers, inputs.answered
     for line in understood_lines(understood(inputs, {"fine-tuning": _steps(inputs, settings)})):
         message(notify, line)
     for line in answered.lines if answered else ():
@@ -142,12 +141,8 @@ def result_line(result: dict[str, Any]) -> str:
     )
 
 
-def _opened(
-    model: str, target: Path, settings: FineTuning, notify: Notify
-) -> tuple[TaskInputs, TaskInputs | None, TeacherLabels | None]:
-    """The inputs of the model's training, those of the teacher's labelling, and the teacher's answers; None for what is not given."""
-    paths = [Path(path) for path in settings.teacher_labels]
-    answers = read_teacher_labels(paths, check_task(settings.task), columns_of(settings)) if paths else None
+def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> tuple[TaskInputs, TaskInputs | None]:
+    """The inputs of the model's training, and those of the teacher's labelling if there is a teacher to ask."""
     opened = open_model(model, role="--model", revision=settings.revision)
     given = dataclasses.replace(_task_settings(model, settings), student=str(shape_in(opened)))
     inputs = open_task(
@@ -156,10 +151,9 @@ def _opened(
         role="--model",
         more_checks=[lambda: check_writable(target)],
         notify=notify,
-        answers=answers,
     )
     if not settings.teacher:
-        return inputs, None, answers
+        return inputs, None
     from_teacher = dataclasses.replace(given, teacher=settings.teacher, max_length=inputs.max_length, revision="")
     teacher = open_task(from_teacher, target, notify=notify)
     if not teacher.teacher_has_head:
@@ -176,7 +170,7 @@ def _opened(
             )
         inputs = dataclasses.replace(inputs, labels=teacher.labels)
     check_same_tokens(teacher.opened, inputs.opened)
-    return inputs, teacher, None
+    return inputs, teacher
 
 
 def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
@@ -200,6 +194,7 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
     others = {
         "teacher": model,
         "unlabelled": settings.unlabelled,
+        "teacher_labels": settings.teacher_labels,
         "student_learning_rate": settings.learning_rate,
         "trackers": tuple(settings.trackers),
     }
@@ -222,7 +217,7 @@ def _teacher_facts(
     reached = answered.on_validation
     return {
         "method": "soft labels",
-        "teacher": " and ".join(Path(name).name for name in answers.files),
+        "teacher": answers.public_name,
         "teacher_answers": {"sha256": answers.fingerprint, "texts": len(answers)},
         "teacher_on_validation": dataclasses.asdict(reached) if reached else None,
     }

@@ -83,6 +83,21 @@ def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path, fold_teach
     np.save(folder / LOGITS, np.concatenate(whole), allow_pickle=False)
 
 
+def save_answers(folder: Path, inputs: TaskInputs) -> None:
+    """Save the soft labels of a file of answers as `make_soft_labels` saves a model's, and how sure the answers are."""
+    assert inputs.answers
+    assert inputs.answered
+    soft, multi_label = inputs.answered.soft, inputs.splits.multi_label
+    there = [
+        logits for logits in inputs.answers.logits(inputs.validation, inputs.splits.validation) if logits is not None
+    ]
+    sure = {"train": confidence(soft[: len(inputs.train)], multi_label=multi_label)}
+    sure |= {"validation": confidence(there, multi_label=multi_label)} if there else {}
+    message(inputs.notify, f"  {in_words(sure)}")
+    (folder / CONFIDENCE).write_bytes(canonical_json(sure))
+    np.save(folder / LOGITS, np.concatenate(soft), allow_pickle=False)
+
+
 def confidence(logits: Sequence[np.ndarray], *, multi_label: bool) -> float:
     """The mean probability of the likeliest answer, from each text's logits (rows, labels); 0.5 to 1 with `multi_label`."""
     rows = np.concatenate(logits).astype(np.float64)
@@ -93,7 +108,9 @@ def confidence(logits: Sequence[np.ndarray], *, multi_label: bool) -> float:
 
 def in_words(sure: dict[str, float]) -> str:
     """The teacher's confidence, as a sentence for the run's output and its report."""
-    told = f"The teacher's mean confidence is {sure['train']:.3f} on train and {sure['validation']:.3f} on validation"
+    told = f"The teacher's mean confidence is {sure['train']:.3f} on train"
+    if "validation" in sure:
+        told += f" and {sure['validation']:.3f} on validation"
     if "train_out_of_fold" in sure:
         told += f"; out of fold it is {sure['train_out_of_fold']:.3f} on train"
     return told + "."

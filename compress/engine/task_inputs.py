@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 
@@ -12,11 +13,12 @@ from compress.data.augment import augmented
 from compress.data.columns import Columns, columns_of
 from compress.data.corpus import Piece, chunks
 from compress.data.encoded import Encoded, encode
-from compress.data.examples import Example, Splits, check_task
+from compress.data.examples import Example, Splits, Task, check_task
 from compress.data.out_of_scope import refuse_in_scope, set_apart
 from compress.data.splits import read_splits
-from compress.data.teacher_labels import TeacherLabels
+from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
 from compress.data.texts import read_texts
+from compress.engine.answered import Answered, with_answers
 from compress.engine.data_checks import counted, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, on_this_machine
@@ -35,6 +37,8 @@ from compress.training.task_training import validation_interval
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers
+
+AnySettings = TypeVar("AnySettings", bound=TaskSettings)
 
 # Most float32 copies of the teacher's weights that a run keeps: checkpoints with two moments each, stages, graphs.
 DISK_COPIES = 12
@@ -61,8 +65,12 @@ class TaskInputs:
     teacher_fingerprint: str
     start_fingerprint: str  # of the checkpoint that the student starts from; empty if it starts from none
     notify: Notify = silent
-    answered: list[Example] = field(default_factory=list)
-    """Texts that --teacher-labels answers, and that no split has."""
+    answers: TeacherLabels | None = None
+    """A teacher's answers from files, in place of a model that is asked."""
+    further: list[Example] = field(default_factory=list)
+    """Texts that `answers` has and no split has."""
+    answered: Answered | None = None
+    """The soft labels that `answers` make."""
 
     @cached_property
     def train(self) -> Encoded:
@@ -83,7 +91,7 @@ class TaskInputs:
     def in_domain(self) -> Encoded | None:
         """The texts that only the teacher labels, tokenised: given and generated ones; None if there are none."""
         made = augmented(self.splits.train, self.tokenizer, self.settings.augment, self.settings.seed)
-        texts = [Example(text) for text in self.unlabelled] + self.answered + unseen(made, self.splits)
+        texts = [Example(text) for text in self.unlabelled] + self.further + unseen(made, self.splits)
         return self.encoded(texts) if texts else None
 
     @cached_property
@@ -157,10 +165,10 @@ class TaskInputs:
 
     @property
     def teacher_steps(self) -> int:
-        """Most steps of fine-tuning the teacher; 0 if it has a head."""
+        """Most steps of fine-tuning the teacher; 0 if it has a head, or is a file of answers."""
         return (
             0
-            if self.teacher_has_head
+            if self.teacher_has_head or self.answers
             else steps_of(self.settings.teacher_epochs, 5, LEAST_TUNING_STEPS, self.steps_per_epoch)
         )
 
@@ -186,7 +194,6 @@ def open_task(
     role: str = "--teacher",
     more_checks: Sequence[Callable[[], object]] = (),
     notify: Notify = silent,
-    answers: TeacherLabels | None = None,
 ) -> TaskInputs:
     """Open and check everything that `settings` name; nothing is written.
 
@@ -196,16 +203,17 @@ def open_task(
         role: the flag that names the teacher.
         more_checks: further checks of the caller; their faults are listed in the same message.
         notify: called with each event of progress.
-        answers: a teacher's answers; their texts become those of train if the data has no train split.
 
     Raises:
         BadInput: every fault found, in one message.
     """
     faults = Faults()
+    if settings.teacher_labels and role == "--teacher":
+        settings, role = faults.check(partial(with_body, settings)) or settings, "--start"
     here = faults.check(partial(on_this_machine, settings))
     task = faults.check(lambda: check_task(settings.task))
     shape = faults.check(lambda: shape_of(settings.student or USUAL_STUDENT))
-    opened = faults.check(lambda: open_model(settings.teacher, role=role, revision=settings.revision))
+    opened = _model(settings, role, faults)
     named = AUTO if settings.method == AUTO else faults.check(lambda: check_method_name(settings.method))
     for check in more_checks:
         faults.check(check)
@@ -213,19 +221,7 @@ def open_task(
         faults.check(lambda: check_precision(here.precision, device_here(here.device)))
     faults.check(lambda: check_trackers(settings.trackers))
     columns = columns_of(settings)
-    read = partial(
-        read_splits,
-        settings.data,
-        columns=columns,
-        seed=settings.seed,
-        revision=settings.data_revision,
-        train_from=answers,
-    )
-    splits = faults.check(lambda: read(task=task)) if task else None
-    outside = None
-    if splits and settings.out_of_scope:
-        apart = faults.check(partial(set_apart, splits, settings.out_of_scope))
-        splits, outside = apart or (None, None)
+    splits, outside, answers = _data(settings, task, columns, faults) if task else (None, None, None)
     corpus = _texts(faults, settings.corpus, columns)
     unlabelled = _texts(faults, settings.unlabelled, columns)
     labelled = tokenizer = None
@@ -233,7 +229,8 @@ def open_task(
         opened = faults.check(partial(with_markers, opened))
         faults.check(partial(check_marked, unlabelled))
     if opened and splits and task:
-        labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=settings.new_head))
+        new_head = settings.new_head or role == "--start"
+        labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=new_head))
     if labelled:
         faults.check(partial(refuse_in_scope, settings.out_of_scope, labelled[0], f"{role} {settings.teacher}"))
     readers: list[Opened] = []
@@ -257,7 +254,7 @@ def open_task(
     corpus = _unseen_texts(corpus, splits, "corpus", warnings)
     unlabelled = _unseen_texts(unlabelled, splits, "unlabelled", warnings)
     warnings += _warnings(settings, opened, shape, corpus=bool(corpus))
-    return TaskInputs(
+    inputs = TaskInputs(
         replace(here, student=str(shape)),
         opened,
         splits,
@@ -273,6 +270,60 @@ def open_task(
         folder_fingerprint(readers[1].folder) if is_checkpoint(settings.start) else "",
         notify,
     )
+    return with_answers(inputs, answers) if answers else inputs
+
+
+def _model(settings: TaskSettings, role: str, faults: Faults) -> Opened | None:
+    if settings.teacher:
+        return faults.check(lambda: open_model(settings.teacher, role=role, revision=settings.revision))
+    if not settings.teacher_labels:
+        faults.messages.append("--teacher is needed: a transformers folder or a name on the Hub.")
+    return None
+
+
+def _data(
+    settings: TaskSettings, task: Task, columns: Columns, faults: Faults
+) -> tuple[Splits | None, Splits | None, TeacherLabels | None]:
+    """The texts of the splits, those of them that are out of scope, and a teacher's answers; None for what is not there or faulty."""
+    paths = [Path(path) for path in settings.teacher_labels]
+    answers = faults.check(partial(read_teacher_labels, paths, task, columns)) if paths else None
+    if paths and not answers:
+        return None, None, None
+    read = partial(read_splits, settings.data, task, columns, seed=settings.seed, train_from=answers)
+    splits = faults.check(partial(read, revision=settings.data_revision))
+    if splits and settings.out_of_scope:
+        return *(faults.check(partial(set_apart, splits, settings.out_of_scope)) or (None, None)), answers
+    return splits, None, answers
+
+
+def as_given(settings: AnySettings) -> AnySettings:
+    """The settings that `with_body` was given."""
+    return replace(settings, teacher="", start=settings.teacher) if settings.teacher_labels else settings
+
+
+def with_body(settings: AnySettings) -> AnySettings:
+    """The settings of a run without a teacher to open: the encoder in --start takes the place of its layers.
+
+    Raises:
+        BadInput: settings that only a teacher's model can follow, or no encoder in --start.
+    """
+    named = f"--teacher-labels {settings.teacher_labels[0]}"
+    if settings.teacher:
+        raise BadInput(
+            f"--teacher {settings.teacher} and {named} are both given, and a student has one teacher. Leave one of them out."
+        )
+    faults = []
+    if not is_checkpoint(settings.start):
+        faults.append("--start is needed: the encoder whose first layers the student gets, such as bert-base-uncased")
+    if settings.method not in (AUTO, "soft-labels", "labels"):
+        faults.append(
+            f"--method {settings.method} asks a teacher as it trains, or reads its layers; soft-labels learns from answers"
+        )
+    given = {"--unlabelled": settings.unlabelled, "--augment": settings.augment, "--folds": settings.folds}
+    faults += [f"{flag} needs a teacher that can be asked; leave it out" for flag, value in given.items() if value]
+    if faults:
+        raise BadInput(f"{named} is a teacher that cannot be asked. {'; '.join(faults)}.")
+    return replace(settings, teacher=settings.start, start="spread")
 
 
 def _warnings(settings: TaskSettings, opened: Opened, shape: Shape, *, corpus: bool) -> list[str]:
@@ -283,9 +334,9 @@ def _warnings(settings: TaskSettings, opened: Opened, shape: Shape, *, corpus: b
         warnings.append(f"--corpus is not read: --method {chain.method} learns from no plain text.")
     if not layers_fit(opened.config, shape) and not is_checkpoint(settings.start):
         warnings.append(
-            f"The student's layers start at random: {shape} has another width or number of heads than the teacher "
+            f"The student's layers start at random: {shape} has another width or number of heads than {opened.role} "
             f"({opened.config.hidden_size}, {opened.config.num_attention_heads}), or more layers. It needs far more training than a "
-            "student that starts from the teacher's layers."
+            "student that starts from its layers."
         )
     return warnings
 
@@ -305,6 +356,8 @@ def method_of(settings: TaskSettings, opened: Opened, shape: Shape) -> tuple[str
         return settings.method, ""
     if is_checkpoint(settings.start):
         return "soft-labels", "the student starts from a checkpoint"
+    if settings.teacher_labels:
+        return "soft-labels", "the teacher is a file of answers"
     if settings.start != RANDOM and layers_fit(opened.config, shape):
         return "soft-labels", "the student starts from the teacher's layers"
     if settings.corpus:

@@ -77,12 +77,15 @@ def make_fold_teacher(folder: Path, inputs: TaskInputs, steps: int, fold: int) -
     save(model, folder, inputs, progress, {"role": "teacher", "without_fold": fold})
 
 
-def make_start(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
-    """Save the student before training on the task: of parts of the fine-tuned teacher where shapes allow, or a checkpoint's."""
+def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
+    """Save the student before training on the task: of parts of the fine-tuned teacher where shapes allow, or a checkpoint's.
+
+    Without a teacher to open, its parts are those of the encoder that was given, and its head is new.
+    """
     if is_checkpoint(inputs.settings.start):
         _start_from_checkpoint(folder, inputs)
         return
-    model = load_stage(teacher, inputs)
+    model = load_stage(teacher, inputs) if teacher else _with_new_head(inputs)
     start, layers = inputs.settings.start, inputs.opened.config.num_hidden_layers
     named = start not in ("spread", RANDOM)
     student, origin = student_of(
@@ -93,7 +96,18 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path) -> None:
         chosen=starting_layers(start, layers, inputs.shape.layers) if named else (),
         new_layers=start == RANDOM,
     )
+    if not teacher:
+        name = inputs.opened.public_name
+        origin = {
+            part: of.replace("the teacher's", f"{name}'s").replace("teacher layers", f"layers of {name}:")
+            for part, of in origin.items()
+        } | {"head": "new"}
     save(student, folder, inputs, Progress(), {"role": "start", "student": str(inputs.shape), "origin": origin})
+
+
+def _with_new_head(inputs: TaskInputs) -> Any:
+    torch.manual_seed(inputs.settings.seed)
+    return load(inputs.opened, check_task(inputs.settings.task), inputs.labels, multi_label=inputs.splits.multi_label)
 
 
 def _start_from_checkpoint(folder: Path, inputs: TaskInputs) -> None:
@@ -261,7 +275,7 @@ class Choice:
 
     method: str
     why: str
-    teacher: float
+    teacher: float | None
     distilled: float | None
     undistilled: float | None
     soft_labels: dict[str, Any] | None = None  # see `SoftLabels.lineage`; None where none were learned
@@ -272,17 +286,25 @@ def best_on_validation(folder: Path) -> float:
     return max(float(value) for _, value in read_lineage(folder)["validation"])
 
 
-def teacher_score(folder: Path) -> float:
-    """The validation score of the teacher in `folder`."""
-    return float(read_lineage(folder)["on_validation"])
+def teacher_score(inputs: TaskInputs, folder: Path | None) -> float | None:
+    """The validation score of the teacher in `folder`, or without one of the answers of `inputs`, if they are to all of its texts."""
+    if folder:
+        return float(read_lineage(folder)["on_validation"])
+    answered = inputs.answered
+    return (
+        float(answered.on_validation.value)
+        if answered and answered.whole_validation and answered.on_validation
+        else None
+    )
 
 
 def make_choice(
-    folder: Path, inputs: TaskInputs, teacher: Path, distilled: Path | None, undistilled: Path | None
+    folder: Path, inputs: TaskInputs, teacher: Path | None, distilled: Path | None, undistilled: Path | None
 ) -> None:
     """Copy the student that ships: of those that were trained, the best on validation.
 
-    Labels alone ship only where they are better: a student that learned as much from its teacher may carry more of it.
+    Labels alone ship only where they are better: a student that learned as much from its teacher may carry more of it. `teacher` is
+    None where the teacher is a file of answers.
     """
     learned = best_on_validation(distilled) if distilled else None
     control = best_on_validation(undistilled) if undistilled else None
@@ -290,7 +312,9 @@ def make_choice(
     source = undistilled if labels else distilled
     assert source
     soft = read_lineage(distilled).get("soft_labels") if distilled else None
-    choice = Choice("labels" if labels else method_name(inputs), "", teacher_score(teacher), learned, control, soft)
+    choice = Choice(
+        "labels" if labels else method_name(inputs), "", teacher_score(inputs, teacher), learned, control, soft
+    )
     choice = replace(choice, why=_why(inputs, choice, labels=labels))
     shutil.copytree(
         source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATE, METRICS, TENSORBOARD, TRAINING)

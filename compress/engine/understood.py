@@ -66,7 +66,7 @@ def understood_lines(found: Mapping[str, Any]) -> list[str]:
     ]
     if outside:
         lines.insert(2, f"out of scope: {_by_split(outside)}")
-    if found["head"]["role"] == "teacher":
+    if found["head"]["role"] in ("teacher", "start"):
         lines.append(f"student: {found['student']}")
         why = f" (auto: {found['method_why']})" if found["method_why"] else ""
         lines.append(f"method: {found['method']}{why}")

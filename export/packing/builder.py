@@ -116,7 +116,7 @@ class ModelReport:
                     "metric": row["value"],
                     "low": row["low"],
                     "high": row["high"],
-                    "size_bytes": sizes[name],
+                    "size_bytes": sizes.get(name),
                 }
                 for name, row in scores.get(split, {}).items()
             ],
@@ -196,7 +196,7 @@ class ModelReport:
         return replace(
             self.facts,
             figures=[
-                Figure(name, HUB_METRICS[self.metric], row["value"], row["low"], row["high"], sizes[name])
+                Figure(name, HUB_METRICS[self.metric], row["value"], row["low"], row["high"], sizes.get(name))
                 for name, row in scores.items()
                 if name not in runs or runs[name] in self.packed
             ],

@@ -39,8 +39,9 @@ def show_run(document: Document) -> None:
     out = Path(document["bundle"])
     show_result(out)
     low, high = document["speedup_interval"]
+    other = "the torch teacher" if document["speedup_over"] == "teacher" else "itself in torch"
     result(
-        f"The int8 student is {document['speedup']:.1f} times [{low:.1f}, {high:.1f}] as fast as the torch teacher "
+        f"The int8 student is {document['speedup']:.1f} times [{low:.1f}, {high:.1f}] as fast as {other} "
         f"(one text of {document['speedup_tokens']} tokens). The run took {document['minutes']:.1f} minutes."
     )
     result(f"Bundle  {out}\nReport  {document['report']}")
@@ -214,7 +215,8 @@ VERBS = (
         Labelling,
         shown=show_labelled,
         examples=(
-            "stillroom label --with my_deberta --input my-data/train.jsonl --input more.txt \\\n      --out answers.jsonl",
+            "stillroom label --with my_deberta --input my-data/train.jsonl \\\n"
+            "      --input more.txt --out answers.jsonl",
         ),
     ),
     Verb(

@@ -45,7 +45,7 @@ def prepare(recipe: Recipe) -> RunInputs:
     checks = (
         lambda: check_out(out),
         Workdir(work).refuse_foreign,
-        lambda: check_outside("--teacher", recipe.teacher, work),
+        lambda: check_outside("--teacher", recipe.teacher, work) if recipe.teacher else None,
         lambda: check_outside("--start", recipe.start, work),
     )
     opened = open_task(recipe, out, more_checks=checks, notify=show)

@@ -77,7 +77,8 @@ def resolve(settings: dict[str, Any], flags: dict[str, Any]) -> Recipe:
     Raises:
         BadInput: a required setting is missing, or a setting has the wrong type or is out of range.
     """
-    return make(Recipe, settings | {name: value for name, value in flags.items() if value is not None}, verb="run")
+    given = settings | {name: value for name, value in flags.items() if value is not None}
+    return make(Recipe, given, verb="run", needed=() if given.get("teacher_labels") else ("teacher",))
 
 
 def write_recipe(recipe: Recipe) -> str:

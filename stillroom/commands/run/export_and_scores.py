@@ -14,6 +14,7 @@ from compress.data.examples import Example, check_task
 from compress.engine.hardware import device_here
 from compress.engine.lineage import base_model_of, read_lineage
 from compress.engine.soft_labels import told
+from compress.engine.task_inputs import as_given
 from compress.engine.task_stages import load_stage
 from compress.engine.understood import understood
 from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, score
@@ -50,9 +51,10 @@ MEANINGS = {
 }
 
 
-def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path) -> None:
-    """Makes the student's graphs, each checked against torch and fp32, and the teacher's graph for timing."""
-    export_graph(teacher, folder / "teacher.onnx", inputs.max_length)
+def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path | None) -> None:
+    """Makes the student's graphs, each checked against torch and fp32, and the teacher's graph for timing if it is a model."""
+    if teacher:
+        export_graph(teacher, folder / "teacher.onnx", inputs.max_length)
     # A student with a score of 0 has no share to keep here: the stage of the scores reports the missed gates.
     finds_nothing = max(value for _, value in read_lineage(student)["validation"]) == 0
     variants = make_variants(
@@ -73,10 +75,14 @@ def _split(inputs: RunInputs, name: str) -> Split:
     return Split(getattr(inputs.splits, name), getattr(inputs, name), inputs.out_of_scope(name))
 
 
-def _logits(inputs: RunInputs, folders: dict[str, Path], encoded: Encoded) -> dict[str, list[np.ndarray]]:
-    """The logits of every trained model of the run for the rows of `encoded`."""
+def _logits(inputs: RunInputs, folders: dict[str, Path], split: str) -> dict[str, list[np.ndarray]]:
+    """The logits of every trained model of the run for the rows of `split`; of a file of answers if it has all of its texts."""
+    encoded: Encoded = getattr(inputs, split)
+    answers = inputs.answers.logits(encoded, getattr(inputs.splits, split)) if inputs.answers else [None]
+    there = [logits for logits in answers if logits is not None]
+    found = {"teacher": there} if len(there) == len(answers) else {}
     present = [name for name in TRAINED if name in folders]
-    return {
+    return found | {
         name: row_logits(load_stage(folders[name], inputs).to(device_here(inputs.recipe.device)), encoded)
         for name in present
     }
@@ -90,27 +96,30 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
         gold = [gold_of(example, task) for example in getattr(inputs.splits, split)]
         return with_intervals({name: score(gold, said[name]) for name in TRAINED if name in said})
 
-    answers = _answers(inputs.validation, _logits(inputs, folders, inputs.validation))
+    answers = _answers(inputs.validation, _logits(inputs, folders, "validation"))
     document: dict[str, Any] = {"validation": scored("validation", answers)}
     model_report = model_report_of(inputs, folders, document)
     if not model_report.missed:
         test, graph_logits = scores_on_test(model_report.variants, _split(inputs, "test"), inputs.recipe.threads)
-        said = _answers(inputs.test, _logits(inputs, folders, inputs.test) | graph_logits)
+        said = _answers(inputs.test, _logits(inputs, folders, "test") | graph_logits)
         gold = [gold_of(example, task) for example in inputs.splits.test]
-        differing = _disagreements(inputs.splits.test, gold, said)
         document |= {
             "test": scored("test", said),
             "graphs": asdict(test),
             "differences": _differences(gold, said),
             "per_label": _per_label(gold, said),
-            "disagreeing": {
-                "count": sum(a != b for a, b in zip(said["teacher"], said["int8"], strict=True)),
-                "texts": len(gold),
-                "split": "test",
-                "shown": len(differing),
-            },
-            "disagreements": differing,
         }
+        if "teacher" in said:
+            differing = _disagreements(inputs.splits.test, gold, said)
+            document |= {
+                "disagreeing": {
+                    "count": sum(a != b for a, b in zip(said["teacher"], said["int8"], strict=True)),
+                    "texts": len(gold),
+                    "split": "test",
+                    "shown": len(differing),
+                },
+                "disagreements": differing,
+            }
     (folder / "scores.json").write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
 
 
@@ -127,7 +136,11 @@ def model_report_of(
         read_variants(folders["export"]),
         read_lineage(folders["student"])["choice"],
     )
-    ours, theirs = variants.validation["int8"].value, scores["validation"]["teacher"]["value"]
+    ours, theirs = variants.validation["int8"].value, scores["validation"].get("teacher")
+    gates = []
+    if theirs:
+        share = ours / theirs["value"] if theirs["value"] else 0.0
+        gates = [gate("int8 over teacher, validation", share, recipe.teacher_gate)]
     return ModelReport(
         CardFacts(
             name=recipe.model_name,
@@ -149,7 +162,7 @@ def model_report_of(
         msgspec.convert(scores["graphs"], OnTest) if "graphs" in scores else None,
         others={split: scores[split] for split in ("validation", "test") if split in scores},
         other_sizes={name: (folders[name] / "model.safetensors").stat().st_size for name in TRAINED if name in folders},
-        other_gates=[gate("int8 over teacher, validation", ours / theirs if theirs else 0.0, recipe.teacher_gate)],
+        other_gates=gates,
         claims=[choice["why"], *told(choice.get("soft_labels")), *claims(scores, labels=choice["method"] == "labels")],
         warnings=inputs.warnings,
     )
@@ -175,7 +188,7 @@ def _differences(gold: list[Prediction], said: dict[str, list[Prediction]]) -> l
 
 
 def _per_label(gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
-    tables = {name: per_label(gold, said[name]) for name in ("teacher", "student", "int8")}
+    tables = {name: per_label(gold, said[name]) if name in said else {} for name in ("teacher", "student", "int8")}
     labels = sorted({label for scored in tables.values() for label in scored})
     return [
         {
@@ -215,23 +228,25 @@ def _spelled(text: str, answer: Prediction) -> str:
 def make_latency(
     folder: Path, inputs: RunInputs, folders: dict[str, Path], test: Scores, machine: MachineFacts
 ) -> None:
-    """Times teacher and student, in torch and onnxruntime, in turns on real text of this task.
+    """Times student and teacher, if that is a model, in torch and onnxruntime, in turns on real text of this task.
 
     `test` are their scores on test. `machine` was measured before any work, which would count as load.
     """
     threads = inputs.recipe.threads
     exported = folders["export"]
-    candidates = [
-        Candidate("teacher torch fp32", "torch", "fp32", folders["teacher"], threads),
-        Candidate("teacher ORT fp32", "onnxruntime", "fp32", exported / "teacher.onnx", threads),
+    candidates = []
+    if "teacher" in folders:
+        candidates += [
+            Candidate("teacher torch fp32", "torch", "fp32", folders["teacher"], threads),
+            Candidate("teacher ORT fp32", "onnxruntime", "fp32", exported / "teacher.onnx", threads),
+        ]
+    candidates += [
         Candidate("student torch fp32", "torch", "fp32", folders["student"], threads),
         Candidate("student ORT fp32", "onnxruntime", "fp32", exported / ONNX_NAMES["fp32"], threads),
         Candidate("student ORT int8", "onnxruntime", "int8", exported / ONNX_NAMES["int8"], threads),
     ]
-    metrics = {
-        c.name: test[key]["value"]
-        for c, key in zip(candidates, ("teacher", "teacher", "student", "fp32", "int8"), strict=True)
-    }
+    keys = [*["teacher"] * (len(candidates) - 3), "student", "fp32", "int8"]
+    metrics = {candidate.name: test[key]["value"] for candidate, key in zip(candidates, keys, strict=True)}
     lengths = [length for length in LENGTHS if length <= inputs.max_length] or [inputs.max_length]
     with bar("latency") as shown:
         document = time_grid(
@@ -247,7 +262,10 @@ def make_latency(
 
 
 def speedup(document: ProfileDocument) -> RatioRow:
-    """The torch teacher's p50 over the shipped variant's, batch 1, at the shortest length, with its interval."""
+    """The torch teacher's p50 over the shipped variant's, batch 1, at the shortest length, with its interval.
+
+    Without a teacher that is a model it is the p50 of the student in torch.
+    """
     rows = [row for row in document["ratios"] if row["b"] == "student ORT int8" and row["batch"] == 1]
     return min(rows, key=lambda row: row["tokens"])
 
@@ -266,7 +284,7 @@ def report_of(
         "understood": understood(inputs),
         "machine": machine,
         "made": _made(inputs, read_lineage(folders["student"])["method"], test_read=model_report.test is not None),
-        "names": {row["name"]: _meaning(row["name"]) for row in document["summary"]},
+        "names": {row["name"]: _meaning(row["name"], inputs) for row in document["summary"]},
         "choice": read_lineage(folders["student"])["choice"],
         "training": [
             {"stage": name, "loss": lineage["loss"], "validation": lineage["validation"]}
@@ -275,7 +293,7 @@ def report_of(
             and name not in ("start", "student")
             and (lineage := read_lineage(folder)).get("loss")
         ],
-        "recipe": write_recipe(inputs.recipe),
+        "recipe": write_recipe(as_given(inputs.recipe)),
         "lineage": model_report.facts.lineage,
     }
     document |= {key: scores[key] for key in ("per_label", "disagreeing", "disagreements") if key in scores}
@@ -286,14 +304,17 @@ def report_of(
             row["latency_ms"] = times.get(row["name"])
         shortest = min(row["tokens"] for row in latency["candidates"])
         document["summary_note"] = (
-            f"Latency is the median (p50) at batch 1 and {shortest} tokens: teacher and student in torch, fp32 and int8 in onnxruntime."
+            f"Latency is the median (p50) at batch 1 and {shortest} tokens: {'' if inputs.answers else 'teacher and '}student in torch, "
+            "fp32 and int8 in onnxruntime."
         )
     return cast(Report, document)
 
 
-def _meaning(name: str) -> str:
+def _meaning(name: str, inputs: RunInputs) -> str:
     """What the model `name` of the summary is."""
     model, _, runtime = name.partition(" ")
+    if model == "teacher" and inputs.answers:
+        return f"the answers in {inputs.answers.public_name} that the student learns from"
     return f"{MEANINGS[model]}; here run by {runtime}" if runtime else MEANINGS[model]
 
 
@@ -306,6 +327,7 @@ def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
         texts += [f"{len(inputs.unlabelled):,} unlabelled ones"] if inputs.unlabelled else []
         texts += [f"{recipe.augment} generated from each labelled one"] if recipe.augment else []
         texts += [f"{len(inputs.corpus):,} of a corpus"] if inputs.corpus and inputs.distill_tokens else []
+    texts += [f"{len(inputs.further):,} texts that it alone labels"] if inputs.further and method != "labels" else []
     tuned = "with its head as given" if inputs.teacher_has_head else "fine-tuned on the same labels"
     scored = f"scores are on {len(splits.test):,} texts of test, read once" if test_read else "test was not read"
     how = "learned from labels alone, and starts from" if method == "labels" else f"was distilled by {method} from"
@@ -313,9 +335,14 @@ def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
     if inputs.start_fingerprint:
         begins = f", which starts from the checkpoint {Path(recipe.start).name},"
         how = "learned from labels alone, compared with" if method == "labels" else how
+    body = f"{inputs.opened.public_name} ({config.num_hidden_layers}x{config.hidden_size}"
+    teacher = f"the teacher {body}, {tuned})"
+    if inputs.answers:
+        how = "learned from labels alone" if method == "labels" else f"was distilled by {method} from the answers in"
+        teacher = "" if method == "labels" else f"{inputs.answers.public_name}"
+        begins = f", which starts from layers of {body}),"
     return (
-        f"A student ({inputs.shape}){begins} {how} the teacher {inputs.opened.public_name} "
-        f"({config.num_hidden_layers}x{config.hidden_size}, {tuned}) on {_listed(texts)}. "
+        f"A student ({inputs.shape}){begins} {how} {teacher}{' ' if teacher else ''}on {_listed(texts)}. "
         f"Choices and gates use {len(splits.validation):,} texts of validation; {scored}."
     )
 
@@ -376,16 +403,22 @@ def lineage_of(inputs: RunInputs, folders: dict[str, Path]) -> dict[str, Any]:
     student = read_lineage(folders["student"])
     own_start = student["method"] != "labels" and not inputs.begins_on_labels
     start = read_lineage(inputs.workdir.root / f"{DISTIL}start" if own_start else folders["start"])
-    return {
-        "teacher": inputs.opened.public_name,
-        "teacher_revision": inputs.opened.revision,
+    teacher = {"teacher": inputs.opened.public_name, "teacher_revision": inputs.opened.revision}
+    if inputs.answers:
+        teacher = {
+            "teacher": inputs.answers.public_name,
+            "teacher_answers_sha256": inputs.answers.fingerprint,
+            "start": inputs.opened.public_name,
+            "start_revision": inputs.opened.revision,
+        }
+    return teacher | {
         "method": student["method"],
         "student": start["student"],
         "origin": start["origin"],
         "data": inputs.data_fingerprint,
         "seed": inputs.recipe.seed,
         "versions": student["versions"],
-        "teacher_fine_tuned": not inputs.teacher_has_head,
+        "teacher_fine_tuned": not inputs.teacher_has_head and not inputs.answers,
     }
 
 
@@ -406,7 +439,7 @@ def write_bundle(
     write_report(inputs.workdir.root / REPORT, full)
     report = shareable(full, f"{inputs.workdir.root.name}/{REPORT}")
     # Without the folders above the bundle, so that its bytes do not depend on where it is written.
-    recipe = {"recipe.toml": write_recipe(replace(inputs.recipe, out=out.name)).encode()}
+    recipe = {"recipe.toml": write_recipe(replace(as_given(inputs.recipe), out=out.name)).encode()}
     model_report.pack(out, folders["student"], report_files(report, minutes=minutes) | recipe)
 
 

@@ -20,7 +20,7 @@ from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import MethodInputs, asks_words, fit_head, is_checkpoint, run_method
-from compress.engine.soft_labels import make_soft_labels
+from compress.engine.soft_labels import make_soft_labels, save_answers
 from compress.engine.understood import understood, understood_lines
 from export.packing.builder import DOCUMENTED, ModelReport
 from export.packing.writer import clear_leftovers
@@ -65,7 +65,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
             "latency",
             stage_fingerprints,
             lambda f: export_and_scores.make_latency(f, inputs, folders, model_report.scores["test"], machine),
-            "timing teacher and student, in turns",
+            "timing teacher and student, in turns" if "teacher" in folders else "timing the student",
         )
         clear_leftovers(out)
         latency = cast(ProfileDocument, export_and_scores.read_json(folders["latency"] / "latency.json"))
@@ -94,6 +94,8 @@ def _say_understood(inputs: RunInputs) -> dict[str, Any]:
     told = understood(inputs, steps)
     for line in understood_lines(told):
         say(line)
+    for line in inputs.answered.lines if inputs.answered else ():
+        say(line)
     for warning in inputs.warnings:
         say(f"warning: {warning}")
     return told
@@ -108,7 +110,11 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     if r.out_of_scope:
         common.append(r.out_of_scope)
     runtimes = [version(name) for name in ("onnx", "onnxscript", "onnxruntime")]
-    in_domain = [texts_fingerprint(inputs.unlabelled), r.augment]
+    in_domain = [
+        texts_fingerprint(inputs.unlabelled),
+        r.augment,
+        *([inputs.answers.fingerprint] if inputs.answers else []),
+    ]
     teacher = [
         inputs.teacher_fingerprint,
         inputs.teacher_has_head,
@@ -166,22 +172,23 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> dict[str, P
     """Runs every stage that ends in a checkpoint; their folders by name."""
     plan = _planned(inputs, stage_fingerprints)
     folders: dict[str, Path] = {}
-    steps = f"{plan.teacher_steps} steps at most" if plan.teacher_steps else "it has a head for this task"
-    folders["teacher"] = _stage(
-        inputs,
-        "teacher",
-        stage_fingerprints,
-        lambda f: task_stages.make_teacher(f, inputs, plan.teacher_steps),
-        f"teacher: {steps}",
-    )
-    teacher = folders["teacher"]
+    teacher = None
+    if not inputs.answers:
+        steps = f"{plan.teacher_steps} steps at most" if plan.teacher_steps else "it has a head for this task"
+        folders["teacher"] = teacher = _stage(
+            inputs,
+            "teacher",
+            stage_fingerprints,
+            lambda f: task_stages.make_teacher(f, inputs, plan.teacher_steps),
+            f"teacher: {steps}",
+        )
     plan = _planned_students(inputs, stage_fingerprints, plan)
     folders["start"] = _stage(
         inputs,
         "start",
         stage_fingerprints,
         lambda f: task_stages.make_start(f, inputs, teacher),
-        f"student {inputs.shape} from the teacher",
+        f"student {inputs.shape} from {'the teacher' if teacher else inputs.opened.public_name}",
     )
     labels_only = inputs.chain.method == "labels"
     if inputs.recipe.undistilled or labels_only:
@@ -208,7 +215,8 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> dict[str, P
 def _distil(inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict[str, Path], plan: Plan) -> None:
     """The student that learns from the teacher, in `folders["distilled"]`; none where labels alone beat that teacher."""
     undistilled = folders.get("undistilled")
-    if undistilled and task_stages.best_on_validation(undistilled) > task_stages.teacher_score(folders["teacher"]):
+    theirs = task_stages.teacher_score(inputs, folders.get("teacher"))
+    if undistilled and theirs is not None and task_stages.best_on_validation(undistilled) > theirs:
         return
     given = None
     begin = folders["start"]
@@ -253,6 +261,7 @@ def _soft_labels(
     given: MethodInputs | None,
 ) -> task_stages.SoftLabels:
     """The teacher's soft labels with their share of the loss: the given one, or the best of short trainings from `begin`."""
+    asked = folders.get("teacher")
     fold_teachers = [
         _stage(
             inputs,
@@ -267,8 +276,8 @@ def _soft_labels(
         inputs,
         "soft-labels",
         stage_fingerprints,
-        lambda f: make_soft_labels(f, inputs, folders["teacher"], fold_teachers),
-        "the teacher labels all texts",
+        lambda f: make_soft_labels(f, inputs, asked, fold_teachers) if asked else save_answers(f, inputs),
+        "the teacher labels all texts" if asked else "the teacher's answers to all texts",
     )
     if inputs.recipe.soft_weight is not None:
         return task_stages.SoftLabels(folder, inputs.recipe.soft_weight)
@@ -294,7 +303,7 @@ def _evaluate(
         inputs,
         "export",
         stage_fingerprints,
-        lambda f: export_and_scores.make_export(f, inputs, folders["student"], folders["teacher"]),
+        lambda f: export_and_scores.make_export(f, inputs, folders["student"], folders.get("teacher")),
         "export: fp32 and int8, checked against torch",
     )
     folders["scores"] = _stage(
@@ -421,6 +430,7 @@ def _result(out: Path) -> dict[str, Any]:
         "speedup": speed["ratio"],
         "speedup_interval": [speed["low"], speed["high"]],
         "speedup_tokens": speed["tokens"],
+        "speedup_over": speed["a"].partition(" ")[0],
         "minutes": report["minutes"],
         "understood": report["understood"],
         "report": str(page_or(out / export_and_scores.REPORT, "report.json")),

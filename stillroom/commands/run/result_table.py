@@ -13,10 +13,11 @@ def show_result(out: Path) -> None:
     """Prints the tables that end a run."""
     report = export_and_scores.read_json(out / "report.json")
     rows = []
-    teacher = report["summary"][0]["metric"]
+    first = report["summary"][0]
+    teacher = first["metric"] if first["name"] == "teacher" else 0
     for row in report["summary"]:
         share = f"{row['metric'] / teacher:.3f}" if teacher else ""
-        size = f"{row['size_bytes'] / 1e6:.1f}"
+        size = f"{row['size_bytes'] / 1e6:.1f}" if row["size_bytes"] is not None else ""
         rows.append([row["name"], f"{row['metric']:.4f}", f"{row['low']:.4f} .. {row['high']:.4f}", share, size])
     table(report["metric_name"], ["model", "value", "95 % interval", "of teacher", "MB"], rows)
     latency = report["latency"]
@@ -32,9 +33,18 @@ def show_result(out: Path) -> None:
         ]
         lines.append([*cells, f"{row['texts_per_s']:.0f}", times])
     machine = latency["machine"]
+    baseline = latency["candidates"][0]["name"].partition(" ")[0]  # teacher, or without a model as teacher the student
     table(
         f"latency on {machine['cpu']}, {machine['cores']} cores",
-        ["model", "texts x tokens", "p50 ms", "p90 ms", "p99 ms", "texts/s", "against torch teacher"],
+        [
+            "model",
+            "texts x tokens",
+            "p50 ms",
+            "p90 ms",
+            "p99 ms",
+            "texts/s",
+            f"against torch {baseline}",
+        ],
         lines,
     )
     result(PAIRED)

@@ -188,7 +188,8 @@ def timed_rates(inputs: RunInputs) -> Rates:
     row_logits(teacher, inputs.validation)
     each = (time.perf_counter() - started) / len(inputs.validation)
     looks = sum(n // inputs.validate_every(n) for n in (inputs.teacher_steps, *2 * [inputs.student_steps]) if n)
-    soft = len(inputs.train) + len(inputs.in_domain or ()) if inputs.asks_soft_labels else 0
+    asked = inputs.asks_soft_labels and not inputs.answers
+    soft = len(inputs.train) + len(inputs.in_domain or ()) if asked else 0
     texts = soft + 4 * len(inputs.test) + (5 + looks) * len(inputs.validation)
     return Rates(
         of_teacher * (1 + recipe.folds),

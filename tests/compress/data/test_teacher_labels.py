@@ -2,12 +2,14 @@
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from repository import ROOT
 from small_task import make_tokenizer, write_rows
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -122,6 +124,23 @@ def test_all_of_a_words_probabilities_are_carried(tokenizer: Tokenizer, tmp_path
     assert found is not None
     by_tag = [{tag: round(float(p), 4) for tag, p in zip(TAGS, line, strict=True) if p > 1e-3} for line in found]
     assert by_tag == [{"B-city": 0.6, "I-item": 0.1, "O": 0.3}, *[{"I-city": 0.6, "I-item": 0.1, "O": 0.3}] * 2]
+
+
+def test_the_rows_in_the_docs_are_read_as_they_are_described(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "labelling.md").read_text(encoding="utf-8")
+    classes, entities = (
+        [json.loads(line) for line in block.splitlines()] for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    )
+    of_class = read(tmp_path, classes)
+    of_class.check_labels(CLASSES, multi_label=False)
+    assert [example.label for example in of_class.examples(multi_label=False)] == ["status", "refund"]
+    of_words = read(tmp_path, entities, "token-classification")
+    of_words.check_labels(["city"], multi_label=False)
+    texts = [Example(row["text"]) for row in entities]
+    for found in probabilities(tokenizer, of_words, texts):
+        assert found is not None
+        assert found[-1][TAGS.index("B-city")] == pytest.approx(0.8)
+        assert found[-1][0] == pytest.approx(0.2)
 
 
 PIECES = (

@@ -10,9 +10,6 @@ import pytest
 from small_task import examples, write_rows
 
 import stillroom as face
-from compress.data.examples import check_task
-from compress.data.teacher_labels import read_teacher_labels
-from compress.engine.answered import Answered, with_answers
 from compress.engine.soft_labels import make_soft_labels, read_soft_labels
 from compress.engine.task_inputs import TaskInputs, open_task
 from compress.evaluation.predictions import softmax
@@ -24,16 +21,17 @@ Opener = Callable[..., TaskInputs]
 
 @pytest.fixture
 def opened(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> Opener:
-    def open_it(answers: Any = None, data: Path = task_data, teacher: Path = tiny_teacher, **more: Any) -> TaskInputs:
+    """Opens the inputs of fine-tuning, with a file of answers if one is given."""
+
+    def open_it(
+        file: Path | None = None, data: Path = task_data, model: Path = tiny_teacher, **more: Any
+    ) -> TaskInputs:
         given = {"task": "text-classification", "student": "layers=2,hidden=32,heads=4,ffn=32"} | more
-        settings = TaskSettings(teacher=str(teacher), data=str(data), threads=1, **given)
-        return open_task(settings, tmp_path, answers=answers)
+        answers = (str(file),) if file else ()
+        settings = TaskSettings(teacher=str(model), data=str(data), teacher_labels=answers, threads=1, **given)
+        return open_task(settings, tmp_path, role="--model")
 
     return open_it
-
-
-def answered(inputs: TaskInputs, file: Path) -> tuple[TaskInputs, Answered]:
-    return with_answers(inputs, read_teacher_labels([file], check_task(inputs.settings.task)))
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification"])
@@ -43,10 +41,12 @@ def test_a_models_answers_from_a_file_are_the_soft_labels_of_the_model(
     teacher = face.finetune(tiny_teacher, task, task_data, tmp_path / "teacher", epochs=1, patience=0, threads=1)
     more = write_rows(tmp_path / "more.jsonl", examples(40, seed=9))
     face.label(teacher, [task_data / "train.jsonl", more], tmp_path / "answers.jsonl", threads=1)
-    inputs = opened(task=task, teacher=teacher, unlabelled=(str(more),))
+    inputs = opened(task=task, model=teacher, unlabelled=(str(more),))
     make_soft_labels(tmp_path, inputs, teacher)
     expected = read_soft_labels(tmp_path, inputs)
-    inputs, found = answered(opened(task=task, teacher=teacher), tmp_path / "answers.jsonl")
+    inputs = opened(tmp_path / "answers.jsonl", task=task, model=teacher)
+    found = inputs.answered
+    assert found
     assert len(inputs.soft_labelled) == len(found.soft) == 280
     for theirs, ours in zip(expected, found.soft, strict=True):
         np.testing.assert_allclose(softmax(ours), softmax(np.asarray(theirs)), atol=2e-5)
@@ -65,8 +65,11 @@ def test_a_text_without_an_answer_keeps_its_label_and_no_text_of_validation_or_t
     right = [{"text": row["text"], "label": row["label"]} for row in rows["validation"][:30] + rows["test"]]
     right[0]["label"] = next(name for name in ("praise", "refund") if name != right[0]["label"])
     new = [{"text": "an odd lamp", "label": "praise"}]
-    inputs, found = answered(opened(), write_rows(tmp_path / "answers.jsonl", soft + right + new))
-    assert [example.text for example in inputs.answered] == ["an odd lamp"]
+    inputs = opened(write_rows(tmp_path / "answers.jsonl", soft + right + new))
+    found = inputs.answered
+    assert found
+    assert not found.whole_validation
+    assert [example.text for example in inputs.further] == ["an odd lamp"]
     assert len(found.soft) == len(inputs.soft_labelled) == 241
     for logits in found.soft[:10]:
         np.testing.assert_allclose(softmax(logits), [[0.5, 0.3, 0.2]], atol=1e-6)
@@ -95,15 +98,15 @@ def test_without_a_train_file_the_answers_are_its_labels(
         tmp_path / "answers.jsonl",
         [{"text": row["text"], "labels": {row["label"]: 0.9}} for row in map(json.loads, lines)],
     )
-    teacher = read_teacher_labels([file], "text-classification")
-    inputs = opened(teacher, data)
+    inputs = opened(file, data)
     assert (len(inputs.splits.train), len(inputs.splits.test)) == (240 if validation else 216, 60)
     texts = {example.text for example in inputs.splits.train}
     assert not texts & {example.text for example in (*inputs.splits.test, *inputs.splits.validation)}
     told = " ".join(inputs.warnings)
     assert "There is no train file:" in told
     assert ("not how often it is right" in told) is not validation
-    inputs, found = with_answers(inputs, teacher)
+    found = inputs.answered
+    assert found
     assert found.on_validation is None
     assert all(softmax(logits).max() == pytest.approx(0.9, abs=1e-6) for logits in found.soft)
     with pytest.raises(BadInput, match="has no train split"):
@@ -119,7 +122,7 @@ def test_what_cannot_be_learned_from_is_refused_before_training(
     ]
     file = write_rows(tmp_path / "test-only.jsonl", of_test)
     with pytest.raises(BadInput, match="answers none of the 240 texts of train and has no other texts to learn from"):
-        answered(opened(), file)
+        opened(file)
     odd = write_rows(tmp_path / "odd.jsonl", [{"text": "a", "label": "odd"}])
     out = tmp_path / "student"
     with pytest.raises(BadInput, match="has labels that the task lacks: odd"):

@@ -426,7 +426,7 @@ def test_a_disk_that_fills_up_is_no_fault_of_ours(capfd: pytest.CaptureFixture[s
 def test_the_face_gives_its_names_and_refuses_others() -> None:
     import stillroom
 
-    verbs = {"run", "distill", "finetune", "export", "profile", "evaluate", "load"}
+    verbs = {"run", "distill", "finetune", "label", "export", "profile", "evaluate", "load"}
     assert set(stillroom.__all__) == {*verbs, "Pipeline", "Client"}
     assert all(callable(getattr(stillroom, name)) for name in stillroom.__all__)
     with pytest.raises(AttributeError, match="stillroom has no 'teach'"):

@@ -38,6 +38,7 @@ def write_report(out: Path, *, doubts: list[str]) -> dict[str, Any]:
         "speedup": 2.4,
         "speedup_interval": [2.2, 2.6],
         "speedup_tokens": 16,
+        "speedup_over": "teacher",
         "minutes": 1.0,
         "report": str(out / "report.html"),
         "report_with_texts": str(out.with_name(f"{out.name}.work") / "report.html"),

@@ -1,0 +1,95 @@
+"""From a file of answers to a bundle, without a teacher to open and without labels in training."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_task import examples, make_teacher, write_rows
+
+import stillroom as face
+from serve.bundle.manifest import open_bundle
+from serve.errors import BadInput
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory, task_data: Path) -> tuple[Path, Path, Path]:
+    """An encoder, a folder of validation and test alone, and a file of answers to these and to other texts."""
+    root = tmp_path_factory.mktemp("answered")
+    data = root / "data"
+    data.mkdir()
+    rows = examples(240, seed=8)
+    for name in ("validation", "test"):
+        text = (task_data / f"{name}.jsonl").read_text()
+        (data / f"{name}.jsonl").write_text(text)
+        rows += [json.loads(line) for line in text.splitlines()]
+    others = {"praise": "refund", "refund": "status", "status": "praise"}
+    answers = [{"text": row["text"], "labels": {row["label"]: 0.9, others[str(row["label"])]: 0.1}} for row in rows]
+    body = make_teacher(root / "body", num_hidden_layers=2)
+    return body, data, write_rows(root / "answers.jsonl", answers)
+
+
+def test_a_bundle_is_made_of_answers_alone(answered: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    body, data, answers = answered
+    settings = {
+        "teacher_labels": [str(answers)], "start": str(body), "task": "text-classification", "data": str(data),
+        "out": str(tmp_path / "intents"), "student": "layers=1,hidden=32,heads=4,ffn=64", "student_epochs": 12,
+        "student_learning_rate": 5e-3, "batch": 8, "latency_seconds": 0.5, "threads": 1,
+    }  # fmt: skip
+    document = face.run(**settings)
+    bundle = tmp_path / "intents"
+    report = json.loads((bundle / "report.json").read_text())
+    # The answers are right, and they are the teacher of gates and tables.
+    assert document["teacher"] == 1.0
+    assert document["int8"] > 0.95
+    assert [gate["name"] for gate in document["gates"]] == [
+        "int8 over fp32, validation",
+        "int8 over teacher, validation",
+    ]
+    assert document["speedup_over"] == "student"
+    assert {row["name"] for row in report["latency"]["candidates"]} == {
+        "student torch fp32", "student ORT fp32", "student ORT int8",
+    }  # fmt: skip
+    assert report["summary"][0] == {
+        "name": "teacher", "metric": 1.0, "low": 1.0, "high": 1.0, "size_bytes": None, "latency_ms": None,
+    }  # fmt: skip
+    assert "the answers in answers.jsonl that the student learns from" in report["names"]["teacher"]
+    assert "which starts from layers of body (2x32)" in report["made"]
+    manifest = open_bundle(bundle).manifest
+    assert (manifest.lineage["teacher"], manifest.lineage["start"]) == ("answers.jsonl", "body")
+    assert manifest.lineage["origin"] == {"embeddings": "body's", "head": "new", "layers": "layers of body: 2"}
+    assert "distilled from answers to texts with stillroom" in (bundle / "README.md").read_text()
+    assert str(tmp_path.parent) not in (bundle / "README.md").read_text()
+    assert face.Pipeline(bundle)("please refund the lamp")["labels"][0]["label"] == "refund"
+    # Its recipe is the command that made it.
+    recipe = (bundle / "recipe.toml").read_text()
+    assert 'teacher = ""\n' in recipe
+    assert f'start = "{body}"' in recipe
+    assert face.run(**settings)["method"] == document["method"]
+    assert not (tmp_path / "intents.work" / "teacher").exists()
+
+
+def test_what_only_a_model_as_teacher_can_do_is_refused_at_once(
+    answered: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    body, data, answers = answered
+    settings = {"task": "text-classification", "data": str(data), "out": str(tmp_path / "out")}
+    with pytest.raises(BadInput) as refused:
+        face.run(**settings, teacher_labels=[str(answers)], method="minilmv2", augment=2, folds=2)
+    for fault in (
+        "--start is needed: the encoder whose first layers the student gets",
+        "--method minilmv2 asks a teacher as it trains, or reads its layers",
+        "--augment needs a teacher that can be asked; leave it out",
+        "--folds needs a teacher that can be asked; leave it out",
+    ):
+        assert fault in str(refused.value)
+    with pytest.raises(BadInput, match="and a student has one teacher"):
+        face.run(**settings, teacher_labels=[str(answers)], teacher=str(body))
+    with pytest.raises(BadInput, match="--teacher is needed"):
+        face.run(**settings)
+    with pytest.raises(BadInput, match="has no train split"):
+        face.run(**settings, teacher=str(body))
+    texts = [json.loads(line)["text"] for line in answers.read_text().splitlines()]
+    wrong = [{"text": text, "label": ("praise", "refund", "status")[i % 3]} for i, text in enumerate(texts)]
+    with pytest.raises(BadInput, match="is not shown to be better than chance on this task"):
+        face.run(**settings, start=str(body), teacher_labels=[str(write_rows(tmp_path / "wrong.jsonl", wrong))])
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.jsonl"]
