@@ -42,6 +42,7 @@ WHAT, DATA, TEACHER, STUDENT, MACHINE = (
 )
 
 COLUMNS = "Names in the data"
+ANSWERS, ENDPOINT, MODEL = "What answers: one of", "An endpoint or a command", "The model of --with"
 
 SHAPES = f"A name such as 3x384 (layers x width), or {FORM}."
 OWN_SHAPE = f"{USUAL_STUDENT}, or that of the checkpoint in --start"
@@ -343,19 +344,56 @@ class Distillation(TextColumn):
 class Labelling(TextColumns):
     """Settings of `label`."""
 
-    model: str = setting(
-        help="Model fine-tuned on the task, of any family that transformers has: a folder or Hub name.", flag="--with",
+    checkpoint: str = setting(
+        "", help="Model fine-tuned on the task, of any family that transformers has: a folder or Hub name.", shown="none",
+        flag="--with", panel=ANSWERS,
+    )  # fmt: skip
+    command: str = setting(
+        "", help="Command that reads texts as JSON lines and prints answers as JSON lines (docs/labelling.md).", shown="none",
+        flag="--with-command", panel=ANSWERS,
+    )  # fmt: skip
+    url: str = setting(
+        "", help="Endpoint of a language model, such as http://localhost:8080/v1, that has OpenAI's chat completions.", shown="none",
+        flag="--with-url", panel=ANSWERS,
     )  # fmt: skip
     input: tuple[str, ...] = setting(
         help="File of texts: labelled rows, whose labels are not read, or .txt with one text a line.", metavar="FILE"
     )
     out: str = setting(metavar="FILE", help="JSON lines to write, one for each text.")
-    revision: str = setting("", help=REVISION, shown="its main branch")
-    max_length: int = setting(0, help="Longest text in tokens.", at_least=0, shown="what the model takes, at most 512")
-    device: TrainingDevice = setting(
-        "auto", help="Device of the model; auto is a GPU if torch finds one, otherwise the CPU."
+    task: str = setting("", help="Task of a command or an endpoint.", choices=TASKS, shown="that of the head of --with")
+    label: tuple[str, ...] = setting(
+        (), help="Name of a label; others are refused. An endpoint is told them.", shown="those of the head of --with; of a command any",
+        metavar="NAME",
+    )  # fmt: skip
+    multi_label: bool = setting(False, help="Ask an endpoint for any number of labels a text.")
+    model: str = setting(
+        "", help="Name of a model that the endpoint serves.", shown="needed with --with-url", panel=ENDPOINT
     )
-    threads: int = setting(0, help=THREADS, at_least=0, at_most=4096, shown=ALL_CORES)
+    prompt: str = setting(
+        "", help="File of instructions for the model, with {labels} where their names are put.", metavar="FILE",
+        shown="those of docs/labelling.md", panel=ENDPOINT,
+    )  # fmt: skip
+    key_variable: str = setting(
+        "OPENAI_API_KEY", help="Environment variable that holds the endpoint's key.", metavar="NAME", panel=ENDPOINT
+    )
+    concurrency: int = setting(8, help="Requests that are under way at once.", at_least=1, at_most=256, panel=ENDPOINT)
+    per_minute: float = setting(0.0, help="Most requests a minute.", at_least=0, shown="no limit", panel=ENDPOINT)
+    retries: int = setting(
+        5, help="Times that a failed request is sent again.", at_least=0, at_most=100, panel=ENDPOINT
+    )
+    prompt_price: float = setting(0.0, help="Price of a million tokens of prompts.", at_least=0, panel=ENDPOINT)
+    completion_price: float = setting(0.0, help="Price of a million tokens of answers.", at_least=0, panel=ENDPOINT)
+    timeout_s: float = setting(
+        60.0, help="Seconds to wait for an answer of an endpoint or a command.", above=0, at_most=86_400, panel=ENDPOINT
+    )
+    revision: str = setting("", help=REVISION, shown="its main branch", panel=MODEL)
+    max_length: int = setting(
+        0, help="Longest text in tokens.", at_least=0, shown="what the model takes, at most 512", panel=MODEL
+    )
+    device: TrainingDevice = setting(
+        "auto", help="Device of the model; auto is a GPU if torch finds one, otherwise the CPU.", panel=MODEL
+    )
+    threads: int = setting(0, help=THREADS, at_least=0, at_most=4096, shown=ALL_CORES, panel=MODEL)
 
     def __post_init__(self) -> None:
         check(self)

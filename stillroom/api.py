@@ -56,20 +56,21 @@ def finetune(model: str, task: str, data: str, out: Path | str, **settings: Any)
     return fine_tune(make(FineTuning, settings | {"model": model, "task": task, "data": data, "out": out}), show)
 
 
-def label(model: str, input: Sequence[Path | str], out: Path | str, **settings: Any) -> dict[str, Any]:
-    """Write a fine-tuned model's answers to the texts of files to `out`, for `finetune(..., teacher_labels=[out])`.
+def label(input: Sequence[Path | str], out: Path | str, **settings: Any) -> dict[str, Any]:
+    """Write a teacher's answers to the texts of files to `out`, for `finetune(..., teacher_labels=[out])`.
 
-    The model may be of any family that transformers has. Settings are the fields of `compress.settings.Labelling`. A killed call
-    resumes when it is made again. Returns the document that `stillroom label --json` prints.
+    One of `checkpoint` (a fine-tuned model of transformers), `command` and `url` answers. Settings are the fields of
+    `compress.settings.Labelling`. A stopped call resumes when it is made again. Returns the document that `stillroom label --json`
+    prints.
 
     Raises:
-        BadInput: the model, a file or the output cannot be used.
+        BadInput: the teacher, a file or the output cannot be used.
     """
-    from compress.engine.labelling import label as label_texts
+    from compress.labelling.label import label as label_texts
     from compress.settings import Labelling
     from stillroom.console import show
 
-    return label_texts(make(Labelling, settings | {"model": model, "input": list(input), "out": out}), show)
+    return label_texts(make(Labelling, settings | {"input": list(input), "out": out}), show)
 
 
 def export(checkpoint: Path | str, out: Path | str, data: Path | str = "", **settings: Any) -> dict[str, Any]:

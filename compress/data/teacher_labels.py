@@ -100,7 +100,7 @@ class TeacherLabels:
             BadInput: it lacks some; or probabilities of classes of which one applies sum to more than 1.
         """
         known = set(labels)
-        strange = sorted({name for answer in self.answers.values() for name in _named(answer)} - known)
+        strange = sorted({name for answer in self.answers.values() for name in named_in(answer)} - known)
         if strange:
             more = f" and {len(strange) - SHOWN_LABELS} more" if len(strange) > SHOWN_LABELS else ""
             raise BadInput(
@@ -161,7 +161,7 @@ def read_teacher_labels(paths: Sequence[Path], task: Task, columns: Columns = US
         try:
             for line, row in rows_in(path, path.suffix, columns, None, faults):
                 try:
-                    answer = _answer(row, task, columns)
+                    answer = answer_in(row, task, columns)
                 except ValueError as reason:
                     note(faults, Fault(str(path), line, str(reason)))
                     continue
@@ -282,7 +282,7 @@ def _key(example: Example) -> str:
     return f"{example.text_read}\x00{example.text_pair or ''}"
 
 
-def _named(answer: Answer) -> set[str]:
+def named_in(answer: Answer) -> set[str]:
     """The labels that `answer` names: classes, or labels of entities."""
     if answer.labels:
         return set(answer.labels)
@@ -343,8 +343,12 @@ def _moved(
     return found
 
 
-def _answer(row: object, task: Task, columns: Columns) -> Answer | None:
-    """The answer in `row`; None if it has the text alone. ValueError if it has a fault; its message says what."""
+def answer_in(row: object, task: Task, columns: Columns = USUAL) -> Answer | None:
+    """The answer in `row`; None if it has the text alone.
+
+    Raises:
+        ValueError: the row has a fault; the message describes it.
+    """
     example = unlabelled_example(row, columns, alone=task == "token-classification")
     assert isinstance(row, dict)
     if task == "text-classification":

@@ -127,7 +127,9 @@ def _summary(facts: CardFacts) -> str:
         does += f" by two of its parts, `{opening} one {closing}` and `{second_opening} other {second_closing}`"
     teacher = f" from `{facts.base_model}`" if facts.base_model else ""
     if "teacher_answers_sha256" in facts.lineage:  # the teacher was a file, and the base model gave the first layers
-        teacher = f" from answers to texts, with first layers{teacher}," if facts.base_model else " from answers to texts"
+        teacher = (
+            f" from answers to texts, with first layers{teacher}," if facts.base_model else " from answers to texts"
+        )
     made = (
         f"distilled{teacher} with stillroom and exported to ONNX"
         if facts.distilled

@@ -87,12 +87,13 @@ def show_finetuned(document: Document) -> None:
 
 
 def label(settings: Labelling) -> Document:
-    """Write a model's answers to texts, for a student to learn from.
+    """Write a teacher's answers to texts, for a student to learn from.
 
-    Any fine-tuned model of transformers can answer. `finetune --teacher-labels` reads the file, as it reads answers from anything
-    else that are written in the same way (docs/labelling.md). Give the same command again to resume a stopped one.
+    A fine-tuned model of transformers answers, a command of yours, or a language model behind an endpoint. `run` and `finetune` read
+    the file with --teacher-labels (docs/labelling.md). Give the same command again to resume a stopped one, or to ask again about
+    texts that have no answer.
     """
-    from compress.engine.labelling import label as label_texts
+    from compress.labelling.label import label as label_texts
     from stillroom.console import show
 
     return label_texts(settings, show)
@@ -101,7 +102,18 @@ def label(settings: Labelling) -> Document:
 def show_labelled(document: Document) -> None:
     """Prints the number of answers and the file, and the next command."""
     before = f", {document['texts_before']:,} of them before" if document["texts_before"] else ""
-    result(f"{document['texts']:,} texts answered by {document['model']}{before}")
+    answered = document["texts"] - document["unanswered"]
+    result(f"{answered:,} of {document['texts']:,} texts answered by {document['teacher']}{before}")
+    if document["requests"]:
+        cost = f"; {document['cost']:.4f} at the given prices" if document["cost"] else ""
+        result(
+            f"{document['requests']:,} requests, {document['retries']:,} of them again; {document['prompt_tokens']:,} tokens of prompts "
+            f"and {document['completion_tokens']:,} of answers in all{cost}"
+        )
+    if document["unanswered"]:
+        say(
+            f"{document['unanswered']:,} texts have an error in place of an answer; the same command asks about them again."
+        )
     result(f"Answers {document['out']}")
     say(
         f"Next    {ourselves()} finetune --model ... --task {document['task']} --data ... --teacher-labels {document['out']} --out ..."
@@ -217,6 +229,11 @@ VERBS = (
         examples=(
             "stillroom label --with my_deberta --input my-data/train.jsonl \\\n"
             "      --input more.txt --out answers.jsonl",
+            "stillroom label --with-url http://localhost:8080/v1 --model qwen3 \\\n"
+            "      --task text-classification --label refund --label status \\\n"
+            "      --input texts.txt --out answers.jsonl",
+            "stillroom label --with-command './rules.py' --task text-classification \\\n"
+            "      --input texts.txt --out answers.jsonl",
         ),
     ),
     Verb(

@@ -1,4 +1,4 @@
-"""`label`: a model's answers to texts as rows, whole after a kill, from any family."""
+"""`label --with`: a model's answers to texts as rows, whole after a kill, from any family."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from small_task import examples, make_teacher, make_tokenizer, relations, write_rows
 
 import stillroom as face
-from compress.engine import labelling
+from compress.labelling import by_model
 from serve.errors import BadInput
 
 
@@ -41,13 +41,13 @@ def test_each_text_gets_the_probabilities_of_the_model_and_is_asked_once(classif
 
     rows = examples(30, seed=1)
     document = face.label(
-        classifier,
         [write_rows(tmp_path / "a.jsonl", rows), write_rows(tmp_path / "b.jsonl", rows[:5])],
         tmp_path / "out.jsonl",
+        checkpoint=str(classifier),
         threads=1,
     )
     found = rows_of(tmp_path / "out.jsonl")
-    assert (document["texts"], document["labels"]) == (30, ["O", "B-city", "I-city"])
+    assert (document["texts"], document["task"], document["unanswered"]) == (30, "text-classification", 0)
     assert [row["text"] for row in found] == [row["text"] for row in rows]
     model = AutoModelForSequenceClassification.from_pretrained(classifier)
     tokenizer = AutoTokenizer.from_pretrained(classifier)
@@ -62,7 +62,7 @@ def test_each_text_gets_the_probabilities_of_the_model_and_is_asked_once(classif
 def test_pairs_and_relations_are_asked_as_they_are_and_keep_their_parts(classifier: Path, tmp_path: Path) -> None:
     pairs = write_rows(tmp_path / "pairs.jsonl", [{"text": "a", "text_pair": "b"}, {"text": "a", "text_pair": "c"}])
     marked = write_rows(tmp_path / "marked.jsonl", relations(3, seed=0))
-    face.label(classifier, [pairs, marked], tmp_path / "out.jsonl", threads=1)
+    face.label([pairs, marked], checkpoint=str(classifier), out=tmp_path / "out.jsonl", threads=1)
     found = rows_of(tmp_path / "out.jsonl")
     assert [row.get("text_pair") for row in found] == ["b", "c", None, None, None]
     assert found[0]["labels"] != found[1]["labels"]
@@ -79,7 +79,7 @@ def test_words_get_the_probabilities_of_their_tags(tmp_path: Path, suffix: str) 
             suffix, '{"tokens": ["the", "lamp"]}\n{"tokens": ["Oslo"], "tags": ["B-x"]}\n'
         )
     )
-    face.label(model, [texts], tmp_path / "out.jsonl", threads=1)
+    face.label([texts], checkpoint=str(model), out=tmp_path / "out.jsonl", threads=1)
     found = rows_of(tmp_path / "out.jsonl")
     assert [row["text"] for row in found] == ["the lamp", "Oslo"]
     assert [[(word["start"], word["end"]) for word in row["words"]] for row in found] == [[(0, 3), (4, 8)], [(0, 4)]]
@@ -99,7 +99,12 @@ def test_a_model_of_a_family_that_no_student_is_made_of_answers(tmp_path: Path) 
         relative_attention=True, pos_att_type=["p2c", "c2p"], max_position_embeddings=64, type_vocab_size=0,
     )  # fmt: skip
     DebertaV2ForSequenceClassification(config).save_pretrained(folder)
-    face.label(folder, [write_rows(tmp_path / "a.jsonl", examples(3, seed=1))], tmp_path / "out.jsonl", threads=1)
+    face.label(
+        [write_rows(tmp_path / "a.jsonl", examples(3, seed=1))],
+        checkpoint=str(folder),
+        out=tmp_path / "out.jsonl",
+        threads=1,
+    )
     assert all(sum(row["labels"].values()) == pytest.approx(1, abs=1e-5) for row in rows_of(tmp_path / "out.jsonl"))
 
 
@@ -107,10 +112,10 @@ def test_killed_and_given_again_it_asks_only_what_is_missing_and_ends_with_the_s
     classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = write_rows(tmp_path / "a.jsonl", examples(50, seed=1))
-    monkeypatch.setattr(labelling, "SHARD_TEXTS", 16)
-    face.label(classifier, [texts], tmp_path / "whole.jsonl", threads=1)
+    monkeypatch.setattr(by_model, "SHARD_TEXTS", 16)
+    face.label([texts], checkpoint=str(classifier), out=tmp_path / "whole.jsonl", threads=1)
     asked: list[int] = []
-    real = labelling.row_logits
+    real = by_model.row_logits
 
     def dies_in_the_third_shard(model: Any, encoded: Any) -> Any:
         asked.append(len(encoded))
@@ -118,22 +123,24 @@ def test_killed_and_given_again_it_asks_only_what_is_missing_and_ends_with_the_s
             raise KeyboardInterrupt
         return real(model, encoded)
 
-    monkeypatch.setattr(labelling, "row_logits", dies_in_the_third_shard)
+    monkeypatch.setattr(by_model, "row_logits", dies_in_the_third_shard)
     out = tmp_path / "killed.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        face.label(classifier, [texts], out, threads=1)
+        face.label([texts], checkpoint=str(classifier), out=out, threads=1)
     assert not out.exists()
     with (tmp_path / "killed.jsonl.part").open("ab") as part:
-        part.write(b'{"text":"half a li')  # as a kill amid a write leaves it
-    document = face.label(classifier, [texts], out, threads=1)
+        part.write(b'32\t{"text":"half a li')  # as a kill amid a write leaves it
+    document = face.label([texts], checkpoint=str(classifier), out=out, threads=1)
     assert asked == [16, 16, 16, 16, 2]
     assert document["texts_before"] == 32
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert sorted(path.name for path in tmp_path.glob("killed*")) == ["killed.jsonl", "killed.jsonl.lineage.json"]
 
-    assert face.label(classifier, [texts], out, threads=1)["texts_before"] == 50
+    assert face.label([texts], checkpoint=str(classifier), out=out, threads=1)["texts_before"] == 50
     with pytest.raises(BadInput, match=r"killed.jsonl exists, and holds other answers than these"):
-        face.label(classifier, [write_rows(tmp_path / "b.jsonl", examples(3, seed=2))], out, threads=1)
+        face.label(
+            [write_rows(tmp_path / "b.jsonl", examples(3, seed=2))], checkpoint=str(classifier), out=out, threads=1
+        )
 
 
 def test_what_another_model_left_behind_is_begun_anew(
@@ -141,20 +148,27 @@ def test_what_another_model_left_behind_is_begun_anew(
 ) -> None:
     texts = write_rows(tmp_path / "a.jsonl", examples(20, seed=1))
     other = with_head(tmp_path / "other", "BertForSequenceClassification", initializer_range=0.2)
-    (tmp_path / "out.jsonl.part").write_text('{"text":"of another"}\n')
-    face.label(other, [texts], tmp_path / "out.jsonl", threads=1)
+    (tmp_path / "out.jsonl.part").write_text('0\t{"text":"of another"}\n')
+    face.label([texts], checkpoint=str(other), out=tmp_path / "out.jsonl", threads=1)
     assert len(rows_of(tmp_path / "out.jsonl")) == 20
 
 
 def test_all_faults_are_told_at_once_and_nothing_is_written(classifier: Path, tmp_path: Path) -> None:
     headless = make_teacher(tmp_path / "headless")
     with pytest.raises(BadInput) as refused:
-        face.label(headless, [tmp_path / "none.jsonl"], tmp_path / "no folder" / "out.jsonl", threads=1)
+        face.label(
+            [tmp_path / "none.jsonl"], checkpoint=str(headless), out=tmp_path / "no folder" / "out.jsonl", threads=1
+        )
     assert "has no head for a task: its architecture is BertModel" in str(refused.value)
     assert "which does not exist" in str(refused.value)
     (tmp_path / "bad.jsonl").write_text('{"text": 3}\n{"label": "x"}\n')
     with pytest.raises(BadInput) as refused:
-        face.label(classifier, [tmp_path / "bad.jsonl", tmp_path / "a.doc"], tmp_path / "out.jsonl", threads=1)
+        face.label(
+            [tmp_path / "bad.jsonl", tmp_path / "a.doc"],
+            checkpoint=str(classifier),
+            out=tmp_path / "out.jsonl",
+            threads=1,
+        )
     for fault in ("line 1: `text` is int, not a string", "line 2: has no `text`", "a.doc is not a file"):
         assert fault in str(refused.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl", "headless"]

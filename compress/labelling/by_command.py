@@ -1,0 +1,165 @@
+"""A command of the user's as the one that answers: JSON lines in, JSON lines out, in any order.
+
+It gets `{"id": 7, "text": ...}` for each text and prints `{"id": 7, ...}` with the fields of an answer. What dies is started again, and
+asked again for what it had not answered.
+"""
+
+import contextlib
+import json
+import queue
+import shlex
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from compress.data.examples import Example
+from compress.labelling.journal import ERROR, fields_of
+from serve.errors import BadInput
+
+MOST_FRUITLESS = 2  # starts in a row without an answer, after which the first text is given up
+AHEAD = 64  # texts that the command is given before their answers are there
+SHOWN_CHARACTERS = 200
+CLOSING_S = 5.0  # that a command which closed its output has to end
+
+Check = Callable[[Example, dict[str, Any]], str]
+"""Why an answer to a text cannot be used; empty if it can."""
+
+
+def ask_command(
+    command: str, texts: Sequence[Example], missing: Sequence[int], check: Check, *, timeout_s: float
+) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+    """The answers of `command` to the `missing` of `texts`, as they come.
+
+    A text with which the command dies twice without another answer in between has an error as its answer.
+
+    Args:
+        command: split as a shell does, and run without one.
+        texts: all of them.
+        missing: the indices of those to ask about.
+        check: says why an answer cannot be used.
+        timeout_s: seconds without any answer after which the command is killed and started again.
+
+    Raises:
+        BadInput: it cannot be started, ends without an answer to anything, or prints what is no answer.
+    """
+    left = list(missing)
+    fruitless = 0  # starts in a row that answered nothing
+    while left:
+        with _Running(command, texts, left) as running:
+            before = len(left)
+            while left and (line := running.next_line(timeout_s)) is not None:
+                index, fields = _parsed(line, set(left))
+                left.remove(index)
+                running.taken()
+                fault = check(texts[index], fields)
+                yield [(index, {ERROR: fault} if fault else fields)]
+            ended = running.ended() if left else ""
+        if len(left) < before:
+            fruitless = 0
+            continue
+        if left == list(missing):
+            raise BadInput(
+                f"--with-command {command!r} {ended} before it answered anything. Its standard error is above."
+            )
+        fruitless += 1
+        if fruitless == MOST_FRUITLESS:
+            yield [(left.pop(0), {ERROR: f"the command {ended} when it was asked"})]
+            fruitless = 0
+
+
+def _parsed(line: str, asked: set[int]) -> tuple[int, dict[str, Any]]:
+    shown = line.strip()[:SHOWN_CHARACTERS]
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or type(found.get("id")) is not int:
+        raise BadInput(
+            f"--with-command printed {shown!r}, which is not a JSON object with the `id` of a text. Print one object a line, flush "
+            "after each, and log to standard error."
+        )
+    index = found.pop("id")
+    if index not in asked:
+        raise BadInput(
+            f"--with-command printed {shown!r}: the text of that `id` is answered already, or was never asked. Give the `id` of the line "
+            "that is answered."
+        )
+    return index, found
+
+
+class _Running:
+    """The command at work: a thread feeds it, another reads it. It is killed on exit."""
+
+    def __init__(self, command: str, texts: Sequence[Example], left: Sequence[int]) -> None:
+        try:
+            self._process = subprocess.Popen(
+                shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+            )
+        except (OSError, ValueError) as error:
+            raise BadInput(f"--with-command {command!r} cannot be started: {error}.") from error
+        self._room = threading.Semaphore(AHEAD)
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._timed_out = self._stopped = False
+        lines = [json.dumps({"id": index} | fields_of(texts[index]), ensure_ascii=False) + "\n" for index in left]
+        self._threads = [
+            threading.Thread(target=self._feed, args=(lines,), daemon=True),
+            threading.Thread(target=self._read, daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> "_Running":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        self._process.kill()
+        self._room.release()
+        for thread in self._threads:
+            thread.join()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # what it was not given any more
+                pipe.close()  # type: ignore[union-attr]
+
+    def next_line(self, timeout_s: float) -> str | None:
+        """The next line that it prints; None when it ended, or printed nothing for so long."""
+        try:
+            return self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            self._timed_out = True
+            return None
+
+    def taken(self) -> None:
+        """Lets it have one more text: an answer was read."""
+        self._room.release()
+
+    def ended(self) -> str:
+        """How it ended, for a message."""
+        if self._timed_out:
+            return "printed nothing for too long (--timeout-s)"
+        try:
+            return f"ended with status {self._process.wait(CLOSING_S)}"
+        except subprocess.TimeoutExpired:
+            return "closed its output"
+
+    def _feed(self, lines: Sequence[str]) -> None:
+        assert self._process.stdin
+        try:
+            for line in lines:
+                self._room.acquire()
+                if self._stopped:
+                    return
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+            self._process.stdin.close()
+        except (BrokenPipeError, ValueError):
+            pass  # it ended; the reader says so
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.strip():
+                self._lines.put(line)
+        self._lines.put(None)

@@ -1,0 +1,57 @@
+"""A fine-tuned model of transformers as the one that answers."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from compress.data.encoded import Encoded, encode
+from compress.data.examples import Example
+from compress.evaluation.predictions import row_logits, softmax
+from compress.models.answering import AnsweringModel
+from serve.text.spans import words
+
+SHARD_TEXTS = 1_024  # the most work that a kill loses
+LEAST_TOLD = 1e-5  # smaller probabilities are left out: a reader shares what is left to 1 among them
+DIGITS = 6
+
+Answers = list[tuple[int, dict[str, Any]]]
+
+
+def ask_model(teacher: AnsweringModel, texts: Sequence[Example], missing: Sequence[int]) -> Iterator[Answers]:
+    """The answers to the `missing` of `texts`, a shard at a time: the probability of each label, or of each tag of each word."""
+    for start in range(0, len(missing), SHARD_TEXTS):
+        shard = missing[start : start + SHARD_TEXTS]
+        encoded = encode(
+            [texts[index] for index in shard],
+            teacher.tokenizer,
+            teacher.task,
+            teacher.labels,
+            multi_label=teacher.multi_label,
+        )
+        logits = row_logits(teacher.model, encoded)
+        yield [(index, _fields(encoded, i, logits[i].astype(np.float64))) for i, index in enumerate(shard)]
+
+
+def _fields(encoded: Encoded, index: int, logits: np.ndarray) -> dict[str, Any]:
+    if encoded.task == "text-classification":
+        probabilities = 1 / (1 + np.exp(-logits[0])) if encoded.multi_label else softmax(logits)[0]
+        return {"labels": _told(probabilities, encoded.labels)}
+    encoding = encoded.encodings[index]
+    places = words(encoded.texts[index], encoding.offsets, encoding.word_ids)
+    return {
+        "words": [
+            {"start": word.start, "end": word.end, "tags": _told(probabilities, encoded.labels)}
+            for word, probabilities in zip(places, softmax(logits), strict=True)
+        ]
+    }
+
+
+def _told(probabilities: np.ndarray, labels: Sequence[str]) -> dict[str, float]:
+    """The probabilities by label, the largest first; those below `LEAST_TOLD` are left out, but never the largest."""
+    order = np.argsort(-probabilities, kind="stable")
+    return {
+        labels[i]: float(f"{probabilities[i]:.{DIGITS}g}")
+        for rank, i in enumerate(order.tolist())
+        if not rank or probabilities[i] >= LEAST_TOLD
+    }

@@ -1,0 +1,224 @@
+"""`label`: opens and checks what answers and the texts, then asks about those that have no answer yet.
+
+torch is loaded only where a model of transformers answers.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from compress.data.columns import Columns, columns_of
+from compress.data.examples import Example, Task, check_task, examples_fingerprint
+from compress.data.file_formats import SUFFIXES, rows_in
+from compress.data.labelled_files import check_there
+from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.rows import unlabelled_example
+from compress.data.tags import from_tags
+from compress.data.teacher_labels import answer_in, named_in
+from compress.data.texts import read_texts
+from compress.input_errors import Faults
+from compress.labelling.by_command import ask_command
+from compress.labelling.by_endpoint import Asked, Endpoint, ask_endpoint
+from compress.labelling.journal import Journal, fields_of
+from compress.labelling.prompts import system_prompt
+from compress.progress import Notify, advancing, message, silent
+from compress.settings import Labelling
+from serve.bundle.cpu_quota import available_cores
+from serve.errors import BadInput
+from serve.text.labels import OUTSIDE
+
+if TYPE_CHECKING:
+    from compress.models.answering import AnsweringModel
+
+ANSWERING = ("checkpoint", "command", "url")
+
+
+@dataclass(frozen=True)
+class _Teacher:
+    """What answers: exactly one of these."""
+
+    name: str
+    task: Task
+    labels: tuple[str, ...]
+    lineage: dict[str, Any]
+    model: "AnsweringModel | None" = None
+    endpoint: Endpoint | None = None
+
+
+def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
+    """Write a teacher's answers to the texts of files, one row a text, in their order.
+
+    Returns `out`, `teacher`, `task`, `texts` (rows in the file), `texts_before` (those that were there at the start), `unanswered`; and
+    of an endpoint `requests` (of this call), `retries` (those of them that repeat one), `prompt_tokens` and `completion_tokens` (of all
+    answers in the file) and their `cost` at the given prices.
+
+    Raises:
+        BadInput: the teacher, a file or the output cannot be used. Answers that are there are kept.
+    """
+    faults, out = Faults(), Path(settings.out)
+    teacher = faults.check(partial(_opened, settings))
+    faults.check(lambda: _check_out(out))
+    columns = columns_of(settings)
+    found: list[Example] = []
+    for path in settings.input if teacher else ():
+        found += (faults.check(partial(_examples, Path(path), teacher.task, columns)) or []) if teacher else []
+    faults.raise_if_any()
+    assert teacher
+    texts = list(dict.fromkeys(found))
+    if len(texts) < len(found):
+        message(notify, f"{len(found) - len(texts):,} of {len(found):,} texts are repetitions, and asked about once.")
+    lineage = teacher.lineage | {"task": teacher.task, "texts": examples_fingerprint(texts)}
+    asked = Asked()
+    with Journal(out, texts, lineage) as journal:
+        missing = journal.missing
+        before = len(texts) - len(missing)
+        if before:
+            message(notify, f"{before:,} of {len(texts):,} texts were answered before.")
+        if missing:
+            with advancing(notify, "label") as shown:
+                for answers in _asked(teacher, settings, texts, missing, asked):
+                    journal.add(answers)
+                    shown(len(journal.rows), len(texts))
+        told = journal.finish()
+    prices = settings.prompt_price * told["prompt_tokens"] + settings.completion_price * told["completion_tokens"]
+    sent = {"requests": asked.requests, "retries": asked.retries}
+    document = {
+        "out": str(out),
+        "teacher": teacher.name,
+        "task": teacher.task,
+        "texts": len(texts),
+        "texts_before": before,
+    }
+    return document | told | sent | {"cost": round(prices / 1e6, 6)}
+
+
+def _asked(
+    teacher: _Teacher, settings: Labelling, texts: Sequence[Example], missing: Sequence[int], asked: Asked
+) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+    if teacher.model:
+        from compress.engine.hardware import device_here, same_bits
+        from compress.labelling.by_model import ask_model
+        from compress.models.answering import on_device
+
+        same_bits(settings.threads or available_cores())
+        device = device_here(settings.device)
+        yield from ask_model(
+            teacher.model if device.type == "cpu" else on_device(teacher.model, device), texts, missing
+        )
+    elif teacher.endpoint:
+        yield from ask_endpoint(teacher.endpoint, texts, missing, asked)
+    else:
+        check = partial(_fault_of, task=teacher.task, labels=teacher.labels)
+        yield from ask_command(settings.command, texts, missing, check, timeout_s=settings.timeout_s)
+
+
+def _fault_of(example: Example, fields: dict[str, Any], *, task: Task, labels: Sequence[str]) -> str:
+    """Why the answer `fields` of a command to `example` cannot be used; empty if it can."""
+    try:
+        answer = answer_in(fields_of(example) | fields, task)
+    except ValueError as reason:
+        return str(reason)
+    if answer is None:
+        return f"it has none of the fields of an answer: {', '.join(fields) or 'it is empty'}"
+    strange = sorted(named_in(answer) - set(labels)) if labels else []
+    return f"{strange[0]!r} is not one of the labels: {', '.join(labels)}" if strange else ""
+
+
+def _opened(settings: Labelling) -> _Teacher:
+    """What answers, opened and checked. BadInput for all that is wrong with the settings."""
+    given = [name for name in ANSWERING if getattr(settings, name)]
+    if len(given) != 1:
+        raise BadInput("Give one of --with, --with-command and --with-url: what answers.")
+    if settings.checkpoint:
+        if settings.task or settings.label:
+            raise BadInput("--task and --label are those of the model's head; leave them out.")
+        return _opened_model(settings)
+    if not settings.task:
+        raise BadInput("--task is needed: what is answered, token-classification or text-classification.")
+    task = check_task(settings.task)
+    if settings.command:
+        return _Teacher(
+            settings.command, task, settings.label, {"command": settings.command, "labels": list(settings.label)}
+        )
+    faults = [
+        *([] if settings.model else ["--model is needed: the name of a model that the endpoint serves"]),
+        *([] if settings.label else ["--label is needed, once for each label"]),
+        *(["--with-url needs http:// or https://"] if urlsplit(settings.url).scheme not in ("http", "https") else []),
+        *(
+            ["--with-url holds a user or a password; set the key in --key-variable"]
+            if "@" in urlsplit(settings.url).netloc
+            else []
+        ),
+    ]
+    if faults:
+        raise BadInput(". ".join(faults) + ".")
+    several = settings.multi_label and task == "text-classification"
+    prompt = Path(settings.prompt) if settings.prompt else None
+    system = system_prompt(prompt, task, settings.label, multi_label=several)
+    endpoint = Endpoint(
+        settings.url.rstrip("/"), settings.model, os.environ.get(settings.key_variable, ""), system, task, settings.label, several,
+        settings.concurrency, settings.per_minute, settings.timeout_s, settings.retries,
+    )  # fmt: skip
+    return _Teacher(
+        settings.model,
+        task,
+        settings.label,
+        {"url": endpoint.url, "model": settings.model, "prompt": system},
+        endpoint=endpoint,
+    )
+
+
+def _opened_model(settings: Labelling) -> _Teacher:
+    from compress.engine.fingerprints import folder_fingerprint
+    from compress.engine.hardware import device_here
+    from compress.models.answering import open_answering
+
+    device = device_here(settings.device)
+    model = open_answering(settings.checkpoint, revision=settings.revision, max_length=settings.max_length)
+    name = model.folder.resolve().name if Path(model.name).exists() else model.name
+    lineage = {
+        "model": name, "weights": folder_fingerprint(model.folder), "max_length": model.max_length, "device": device.type,
+        "threads": settings.threads or available_cores(),
+    }  # fmt: skip
+    return _Teacher(name, model.task, model.labels, lineage, model=model)
+
+
+def _examples(path: Path, task: Task, columns: Columns) -> list[Example]:
+    """The texts of one file, without their labels; words with tags are read as the text that they make."""
+    if path.suffix == ".txt":
+        return [Example(text) for text in read_texts(path, columns)]
+    check_there(path)
+    if path.suffix not in SUFFIXES:
+        raise BadInput(f"--input {path} does not end in {', '.join(SUFFIXES)} or .txt. Give its texts in one of them.")
+    found: list[Example] = []
+    faults: list[Fault] = []
+    try:
+        for line, row in rows_in(path, path.suffix, columns, None if path.suffix != ".conll" else task, faults):
+            try:
+                found.append(_example(row, task, columns))
+            except ValueError as reason:
+                note(faults, Fault(str(path), line, str(reason)))
+    except UnreadableFrom as error:
+        faults += error.faults
+    if faults:
+        raise BadRows(faults)
+    if not found:
+        raise BadInput(f"--input {path} holds no text. Give a file with one text a row.")
+    return found
+
+
+def _example(row: object, task: Task, columns: Columns) -> Example:
+    if task == "token-classification" and isinstance(row, dict) and columns.text not in row and columns.tokens in row:
+        tokens = row[columns.tokens]
+        return Example(from_tags(tokens, [OUTSIDE] * len(tokens) if isinstance(tokens, list) else tokens).text)
+    return unlabelled_example(row, columns, alone=task == "token-classification")
+
+
+def _check_out(out: Path) -> None:
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        what = "is a folder" if out.is_dir() else f"is in {out.absolute().parent}, which does not exist"
+        raise BadInput(f"--out {out} {what}. Give a file in a folder that exists.")

@@ -1,0 +1,134 @@
+"""`label --with-command`: a command that answers, in any order, that dies, hangs, or prints what is no answer."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_task import examples, write_rows
+
+import stillroom as face
+from serve.errors import BadInput
+
+# Answers with the label of the frame; what it does besides is put in its place.
+RULES = """
+import json, os, sys, time
+for line in sys.stdin:
+    row = json.loads(line)
+    text = row["text"]
+    label = "refund" if "refund" in text or "money" in text else "status" if "parcel" in text or "sent" in text else "praise"
+    answer = {"id": row["id"], "label": label}
+    INSERTED
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def command(tmp_path: Path, inserted: str = "pass") -> str:
+    script = tmp_path / "rules.py"
+    script.write_text(RULES.replace("INSERTED", inserted.replace("\n", "\n    ")))
+    return shlex.join([sys.executable, str(script)])
+
+
+def label(tmp_path: Path, given: str, count: int = 120, **settings: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    texts = write_rows(tmp_path / "texts.jsonl", examples(count, seed=3))
+    out = tmp_path / "out.jsonl"
+    document = face.label([texts], out, command=given, task="text-classification", **settings)
+    return document, [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def right(rows: list[dict[str, Any]]) -> bool:
+    return [(row["text"], row.get("label")) for row in rows] == [
+        (row["text"], row["label"]) for row in examples(len(rows), seed=3)
+    ]
+
+
+def test_every_text_gets_its_answer_in_the_order_of_the_texts(tmp_path: Path) -> None:
+    document, rows = label(tmp_path, command(tmp_path), label=["praise", "refund", "status"])
+    assert right(rows)
+    assert (document["texts"], document["unanswered"]) == (120, 0)
+    # What a student then learns.
+    from compress.data.teacher_labels import read_teacher_labels
+
+    assert len(read_teacher_labels([tmp_path / "out.jsonl"], "text-classification")) == 120
+
+
+def test_answers_may_come_in_any_order(tmp_path: Path) -> None:
+    backwards = """held = globals().setdefault("held", [])
+held.append(answer)
+if len(held) < 10:
+    continue
+for each in reversed(held):
+    print(json.dumps(each), flush=True)
+held.clear()
+continue"""
+    assert right(label(tmp_path, command(tmp_path, backwards))[1])
+
+
+def test_a_command_that_dies_is_started_again_and_asked_for_what_is_missing(tmp_path: Path) -> None:
+    dies = f"""with open({str(tmp_path / "asked")!r}, "a") as file: file.write(text + "\\n")
+count = globals().get("count", 0) + 1
+if count == 30: os._exit(9)"""
+    document, rows = label(tmp_path, command(tmp_path, dies))
+    assert right(rows)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(set(asked)) == 120
+    assert len(asked) == 124  # a text a death, of which there are four
+    assert document["unanswered"] == 0
+
+
+def test_a_text_that_kills_it_again_has_an_error_and_is_asked_again_by_the_next_call(tmp_path: Path) -> None:
+    poison = examples(120, seed=3)[57]["text"]
+    document, rows = label(tmp_path, command(tmp_path, f"if text == {poison!r}: os._exit(3)"))
+    assert document["unanswered"] == 1
+    assert rows[57] == {"text": poison, "error": "the command ended with status 3 when it was asked"}
+    assert [row["text"] for row in rows if "label" not in row] == [poison]
+    given = command(tmp_path)  # mended
+    document, rows = label(tmp_path, given)
+    assert (document["texts_before"], document["unanswered"]) == (119, 0)
+    assert right(rows)
+
+
+def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
+    hangs = examples(120, seed=3)[20]["text"]
+    document, rows = label(tmp_path, command(tmp_path, f"if text == {hangs!r}: time.sleep(100)"), timeout_s=1.5)
+    assert document["unanswered"] == 1
+    assert rows[20]["error"] == "the command printed nothing for too long (--timeout-s) when it was asked"
+
+
+def test_an_answer_that_cannot_be_used_is_an_error_of_its_text(tmp_path: Path) -> None:
+    odd = """if row["id"] == 1: answer = {"id": 1, "label": "odd"}
+if row["id"] == 2: answer = {"id": 2}
+if row["id"] == 3: answer = {"id": 3, "labels": {"refund": 7}}"""
+    document, rows = label(tmp_path, command(tmp_path, odd), label=["praise", "refund", "status"])
+    assert document["unanswered"] == 3
+    assert [row["error"] for row in rows[1:4]] == [
+        "'odd' is not one of the labels: praise, refund, status",
+        "it has none of the fields of an answer: it is empty",
+        "that of refund is 7; a probability from 0 to 1 is needed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("inserted", "message"),
+    [
+        ("print('loading...')", "printed 'loading...', which is not a JSON object with the `id` of a text"),
+        ("answer['id'] = 500", "the text of that `id` is answered already, or was never asked"),
+        ("os._exit(4)", "ended with status 4 before it answered anything"),
+    ],
+)
+def test_what_answers_nothing_is_told_at_once(tmp_path: Path, inserted: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message.replace("(", r"\(")):
+        label(tmp_path, command(tmp_path, inserted))
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_what_cannot_be_started_and_what_is_not_said_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be started"):
+        label(tmp_path, str(tmp_path / "nothing here"))
+    texts = write_rows(tmp_path / "texts.jsonl", examples(3, seed=3))
+    with pytest.raises(BadInput, match="--task is needed"):
+        face.label([texts], tmp_path / "out.jsonl", command="true")
+    with pytest.raises(BadInput, match="Give one of --with, --with-command and --with-url"):
+        face.label([texts], tmp_path / "out.jsonl", command="true", url="http://127.0.0.1:1")

@@ -1,0 +1,299 @@
+"""`label --with-url` against an endpoint that misbehaves in every way that one can."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import ROOT
+from small_task import examples, write_rows
+
+import stillroom as face
+from serve.errors import BadInput
+
+NAMES = ["praise", "refund", "status"]
+Behave = Callable[["Endpoint", str, int], Any]
+
+
+def label_of(text: str) -> str:
+    return (
+        "refund"
+        if "refund" in text or "money" in text
+        else "status"
+        if "parcel" in text or "sent" in text
+        else "praise"
+    )
+
+
+class Endpoint:
+    """A small endpoint of chat completions; `behave(endpoint, text, times)` gives what is said of a text that was asked so often before.
+
+    It is a string (what the model says), or a number (the status), a (status, headers) pair, or bytes (the whole body).
+    """
+
+    def __init__(self, behave: Behave) -> None:
+        self.behave = behave
+        self.asked: Counter[str] = Counter()
+        self.messages: list[list[dict[str, str]]] = []
+        self.headers: list[str | None] = []
+        self.times: list[float] = []
+        self.at_once = self.most_at_once = 0
+        self.lock = threading.Lock()
+        self.url = ""
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["content-length"])))
+        text = body["messages"][1]["content"]
+        with self.lock:
+            times = self.asked[text]
+            self.asked[text] += 1
+            self.messages.append(body["messages"])
+            self.headers.append(handler.headers.get("authorization"))
+            self.times.append(time.monotonic())
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            found = self.behave(self, text, times)
+        finally:
+            with self.lock:
+                self.at_once -= 1
+        status, headers, content = 200, {}, b""
+        if isinstance(found, bytes):
+            content = found
+        elif isinstance(found, int):
+            status, content = found, b"no"
+        elif isinstance(found, tuple):
+            status, headers = found
+        else:
+            usage = {"prompt_tokens": 10, "completion_tokens": 2}
+            content = json.dumps({"choices": [{"message": {"content": found}}], "usage": usage}).encode()
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.send_header("content-length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+
+@contextmanager
+def serving(behave: Behave) -> Iterator[Endpoint]:
+    endpoint = Endpoint(behave)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            try:
+                endpoint.answer(self)
+            except ConnectionError:
+                self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            pass  # clients that are gone
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    endpoint.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    try:
+        yield endpoint
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def good(_: Endpoint, text: str, __: int) -> str:
+    return json.dumps({"label": label_of(text)})
+
+
+def label(endpoint: Endpoint, tmp_path: Path, count: int = 40, **settings: Any) -> dict[str, Any]:
+    texts = write_rows(tmp_path / "texts.jsonl", examples(count, seed=3))
+    given = {"task": "text-classification", "label": NAMES, "model": "small", "timeout_s": 2.0} | settings
+    return face.label([texts], tmp_path / "out.jsonl", url=endpoint.url, **given)
+
+
+def rows(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+
+
+def right(found: list[dict[str, Any]]) -> bool:
+    return [(row["text"], row.get("label")) for row in found] == [
+        (row["text"], row["label"]) for row in examples(len(found), seed=3)
+    ]
+
+
+def test_every_text_is_asked_once_and_tokens_and_cost_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABELLER_KEY", "s3cret")
+
+    def slowly(endpoint: Endpoint, text: str, times: int) -> str:
+        time.sleep(0.02)
+        return good(endpoint, text, times)
+
+    with serving(slowly) as endpoint:
+        document = label(
+            endpoint, tmp_path, key_variable="LABELLER_KEY", concurrency=4, prompt_price=2.0, completion_price=10.0
+        )
+    assert right(rows(tmp_path))
+    assert set(endpoint.asked.values()) == {1}
+    assert (document["requests"], document["retries"], document["unanswered"]) == (40, 0, 0)
+    assert (document["prompt_tokens"], document["completion_tokens"]) == (400, 80)
+    assert document["cost"] == pytest.approx((400 * 2 + 80 * 10) / 1e6)
+    assert set(endpoint.headers) == {"Bearer s3cret"}
+    assert "- refund\n" in endpoint.messages[0][0]["content"]
+    assert 1 < endpoint.most_at_once <= 4
+    assert "s3cret" not in "".join(file.read_text() for file in tmp_path.iterdir() if file.is_file())
+
+
+def misbehaving(endpoint: Endpoint, text: str, times: int) -> Any:
+    """Each text meets one kind of trouble at first, and is then answered."""
+    number = int(text.rsplit(" ", 1)[1])
+    right_away = good(endpoint, text, times)
+    if times or number % 10 == 9:
+        return right_away
+    if number % 10 == 2:
+        raise ConnectionResetError
+    if number % 100 == 8:
+        time.sleep(1.5)  # longer than the client waits
+    troubles = {
+        0: (429, {"retry-after": "0.05"}),
+        1: 500,
+        3: b"<html>a proxy speaks</html>",
+        4: b'{"choices": []}',
+        5: "Sure! It is about a refund.",
+        6: '{"label": "something else"}',
+        7: f"```json\n{right_away}\n```",  # which is understood
+    }
+    return troubles.get(number % 10, right_away)
+
+
+def test_trouble_in_passing_costs_requests_that_are_counted_and_no_answer(tmp_path: Path) -> None:
+    with serving(misbehaving) as endpoint:
+        document = label(endpoint, tmp_path, count=200, concurrency=16, timeout_s=0.7, retries=8)
+    assert right(rows(tmp_path))
+    assert document["unanswered"] == 0
+    assert document["retries"] == document["requests"] - 200
+    assert 0 <= document["requests"] - endpoint.asked.total() <= 5  # a request may time out before it is read
+    # Once again for each trouble but the fence; where a connection was cut others on it may be cut too.
+    assert 142 <= document["retries"] <= 200
+
+
+def test_a_model_is_told_once_what_was_wrong_with_its_answer(tmp_path: Path) -> None:
+    def stubborn(endpoint: Endpoint, text: str, times: int) -> str:
+        return '{"label": "odd"}' if text.endswith("03") else good(endpoint, text, times)
+
+    with serving(stubborn) as endpoint:
+        document = label(endpoint, tmp_path, concurrency=2)
+    found = rows(tmp_path)
+    bad = [row for row in found if "label" not in row]
+    assert [row["error"] for row in bad] == ["'odd' is not one of the labels: praise, refund, status"]
+    assert (document["unanswered"], document["retries"]) == (1, 1)
+    assert bad[0]["paid_tokens"] == [20, 4]
+    (again,) = [messages for messages in endpoint.messages if len(messages) == 4]
+    assert again[2] == {"role": "assistant", "content": '{"label": "odd"}'}
+    assert again[3]["content"].startswith("This cannot be used: 'odd' is not one of the labels")
+
+
+def test_what_the_endpoint_says_of_its_limits_holds_for_all(tmp_path: Path) -> None:
+    def limited(endpoint: Endpoint, text: str, times: int) -> Any:
+        return (429, {"retry-after": "1"}) if len(endpoint.times) == 5 else good(endpoint, text, times)
+
+    with serving(limited) as endpoint:
+        label(endpoint, tmp_path, concurrency=2)
+    gaps = [after - before for before, after in zip(endpoint.times, endpoint.times[1:], strict=False)]
+    assert max(gaps) > 0.7  # one request may have been under way
+    assert right(rows(tmp_path))
+
+
+def test_no_more_requests_a_minute_than_asked(tmp_path: Path) -> None:
+    with serving(good) as endpoint:
+        label(endpoint, tmp_path, count=8, per_minute=300, concurrency=8)
+    assert endpoint.times[-1] - endpoint.times[0] > 7 * 0.2 - 0.05
+
+
+@pytest.mark.parametrize(
+    ("behave", "message"),
+    [
+        (lambda *_: 401, "status 401: no"),
+        (lambda *_: 404, "status 404: no"),
+        (lambda *_: 400, "none of the first 8 answers of small can be used: status 400: no"),
+        (lambda *_: "It depends.", "none of the first 8 answers of small can be used: the answer is not JSON: 'It depends.'"),
+        (lambda *_: 503, "asked 2 times about one text, and the last time: status 503: no"),
+    ],
+)  # fmt: skip
+def test_an_endpoint_of_no_use_is_told_after_a_few_requests(tmp_path: Path, behave: Behave, message: str) -> None:
+    with serving(behave) as endpoint, pytest.raises(BadInput) as refused:
+        label(endpoint, tmp_path, count=200, retries=1, concurrency=2)
+    assert message in str(refused.value)
+    assert endpoint.asked.total() <= 20
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_where_nothing_listens_it_says_so(tmp_path: Path) -> None:
+    with serving(good) as endpoint:
+        pass
+    with pytest.raises(
+        BadInput, match=r"--with-url http://127.*asked 1 times about one text, and the last time: Connect"
+    ):
+        label(endpoint, tmp_path, retries=0)
+
+
+def test_settings_that_an_endpoint_needs_are_asked_for_at_once(tmp_path: Path) -> None:
+    texts = write_rows(tmp_path / "texts.jsonl", examples(3, seed=3))
+    with pytest.raises(BadInput) as refused:
+        face.label([texts], tmp_path / "out.jsonl", url="ftp://user:key@host", task="text-classification")
+    for fault in ("--model is needed", "--label is needed", "needs http:// or https://", "holds a user or a password"):
+        assert fault in str(refused.value)
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_killed_three_times_no_row_is_lost_or_doubled_and_no_answer_is_asked_for_again(
+    tmp_path: Path, count: int
+) -> None:
+    def slowly(endpoint: Endpoint, text: str, times: int) -> Any:
+        time.sleep(0.01)
+        return misbehaving(endpoint, text, times)
+
+    texts = write_rows(tmp_path / "texts.jsonl", examples(count, seed=3))
+    out = tmp_path / "out.jsonl"
+    with serving(slowly) as endpoint:
+        command = [
+            sys.executable, "-m", "stillroom", "label", "--with-url", endpoint.url, "--model", "small", "--task", "text-classification",
+            *[part for name in NAMES for part in ("--label", name)], "--input", str(texts), "--out", str(out), "--timeout-s", "0.7",
+            "--concurrency", "8", "--retries", "8", "--json",
+        ]  # fmt: skip
+        for part in (0.2, 0.5, 0.8):
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while len(endpoint.asked) < part * count:
+                assert process.poll() is None
+                time.sleep(0.005)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert right(rows(tmp_path))
+    assert len(rows(tmp_path)) == document["texts"] == count
+    assert document["unanswered"] == 0
+    assert document["texts_before"] >= 0.8 * count - 3 * 8 - 8
+    # Of each kill at most the 8 texts that were being asked are asked again; the rest is trouble of the endpoint's own making, once a text.
+    again = sum(times - 1 for text, times in endpoint.asked.items())
+    own = sum(int(text.rsplit(" ", 1)[1]) % 10 < 7 or int(text.rsplit(" ", 1)[1]) % 100 == 8 for text in endpoint.asked)
+    assert own <= again <= own + 3 * 8 + count // 10 + 8
