@@ -79,6 +79,11 @@ class TeacherLabels:
         """The answer to the text of `example`; None if there is none."""
         return self.answers.get(_key(example))
 
+    def without(self, examples: Iterable[Example]) -> "TeacherLabels":
+        """The answers to all texts but those of `examples`."""
+        left_out = {_key(example) for example in examples}
+        return replace(self, answers={key: answer for key, answer in self.answers.items() if key not in left_out})
+
     def examples(self, *, multi_label: bool) -> list[Example]:
         """The texts with their likeliest answers, in the order of the files.
 

@@ -42,6 +42,8 @@ def with_answers(inputs: "TaskInputs", teacher: TeacherLabels) -> "TaskInputs":
             chance on validation.
     """
     splits, encode = inputs.splits, inputs.encoded
+    if inputs.outside:  # these have no label of the task, whatever the teacher says
+        teacher = teacher.without([*inputs.outside.train, *inputs.outside.validation, *inputs.outside.test])
     teacher.check_labels(
         splits.labels(check_task(inputs.settings.task), ("train", "validation", "test")), multi_label=splits.multi_label
     )

@@ -113,6 +113,19 @@ def test_without_a_train_file_the_answers_are_its_labels(
         opened(None, data)
 
 
+def test_texts_out_of_scope_are_not_learned_whatever_the_answer(
+    task_data: Path, tmp_path: Path, opened: Opener
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train", "validation", "test"):
+        rows = [json.loads(line) for line in (task_data / f"{name}.jsonl").read_text().splitlines()]
+        write_rows(data / f"{name}.jsonl", [*rows, {"text": f"how tall is a tower {name}", "label": "strange"}])
+    answers = [{"text": "how tall is a tower train", "label": "strange"}, {"text": "an odd lamp", "label": "praise"}]
+    inputs = opened(write_rows(tmp_path / "answers.jsonl", answers), data, out_of_scope="strange")
+    assert [example.text for example in inputs.further] == ["an odd lamp"]
+
+
 def test_what_cannot_be_learned_from_is_refused_before_training(
     tiny_teacher: Path, task_data: Path, tmp_path: Path, opened: Opener
 ) -> None:
