@@ -88,7 +88,8 @@ def list_checkpoint(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: P
 
 @pytest.fixture(scope="module")
 def list_bundle(list_checkpoint: Path, listed: Path) -> Path:
-    return Path(face.export(list_checkpoint, list_checkpoint.with_name("several"), listed)["bundle"])
+    out = list_checkpoint.with_name("several")
+    return Path(face.export(list_checkpoint, out, listed, latency_seconds=0.5)["bundle"])
 
 
 def test_a_run_on_relations_ends_with_a_bundle_whose_tokenizer_holds_the_markers(

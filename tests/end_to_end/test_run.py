@@ -56,14 +56,14 @@ def stillroom(*arguments: str | Path, **kwargs: object) -> subprocess.CompletedP
 
 @pytest.fixture(scope="module")
 def made(
-    tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, task_data: Path
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, task_data: Path
 ) -> tuple[Path, dict[str, object], list[str]]:
     """A bundle for entities, what `--json` printed, and the command."""
     out = tmp_path_factory.mktemp("made") / "tiny"
     command = [
         "run",
         "--teacher",
-        shallow_teacher,
+        tiny_teacher,
         "--task",
         "token-classification",
         "--data",

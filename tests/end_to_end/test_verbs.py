@@ -338,7 +338,7 @@ def test_finetune_refuses_before_it_writes(
 
 
 def test_export_makes_a_bundle_of_any_classifier(classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    made = Path(face.export(classifier, tmp_path / "bundle", str(task_data), gate=0.0)["bundle"])
+    made = Path(face.export(classifier, tmp_path / "bundle", str(task_data), gate=0.0, latency_seconds=0.5)["bundle"])
     assert set(face.Pipeline(made)("thank you")["labels"][0]) == {"label", "score"}
     with pytest.raises(BadInput, match="is a bundle already; nothing in it was touched"):
         face.export(classifier, made, str(task_data), gate=0.0)
@@ -348,6 +348,7 @@ def test_export_makes_a_bundle_of_any_classifier(classifier: Path, task_data: Pa
     assert face.evaluate(str(made), task_data / "test.jsonl")["unknown_labels"] == []
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_was_saved_to_pad_is_the_same_tokenizer(
     classifier: Path, task_data: Path, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ def test_a_models_answers_from_a_file_are_the_soft_labels_of_the_model(
 ) -> None:
     teacher = face.finetune(tiny_teacher, task, task_data, tmp_path / "teacher", epochs=1, patience=0, threads=1)
     more = write_rows(tmp_path / "more.jsonl", examples(40, seed=9))
-    face.label(teacher, [task_data / "train.jsonl", more], tmp_path / "answers.jsonl", threads=1)
+    face.label([task_data / "train.jsonl", more], tmp_path / "answers.jsonl", checkpoint=str(teacher), threads=1)
     inputs = opened(task=task, model=teacher, unlabelled=(str(more),))
     make_soft_labels(tmp_path, inputs, teacher)
     expected = read_soft_labels(tmp_path, inputs)

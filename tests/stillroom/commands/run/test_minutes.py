@@ -13,7 +13,7 @@ from stillroom.inputs.recipe import Recipe
 
 
 def test_students_get_the_time_that_the_teacher_left_and_what_was_cut_is_told(
-    shallow_teacher: Path,
+    tiny_teacher: Path,
     task_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -29,7 +29,7 @@ def test_students_get_the_time_that_the_teacher_left_and_what_was_cut_is_told(
 
     monkeypatch.setattr(time_budget, "timed_rates", timed)
     recipe = Recipe(
-        teacher=str(shallow_teacher), task="token-classification", data=str(task_data), out=str(tmp_path / "bundle"), max_minutes=1.0,
+        teacher=str(tiny_teacher), task="token-classification", data=str(task_data), out=str(tmp_path / "bundle"), max_minutes=1.0,
         teacher_epochs=40, student_epochs=125, teacher_learning_rate=5e-3, student_learning_rate=1e-7, soft_weight=0.5, threads=1,
         student="layers=1,hidden=32,heads=4,ffn=32",
     )  # fmt: skip
