@@ -8,7 +8,6 @@ import torch
 from tokenizers import Tokenizer
 
 from compress.data.examples import Task
-from compress.models.families import FAMILIES
 from compress.models.pretrained import (
     HEADS,
     LONGEST_TEXT,
@@ -67,7 +66,8 @@ def open_answering(name: str, *, role: str = "--with", revision: str = "", max_l
         )
     check_weights(folder, config, named)
     tokenizer = fast_tokenizer(folder, named, config)
-    longest = _longest(config, int(tokenizer.model_max_length))
+    model = _loaded(folder, task)
+    longest = _longest(model, int(tokenizer.model_max_length))
     if max_length and not 8 <= max_length <= longest:
         raise BadInput(f"--max-length is {max_length}; give 8 to {longest} tokens, which {name} can read.")
     backend = tokenizer.backend_tokenizer
@@ -80,7 +80,7 @@ def open_answering(name: str, *, role: str = "--with", revision: str = "", max_l
         head_for(config, task) or (),
         bool(config.problem_type == MULTI_LABEL),
         max_length or longest,
-        _loaded(folder, task),
+        model,
         backend,
     )
 
@@ -98,11 +98,16 @@ def _loaded(folder: Path, task: Task) -> Any:
         return kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32).eval()
 
 
-def _longest(config: Any, stated: int) -> int:
+def _longest(model: Any, stated: int) -> int:
     """The longest text in tokens: what the tokenizer states and the table of positions has, at most `LONGEST_TEXT`."""
-    family = FAMILIES.get(config.model_type)
-    table = getattr(config, "max_position_embeddings", None)
+    table = getattr(model.config, "max_position_embeddings", None)
     limits = [LONGEST_TEXT, *([stated] if 0 < stated < NO_LIMIT else [])]
     if isinstance(table, int) and table > 0:
-        limits.append(table - (family.position_offset if family else 0))
+        # Where the table has a row for padding, as in RoBERTa, positions begin behind it.
+        paddings = [
+            module.padding_idx
+            for name, module in model.named_modules()
+            if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
+        ]
+        limits.append(table - (paddings[0] + 1 if paddings else 0))
     return min(limits)
