@@ -75,8 +75,10 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        if kind is None:
+        if kind is None or not self.rows:
             self.part.unlink(missing_ok=True)
+        if not self.rows:
+            self.lineage_file.unlink(missing_ok=True)
 
     @property
     def missing(self) -> list[int]:

@@ -121,7 +121,7 @@ if row["id"] == 3: answer = {"id": 3, "labels": {"refund": 7}}"""
 def test_what_answers_nothing_is_told_at_once(tmp_path: Path, inserted: str, message: str) -> None:
     with pytest.raises(BadInput, match=message.replace("(", r"\(")):
         label(tmp_path, command(tmp_path, inserted))
-    assert not (tmp_path / "out.jsonl").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rules.py", "texts.jsonl"]
 
 
 def test_what_cannot_be_started_and_what_is_not_said_is_refused(tmp_path: Path) -> None:
