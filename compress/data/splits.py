@@ -12,6 +12,7 @@ from compress.data.examples import (
     Example,
     Splits,
     Task,
+    are_relations,
     check_task,
     examples_fingerprint,
     is_multi_label,
@@ -19,7 +20,7 @@ from compress.data.examples import (
 from compress.data.file_formats import SUFFIXES
 from compress.data.labelled_files import LabelledFile, faults_of, read_file
 from compress.data.row_faults import BadRows, Fault
-from compress.data.teacher_labels import TeacherLabels
+from compress.data.teacher_labels import Held, TeacherLabels
 from compress.input_errors import Faults
 from serve.errors import BadInput
 
@@ -120,9 +121,11 @@ def _answered(teacher: TeacherLabels, others: list[Example]) -> list[Example]:
     Raises:
         BadInput: there is none.
     """
-    held = {(example.text_read, example.text_pair) for example in others}
-    texts = teacher.examples(multi_label=is_multi_label(others))
-    train = [example for example in texts if (example.text_read, example.text_pair) not in held]
+    multi_label = is_multi_label(others)
+    teacher.check_kind(multi_label=multi_label, relations=are_relations(others))
+    held = Held(others)
+    texts = teacher.examples(multi_label=multi_label)
+    train = [example for example in texts if example not in held]
     if not train:
         raise BadInput(
             f"All {len(texts)} texts of --teacher-labels {teacher.name} are in validation or test, and there is no train split: "

@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compress.data.encoded import IGNORED, Encoded
-from compress.data.examples import Example, check_task
-from compress.data.teacher_labels import LEAST, TeacherLabels
+from compress.data.examples import Example, Splits, check_task
+from compress.data.teacher_labels import LEAST, Held, TeacherLabels
 from compress.engine.data_checks import counted
 from compress.evaluation.metrics import Score, chance, gold_of, score
 from compress.evaluation.predictions import constant_predictions, predictions
 from serve.errors import BadInput
+from serve.text.labels import entity_labels
 
 if TYPE_CHECKING:
     from compress.engine.task_inputs import TaskInputs
+
+
+ENOUGH_TEXTS = (
+    30  # of validation with an answer, or all of them, for a score no better than chance to be a fault of the teacher
+)
 
 
 @dataclass(frozen=True)
@@ -35,26 +41,37 @@ class Answered:
 def with_answers(inputs: "TaskInputs", teacher: TeacherLabels) -> "TaskInputs":
     """`inputs` with the answers of `teacher`, the texts that it answers and no split has, and the soft labels of training.
 
-    A text of train without an answer keeps its label, as if the teacher had given it.
+    A text of train without an answer keeps its label, as if the teacher had given it. Texts that no split has are learned by the
+    answer alone. A text whose labels are the answer, because there is no train file, is left out if the answer does not reach to its
+    last word.
 
     Raises:
-        BadInput: the file has labels that the task lacks, answers no text that can be learned, or is not shown to be better than
-            chance on validation.
+        BadInput: the file has labels that the task lacks or answers of another kind, answers no text that can be learned, or is not
+            shown to be better than chance on validation.
     """
-    splits, encode = inputs.splits, inputs.encoded
+    splits, task = inputs.splits, check_task(inputs.settings.task)
     if inputs.outside:  # these have no label of the task, whatever the teacher says
-        teacher = teacher.without([*inputs.outside.train, *inputs.outside.validation, *inputs.outside.test])
-    teacher.check_labels(
-        splits.labels(check_task(inputs.settings.task), ("train", "validation", "test")), multi_label=splits.multi_label
-    )
-    known = {_key(example) for example in (*splits.train, *splits.validation, *splits.test)}
-    others = [each for each in teacher.examples(multi_label=splits.multi_label) if _key(each) not in known]
-    of_others = teacher.logits(encode(others), others) if others else []
-    further = [each for each, logits in zip(others, of_others, strict=True) if logits is not None]
-    inputs = dataclasses.replace(inputs, further=further)
+        outside = [*inputs.outside.train, *inputs.outside.validation, *inputs.outside.test]
+        teacher = teacher.without(outside, inputs.settings.out_of_scope)
+    teacher.check_kind(multi_label=splits.multi_label, relations=splits.relations)
+    known = (*splits.labels(task, ("train", "validation", "test")), *inputs.labels)
+    names = entity_labels(known) if task == "token-classification" else known
+    teacher.check_labels({*known, *names}, multi_label=splits.multi_label)
+    if splits.answered:
+        splits = _whole(inputs, teacher)
+        inputs = dataclasses.replace(inputs, splits=splits)
+    held = Held((*splits.train, *splits.validation, *splits.test))
+    others = [each for each in teacher.examples(multi_label=splits.multi_label) if each not in held]
+    of_others = teacher.logits(inputs.encoded(others), others) if others else []
+    further = [
+        dataclasses.replace(each, label=None, entities=None)
+        for each, logits in zip(others, of_others, strict=True)
+        if logits is not None
+    ]
+    inputs = dataclasses.replace(inputs, further=[] if splits.answered else further)
     of_train = teacher.logits(inputs.train, splits.train)
     asked = [logits if logits is not None else _certain(inputs.train, i) for i, logits in enumerate(of_train)]
-    soft = asked + [logits for logits in of_others if logits is not None]
+    soft = asked + [logits for logits in of_others if logits is not None and not splits.answered]
     there = sum(logits is not None for logits in of_train)
     if not there and not further:
         raise BadInput(
@@ -65,6 +82,23 @@ def with_answers(inputs: "TaskInputs", teacher: TeacherLabels) -> "TaskInputs":
     lines = _lines(inputs, there, len(others), on_validation, looked_at)
     whole = on_validation is not None and looked_at == len(splits.validation)
     return dataclasses.replace(inputs, answers=teacher, answered=Answered(soft, on_validation, whole, lines))
+
+
+def _whole(inputs: "TaskInputs", teacher: TeacherLabels) -> Splits:
+    """The splits without texts of train, and of a validation held out from it, whose answers do not reach to their last word."""
+
+    def kept(examples: list[Example], encoded: Encoded) -> list[Example]:
+        found = teacher.logits(encoded, examples)
+        return [example for example, logits in zip(examples, found, strict=True) if logits is not None]
+
+    splits = inputs.splits
+    train = kept(splits.train, inputs.encoded(splits.train))
+    held_out = kept(splits.validation, inputs.encoded(splits.validation)) if splits.held_out else splits.validation
+    if not train or not held_out:
+        raise BadInput(
+            f"--teacher-labels {teacher.name} has no answers that reach to the last word of their texts. Ask about shorter texts."
+        )
+    return dataclasses.replace(splits, train=train, validation=held_out)
 
 
 def _score(inputs: "TaskInputs", teacher: TeacherLabels) -> tuple[Score | None, int]:
@@ -81,7 +115,7 @@ def _score(inputs: "TaskInputs", teacher: TeacherLabels) -> tuple[Score | None, 
         [gold_of(gold[i], task) for i in chosen],
     )
     reached, blind = score(right, said), chance(right, said, constant_predictions(texts))
-    if reached.low <= blind:
+    if reached.low <= blind and len(chosen) >= min(ENOUGH_TEXTS, len(gold)):
         raise BadInput(
             f"--teacher-labels {teacher.name} is not shown to be better than chance on this task: {inputs.metric} {reached} on "
             f"{len(chosen)} validation texts; {blind:.4f} is possible without reading the text. Check its labels, or answer more texts of "
@@ -121,7 +155,3 @@ def _certain(encoded: Encoded, index: int) -> np.ndarray:
     for row, target in enumerate(targets):
         logits[row, slice(None) if target == IGNORED else target] = 0.0
     return logits
-
-
-def _key(example: Example) -> tuple[str, str | None]:
-    return example.text_read, example.text_pair

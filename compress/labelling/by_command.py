@@ -6,11 +6,13 @@ asked again for what it had not answered.
 
 import contextlib
 import json
+import os
 import queue
 import shlex
+import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from compress.data.examples import Example
@@ -27,7 +29,7 @@ Check = Callable[[Example, dict[str, Any]], str]
 
 
 def ask_command(
-    command: str, texts: Sequence[Example], missing: Sequence[int], check: Check, *, timeout_s: float
+    command: str, texts: Sequence[Example], missing: Sequence[int], check: Check, *, timeout_s: float, fresh: bool
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     """The answers of `command` to the `missing` of `texts`, as they come.
 
@@ -39,36 +41,42 @@ def ask_command(
         missing: the indices of those to ask about.
         check: says why an answer cannot be used.
         timeout_s: seconds without any answer after which the command is killed and started again.
+        fresh: whether it has answered nothing in earlier calls.
 
     Raises:
-        BadInput: it cannot be started, ends without an answer to anything, or prints what is no answer.
+        BadInput: it cannot be started, answers neither of the first two texts, or prints what is no answer.
     """
-    left = list(missing)
-    fruitless = 0  # starts in a row that answered nothing
+    left = dict.fromkeys(missing)
+    fruitless = given_up = 0  # starts in a row that answered nothing, and texts that were given up
+    answered = not fresh
     while left:
-        with _Running(command, texts, left) as running:
+        with _Running(command, texts, list(left)) as running:
             before = len(left)
             while left and (line := running.next_line(timeout_s)) is not None:
-                index, fields = _parsed(line, set(left))
-                left.remove(index)
+                index, fields = _parsed(line, left)
+                del left[index]
                 running.taken()
                 fault = check(texts[index], fields)
                 yield [(index, {ERROR: fault} if fault else fields)]
             ended = running.ended() if left else ""
         if len(left) < before:
-            fruitless = 0
+            answered, fruitless = True, 0
             continue
-        if left == list(missing):
+        fruitless += 1
+        if fruitless < MOST_FRUITLESS:
+            continue
+        given_up += 1
+        if not answered and (given_up == MOST_FRUITLESS or len(left) == 1):
             raise BadInput(
                 f"--with-command {command!r} {ended} before it answered anything. Its standard error is above."
             )
-        fruitless += 1
-        if fruitless == MOST_FRUITLESS:
-            yield [(left.pop(0), {ERROR: f"the command {ended} when it was asked"})]
-            fruitless = 0
+        poison = next(iter(left))
+        del left[poison]
+        yield [(poison, {ERROR: f"the command {ended} when it was asked"})]
+        fruitless = 0
 
 
-def _parsed(line: str, asked: set[int]) -> tuple[int, dict[str, Any]]:
+def _parsed(line: str, asked: Container[int]) -> tuple[int, dict[str, Any]]:
     shown = line.strip()[:SHOWN_CHARACTERS]
     try:
         found = json.loads(line)
@@ -94,7 +102,13 @@ class _Running:
     def __init__(self, command: str, texts: Sequence[Example], left: Sequence[int]) -> None:
         try:
             self._process = subprocess.Popen(
-                shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+                shlex.split(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                errors="backslashreplace",
+                start_new_session=True,
             )
         except (OSError, ValueError) as error:
             raise BadInput(f"--with-command {command!r} cannot be started: {error}.") from error
@@ -114,10 +128,11 @@ class _Running:
 
     def __exit__(self, *_: object) -> None:
         self._stopped = True
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):  # with what it has started, which may hold the pipes
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._room.release()
         for thread in self._threads:
-            thread.join()
+            thread.join(CLOSING_S)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):  # what it was not given any more
@@ -159,7 +174,9 @@ class _Running:
 
     def _read(self) -> None:
         assert self._process.stdout
-        for line in self._process.stdout:
-            if line.strip():
-                self._lines.put(line)
-        self._lines.put(None)
+        try:
+            for line in self._process.stdout:
+                if line.strip():
+                    self._lines.put(line)
+        finally:
+            self._lines.put(None)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Pauses before a request is sent again, where the endpoint names none: drawn from 0 to a bound that doubles up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 LONGEST_ASKED_S = 600.0  # of what an endpoint asks to wait
-OF_THE_TEXT = (400, 413, 422)  # such as a text that is too long
+OF_THE_TEXT = (400, 403, 413, 422)  # such as a text that is too long, or flagged
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 FIRST_TEXTS = 8  # if none of so many has an answer that can be used, the endpoint is not asked further
 SHOWN_CHARACTERS = 300
@@ -75,9 +75,11 @@ class _Refused(Exception):
 
 
 def ask_endpoint(
-    endpoint: Endpoint, texts: Sequence[Example], missing: Sequence[int], asked: Asked
+    endpoint: Endpoint, texts: Sequence[Example], missing: Sequence[int], asked: Asked, *, fresh: bool
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     """The answers of `endpoint` to the `missing` of `texts`, as they come; an error where it has none to give.
+
+    `fresh` says whether it has answered nothing in earlier calls.
 
     Raises:
         BadInput: it cannot be reached, refuses the key or the model, or answers nothing that can be used.
@@ -109,7 +111,7 @@ def ask_endpoint(
         for thread in threads:
             thread.start()
         try:
-            yield from _collected(done, len(missing), endpoint)
+            yield from _collected(done, len(missing), endpoint, fresh=fresh)
         finally:
             stop.set()
             pace.release()
@@ -119,9 +121,9 @@ def ask_endpoint(
 
 
 def _collected(
-    done: "queue.SimpleQueue[tuple[int, dict[str, Any]] | Exception]", count: int, endpoint: Endpoint
+    done: "queue.SimpleQueue[tuple[int, dict[str, Any]] | Exception]", count: int, endpoint: Endpoint, *, fresh: bool
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
-    used = False
+    used = not fresh
     first: list[tuple[int, dict[str, Any]]] = []
     for number in range(1, count + 1):
         got = done.get()
@@ -220,7 +222,7 @@ class _Talk:
         """What the model says; `spent` gets its tokens."""
         import httpx
 
-        why = ""
+        why, cut = "", False
         for number in range(self.endpoint.retries + 1):
             if number:
                 self.pace.sleep(random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (number - 1))))
@@ -235,7 +237,9 @@ class _Talk:
                 )
             except httpx.HTTPError as error:
                 why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                cut = not isinstance(error, httpx.TimeoutException)
                 continue
+            cut = False
             if response.status_code in AGAIN:
                 why = _status(response)
                 self.pace.hold(_asked_to_wait_s(response))
@@ -244,12 +248,12 @@ class _Talk:
                 raise (_Refused if response.status_code in OF_THE_TEXT else _Fatal)(_status(response))
             try:
                 return _content(response.json(), spent)
-            except (ValueError, KeyError, IndexError, TypeError):
+            except (ValueError, KeyError, IndexError, TypeError, AttributeError):
                 why = f"answers what is no chat completion: {response.text[:SHOWN_CHARACTERS]!r}"
-        raise _Fatal(
-            f"asked {self.endpoint.retries + 1} times about one text, and the last time: {why}. Give the same command again "
-            "when it is well; what was answered is kept."
-        )
+        told = f"asked {self.endpoint.retries + 1} times, and the last time: {why}"
+        if cut:
+            raise _Fatal(f"{told}. Give the same command again when it is well; what was answered is kept.")
+        raise _Refused(told)
 
 
 def _content(document: dict[str, Any], spent: list[int]) -> str:
@@ -257,6 +261,8 @@ def _content(document: dict[str, Any], spent: list[int]) -> str:
     spent[0] += int(usage.get("prompt_tokens") or 0)
     spent[1] += int(usage.get("completion_tokens") or 0)
     content = document["choices"][0]["message"]["content"]
+    if content is None:  # a filter, or a refusal
+        raise _Refused("the model said nothing of this text")
     if not isinstance(content, str):
         raise TypeError("no text")
     return content

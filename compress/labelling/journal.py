@@ -22,6 +22,9 @@ ERROR, TOKENS = "error", "paid_tokens"
 """Fields of a row: why it has no answer, and the tokens of the prompt and of the completion that were paid for it."""
 
 
+OF_THE_TEXT = ("text", "text_pair", "head", "tail")
+
+
 def fields_of(example: Example) -> dict[str, Any]:
     """The text of `example` as the fields of a row: with the second of a pair, or with head and tail, if it has these."""
     row: dict[str, Any] = {"text": example.text}
@@ -75,9 +78,10 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        if kind is None or not self.rows:
+        nothing = kind is not None and all(ERROR in json.loads(row) for row in self.rows.values())
+        if kind is None or nothing:
             self.part.unlink(missing_ok=True)
-        if not self.rows:
+        if nothing and not self.out.exists():
             self.lineage_file.unlink(missing_ok=True)
 
     @property
@@ -94,7 +98,12 @@ class Journal:
         lines = []
         for index, fields in answers:
             row = json.dumps(
-                fields_of(self.texts[index]) | dict(fields), ensure_ascii=False, separators=(",", ":")
+                {
+                    **fields_of(self.texts[index]),
+                    **{name: value for name, value in fields.items() if name not in OF_THE_TEXT},
+                },
+                ensure_ascii=False,
+                separators=(",", ":"),
             ).encode()
             self.rows[index] = row
             lines.append(str(index).encode() + b"\t" + row + b"\n")

@@ -3,6 +3,8 @@
 torch is loaded only where a model of transformers answers.
 """
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from compress.data.answer_rows import answer_in, named_in
 from compress.data.columns import Columns, columns_of
 from compress.data.examples import Example, Task, check_task, examples_fingerprint
 from compress.data.file_formats import SUFFIXES, rows_in
@@ -18,7 +21,6 @@ from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import unlabelled_example
 from compress.data.tags import from_tags
-from compress.data.teacher_labels import answer_in, named_in
 from compress.data.texts import read_texts
 from compress.input_errors import Faults
 from compress.labelling.by_command import ask_command
@@ -80,7 +82,7 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
             message(notify, f"{before:,} of {len(texts):,} texts were answered before.")
         if missing:
             with advancing(notify, "label") as shown:
-                for answers in _asked(teacher, settings, texts, missing, asked):
+                for answers in _asked(teacher, settings, texts, missing, asked, fresh=not before):
                     journal.add(answers)
                     shown(len(journal.rows), len(texts))
         told = journal.finish()
@@ -97,7 +99,13 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
 
 
 def _asked(
-    teacher: _Teacher, settings: Labelling, texts: Sequence[Example], missing: Sequence[int], asked: Asked
+    teacher: _Teacher,
+    settings: Labelling,
+    texts: Sequence[Example],
+    missing: Sequence[int],
+    asked: Asked,
+    *,
+    fresh: bool,
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     if teacher.model:
         from compress.engine.hardware import device_here, same_bits
@@ -110,16 +118,21 @@ def _asked(
             teacher.model if device.type == "cpu" else on_device(teacher.model, device), texts, missing
         )
     elif teacher.endpoint:
-        yield from ask_endpoint(teacher.endpoint, texts, missing, asked)
+        yield from ask_endpoint(teacher.endpoint, texts, missing, asked, fresh=fresh)
     else:
         check = partial(_fault_of, task=teacher.task, labels=teacher.labels)
-        yield from ask_command(settings.command, texts, missing, check, timeout_s=settings.timeout_s)
+        yield from ask_command(settings.command, texts, missing, check, timeout_s=settings.timeout_s, fresh=fresh)
 
 
 def _fault_of(example: Example, fields: dict[str, Any], *, task: Task, labels: Sequence[str]) -> str:
     """Why the answer `fields` of a command to `example` cannot be used; empty if it can."""
+    if "error" in fields:
+        return f"the command gives an error: {fields['error']!r}"
     try:
-        answer = answer_in(fields_of(example) | fields, task)
+        json.dumps(fields, ensure_ascii=False).encode()
+        answer = answer_in(fields | fields_of(example), task)
+    except UnicodeEncodeError:
+        return "it holds half of a surrogate pair, which is not a character"
     except ValueError as reason:
         return str(reason)
     if answer is None:
@@ -141,10 +154,17 @@ def _opened(settings: Labelling) -> _Teacher:
         raise BadInput("--task is needed: what is answered, token-classification or text-classification.")
     task = check_task(settings.task)
     if settings.command:
-        return _Teacher(
-            settings.command, task, settings.label, {"command": settings.command, "labels": list(settings.label)}
-        )
+        # The command may hold a password.
+        hashed = hashlib.sha256(settings.command.encode()).hexdigest()
+        lineage = {"command_sha256": hashed, "labels": list(settings.label)}
+        return _Teacher(settings.command, task, settings.label, lineage)
+    key = os.environ.get(settings.key_variable, "").strip()
     faults = [
+        *(
+            [f"The key in {settings.key_variable} has a character that no key has. Set it again"]
+            if not (key.isascii() and (not key or key.isprintable()))
+            else []
+        ),
         *([] if settings.model else ["--model is needed: the name of a model that the endpoint serves"]),
         *([] if settings.label else ["--label is needed, once for each label"]),
         *(["--with-url needs http:// or https://"] if urlsplit(settings.url).scheme not in ("http", "https") else []),
@@ -160,14 +180,14 @@ def _opened(settings: Labelling) -> _Teacher:
     prompt = Path(settings.prompt) if settings.prompt else None
     system = system_prompt(prompt, task, settings.label, multi_label=several)
     endpoint = Endpoint(
-        settings.url.rstrip("/"), settings.model, os.environ.get(settings.key_variable, ""), system, task, settings.label, several,
+        settings.url.rstrip("/"), settings.model, key, system, task, settings.label, several,
         settings.concurrency, settings.per_minute, settings.timeout_s, settings.retries,
     )  # fmt: skip
     return _Teacher(
         settings.model,
         task,
         settings.label,
-        {"url": endpoint.url, "model": settings.model, "prompt": system},
+        {"url": endpoint.url, "model": settings.model, "prompt": system, "multi_label": several},
         endpoint=endpoint,
     )
 

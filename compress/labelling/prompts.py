@@ -107,8 +107,22 @@ def _entities(given: object, text: str, labels: Sequence[str]) -> list[dict[str,
 
 
 def _free(text: str, words: str, behind: int, taken: Sequence[dict[str, Any]]) -> int:
-    """The first place of `words` from `behind` on that overlaps none of `taken`; -1 if there is none."""
+    """The first place of `words` from `behind` on that overlaps none of `taken`; -1 if there is none.
+
+    Places where they are whole words come first: "Rome" is found in "Romeo" only if it stands nowhere else.
+    """
+    inside = -1
     start = text.find(words, behind)
-    while start >= 0 and any(start < each["end"] and each["start"] < start + len(words) for each in taken):
+    while start >= 0:
+        end = start + len(words)
+        if not any(start < each["end"] and each["start"] < end for each in taken):
+            if not (_joined(text[start - 1 : start], words[0]) or _joined(words[-1], text[end : end + 1])):
+                return start
+            inside = start if inside < 0 else inside
         start = text.find(words, start + 1)
-    return start
+    return inside
+
+
+def _joined(one: str, other: str) -> bool:
+    """Whether both are characters of words."""
+    return one.isalnum() and other.isalnum()

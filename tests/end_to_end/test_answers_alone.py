@@ -9,6 +9,9 @@ from small_task import examples, make_teacher, write_rows
 import stillroom as face
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
+from stillroom.commands.run.pipeline import fingerprints
+from stillroom.inputs.preflight import prepare
+from stillroom.inputs.recipe import resolve
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,21 @@ def test_a_bundle_is_made_of_answers_alone(answered: tuple[Path, Path, Path], tm
     assert f'start = "{body}"' in recipe
     assert face.run(**settings)["method"] == document["method"]
     assert not (tmp_path / "intents.work" / "teacher").exists()
+
+
+def test_a_run_by_answers_takes_up_no_stage_of_a_run_by_a_model(
+    answered: tuple[Path, Path, Path], task_data: Path, tmp_path: Path
+) -> None:
+    body, _, answers = answered
+    same = {
+        "task": "text-classification",
+        "data": str(task_data),
+        "out": str(tmp_path / "out"),
+        "method": "soft-labels",
+    }
+    by_model = fingerprints(prepare(resolve({}, same | {"teacher": str(body)})))
+    by_answers = fingerprints(prepare(resolve({}, same | {"teacher_labels": [str(answers)], "start": str(body)})))
+    assert not {name for name in by_model if name != "plan" and by_model[name] == by_answers[name]}
 
 
 def test_what_only_a_model_as_teacher_can_do_is_refused_at_once(

@@ -78,7 +78,9 @@ def _split(inputs: RunInputs, name: str) -> Split:
 def _logits(inputs: RunInputs, folders: dict[str, Path], split: str) -> dict[str, list[np.ndarray]]:
     """The logits of every trained model of the run for the rows of `split`; of a file of answers if it has all of its texts."""
     encoded: Encoded = getattr(inputs, split)
-    answers = inputs.answers.logits(encoded, getattr(inputs.splits, split)) if inputs.answers else [None]
+    held_out = inputs.splits.held_out and inputs.splits.answered and split == "validation"  # its labels are the answers
+    asked = inputs.answers if not held_out else None
+    answers = asked.logits(encoded, getattr(inputs.splits, split)) if asked else [None]
     there = [logits for logits in answers if logits is not None]
     found = {"teacher": there} if len(there) == len(answers) else {}
     present = [name for name in TRAINED if name in folders]

@@ -121,6 +121,7 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
         r.teacher_epochs,
         r.teacher_patience,
         r.teacher_learning_rate,
+        *(["answers"] if inputs.answers else []),
     ]
     begin = r.start if not is_checkpoint(r.start) else inputs.start_fingerprint
     student = [str(inputs.shape), begin, r.student_epochs, r.student_learning_rate]

@@ -13,10 +13,12 @@ from repository import ROOT
 from small_task import make_tokenizer, write_rows
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from compress.data.carry_words import WordAnswer, carry_words
+from compress.data.columns import Columns
 from compress.data.encoded import Encoded, encode
 from compress.data.examples import Entity, Example, Task
 from compress.data.row_faults import BadRows
-from compress.data.teacher_labels import TeacherLabels, WordAnswer, carry_words, read_teacher_labels
+from compress.data.teacher_labels import Held, TeacherLabels, read_teacher_labels
 from compress.evaluation.predictions import predictions, softmax
 from serve.errors import BadInput
 from serve.text.labels import bio_tags
@@ -243,6 +245,11 @@ CLASS, WORDS = "text-classification", "token-classification"
         ([{"text": "a", "labels": {"x": True}}], CLASS, "that of x is True; a probability"),
         ([{"text": "a", "labels": {}}], CLASS, "`labels` is empty"),
         (
+            [{"text": "a", "labels": 3}],
+            CLASS,
+            "`labels` is int; an object with the probability of each label is needed",
+        ),
+        (
             [{"text": "a", "labels": {"x": 0.9, "y": 0.1}, "label": "y"}],
             CLASS,
             "`label` is 'y', and by `labels` 'x' is the likeliest",
@@ -300,6 +307,81 @@ def test_files_without_answers_and_labels_of_another_task_are_refused(tmp_path: 
     words_of = {"text": "ab", "words": [{"start": 0, "end": 2, "tags": {"B-odd": 1}}]}
     with pytest.raises(BadInput, match="has labels that the task lacks: odd"):
         read(tmp_path, [words_of], "token-classification").check_labels(["city"], multi_label=False)
+
+
+def test_an_unlikely_entity_is_soft_alone_and_words_without_tags_are_no_answer(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    unlikely = {"text": "to oslo", "entities": [{"start": 3, "end": 7, "label": "city", "score": 0.2}]}
+    empty: dict[str, Any] = {"text": "to rome", "words": []}
+    cut = {"text": "to rome now", "words": [{"start": 0, "end": 2, "tags": {"O": 1}}]}
+    teacher = read(tmp_path, [unlikely, empty, cut], "token-classification")
+    soft, *others = probabilities(tokenizer, teacher, [Example(row["text"]) for row in (unlikely, empty, cut)])
+    assert soft is not None
+    assert soft[1][TAGS.index("B-city")] == pytest.approx(0.2)
+    assert [example.entities for example in teacher.examples(multi_label=False)] == [(), (), ()]
+    assert others == [None, None]
+
+
+def test_a_label_that_is_only_possible_may_be_unknown(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    teacher = read(tmp_path, [{"text": "a", "labels": {"refund": 0.6, "odd": 0.3, "praise": 0.1}}])
+    teacher.check_labels(CLASSES, multi_label=False)
+    (found,) = probabilities(tokenizer, teacher, [Example("a")])
+    assert found is not None
+    np.testing.assert_allclose(found, [[0.1, 0.6, 0.3]], atol=1e-6)  # what is left goes to the one that is not named
+
+
+@pytest.mark.parametrize(
+    ("row", "several", "relations", "fault"),
+    [
+        ({"label": "refund"}, True, False, "`label` is one string, and in the data it is a list"),
+        ({"label": ["refund"]}, False, False, "`label` is a list, and in the data it is one string"),
+        ({"label": "refund"}, False, True, "there is no `head` and `tail`, unlike in the data"),
+        ({"label": "refund", "head": {"start": 0, "end": 1}, "tail": {"start": 2, "end": 3}}, False, False, "there are `head` and `tail`"),
+        ({"labels": {"refund": 0.9, "praise": 0.8}}, True, False, ""),
+    ],
+)  # fmt: skip
+def test_answers_are_of_the_datas_kind(
+    tmp_path: Path, row: dict[str, Any], several: bool, relations: bool, fault: str
+) -> None:
+    teacher = read(tmp_path, [{"text": "a b", **row}])
+    if not fault:
+        teacher.check_kind(multi_label=several, relations=relations)
+        return
+    with pytest.raises(BadInput, match=fault):
+        teacher.check_kind(multi_label=several, relations=relations)
+
+
+def test_named_columns_and_null_fields_are_read(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"text": "a", "labels": {"x": 0.9, "y": None}, "label": None},  # as `label` writes, and parquet gives back
+        {"sentence": "b", "class": "y", "labels": None},
+        {"sentence": "c", "class": {"x": 1.0}},
+        {"text": "d", "labels": ["x", "y"]},
+        {"text": "e", "labels": None},
+    ]
+    file = write_rows(tmp_path / "answers.jsonl", rows)
+    teacher = read_teacher_labels([file], "text-classification", Columns(text="sentence", label="class"))
+    assert [(each.text, each.label) for each in teacher.examples(multi_label=False)] == [
+        ("a", "x"), ("b", "y"), ("c", "x"), ("d", ("x", "y")),
+    ]  # fmt: skip
+    spans = [
+        {"text": "a b", "words": None, "spans": [{"start": 0, "end": 1, "label": "x"}]},
+        {"text": "c", "entities": None},
+    ]
+    file = write_rows(tmp_path / "spans.jsonl", spans)
+    assert len(read_teacher_labels([file], "token-classification", Columns(entities="spans"))) == 1
+
+
+def test_texts_are_held_whatever_blanks_are_around_them(tmp_path: Path) -> None:
+    held = Held([Example(" a "), Example("b", "c")])
+    assert Example("a\n") in held
+    assert Example("b ", " c") in held
+    assert Example("b") not in held
+    teacher = read(
+        tmp_path, [{"text": "a  ", "label": "x"}, {"text": "d", "label": "odd"}, {"text": "e", "label": "x"}]
+    )
+    assert [each.text for each in teacher.without([Example("a")], "odd").examples(multi_label=False)] == ["e"]
 
 
 def test_relations_and_pairs_are_matched_as_they_are_read(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -113,6 +113,46 @@ def test_without_a_train_file_the_answers_are_its_labels(
         opened(None, data)
 
 
+def test_further_texts_are_learned_by_the_answer_alone_and_never_one_of_validation_or_test(
+    task_data: Path, tmp_path: Path, opened: Opener
+) -> None:
+    of_test = json.loads((task_data / "test.jsonl").read_text().splitlines()[0])["text"]
+    rows = [
+        {"text": "an odd lamp", "labels": {"praise": 0.5, "refund": 0.5}},
+        {"text": f"{of_test} ", "label": "praise"},
+    ]
+    inputs = opened(write_rows(tmp_path / "answers.jsonl", rows))
+    assert [example.text for example in inputs.further] == ["an odd lamp"]
+    assert inputs.in_domain is not None
+    assert [targets.tolist() for targets in inputs.in_domain.targets] == [[-100]]
+
+
+def test_a_few_answers_to_validation_show_nothing_and_stop_nothing(
+    task_data: Path, tmp_path: Path, opened: Opener
+) -> None:
+    rows = [json.loads((task_data / f"{name}.jsonl").read_text().splitlines()[0]) for name in ("train", "validation")]
+    inputs = opened(
+        write_rows(tmp_path / "answers.jsonl", [{"text": row["text"], "label": row["label"]} for row in rows])
+    )
+    assert inputs.answered
+    assert inputs.answered.on_validation
+    assert inputs.answered.on_validation.value == 1.0
+
+
+def test_where_answers_are_labels_a_cut_one_is_left_out(task_data: Path, tmp_path: Path, opened: Opener) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("validation", "test"):
+        (data / f"{name}.jsonl").write_bytes((task_data / f"{name}.jsonl").read_bytes())
+    rows = [{"text": row["text"], "entities": row["entities"]} for row in examples(20, seed=5)]
+    cut = {"text": "please refund the lamp to Oslo", "words": [{"start": 0, "end": 6, "tags": {"O": 1.0}}]}
+    inputs = opened(write_rows(tmp_path / "answers.jsonl", [*rows, cut]), data, task="token-classification")
+    assert len(inputs.splits.train) == 20
+    assert inputs.in_domain is None
+    assert inputs.answered
+    assert len(inputs.answered.soft) == 20
+
+
 def test_texts_out_of_scope_are_not_learned_whatever_the_answer(
     task_data: Path, tmp_path: Path, opened: Opener
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +98,51 @@ def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
     assert rows[20]["error"] == "the command printed nothing for too long (--timeout-s) when it was asked"
 
 
+def test_the_first_text_may_be_the_one_that_kills_it(tmp_path: Path) -> None:
+    poison = examples(120, seed=3)[0]["text"]
+    dies = f"if text == {poison!r}: os._exit(3)"
+    document, rows = label(tmp_path, command(tmp_path, dies))
+    assert document["unanswered"] == 1
+    assert "error" in rows[0]
+    document, _ = label(tmp_path, command(tmp_path, dies))  # it alone is asked about, and nothing else is lost
+    assert (document["texts_before"], document["unanswered"]) == (119, 1)
+
+
+def test_what_a_command_started_is_killed_with_it(tmp_path: Path) -> None:
+    script = tmp_path / "wrapper.sh"
+    script.write_text(f"#!/bin/sh\n{command(tmp_path, 'time.sleep(100)')}\necho over\n")
+    began_s = time.monotonic()
+    with pytest.raises(BadInput, match="printed nothing for too long"):
+        label(tmp_path, f"sh {script}", count=2, timeout_s=1.0)
+    assert time.monotonic() - began_s < 60  # each start has a second; the script would sleep for 100
+
+
+def test_what_it_says_of_the_text_itself_is_not_taken(tmp_path: Path) -> None:
+    document, rows = label(tmp_path, command(tmp_path, 'answer |= {"text": text.upper(), "note": "seen"}'))
+    assert right(rows)
+    assert {row["note"] for row in rows} == {"seen"}
+    assert document["unanswered"] == 0
+
+
+def test_bytes_that_are_no_text_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="which is not a JSON object with the `id` of a text"):
+        label(tmp_path, command(tmp_path, 'sys.stdout.buffer.write(b"\\xff\\n"); sys.stdout.flush()'))
+
+
 def test_an_answer_that_cannot_be_used_is_an_error_of_its_text(tmp_path: Path) -> None:
     odd = """if row["id"] == 1: answer = {"id": 1, "label": "odd"}
 if row["id"] == 2: answer = {"id": 2}
-if row["id"] == 3: answer = {"id": 3, "labels": {"refund": 7}}"""
+if row["id"] == 3: answer = {"id": 3, "labels": {"refund": 7}}
+if row["id"] == 4: answer = {"id": 4, "label": "refund", "error": None}
+if row["id"] == 5: answer = {"id": 5, "label": "refund", "note": "\\ud800"}"""
     document, rows = label(tmp_path, command(tmp_path, odd), label=["praise", "refund", "status"])
-    assert document["unanswered"] == 3
-    assert [row["error"] for row in rows[1:4]] == [
+    assert document["unanswered"] == 5
+    assert [row["error"] for row in rows[1:6]] == [
         "'odd' is not one of the labels: praise, refund, status",
         "it has none of the fields of an answer: it is empty",
         "that of refund is 7; a probability from 0 to 1 is needed",
+        "the command gives an error: None",
+        "it holds half of a surrogate pair, which is not a character",
     ]
 
 

@@ -123,6 +123,7 @@ def good(_: Endpoint, text: str, __: int) -> str:
 
 
 def label(endpoint: Endpoint, tmp_path: Path, count: int = 40, **settings: Any) -> dict[str, Any]:
+    tmp_path.mkdir(exist_ok=True)
     texts = write_rows(tmp_path / "texts.jsonl", examples(count, seed=3))
     given = {"task": "text-classification", "label": NAMES, "model": "small", "timeout_s": 2.0} | settings
     return face.label([texts], tmp_path / "out.jsonl", url=endpoint.url, **given)
@@ -211,6 +212,45 @@ def test_a_model_is_told_once_what_was_wrong_with_its_answer(tmp_path: Path) -> 
     assert again[3]["content"].startswith("This cannot be used: 'odd' is not one of the labels")
 
 
+@pytest.mark.parametrize(
+    ("trouble", "error"),
+    [
+        (500, "asked 2 times, and the last time: status 500: no"),
+        (400, "status 400: no"),
+        (b'{"choices": [{"message": {"content": null}}]}', "the model said nothing of this text"),
+    ],
+)
+def test_one_text_that_is_always_refused_costs_no_other_and_is_asked_about_again(
+    tmp_path: Path, trouble: Any, error: str
+) -> None:
+    mended: list[bool] = []
+
+    def refuses_one(endpoint: Endpoint, text: str, times: int) -> Any:
+        return trouble if text.endswith("3020") and not mended else good(endpoint, text, times)
+
+    with serving(refuses_one) as endpoint:
+        for call in range(2):  # the second asks about that one alone
+            document = label(endpoint, tmp_path, concurrency=2, retries=1)
+            assert (document["texts_before"], document["unanswered"]) == (39 * call, 1)
+            assert rows(tmp_path)[20]["error"] == error
+        mended.append(True)
+        assert label(endpoint, tmp_path, concurrency=2)["unanswered"] == 0
+    assert right(rows(tmp_path))
+    assert {times for text, times in endpoint.asked.items() if not text.endswith("3020")} == {1}
+
+
+def test_a_key_that_is_none_is_refused_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-s3cret\r")  # a line end of another system
+    with serving(good) as endpoint:
+        label(endpoint, tmp_path)
+    assert set(endpoint.headers) == {"Bearer sk-s3cret"}
+    for wrong in ("s3cret\x00key", "s3cret\u2603"):
+        monkeypatch.setenv("OPENAI_API_KEY", wrong.replace("\x00", "\x01"))
+        with pytest.raises(BadInput, match="The key in OPENAI_API_KEY has a character that no key has") as refused:
+            label(endpoint, tmp_path / "other")
+        assert "s3cret" not in str(refused.value)
+
+
 def test_what_the_endpoint_says_of_its_limits_holds_for_all(tmp_path: Path) -> None:
     def limited(endpoint: Endpoint, text: str, times: int) -> Any:
         return (429, {"retry-after": "1"}) if len(endpoint.times) == 5 else good(endpoint, text, times)
@@ -235,7 +275,8 @@ def test_no_more_requests_a_minute_than_asked(tmp_path: Path) -> None:
         (lambda *_: 404, "status 404: no"),
         (lambda *_: 400, "none of the first 8 answers of small can be used: status 400: no"),
         (lambda *_: "It depends.", "none of the first 8 answers of small can be used: the answer is not JSON: 'It depends.'"),
-        (lambda *_: 503, "asked 2 times about one text, and the last time: status 503: no"),
+        (lambda *_: 403, "none of the first 8 answers of small can be used: status 403: no"),
+        (lambda *_: 503, "none of the first 8 answers of small can be used: asked 2 times, and the last time: status 503: no"),
     ],
 )  # fmt: skip
 def test_an_endpoint_of_no_use_is_told_after_a_few_requests(tmp_path: Path, behave: Behave, message: str) -> None:
@@ -249,9 +290,7 @@ def test_an_endpoint_of_no_use_is_told_after_a_few_requests(tmp_path: Path, beha
 def test_where_nothing_listens_it_says_so(tmp_path: Path) -> None:
     with serving(good) as endpoint:
         pass
-    with pytest.raises(
-        BadInput, match=r"--with-url http://127.*asked 1 times about one text, and the last time: Connect"
-    ):
+    with pytest.raises(BadInput, match=r"--with-url http://127.*asked 1 times, and the last time: Connect"):
         label(endpoint, tmp_path, retries=0)
 
 

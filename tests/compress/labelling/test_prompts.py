@@ -26,6 +26,10 @@ def entities(said: str, text: str) -> list[tuple[int, int, str]]:
         # In any order, and none within another.
         (["York:city", "New York:city"], "York, New York", [(0, 4, "city"), (6, 14, "city")]),
         (["New York:city", "York:city"], "York, New York", [(0, 4, "city"), (6, 14, "city")]),
+        # Whole words before parts of others, which are taken where there is nothing else.
+        (["Rome:city"], "Romeo flew to Rome", [(14, 18, "city")]),
+        (["art:item"], "start with art", [(11, 14, "item")]),
+        (["東京:city"], "東京都", [(0, 2, "city")]),
         ([], "nothing", []),
         ([" Rome :city"], "👍 Rome", [(2, 6, "city")]),
     ],

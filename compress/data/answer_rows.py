@@ -1,0 +1,167 @@
+"""Turns one row of a file of answers into a teacher's answer to a text, or finds its fault."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from compress.data.carry_words import WordAnswer
+from compress.data.columns import USUAL, Columns
+from compress.data.examples import Entity, Example, Task
+from compress.data.fields import label_of
+from compress.data.rows import entities_of, labels_of, unlabelled_example
+from serve.text.labels import OUTSIDE, split_tag
+
+MOST_SUM = 1.001  # of probabilities of one word's tags or one text's classes, which were rounded when they were written
+HALF = 0.5  # from this probability on an entity is there, and a label applies where several may
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The teacher's answer to one text."""
+
+    example: Example
+    """The text with the likeliest answer as its label or its entities."""
+    labels: Mapping[str, float] = field(default_factory=dict)
+    """The probability of each label; empty where the row has none."""
+    words: tuple[WordAnswer, ...] | None = None
+    """The probabilities of the tags of each word; None where the row has entities instead."""
+    spans: tuple[tuple[Entity, float], ...] = ()
+    """Each entity with its probability, also those that are not likely."""
+
+
+def answer_in(row: object, task: Task, columns: Columns = USUAL) -> Answer | None:
+    """The answer in `row`; None if it has the text alone, or null in place of an answer.
+
+    A field that `columns` name otherwise may also have its usual name, which is what `stillroom label` writes.
+
+    Raises:
+        ValueError: the row has a fault; the message describes it.
+    """
+    named = _names_in(row, columns)
+    example = unlabelled_example(row, named, alone=task == "token-classification")
+    assert isinstance(row, dict)
+    if task == "text-classification":
+        return _class_answer(row, example, named)
+    if row.get("words") is not None:
+        return _word_answer(row["words"], example)
+    given = row.get(named.entities)
+    if given is None:
+        return None
+    entities = entities_of(given, example.text, named.entities)
+    by_place = {(item["start"], item["end"]): item for item in given}
+    scores = [by_place[entity.start, entity.end].get("score") for entity in entities]
+    spans = tuple(
+        (entity, 1.0 if score is None else _probability(score, f"the score of {entity.label}"))
+        for entity, score in zip(entities, scores, strict=True)
+    )
+    likely = tuple(entity for entity, score in spans if score >= HALF)
+    return Answer(Example(example.text, entities=likely), spans=spans)
+
+
+def likely_labels(answer: Answer) -> tuple[str, ...]:
+    """The labels that apply by `answer`, where any number of them may."""
+    return tuple(sorted(name for name, probability in answer.labels.items() if probability >= HALF))
+
+
+def named_in(answer: Answer) -> set[str]:
+    """The labels that `answer` gives its text: classes, or labels of entities; not those that are only possible."""
+    if answer.words is not None:
+        tags = (max(word.tags, key=lambda tag: word.tags[tag]) for word in answer.words)
+        return {split_tag(tag)[1] for tag in tags if tag != OUTSIDE}
+    if answer.spans:
+        return {entity.label for entity, _ in answer.spans}
+    label = answer.example.label
+    return {label} if isinstance(label, str) else set(label or ())
+
+
+def _names_in(row: object, columns: Columns) -> Columns:
+    """`columns` with the usual name of each field that the row has by that name alone."""
+    if columns == USUAL or not isinstance(row, dict):
+        return columns
+    usual = {
+        name: getattr(USUAL, name)
+        for name in ("text", "text_pair", "label", "entities")
+        if getattr(columns, name) not in row and getattr(USUAL, name) in row
+    }
+    return replace(columns, **usual)
+
+
+def _class_answer(row: dict[str, object], example: Example, columns: Columns) -> Answer | None:
+    label, given = row.get(columns.label), row.get("labels")
+    if isinstance(label, dict):
+        label, given = None, label
+    if columns.label == "labels":
+        given = given if isinstance(given, dict) else None
+    if isinstance(given, list) and label is None:
+        label, given = given, None
+    if given is not None:
+        if not isinstance(given, dict):
+            raise ValueError(
+                f"`labels` is {type(given).__name__}; an object with the probability of each label is needed"
+            )
+        told = {
+            label_of(name, "labels"): _probability(value, f"that of {name}")
+            for name, value in given.items()
+            if value is not None
+        }
+        if not told:
+            raise ValueError("`labels` is empty; the probability of at least 1 label is needed")
+        likeliest = max(told, key=lambda name: told[name])
+        if isinstance(label, str) and label != likeliest:
+            raise ValueError(
+                f"`{columns.label}` is {label!r}, and by `labels` {likeliest!r} is the likeliest; give one of them"
+            )
+        return Answer(replace(example, label=likeliest), told)
+    return None if label is None else Answer(replace(example, label=labels_of(label, columns.label)))
+
+
+def _word_answer(given: object, example: Example) -> Answer:
+    if not isinstance(given, list):
+        raise ValueError(f"`words` is {type(given).__name__}, not a list")
+    found: list[WordAnswer] = []
+    for item in given:
+        if (
+            not isinstance(item, dict)
+            or not {"start", "end", "tags"} <= item.keys()
+            or not isinstance(item["tags"], dict)
+        ):
+            raise ValueError(
+                f"word {item!r} is not an object with `start`, `end` and `tags`, an object of probabilities by tag"
+            )
+        start, end = item["start"], item["end"]
+        if type(start) is not int or type(end) is not int or not 0 <= start < end <= len(example.text):
+            raise ValueError(
+                f"a word is at {start!r}..{end!r}; whole numbers in the text ({len(example.text)} code points) are needed"
+            )
+        if found and start < found[-1].end:
+            raise ValueError(f"words overlap: {found[-1].start}..{found[-1].end} and {start}..{end}")
+        tags = {
+            label_of(tag, "tags"): _probability(value, f"that of {tag}")
+            for tag, value in item["tags"].items()
+            if value is not None
+        }
+        if not 0 < sum(tags.values()) <= MOST_SUM:
+            raise ValueError(
+                f"the tags of the word at {start}..{end} have probabilities that sum to {sum(tags.values()):.3f}, not to 1"
+            )
+        found.append(WordAnswer(start, end, tags))
+    return Answer(Example(example.text, entities=_entities(found)), words=tuple(found))
+
+
+def _entities(given: Sequence[WordAnswer]) -> tuple[Entity, ...]:
+    """The entities that the likeliest tags of words make."""
+    found: list[Entity] = []
+    before = ""
+    for word in given:
+        prefix, label = split_tag(max(word.tags, key=lambda tag: word.tags[tag]))
+        if prefix in ("I", "E") and label == before:
+            found[-1] = Entity(found[-1].start, word.end, label)
+        elif label:
+            found.append(Entity(word.start, word.end, label))
+        before = "" if prefix in ("E", "S") else label
+    return tuple(found)
+
+
+def _probability(given: object, what: str) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
+        raise ValueError(f"{what} is {given!r}; a probability from 0 to 1 is needed")
+    return float(given)
