@@ -25,7 +25,7 @@ from compress.data.texts import read_texts
 from compress.input_errors import Faults
 from compress.labelling.by_command import ask_command
 from compress.labelling.by_endpoint import Asked, Endpoint, ask_endpoint
-from compress.labelling.journal import Journal, fields_of
+from compress.labelling.journal import ERROR, TOKENS, Journal, fields_of
 from compress.labelling.prompts import system_prompt
 from compress.progress import Notify, advancing, message, silent
 from compress.settings import Labelling
@@ -126,8 +126,10 @@ def _asked(
 
 def _fault_of(example: Example, fields: dict[str, Any], *, task: Task, labels: Sequence[str]) -> str:
     """Why the answer `fields` of a command to `example` cannot be used; empty if it can."""
-    if "error" in fields:
-        return f"the command gives an error: {fields['error']!r}"
+    if ERROR in fields:
+        return f"the command gives an error: {fields[ERROR]!r}"
+    if TOKENS in fields:
+        return f"it has the field {TOKENS}, which is kept for tokens that an endpoint counts"
     try:
         json.dumps(fields, ensure_ascii=False).encode()
         answer = answer_in(fields | fields_of(example), task)

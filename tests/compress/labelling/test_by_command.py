@@ -134,15 +134,17 @@ def test_an_answer_that_cannot_be_used_is_an_error_of_its_text(tmp_path: Path) -
 if row["id"] == 2: answer = {"id": 2}
 if row["id"] == 3: answer = {"id": 3, "labels": {"refund": 7}}
 if row["id"] == 4: answer = {"id": 4, "label": "refund", "error": None}
+if row["id"] == 6: answer = {"id": 6, "label": "refund", "paid_tokens": "many"}
 if row["id"] == 5: answer = {"id": 5, "label": "refund", "note": "\\ud800"}"""
     document, rows = label(tmp_path, command(tmp_path, odd), label=["praise", "refund", "status"])
-    assert document["unanswered"] == 5
-    assert [row["error"] for row in rows[1:6]] == [
+    assert document["unanswered"] == 6
+    assert [row["error"] for row in rows[1:7]] == [
         "'odd' is not one of the labels: praise, refund, status",
         "it has none of the fields of an answer: it is empty",
         "that of refund is 7; a probability from 0 to 1 is needed",
         "the command gives an error: None",
         "it holds half of a surrogate pair, which is not a character",
+        "it has the field paid_tokens, which is kept for tokens that an endpoint counts",
     ]
 
 
