@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from compress.data.encoded import entities_at
 from compress.data.examples import Entity
 from serve.text.labels import OUTSIDE, split_tag
 
@@ -91,17 +92,10 @@ def words_of_entities(
 ) -> tuple[WordAnswer, ...]:
     """The words at `places` with the tags of entities with these scores; what a score lacks to 1 is the probability of `O`."""
     found: list[WordAnswer] = []
-    at, opened = 0, -1
-    for start, end in places:
-        while at < len(spans) and spans[at][0].end <= start:
-            at += 1
-        if at < len(spans) and spans[at][0].start < end:
-            entity, score = spans[at]
-            prefix = "I" if opened == at else "B"
-            found.append(WordAnswer(start, end, {f"{prefix}-{entity.label}": score, OUTSIDE: 1.0 - score}))
-            opened = at
-        else:
-            found.append(WordAnswer(start, end, {OUTSIDE: 1.0}))
+    for (start, end), (at, prefix) in zip(places, entities_at(places, [entity for entity, _ in spans]), strict=True):
+        entity, score = spans[at] if at >= 0 else (None, 0.0)
+        tags = {OUTSIDE: 1.0 - score} | ({f"{prefix}-{entity.label}": score} if entity else {})
+        found.append(WordAnswer(start, end, tags))
     return tuple(found)
 
 

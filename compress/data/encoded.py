@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from compress.data.examples import Example, Task
+from compress.data.examples import Entity, Example, Task
 from serve.text.spans import Word, words
 
 IGNORED = -100  # the target of a row that carries no label
@@ -132,12 +132,25 @@ def _tags(example: Example, found: Sequence[Word], index: dict[str, int]) -> np.
     if example.entities is None:
         return np.full(len(found), IGNORED, dtype=np.int64)
     tags = np.full(len(found), index.get("O", IGNORED), dtype=np.int64)
-    at, opened = 0, -1
-    for row, word in enumerate(found):
-        while at < len(example.entities) and example.entities[at].end <= word.start:
-            at += 1
-        if at < len(example.entities) and example.entities[at].start < word.end:
-            prefix = "I" if opened == at else "B"
+    for row, (at, prefix) in enumerate(entities_at([(word.start, word.end) for word in found], example.entities)):
+        if at >= 0:
             tags[row] = index.get(f"{prefix}-{example.entities[at].label}", IGNORED)
-            opened = at
     return tags
+
+
+def entities_at(places: Sequence[tuple[int, int]], entities: Sequence[Entity]) -> list[tuple[int, str]]:
+    """For each word at `places` (start, end) the index of the entity that it overlaps, and `B` on the entity's first word, else `I`.
+
+    Outside all entities it is -1 and `O`.
+    """
+    found: list[tuple[int, str]] = []
+    at, opened = 0, -1
+    for start, end in places:
+        while at < len(entities) and entities[at].end <= start:
+            at += 1
+        if at < len(entities) and entities[at].start < end:
+            found.append((at, "I" if opened == at else "B"))
+            opened = at
+        else:
+            found.append((-1, "O"))
+    return found
