@@ -13,6 +13,17 @@ from serve.errors import BadInput
 from serve.text.labels import bio_tags, entity_labels
 
 
+def keeps_head(start: Opened, splits: Splits, task: Task) -> bool:
+    """Whether the checkpoint that a student starts from has a head for the labels of the data, and for no others."""
+    theirs = start.head_for(task)
+    names = splits.labels(task)
+    ours = bio_tags(names) if task == "token-classification" else names
+    if theirs is None or set(theirs) != set(ours):
+        return False
+    has_markers = not (start if splits.relations else with_markers(start)).added
+    return task == "token-classification" or (start.multi_label, has_markers) == (splits.multi_label, splits.relations)
+
+
 def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) -> tuple[tuple[str, ...], bool]:
     """The labels (classes, or tags) by index that teacher and student share, and whether the teacher's own head is used.
 

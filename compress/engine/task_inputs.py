@@ -19,7 +19,7 @@ from compress.data.splits import read_splits
 from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
 from compress.data.texts import read_texts
 from compress.engine.answered import Answered, with_answers
-from compress.engine.data_checks import counted, labels_for, warnings_of
+from compress.engine.data_checks import counted, keeps_head, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, on_this_machine
 from compress.engine.method_chain import ON_TASK, Chain, check_method_name, method_chain, student_shape
@@ -57,6 +57,7 @@ class TaskInputs:
     shape: Shape
     labels: tuple[str, ...]
     teacher_has_head: bool
+    """Whether the own head of the opened model is used: the teacher's, or that of --start."""
     tokenizer: Tokenizer
     max_length: int
     corpus: list[str]
@@ -229,7 +230,7 @@ def open_task(
         opened = faults.check(partial(with_markers, opened))
         faults.check(partial(check_marked, unlabelled))
     if opened and splits and task:
-        new_head = settings.new_head or role == "--start"
+        new_head = settings.new_head or (role == "--start" and not keeps_head(opened, splits, task))
         labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=new_head))
     if labelled:
         faults.check(partial(refuse_in_scope, settings.out_of_scope, labelled[0], f"{role} {settings.teacher}"))

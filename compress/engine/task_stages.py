@@ -80,12 +80,12 @@ def make_fold_teacher(folder: Path, inputs: TaskInputs, steps: int, fold: int) -
 def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
     """Save the student before training on the task: of parts of the fine-tuned teacher where shapes allow, or a checkpoint's.
 
-    Without a teacher to open, its parts are those of the encoder that was given, and its head is new.
+    Without a teacher to open, its parts are those of the checkpoint that was given; its head is new if that has none for the labels.
     """
     if is_checkpoint(inputs.settings.start):
         _start_from_checkpoint(folder, inputs)
         return
-    model = load_stage(teacher, inputs) if teacher else _with_new_head(inputs)
+    model = load_stage(teacher, inputs) if teacher else _opened_model(inputs)
     start, layers = inputs.settings.start, inputs.opened.config.num_hidden_layers
     named = start not in ("spread", RANDOM)
     student, origin = student_of(
@@ -101,13 +101,15 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
         origin = {
             part: of.replace("the teacher's", f"{name}'s").replace("teacher layers", f"layers of {name}:")
             for part, of in origin.items()
-        } | {"head": "new"}
+        } | ({} if inputs.teacher_has_head else {"head": "new"})
     save(student, folder, inputs, Progress(), {"role": "start", "student": str(inputs.shape), "origin": origin})
 
 
-def _with_new_head(inputs: TaskInputs) -> Any:
+def _opened_model(inputs: TaskInputs) -> Any:
+    """The model that was given, with a head for the labels: its own, or a new one."""
     torch.manual_seed(inputs.settings.seed)
-    return load(inputs.opened, check_task(inputs.settings.task), inputs.labels, multi_label=inputs.splits.multi_label)
+    labels = None if inputs.teacher_has_head else inputs.labels
+    return load(inputs.opened, check_task(inputs.settings.task), labels, multi_label=inputs.splits.multi_label)
 
 
 def _start_from_checkpoint(folder: Path, inputs: TaskInputs) -> None:

@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+import onnxruntime as ort
+
 from compress.data.batches import TaskText
 from compress.distributed import join
 from compress.engine import task_stages
@@ -109,7 +111,8 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     ]  # fmt: skip
     if r.out_of_scope:
         common.append(r.out_of_scope)
-    runtimes = [version(name) for name in ("onnx", "onnxscript", "onnxruntime")]
+    # onnxruntime's module says its version itself: on a GPU its package has another name.
+    runtimes = [version("onnx"), version("onnxscript"), ort.__version__]
     in_domain = [
         texts_fingerprint(inputs.unlabelled),
         r.augment,

@@ -1,17 +1,20 @@
 """Learning from a file of answers: which texts get which soft labels, and what is told of them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from small_task import examples, write_rows
 
 import stillroom as face
 from compress.engine.soft_labels import make_soft_labels, read_soft_labels
 from compress.engine.task_inputs import TaskInputs, open_task
+from compress.engine.task_stages import load_stage, make_start
 from compress.evaluation.predictions import softmax
 from compress.settings import TaskSettings
 from serve.errors import BadInput
@@ -83,6 +86,35 @@ def test_a_text_without_an_answer_keeps_its_label_and_no_text_of_validation_or_t
         "230 texts of train without an answer keep their labels alone.",
         f"The answers to 30 texts of validation: accuracy {found.on_validation}.",
     ]
+
+
+@pytest.mark.parametrize("task", ["text-classification", "token-classification"])
+def test_a_student_keeps_the_head_of_its_start_if_that_gives_the_labels_of_the_data_and_no_others(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path, task: str
+) -> None:
+    tuned = face.finetune(tiny_teacher, task, task_data, tmp_path / "tuned", epochs=1, patience=0, threads=1)
+    face.label([task_data / "train.jsonl"], tmp_path / "answers.jsonl", checkpoint=str(tuned), threads=1)
+    config = json.loads((tuned / "config.json").read_text())
+    config["id2label"] |= {"0": "another"}
+    other = tmp_path / "other"
+    shutil.copytree(tuned, other)
+    (other / "config.json").write_text(json.dumps(config))
+    heads = {}
+    for start in (tuned, other):
+        settings = TaskSettings(
+            start=str(start), task=task, data=str(task_data), teacher_labels=(str(tmp_path / "answers.jsonl"),),
+            student="layers=2,hidden=32,heads=4,ffn=64", threads=1,
+        )  # fmt: skip
+        inputs = open_task(settings, tmp_path)
+        place = tmp_path / f"start-{start.name}"
+        place.mkdir()
+        make_start(place, inputs, None)
+        heads[start] = load_stage(place, inputs).classifier.weight
+        origin = json.loads((place / "lineage.json").read_text())["origin"]["head"]
+        assert origin == ("tuned's" if start == tuned else "new")
+    given = load_stage(tuned, inputs).classifier.weight
+    assert torch.equal(heads[tuned], given)
+    assert not torch.equal(heads[other], given)
 
 
 @pytest.mark.parametrize("validation", [True, False])

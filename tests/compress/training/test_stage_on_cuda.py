@@ -135,7 +135,9 @@ def test_a_loss_that_is_not_finite_ends_the_training_by_the_number_of_its_step(t
 @pytest.mark.parametrize("share", [Share(0, 1), Share(1, 2)], ids=["whole batch", "part"])
 def test_the_losses_of_a_step_are_those_of_the_cpu(share: Share, row_tokens: int) -> None:
     torch.manual_seed(0)
-    teacher, student = (BertForTokenClassification(BertConfig(**CONFIG)).eval() for _ in range(2))
+    # With small weights the relations of both models are nearly even, and their divergence is lost in float32.
+    config = BertConfig(**CONFIG, initializer_range=0.5)
+    teacher, student = (BertForTokenClassification(config).eval() for _ in range(2))
     maps = Projections(RELATIONS.objective, teacher.config, student.config)
     batch = part_of(CorpusText(PIECES, 0, 8, 0, row_tokens=row_tokens).at(3), share)
 

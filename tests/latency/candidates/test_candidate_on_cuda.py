@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # of the compiler; float32 stays as it is
 @pytest.mark.parametrize("runtime", ["torch", "torch-compile", "torch-cuda-graphs"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("fp16", 2e-2)])
 def test_it_answers_as_the_cpu_does(
