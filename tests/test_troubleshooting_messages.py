@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from repository import ROOT
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-# What the page quotes of the system, of torch and of gates, whose names are values.
-OF_OTHERS = re.compile(r"OSError: |OutOfMemoryError|int8 over ")
+# What the page quotes of the system and of gates, whose names are values.
+OF_OTHERS = re.compile(r"OSError: |int8 over ")
 LEAST_CHARACTERS = 12  # a shorter piece of a message would be found anywhere
 
 

@@ -128,6 +128,15 @@ def _explain(error: Exception) -> int:
         message, code = error.message, error.exit_code
     elif no_room(error):
         message, code = f"There is no room to write: {error}. Make room and give the same command again.", 2
+    elif type(error).__name__ == "OutOfMemoryError":  # torch's; it need not be imported here
+        asked = str(error).partition(" GPU ")[0].strip()
+        message, code = (
+            (
+                f"The GPU's memory is too small: {asked} Give --accumulate 4, which computes each batch in 4 parts, or --precision bf16, "
+                "or train on the CPU with --device cpu. Finished stages are kept."
+            ),
+            2,
+        )
     else:
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing not in BUILD_PACKAGES:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from repository import ROOT
 
 from serve.errors import BadInput
@@ -421,6 +422,17 @@ def test_a_disk_that_fills_up_is_no_fault_of_ours(capfd: pytest.CaptureFixture[s
     assert guarded(write) == 2
     said = " ".join(capfd.readouterr().err.split())
     assert "There is no room to write: [Errno 28] No space left on device. Make room and give the same command" in said
+
+
+def test_a_gpu_with_too_little_memory_is_no_fault_of_ours(capfd: pytest.CaptureFixture[str]) -> None:
+    def allocate() -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which 9 MiB is free."
+        )
+
+    assert guarded(allocate) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "The GPU's memory is too small: CUDA out of memory. Tried to allocate 20.00 GiB. Give --accumulate 4" in said
 
 
 def test_the_face_gives_its_names_and_refuses_others() -> None:
