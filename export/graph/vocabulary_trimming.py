@@ -42,9 +42,29 @@ class Trimmed:
     newly_unknown: tuple[str, ...]
     """Up to 20 pieces of held-out text that became unknown."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {**asdict(self), "newly_unknown": list(self.newly_unknown)}
+    def counts(self) -> dict[str, int]:
+        """What may be passed on with the model: everything but the pieces of text."""
+        return {name: value for name, value in asdict(self).items() if name != "newly_unknown"}
+
+    def told(self) -> str:
+        """What was trimmed, and what it does to the held-out texts, as a sentence."""
+        lost = f" ({', '.join(map(repr, self.newly_unknown))})" if self.newly_unknown else ""
+        return (
+            f"vocabulary: {self.kept:,} of {self.tokens:,} tokens kept; unknown tokens in the validation texts: "
+            f"{self.unknown_before:,} before, {self.unknown:,} now{lost}; texts that are tokenised differently: "
+            f"{self.texts_split_otherwise:,} of {self.texts:,}"
+        )
+
+
+@dataclass(frozen=True)
+class Trimming:
+    """A tokenizer trimmed to some texts, before any model is."""
+
+    before: dict[str, Any]
+    """`tokenizer.json` as it was."""
+    after: dict[str, Any]
+    new_ids: dict[int, int]
+    """The new id of each token that is kept."""
 
 
 def trim_vocabulary(checkpoint: Path, texts: Sequence[str], held_out: Sequence[str]) -> Trimmed:
@@ -53,10 +73,21 @@ def trim_vocabulary(checkpoint: Path, texts: Sequence[str], held_out: Sequence[s
     BadInput when this tokenizer cannot be trimmed, no text has a token, or trimming would change a text's tokens.
     """
     file = checkpoint / "tokenizer.json"
-    document = json.loads(file.read_text(encoding="utf-8"))
+    trimming = trimming_to(texts, json.loads(file.read_text(encoding="utf-8")), str(file))
+    removed = _trim_model(checkpoint, trimming.new_ids)
+    file.write_text(json.dumps(trimming.after, ensure_ascii=False, indent=2), encoding="utf-8")
+    _trim_config(checkpoint / "tokenizer_config.json", trimming.new_ids)
+    return _report(trimming, held_out, removed)
+
+
+def trimming_to(texts: Sequence[str], document: dict[str, Any], named: str) -> Trimming:
+    """The tokenizer `document`, called `named` in messages, trimmed to `texts`.
+
+    BadInput as for `trim_vocabulary`.
+    """
     kind = document["model"].get("type")
     if kind not in ("WordPiece", "BPE", "Unigram"):
-        raise BadInput(f"{file} is a {kind} tokenizer; only WordPiece, BPE and Unigram vocabularies can be trimmed.")
+        raise BadInput(f"{named} is a {kind} tokenizer; only WordPiece, BPE and Unigram vocabularies can be trimmed.")
     before = _plain(Tokenizer.from_str(json.dumps(document)))
     encodings = before.encode_batch(list(texts))
     used = {index for encoding in encodings for index in encoding.ids}
@@ -78,10 +109,7 @@ def trim_vocabulary(checkpoint: Path, texts: Sequence[str], held_out: Sequence[s
             f"The trimmed tokenizer would give other tokens for {len(moved)} of the {len(texts)} texts that the vocabulary is trimmed "
             f"to; the first is {moved[0][:80]!r}. Leave the vocabulary whole."
         )
-    removed = _trim_model(checkpoint, new_ids)
-    file.write_text(json.dumps(trimmed, ensure_ascii=False, indent=2), encoding="utf-8")
-    _trim_config(checkpoint / "tokenizer_config.json", new_ids)
-    return _report(document, before, after, held_out, len(new_ids), removed)
+    return Trimming(document, trimmed, new_ids)
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
@@ -214,9 +242,9 @@ def _trim_config(file: Path, new_ids: dict[int, int]) -> None:
         file.write_text(json.dumps(config, ensure_ascii=False, indent=2), encoding="utf-8")
 
 
-def _report(
-    document: dict[str, Any], before: Tokenizer, after: Tokenizer, held_out: Sequence[str], kept: int, removed: int
-) -> Trimmed:
+def _report(trimming: Trimming, held_out: Sequence[str], removed: int) -> Trimmed:
+    document = trimming.before
+    before, after = (_plain(Tokenizer.from_str(json.dumps(each))) for each in (document, trimming.after))
     unknown = document["model"].get("unk_token")
     if document["model"]["type"] == "Unigram" and document["model"].get("unk_id") is not None:
         unknown = document["model"]["vocab"][document["model"]["unk_id"]][0]
@@ -238,7 +266,7 @@ def _report(
                     lost[text[start:end]] = None
     return Trimmed(
         tokens=len(_pieces(document["model"])),
-        kept=kept,
+        kept=len(trimming.new_ids),
         rows_bytes=removed,
         texts=len(held_out),
         texts_split_otherwise=otherwise,

@@ -313,7 +313,7 @@ def _facts(given: _Given, ready: _Ready) -> CardFacts:
         base_model=base_model_of(given.opened),
         dataset=settings.data if settings.data and not Path(settings.data).exists() else None,
         lineage=lineage
-        | ({"vocabulary": ready.trimmed.as_dict()} if ready.trimmed else {})
+        | ({"vocabulary": ready.trimmed.counts()} if ready.trimmed else {})
         | dict(given.beside.lineage if given.beside else {}),
         multi_label=given.multi_label,
         relations=ready.relations,
@@ -325,11 +325,7 @@ def _trim(checkpoint: Path, given: _Given) -> Trimmed:
     pairs = [(example.text_read, example.text_pair) for example in given.validation()]
     held_out = [text for pair in pairs for text in pair if text]
     trimmed = trim_vocabulary(checkpoint, given.kept_texts, held_out)
-    say(
-        f"vocabulary: {trimmed.kept:,} of {trimmed.tokens:,} tokens kept; unknown tokens in the validation texts: "
-        f"{trimmed.unknown_before:,} before, {trimmed.unknown:,} now; texts that are tokenised differently: "
-        f"{trimmed.texts_split_otherwise:,} of {trimmed.texts:,}"
-    )
+    say(trimmed.told())
     return trimmed
 
 
@@ -364,7 +360,7 @@ def _report_of(
 ) -> Report:
     report = model_report.report() | {"machine": machine}
     if ready.trimmed:
-        report["vocabulary"] = ready.trimmed.as_dict()
+        report["vocabulary"] = ready.trimmed.counts()
     if latency:
         report["latency"] = latency
     return cast(Report, report)

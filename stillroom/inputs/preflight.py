@@ -1,17 +1,24 @@
 """Opens and checks the inputs of a run. Nothing here trains or writes to the bundle."""
 
+import json
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
 
+from compress.data.columns import columns_of
+from compress.data.texts import read_texts
 from compress.engine.resumable_stages import Workdir, check_writable
 from compress.engine.task_inputs import TaskInputs, open_task
+from export.graph.vocabulary_trimming import trimming_to
 from export.packing.writer import refuse_foreign
 from serve.errors import BadInput
+from serve.text.tokenizer import load_tokenizer
 from stillroom.console import show
 from stillroom.inputs.recipe import Recipe
+
+TRIMMED = "vocabulary.json"  # in the folder of a student with a trimmed vocabulary
 
 
 @dataclass
@@ -27,6 +34,32 @@ class RunInputs(TaskInputs):
     def workdir(self) -> Workdir:
         """The folder of the run's stages."""
         return Workdir(work_of(Path(os.path.abspath(self.recipe.out))))
+
+    @cached_property
+    def kept_texts(self) -> list[str]:
+        """The texts whose words a trimmed vocabulary keeps: those of --keep-words-of, and all that the student learns the task from."""
+        examples = [*self.splits.train, *self.further]
+        learned = [text for each in examples for text in (each.text_read, each.text_pair) if text]
+        return _texts_of(self.recipe) + learned + self.unlabelled
+
+    @cached_property
+    def trimmed_inputs(self) -> "dict[Path, RunInputs]":
+        """See `read_by`."""
+        return {}
+
+    def read_by(self, checkpoint: Path) -> "RunInputs":
+        """These inputs, with texts tokenised by `checkpoint` where its vocabulary is trimmed."""
+        if not (checkpoint / TRIMMED).is_file():
+            return self
+        if checkpoint not in self.trimmed_inputs:
+            tokenizer = load_tokenizer(checkpoint, self.max_length)
+            self.trimmed_inputs[checkpoint] = replace(self, tokenizer=tokenizer)
+        return self.trimmed_inputs[checkpoint]
+
+
+def _texts_of(recipe: Recipe) -> list[str]:
+    columns = columns_of(recipe)
+    return [text for file in recipe.keep_words_of for text in read_texts(Path(file), columns, pairs=True)]
 
 
 def work_of(out: Path) -> Path:
@@ -47,9 +80,14 @@ def prepare(recipe: Recipe) -> RunInputs:
         Workdir(work).refuse_foreign,
         lambda: check_outside("--teacher", recipe.teacher, work) if recipe.teacher else None,
         lambda: check_outside("--start", recipe.start, work),
+        lambda: _texts_of(recipe),
     )
     opened = open_task(recipe, out, more_checks=checks, notify=show)
-    return RunInputs(**{field.name: getattr(opened, field.name) for field in fields(opened)})
+    inputs = RunInputs(**{field.name: getattr(opened, field.name) for field in fields(opened)})
+    if recipe.keep_words_of:
+        # What cannot be trimmed is told now, and not after hours of training.
+        trimming_to(inputs.kept_texts, json.loads(inputs.tokenizer.to_str()), f"--keep-words-of: {inputs.opened.name}")
+    return inputs
 
 
 def check_outside(role: str, model: str, work: Path) -> None:

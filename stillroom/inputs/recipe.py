@@ -31,6 +31,13 @@ class Recipe(OfCard, TaskSettings):
         help="Also train the same student on labels alone; the better of the two on validation ships.",
         panel=STUDENT,
     )
+    keep_words_of: tuple[str, ...] = setting(
+        (),
+        help="Text whose words the vocabulary keeps beside those of the texts that are learned; the rest is trimmed.",
+        metavar="FILE",
+        shown="the whole vocabulary",
+        panel=STUDENT,
+    )
     teacher_gate: float = setting(
         0.97, help="Least share of the teacher's metric for the student to ship.", at_least=0, at_most=1, panel=GATES
     )

@@ -1,6 +1,7 @@
 """The stages after training: export and parity, scores and gates, latency, and the bundle with its report."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example, check_task
 from compress.engine.hardware import device_here
 from compress.engine.lineage import base_model_of, read_lineage
+from compress.engine.resumable_stages import STATE
 from compress.engine.soft_labels import told
 from compress.engine.task_inputs import as_given
 from compress.engine.task_stages import load_stage
@@ -20,6 +22,7 @@ from compress.engine.understood import understood
 from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, score
 from compress.evaluation.predictions import predictions, row_logits
 from export.graph.exporter import export_graph
+from export.graph.vocabulary_trimming import trim_vocabulary
 from export.packing.builder import ModelReport, OnTest, Scores, scores_on_test
 from export.packing.model_card import CardFacts
 from export.packing.variants import Split, gate, make_variants, read_variants
@@ -31,7 +34,7 @@ from latency.measure.result_document import ProfileDocument, RatioRow
 from latency.profile import Plan, time_grid
 from serve.bundle.manifest import ONNX_NAMES, canonical_json
 from stillroom.console import bar, say
-from stillroom.inputs.preflight import RunInputs
+from stillroom.inputs.preflight import TRIMMED, RunInputs
 from stillroom.inputs.recipe import write_recipe
 from stillroom.report.run_page import Report, report_files, write_report
 
@@ -51,8 +54,26 @@ MEANINGS = {
 }
 
 
+def make_trimmed(folder: Path, inputs: RunInputs, student: Path) -> None:
+    """The student that ships, with a vocabulary trimmed to the texts that the run keeps.
+
+    Training changes no row of the word table whose token is in no text of it, so trimming it before would give the same student.
+    """
+    shutil.copytree(student, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATE))
+    pairs = [(example.text_read, example.text_pair) for example in inputs.splits.validation]
+    trimmed = trim_vocabulary(folder, inputs.kept_texts, [text for pair in pairs for text in pair if text])
+    say(f"  {trimmed.told()}")
+    (folder / TRIMMED).write_bytes(canonical_json(trimmed.counts()))
+
+
+def _vocabulary(student: Path) -> dict[str, Any]:
+    """What was trimmed of the vocabulary of `student`; empty if it is whole."""
+    return {"vocabulary": read_json(student / TRIMMED)} if (student / TRIMMED).is_file() else {}
+
+
 def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path | None) -> None:
     """Makes the student's graphs, each checked against torch and fp32, and the teacher's graph for timing if it is a model."""
+    ours = inputs.read_by(student)
     if teacher:
         export_graph(teacher, folder / "teacher.onnx", inputs.max_length)
     # A student with a score of 0 has no share to keep here: the stage of the scores reports the missed gates.
@@ -61,8 +82,8 @@ def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path | 
         folder,
         student,
         VariantSettings(gate=0 if finds_nothing else inputs.recipe.gate, keep_right=inputs.recipe.keep_right),
-        inputs.train.encodings,
-        _split(inputs, "validation"),
+        ours.train.encodings,
+        _split(ours, "validation"),
         inputs.max_length,
         threads=inputs.recipe.threads,
         progress=lambda line: say(f"  {line}"),
@@ -85,7 +106,10 @@ def _logits(inputs: RunInputs, folders: dict[str, Path], split: str) -> dict[str
     found = {"teacher": there} if len(there) == len(answers) else {}
     present = [name for name in TRAINED if name in folders]
     return found | {
-        name: row_logits(load_stage(folders[name], inputs).to(device_here(inputs.recipe.device)), encoded)
+        name: row_logits(
+            load_stage(folders[name], inputs).to(device_here(inputs.recipe.device)),
+            getattr(inputs.read_by(folders[name]), split),
+        )
         for name in present
     }
 
@@ -93,17 +117,25 @@ def _logits(inputs: RunInputs, folders: dict[str, Path], split: str) -> dict[str
 def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> None:
     """Scores on validation, then on test, which is read only here. If a gate or parity is missed, test is not read."""
     task = check_task(inputs.recipe.task)
+    ours = inputs.read_by(folders["student"])
+
+    def answers(split: str, logits: dict[str, list[np.ndarray]]) -> dict[str, list[Prediction]]:
+        others, own = getattr(inputs, split), getattr(ours, split)
+        return {
+            name: predictions(others if name in ("teacher", "undistilled") else own, rows)
+            for name, rows in logits.items()
+        }
 
     def scored(split: str, said: dict[str, list[Prediction]]) -> Scores:
         gold = [gold_of(example, task) for example in getattr(inputs.splits, split)]
         return with_intervals({name: score(gold, said[name]) for name in TRAINED if name in said})
 
-    answers = _answers(inputs.validation, _logits(inputs, folders, "validation"))
-    document: dict[str, Any] = {"validation": scored("validation", answers)}
+    on_validation = answers("validation", _logits(inputs, folders, "validation"))
+    document: dict[str, Any] = {"validation": scored("validation", on_validation)}
     model_report = model_report_of(inputs, folders, document)
     if not model_report.missed:
-        test, graph_logits = scores_on_test(model_report.variants, _split(inputs, "test"), inputs.recipe.threads)
-        said = _answers(inputs.test, _logits(inputs, folders, "test") | graph_logits)
+        test, graph_logits = scores_on_test(model_report.variants, _split(ours, "test"), inputs.recipe.threads)
+        said = answers("test", _logits(inputs, folders, "test") | graph_logits)
         gold = [gold_of(example, task) for example in inputs.splits.test]
         document |= {
             "test": scored("test", said),
@@ -123,10 +155,6 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
                 "disagreements": differing,
             }
     (folder / "scores.json").write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
-
-
-def _answers(encoded: Encoded, said: dict[str, list[np.ndarray]]) -> dict[str, list[Prediction]]:
-    return {name: predictions(encoded, logits) for name, logits in said.items()}
 
 
 def model_report_of(
@@ -254,7 +282,7 @@ def make_latency(
         document = time_grid(
             candidates,
             [example.text_read for example in inputs.splits.test],
-            inputs.tokenizer,
+            inputs.read_by(folders["student"]).tokenizer,  # whose ids the others have too
             Plan(BATCHES, tuple(lengths), inputs.recipe.latency_seconds),
             metrics=metrics,
             seed=inputs.recipe.seed,
@@ -299,6 +327,7 @@ def report_of(
         "lineage": model_report.facts.lineage,
     }
     document |= {key: scores[key] for key in ("per_label", "disagreeing", "disagreements") if key in scores}
+    document |= _vocabulary(folders["student"])
     if latency is not None:
         document["latency"] = latency
         times = latency_by_model(latency)
@@ -413,15 +442,19 @@ def lineage_of(inputs: RunInputs, folders: dict[str, Path]) -> dict[str, Any]:
             "start": inputs.opened.public_name,
             "start_revision": inputs.opened.revision,
         }
-    return teacher | {
-        "method": student["method"],
-        "student": start["student"],
-        "origin": start["origin"],
-        "data": inputs.data_fingerprint,
-        "seed": inputs.recipe.seed,
-        "versions": student["versions"],
-        "teacher_fine_tuned": not inputs.teacher_has_head and not inputs.answers,
-    }
+    return (
+        teacher
+        | {
+            "method": student["method"],
+            "student": start["student"],
+            "origin": start["origin"],
+            "data": inputs.data_fingerprint,
+            "seed": inputs.recipe.seed,
+            "versions": student["versions"],
+            "teacher_fine_tuned": not inputs.teacher_has_head and not inputs.answers,
+        }
+        | _vocabulary(folders["student"])
+    )
 
 
 def write_bundle(

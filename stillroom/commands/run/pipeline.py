@@ -163,7 +163,10 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
         stage_fingerprints[f"share-{weight:g}"] = fingerprint(f"share-{weight:g}", stage_fingerprints["distilled"])
     compared = stage_fingerprints["undistilled"] if r.undistilled else ""
     stage_fingerprints["student"] = fingerprint("student", stage_fingerprints["distilled"], compared)
-    stage_fingerprints["export"] = fingerprint("export", stage_fingerprints["student"], runtimes, r.gate, r.keep_right)
+    ships = stage_fingerprints["student"]
+    if r.keep_words_of:
+        ships = stage_fingerprints["trimmed"] = fingerprint("trimmed", ships, texts_fingerprint(inputs.kept_texts))
+    stage_fingerprints["export"] = fingerprint("export", ships, runtimes, r.gate, r.keep_right)
     stage_fingerprints["scores"] = fingerprint("scores", stage_fingerprints["export"], compared, r.gate, r.teacher_gate)
     stage_fingerprints["latency"] = fingerprint("latency", stage_fingerprints["scores"], r.latency_seconds)
     stage_fingerprints["bundle"] = fingerprint(
@@ -213,6 +216,15 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> dict[str, P
         "the student that ships, by validation",
     )
     say(f"  {read_lineage(folders['student'])['choice']['why']}")
+    if inputs.recipe.keep_words_of:
+        chosen = folders["student"]
+        folders["student"] = _stage(
+            inputs,
+            "trimmed",
+            stage_fingerprints,
+            lambda f: export_and_scores.make_trimmed(f, inputs, chosen),
+            "the vocabulary of the student that ships",
+        )
     return folders
 
 
