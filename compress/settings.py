@@ -397,3 +397,40 @@ class Labelling(TextColumns):
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selecting(RowColumns):
+    """Settings of `select`."""
+
+    bank: tuple[str, ...] = setting(
+        help="File of unlabelled texts to choose from: .txt with one text a line, or rows.", metavar="FILE"
+    )
+    like: str = setting(
+        help="Folder with train, validation and test files, or a `datasets` name: what the texts should be like."
+    )
+    task: str = setting(help="Task of the data.", choices=TASKS)
+    encoder: str = setting(help="Model whose sentence vectors tell what is alike: a transformers folder or Hub name.")
+    out: str = setting(metavar="FILE", help="JSON lines to write, one for each chosen text.")
+    k: int = setting(10, help="Nearest texts of the bank to choose for each text of train.", at_least=1, at_most=10_000)
+    near_duplicate: float = setting(
+        0.97, help="Of chosen texts whose cosine is above this one is kept.", at_least=0, at_most=1
+    )
+    uncertain: int = setting(
+        0, help="Of the nearest texts, keep this many: those on which the model of --with is least sure.", at_least=0,
+        at_most=10_000_000, shown="all of them",
+    )  # fmt: skip
+    checkpoint: str = setting(
+        "", help="Model fine-tuned on the task, such as a student: a folder or Hub name.", shown="none", flag="--with"
+    )
+    revision: str = setting("", help=REVISION, shown="its main branch", panel=MODEL)
+    max_length: int = setting(
+        0, help="Longest text in tokens.", at_least=0, shown="what the model takes, at most 512", panel=MODEL
+    )
+    device: TrainingDevice = setting(
+        "auto", help="Device of the models; auto is a GPU if torch finds one, otherwise the CPU.", panel=MODEL
+    )
+    threads: int = setting(0, help=THREADS, at_least=0, at_most=4096, shown=ALL_CORES, panel=MODEL)
+
+    def __post_init__(self) -> None:
+        check(self)

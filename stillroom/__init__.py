@@ -14,6 +14,7 @@ _HOME = {
     "finetune": "stillroom.api",
     "export": "stillroom.api",
     "label": "stillroom.api",
+    "select": "stillroom.api",
     "profile": "stillroom.api",
     "evaluate": "stillroom.commands.evaluate",
     "load": "stillroom.api",

@@ -73,6 +73,22 @@ def label(input: Sequence[Path | str], out: Path | str, **settings: Any) -> dict
     return label_texts(make(Labelling, settings | {"input": list(input), "out": out}), show)
 
 
+def select(bank: Sequence[Path | str], like: Path | str, out: Path | str, **settings: Any) -> dict[str, Any]:
+    """Write to `out` the texts of the files `bank` that are nearest to the labelled ones under `like`.
+
+    Needs `task` and `encoder`; other settings are the fields of `compress.settings.Selecting`. Returns the document that `stillroom
+    select --json` prints.
+
+    Raises:
+        BadInput: the bank, the data, a model or the output cannot be used, or no text is left.
+    """
+    from compress.selecting.select import select as select_texts
+    from compress.settings import Selecting
+    from stillroom.console import show
+
+    return select_texts(make(Selecting, settings | {"bank": list(bank), "like": like, "out": out}), show)
+
+
 def export(checkpoint: Path | str, out: Path | str, data: Path | str = "", **settings: Any) -> dict[str, Any]:
     """Export a checkpoint with a head to a bundle, every graph of it checked against torch and on the task metric.
 

@@ -67,7 +67,7 @@ def open_answering(name: str, *, role: str = "--with", revision: str = "", max_l
     check_weights(folder, config, named)
     tokenizer = fast_tokenizer(folder, named, config)
     model = _loaded(folder, task)
-    longest = _longest(model, int(tokenizer.model_max_length))
+    longest = longest_of(model, int(tokenizer.model_max_length))
     if max_length and not 8 <= max_length <= longest:
         raise BadInput(f"--max-length is {max_length}; give 8 to {longest} tokens, which {name} can read.")
     backend = tokenizer.backend_tokenizer
@@ -98,7 +98,7 @@ def _loaded(folder: Path, task: Task) -> Any:
         return kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32).eval()
 
 
-def _longest(model: Any, stated: int) -> int:
+def longest_of(model: Any, stated: int) -> int:
     """The longest text in tokens: what the tokenizer states and the table of positions has, at most `LONGEST_TEXT`."""
     table = getattr(model.config, "max_position_embeddings", None)
     limits = [LONGEST_TEXT, *([stated] if 0 < stated < NO_LIMIT else [])]

@@ -36,7 +36,7 @@ BUILD_PACKAGES = {
 MAIN_SPEAKS_S = 10.0  # how long the other processes wait for the main one to meet and report the same error
 
 LAUNCHED_VERBS = ("distill", "finetune", "run")  # which several processes may be started for
-TRAINING_VERBS = (*LAUNCHED_VERBS, "compare", "label", "demo")
+TRAINING_VERBS = (*LAUNCHED_VERBS, "compare", "label", "select", "demo")
 
 STOPPED = (
     "Stopped. To resume `run`, `distill`, `finetune`, `compare`, `label` or `annotate`, give the same command again."

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from compress.settings import Distillation, FineTuning, Labelling
+from compress.settings import Distillation, FineTuning, Labelling, Selecting
 from stillroom.cli.options import Argument, Document, Verb, ourselves
 from stillroom.console import result, say, table
 from stillroom.inputs.recipe import Recipe
@@ -118,6 +118,28 @@ def show_labelled(document: Document) -> None:
     say(
         f"Next    {ourselves()} finetune --model ... --task {document['task']} --data ... --teacher-labels {document['out']} --out ..."
     )
+
+
+def select(settings: Selecting) -> Document:
+    """Choose from unlabelled texts those worth labelling.
+
+    Takes the nearest neighbours of labelled texts out of a bank, by the sentence vectors of any encoder; and of these, with --uncertain,
+    the ones on which a model is least sure. Texts of the data, repetitions and near duplicates are left out.
+    """
+    from compress.selecting.select import select as select_texts
+    from stillroom.console import show
+
+    return select_texts(settings, show)
+
+
+def show_selected(document: Document) -> None:
+    """Prints how many texts were chosen and the file, and the next command."""
+    result(
+        f"{document['texts']:,} of {document['bank']:,} texts chosen, each with a cosine of {document['least_similar']:.2f} or more to a "
+        f"labelled text; {document['near_duplicates']:,} near duplicates left out"
+    )
+    result(f"Texts   {document['out']}")
+    say(f"Next    {ourselves()} label --with ... --input {document['out']} --out answers.jsonl")
 
 
 def compare(settings: Comparison) -> Document:
@@ -234,6 +256,17 @@ VERBS = (
             "      --input texts.txt --out answers.jsonl",
             "stillroom label --with-command './rules.py' --task text-classification \\\n"
             "      --input texts.txt --out answers.jsonl",
+        ),
+    ),
+    Verb(
+        select,
+        Selecting,
+        shown=show_selected,
+        examples=(
+            "stillroom select --bank inbox.txt --like my-data --task text-classification \\\n"
+            "      --encoder all-MiniLM-L6-v2 --out chosen.jsonl",
+            "stillroom select --bank inbox.txt --like my-data --task text-classification \\\n"
+            "      --encoder all-MiniLM-L6-v2 --with student --uncertain 500 --out to-label.jsonl",
         ),
     ),
     Verb(

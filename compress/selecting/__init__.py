@@ -1,0 +1,1 @@
+"""Selecting texts worth labelling from a bank of unlabelled ones."""
