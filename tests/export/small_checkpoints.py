@@ -27,6 +27,7 @@ needs_openvino = pytest.mark.skipif(not has_openvino(), reason="OpenVINO is not 
 FAMILIES = [
     pytest.param("bert", "TokenClassification", id="bert"),
     pytest.param("roberta", "SequenceClassification", id="roberta"),
+    pytest.param("xlm-roberta", "TokenClassification", id="xlm-roberta"),
     pytest.param("distilbert", "TokenClassification", id="distilbert"),
     pytest.param("electra", "TokenClassification", id="electra"),
     pytest.param("mpnet", "SequenceClassification", id="mpnet"),
@@ -93,10 +94,12 @@ def write_checkpoint(folder: Path, family: str = "bert", head: str = "TokenClass
         "electra": "Electra",
         "mpnet": "MPNet",
         "modernbert": "ModernBert",
+        "xlm-roberta": "XLMRoberta",
     }
     settings = {
         "bert": {**wide, "max_position_embeddings": MAX_LENGTH},
         "roberta": {**wide, "max_position_embeddings": MAX_LENGTH + 1, "type_vocab_size": 1},
+        "xlm-roberta": {**wide, "max_position_embeddings": MAX_LENGTH + 1, "type_vocab_size": 1},
         "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": MAX_LENGTH},
         "electra": {**wide, "embedding_size": 16, "max_position_embeddings": MAX_LENGTH},
         "mpnet": {**wide, "max_position_embeddings": MAX_LENGTH + 2},
