@@ -2,9 +2,10 @@
 
     python benchmarks/distill/two_tokenizers.py --data FOLDER --answers answers.jsonl --tokenizer TEACHER --work FOLDER --out two.json
 
-FOLDER has labelled entities, --answers are a teacher's (`stillroom label --with TEACHER`). Both students are a 3x384 BERT whose layers start from
-the same random weights; one reads the pieces of the teacher's tokenizer, the other those of a WordPiece vocabulary that is trained here on the
-texts of train. Each learns labels and answers in --steps steps, by `run --teacher-labels --start`. Everything finished in --work is kept.
+FOLDER has labelled entities, --answers are a teacher's (`stillroom label --with TEACHER`). Both students are a 3x384 BERT whose layers
+start from the same random weights; one reads the pieces of the teacher's tokenizer, the other those of a WordPiece vocabulary that is
+trained here on the texts of train. Each learns labels and answers in --steps steps, by `run --teacher-labels --start`. Everything
+finished in --work is kept.
 """
 
 import argparse
@@ -77,14 +78,8 @@ def main() -> None:
             student_epochs=given.steps * BATCH / len(texts), batch=BATCH, teacher_gate=0.0, gate=0.0, latency_seconds=1.0,
             threads=given.threads,
         )  # fmt: skip
-        rows.append(
-            {
-                "tokenizer": name,
-                "vocabulary": len(tokenizer),
-                "pieces_per_text": len(pieces) / len(texts),
-                "scores": document["scores"],
-            }  # fmt: skip
-        )
+        told = {"tokenizer": name, "vocabulary": len(tokenizer), "pieces_per_text": len(pieces) / len(texts)}
+        rows.append(told | {"scores": document["scores"]})
         print(json.dumps(rows[-1]), flush=True)
     document = {"machine": machine_facts(), "steps": given.steps, "rows": rows}
     given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from languages import TEMPLATES, messages
 from safetensors.numpy import load_file
 from small_task import examples, make_teacher, write_rows
+from tokenizers.processors import TemplateProcessing
 
 import stillroom as face
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
+from serve.text.tokenizer import load_tokenizer
 
 Settings = dict[str, Any]
 
@@ -89,3 +92,77 @@ def test_what_cannot_be_trimmed_is_refused_before_any_training(settings: Setting
     with pytest.raises(BadInput, match="is a WordLevel tokenizer; only WordPiece, BPE and Unigram"):
         face.run(**settings | {"out": str(tmp_path / "out"), "start": str(body)}, keep_words_of=[str(words)])
     assert not (tmp_path / "out.work").exists()
+
+
+@pytest.mark.slow
+def test_an_xlm_roberta_of_eight_languages_is_trimmed_to_three(tmp_path: Path) -> None:
+    """Its Unigram tokenizer knows all of them; what ships answers as before, where no word fell out."""
+    import torch
+    from tokenizers import SentencePieceUnigramTokenizer
+    from transformers import (
+        PreTrainedTokenizerFast,
+        XLMRobertaConfig,
+        XLMRobertaForTokenClassification,
+        XLMRobertaModel,
+    )
+
+    texts = [str(row["text"]) for language in TEMPLATES for row in messages(language, 400, seed=1)]
+    trained = SentencePieceUnigramTokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trained.train_from_iterator(texts, vocab_size=4_000, special_tokens=special, unk_token="<unk>", show_progress=False)  # noqa: S106
+    trained._tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = {
+        "bos_token": "<s>",
+        "cls_token": "<s>",
+        "eos_token": "</s>",
+        "sep_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+    }
+    body = tmp_path / "body"
+    given = {f"{name}_token": token for name, token in names.items()}
+    PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, **given).save_pretrained(body)
+    torch.manual_seed(0)
+    config = XLMRobertaConfig(
+        vocab_size=trained.get_vocab_size(), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=66, type_vocab_size=1, pad_token_id=1, initializer_range=0.1,
+    )  # fmt: skip
+    XLMRobertaModel(config).save_pretrained(body)
+    data, three = tmp_path / "data", ("en", "ru", "hi")
+    data.mkdir()
+    for name, count in (("train", 150), ("validation", 40), ("test", 40)):
+        rows = [row for language in three for row in messages(language, count, seed=len(name))]
+        write_rows(data / f"{name}.jsonl", rows)
+    settings: Settings = {
+        "teacher": str(body), "task": "token-classification", "data": str(data), "out": str(tmp_path / "ner"), "method": "labels",
+        "student": "layers=1,hidden=32,heads=4,ffn=64", "teacher_epochs": 6, "student_epochs": 6, "teacher_learning_rate": 5e-3,
+        "student_learning_rate": 5e-3, "batch": 8, "gate": 0.5, "teacher_gate": 0, "latency_seconds": 0.5, "threads": 1,
+    }  # fmt: skip
+    whole = face.run(**settings)
+    (tmp_path / "ner").rename(tmp_path / "whole")
+    trimmed = face.run(**settings, keep_words_of=[str(data / "test.jsonl")])
+    told = json.loads((tmp_path / "ner" / "report.json").read_text())["vocabulary"]
+    print(
+        f"{told}; int8 {whole['variants']['int8']['size_bytes']:,} bytes, then {trimmed['variants']['int8']['size_bytes']:,}"
+    )
+    assert told["kept"] < 0.6 * told["tokens"]
+    assert trimmed["variants"]["fp32"]["size_bytes"] < 0.7 * whole["variants"]["fp32"]["size_bytes"]
+    # No word of test fell out, and so no answer to it changed.
+    assert trimmed["fp32"] == whole["fp32"] > 0.5
+    before, after = (face.Pipeline(tmp_path / name, variant="fp32") for name in ("whole", "ner"))
+    for language in three:
+        for row in messages(language, 10, seed=len("test")):
+            first, second = before(str(row["text"]))["entities"], after(str(row["text"]))["entities"]
+            assert [(e["label"], e["start"], e["end"]) for e in second] == [
+                (e["label"], e["start"], e["end"]) for e in first
+            ]
+    assert (
+        len(
+            XLMRobertaForTokenClassification.from_pretrained(tmp_path / "ner").roberta.embeddings.word_embeddings.weight
+        )
+        == told["kept"]
+    )
+    # Another language is spelled, and not lost.
+    assert load_tokenizer(tmp_path / "ner", 64).encode(str(messages("el", 1, seed=5)[0]["text"])).ids.count(3) == 0
