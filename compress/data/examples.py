@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from serve.errors import BadInput
@@ -29,7 +29,7 @@ class Example:
 
     If any number of labels may apply to a text, `label` is the sorted tuple of those that do; an empty tuple means that none
     does. If `label` is the relation of two parts of the text, `head` and `tail` are their places: (start, end) in code points,
-    end exclusive.
+    end exclusive. `language` is what its row names, for scores by language; it does not tell examples apart.
     """
 
     text: str
@@ -38,6 +38,7 @@ class Example:
     entities: tuple[Entity, ...] | None = None
     head: tuple[int, int] | None = None
     tail: tuple[int, int] | None = None
+    language: str = field(default="", compare=False)
 
     @property
     def text_read(self) -> str:

@@ -10,6 +10,8 @@ from compress.data.fields import label_of, pair_of, text_of
 from compress.data.tags import from_tags
 from serve.text.entity_markers import MARKERS
 
+LANGUAGE = "language"  # the column that names a row's language
+
 
 def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
     """The example of one row of a file or data set.
@@ -20,10 +22,17 @@ def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
     if not isinstance(row, dict):
         raise ValueError(f"is {type(row).__name__}, not an object with fields")
     if task == "token-classification":
-        return _token_example(row, columns)
+        return _in_language(_token_example(row, columns), row)
     if columns.text not in row or columns.label not in row or not _has_pair(row, columns):
         raise ValueError(columns.fault_of_row(row, task))
-    return replace(unlabelled_example(row, columns), label=labels_of(row[columns.label], columns.label))
+    example = unlabelled_example(row, columns)
+    return _in_language(replace(example, label=labels_of(row[columns.label], columns.label)), row)
+
+
+def _in_language(example: Example, row: dict[str, Any]) -> Example:
+    """`example` with the row's `language`, if that is a string; another column of that name is not ours."""
+    language = row.get(LANGUAGE)
+    return replace(example, language=language.strip()) if isinstance(language, str) else example
 
 
 def unlabelled_example(row: object, columns: Columns = USUAL, *, alone: bool = False) -> Example:

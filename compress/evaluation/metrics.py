@@ -150,6 +150,24 @@ def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> di
     }
 
 
+def by_language(
+    examples: Sequence[Example], gold: Sequence[Prediction], predicted: Sequence[Prediction]
+) -> dict[str, Score]:
+    """The score of the texts of each language, sorted by its name; empty where fewer than two are named.
+
+    Texts without a language count under the empty name.
+    """
+    places: dict[str, list[int]] = {}
+    for i, example in enumerate(examples):
+        places.setdefault(example.language, []).append(i)
+    if len(set(places) - {""}) < 2:
+        return {}
+    return {
+        language: score([gold[i] for i in chosen], [predicted[i] for i in chosen])
+        for language, chosen in sorted(places.items())
+    }
+
+
 def _items(answer: Prediction) -> set[str | tuple[int, int, str]]:
     """The items of an answer: its entities, its labels, or its one class."""
     return {answer} if isinstance(answer, str) else set(answer)

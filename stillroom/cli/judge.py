@@ -25,9 +25,12 @@ def evaluate(model: str, settings: Evaluation) -> Document:
 
 def show_evaluation(document: Document) -> None:
     """Prints a row per label, then the score."""
-    from stillroom.commands.evaluate import LABEL_COLUMNS, label_rows
+    from stillroom.commands.evaluate import LABEL_COLUMNS, LANGUAGE_COLUMNS, label_rows, language_rows
 
     table("each label", LABEL_COLUMNS, label_rows(document))
+    if "languages" in document:
+        table("each language", LANGUAGE_COLUMNS, language_rows(document))
+        result(f"mean of {len(document['languages'])} languages: {document['mean_of_languages']:.4f}")
     result(
         f"{document['metric']} {document['value']:.4f} [{document['low']:.4f}, {document['high']:.4f}] on "
         f"{document['examples']} texts, by {document['variant']}"

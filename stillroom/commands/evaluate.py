@@ -1,5 +1,6 @@
 """`stillroom evaluate`: the task metric of a bundle or a checkpoint on labelled examples, as a whole and for each label."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LABEL_COLUMNS = ["label", "precision", "recall", "F1", "number"]
+LANGUAGE_COLUMNS = ["language", "score", "low", "high", "texts"]
 
 
 class _Answered(NamedTuple):
@@ -38,7 +40,8 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
 
     Returns `{model, variant, task, metric, value, low, high, examples, labels, unknown_labels}`, where `labels` has for each
     label its `precision`, `recall`, `f1` and `support` (its count in the data). `unknown_labels` are labels of the data that the
-    model lacks. For a bundle, torch is not imported.
+    model lacks. Where rows name two languages or more, `languages` has for each `value`, `low`, `high` and `examples`, and
+    `mean_of_languages` is the mean of the values. For a bundle, torch is not imported.
 
     Raises:
         BadInput: the model, the data or a setting cannot be used.
@@ -49,14 +52,16 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
 def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
     """See `evaluate`."""
     from compress.data.examples import labels_in
-    from compress.evaluation.metrics import gold_of, metric_name, per_label, score
+    from compress.evaluation.metrics import by_language, gold_of, metric_name, per_label, score
 
     answer = _of_bundle if (Path(model) / MANIFEST).is_file() else _of_checkpoint
     found = answer(model, Path(given.data), given)
     gold = [gold_of(example, found.task) for example in found.examples]
     reached = score(gold, found.said)
     known = entity_labels(found.labels) if found.task == "token-classification" else found.labels
-    return {
+    languages = by_language(found.examples, gold, found.said)
+    counted = Counter(example.language for example in found.examples)
+    document = {
         "model": str(model),
         "variant": found.variant,
         "task": found.task,
@@ -68,6 +73,25 @@ def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
         "labels": [{"label": name, **scores} for name, scores in per_label(gold, found.said).items()],
         "unknown_labels": [name for name in labels_in(found.examples, found.task) if name not in known],
     }
+    if languages:
+        document["languages"] = [
+            {"language": name, "value": each.value, "low": each.low, "high": each.high, "examples": counted[name]}
+            for name, each in languages.items()
+        ]
+        document["mean_of_languages"] = sum(each.value for each in languages.values()) / len(languages)
+    return document
+
+
+def language_rows(document: dict[str, Any]) -> list[list[str]]:
+    """The rows of a table of each language's score, under `LANGUAGE_COLUMNS`, from what `evaluate` returned."""
+    return [
+        [
+            row["language"] or "not named",
+            *(f"{row[name]:.4f}" for name in ("value", "low", "high")),
+            str(row["examples"]),
+        ]
+        for row in document.get("languages", [])
+    ]
 
 
 def label_rows(document: dict[str, Any]) -> list[list[str]]:

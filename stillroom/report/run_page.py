@@ -45,6 +45,16 @@ class LabelRow(TypedDict):
     int8: float | None
 
 
+class LanguageRow(TypedDict):
+    """The scores of the texts of one language."""
+
+    language: str
+    texts: int
+    teacher: float | None
+    student: float | None
+    int8: float | None
+
+
 class Disagreement(TypedDict):
     """One text that teacher and student answer differently; the answers as text."""
 
@@ -90,6 +100,7 @@ class Report(TypedDict, total=False):
     gates: Sequence[GateRow]
     latency: ProfileDocument
     per_label: Sequence[LabelRow]
+    per_language: Sequence[LanguageRow]
     disagreeing: Disagreeing
     disagreements: Sequence[Disagreement]
     training: Sequence[TrainingStage]
@@ -165,7 +176,7 @@ def _curves(stage: TrainingStage) -> list[tuple[str, Chart | None]]:
 def _tables(report: Report) -> dict[str, Table]:
     """The tables of the report; empty where it has no data for them."""
     summary, gates, labels = report.get("summary", []), report.get("gates", []), report.get("per_label", [])
-    differing = report.get("disagreements", [])
+    differing, languages = report.get("disagreements", []), report.get("per_language", [])
     search: Mapping[str, Any] = report.get("search") or {}
     found = {name: of for name, of in report.get("agreement", {}).items() if isinstance(of, Mapping)}
     parity = report.get("parity", {})
@@ -194,6 +205,13 @@ def _tables(report: Report) -> dict[str, Table]:
             ("teacher", [score(row["teacher"]) for row in labels]),
             ("student", [score(row["student"]) for row in labels]),
             ("int8", [score(row["int8"]) for row in labels]),
+        ),
+        "languages": table(
+            ("language", [row["language"] or "not named" for row in languages]),
+            ("texts", [row["texts"] for row in languages]),
+            ("teacher", [score(row["teacher"]) for row in languages]),
+            ("student", [score(row["student"]) for row in languages]),
+            ("int8", [score(row["int8"]) for row in languages]),
         ),
         "differing": table(
             ("text", [row["text"] for row in differing]),

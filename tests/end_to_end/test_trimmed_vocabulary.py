@@ -164,5 +164,9 @@ def test_an_xlm_roberta_of_eight_languages_is_trimmed_to_three(tmp_path: Path) -
         )
         == told["kept"]
     )
+    # Rows that name their language are scored by it.
+    report = json.loads((tmp_path / "ner" / "report.json").read_text())
+    assert [(row["language"], row["texts"]) for row in report["per_language"]] == [("en", 40), ("hi", 40), ("ru", 40)]
+    assert "Languages" in (tmp_path / "ner" / "report.html").read_text()
     # Another language is spelled, and not lost.
     assert load_tokenizer(tmp_path / "ner", 64).encode(str(messages("el", 1, seed=5)[0]["text"])).ids.count(3) == 0

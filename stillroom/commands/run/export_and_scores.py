@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from compress.engine.soft_labels import told
 from compress.engine.task_inputs import as_given
 from compress.engine.task_stages import load_stage
 from compress.engine.understood import understood
-from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, score
+from compress.evaluation.metrics import Prediction, by_language, difference, gold_of, per_label, score
 from compress.evaluation.predictions import predictions, row_logits
 from export.graph.exporter import export_graph
 from export.graph.vocabulary_trimming import trim_vocabulary
@@ -143,6 +144,8 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
             "differences": _differences(gold, said),
             "per_label": _per_label(gold, said),
         }
+        if languages := _per_language(inputs.splits.test, gold, said):
+            document["per_language"] = languages
         if "teacher" in said:
             differing = _disagreements(inputs.splits.test, gold, said)
             document |= {
@@ -227,6 +230,25 @@ def _per_label(gold: list[Prediction], said: dict[str, list[Prediction]]) -> lis
             **{name: scored[label]["f1"] if label in scored else None for name, scored in tables.items()},
         }
         for label in labels
+    ]
+
+
+def _per_language(
+    examples: Sequence[Example], gold: list[Prediction], said: dict[str, list[Prediction]]
+) -> list[dict[str, Any]]:
+    """The scores of the texts of each language; empty where fewer than two are named."""
+    tables = {name: by_language(examples, gold, said[name]) for name in ("teacher", "student", "int8") if name in said}
+    counted = Counter(example.language for example in examples)
+    return [
+        {
+            "language": language,
+            "texts": counted[language],
+            **{
+                name: tables[name][language].value if name in tables else None
+                for name in ("teacher", "student", "int8")
+            },
+        }
+        for language in tables["int8"]
     ]
 
 
@@ -326,7 +348,8 @@ def report_of(
         "recipe": write_recipe(as_given(inputs.recipe)),
         "lineage": model_report.facts.lineage,
     }
-    document |= {key: scores[key] for key in ("per_label", "disagreeing", "disagreements") if key in scores}
+    shown = ("per_label", "per_language", "disagreeing", "disagreements")
+    document |= {key: scores[key] for key in shown if key in scores}
     document |= _vocabulary(folders["student"])
     if latency is not None:
         document["latency"] = latency

@@ -167,7 +167,15 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     if r.keep_words_of:
         ships = stage_fingerprints["trimmed"] = fingerprint("trimmed", ships, texts_fingerprint(inputs.kept_texts))
     stage_fingerprints["export"] = fingerprint("export", ships, runtimes, r.gate, r.keep_right)
-    stage_fingerprints["scores"] = fingerprint("scores", stage_fingerprints["export"], compared, r.gate, r.teacher_gate)
+    languages = [example.language for example in inputs.splits.test]
+    stage_fingerprints["scores"] = fingerprint(
+        "scores",
+        stage_fingerprints["export"],
+        compared,
+        r.gate,
+        r.teacher_gate,
+        *([languages] if any(languages) else []),
+    )
     stage_fingerprints["latency"] = fingerprint("latency", stage_fingerprints["scores"], r.latency_seconds)
     stage_fingerprints["bundle"] = fingerprint(
         "bundle", stage_fingerprints["latency"], r.model_name, r.license, r.data_license, r.language

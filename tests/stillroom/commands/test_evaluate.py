@@ -11,7 +11,7 @@ from small_task import write_rows
 import stillroom
 from serve.bundle.gpu import gpu_lacks
 from serve.errors import BadInput
-from stillroom.commands.evaluate import LABEL_COLUMNS, label_rows
+from stillroom.commands.evaluate import LABEL_COLUMNS, label_rows, language_rows
 
 ROWS: list[dict[str, object]] = [
     {"text": "please fly", "label": "book"},
@@ -53,6 +53,24 @@ def test_each_label_has_its_precision_recall_and_f1(intents: Path, splits: Path)
         ["refund", "1.0000", "1.0000", "1.0000", "1"],
     ]
     assert len(LABEL_COLUMNS) == 5
+
+
+def test_rows_that_name_their_language_are_scored_by_it(intents: Path, splits: Path, tmp_path: Path) -> None:
+    named = ["en", "en", "it", "it", ""]
+    rows = [row | {"language": name} for row, name in zip(ROWS, named, strict=True)]
+    document = stillroom.evaluate(str(intents), write_rows(tmp_path / "named.jsonl", rows))
+    assert [(row["language"], row["value"], row["examples"]) for row in document["languages"]] == [
+        ("", 1.0, 1), ("en", 1.0, 2), ("it", 0.5, 2),
+    ]  # fmt: skip
+    assert document["mean_of_languages"] == pytest.approx(2.5 / 3)
+    assert document["value"] == 0.8
+    assert [row[:2] for row in language_rows(document)] == [
+        ["not named", "1.0000"], ["en", "1.0000"], ["it", "0.5000"],
+    ]  # fmt: skip
+    # One language is no comparison, and a column of that name that holds other things is not ours.
+    for other in ("en", 3, None, ["en", "it"]):
+        rows = [row | {"language": other} for row in ROWS]
+        assert "languages" not in stillroom.evaluate(str(intents), write_rows(tmp_path / "other.jsonl", rows))
 
 
 def test_entities_are_scored_by_their_label(tmp_path: Path) -> None:
