@@ -43,6 +43,7 @@ WHAT, DATA, TEACHER, STUDENT, MACHINE = (
 
 COLUMNS = "Names in the data"
 ANSWERS, ENDPOINT, MODEL = "What answers: one of", "An endpoint or a command", "The model of --with"
+MODELS = "The models"
 
 SHAPES = f"A name such as 3x384 (layers x width), or {FORM}."
 OWN_SHAPE = f"{USUAL_STUDENT}, or that of the checkpoint in --start"
@@ -151,6 +152,10 @@ class TaskSettings(DataSet):
     out_of_scope: str = setting(
         "", help="Label of texts that fit no class; the model abstains below a threshold chosen on them.", panel=DATA
     )
+    language_temperature: float = setting(
+        1.0, help="Evens out languages in training: 1 reads each text once an epoch, more reads those of small languages more often.",
+        at_least=1, at_most=1000, panel=DATA,
+    )  # fmt: skip
     new_head: bool = setting(False, help="Fine-tune a new head even if the teacher already has one.", panel=TEACHER)
     teacher_epochs: int | None = setting(
         None, help="Epochs of fine-tuning the teacher, at most; it stops when validation stops improving.",
@@ -251,6 +256,10 @@ class FineTuning(DataSet):
     soft_weight: float | None = setting(
         None, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1, shown="0.9"
     )
+    language_temperature: float = setting(
+        1.0, help="Evens out languages in training: 1 reads each text once an epoch, more reads those of small languages more often.",
+        at_least=1, at_most=1000,
+    )  # fmt: skip
     new_head: bool = setting(False, help="Fine-tune a new head even if the model already has one.")
     device: TrainingDevice = setting("auto", help=DEVICE)
     seed: int = setting(0, help=SEED, at_least=0, at_most=2**32 - 1)
@@ -423,14 +432,16 @@ class Selecting(RowColumns):
     checkpoint: str = setting(
         "", help="Model fine-tuned on the task, such as a student: a folder or Hub name.", shown="none", flag="--with"
     )
-    revision: str = setting("", help=REVISION, shown="its main branch", panel=MODEL)
+    revision: str = setting(
+        "", help="Branch, tag or commit of an encoder of the Hub.", shown="its main branch", panel=MODELS
+    )
     max_length: int = setting(
-        0, help="Longest text in tokens.", at_least=0, shown="what the model takes, at most 512", panel=MODEL
+        0, help="Longest text in tokens.", at_least=0, shown="what the model takes, at most 512", panel=MODELS
     )
     device: TrainingDevice = setting(
-        "auto", help="Device of the models; auto is a GPU if torch finds one, otherwise the CPU.", panel=MODEL
+        "auto", help="Device of the models; auto is a GPU if torch finds one, otherwise the CPU.", panel=MODELS
     )
-    threads: int = setting(0, help=THREADS, at_least=0, at_most=4096, shown=ALL_CORES, panel=MODEL)
+    threads: int = setting(0, help=THREADS, at_least=0, at_most=4096, shown=ALL_CORES, panel=MODELS)
 
     def __post_init__(self) -> None:
         check(self)

@@ -92,6 +92,7 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
         answers.fingerprint if answers else "", inputs.data_fingerprint,
         list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision,
         trained_with(inputs.settings.device),
+        *([example.language for example in inputs.splits.train] if settings.language_temperature != 1 else []),
         # The contents of these are fingerprinted above; trackers do not change the training.
         dataclasses.asdict(settings)
         | dict.fromkeys(
@@ -186,6 +187,7 @@ def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
         "accumulate",
         "temperature",
         "soft_weight",
+        "language_temperature",
         "device",
         "revision",
         *WHERE_DATA_IS,

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from compress.data.encoded import Encoded
 from compress.data.examples import check_task
+from compress.data.sampler import language_counts
 from compress.engine.hardware import device_here
 from compress.engine.lineage import LINEAGE, read_lineage, save_with_lineage
 from compress.engine.method_runner import RANDOM, Labelled, MethodInputs, is_checkpoint, with_head
@@ -72,7 +72,7 @@ def make_fold_teacher(folder: Path, inputs: TaskInputs, steps: int, fold: int) -
     others = np.flatnonzero(fold_of(inputs.splits.train, settings.folds, settings.seed) != fold).tolist()
     progress = on_task(
         model, folder, inputs, steps, settings.teacher_learning_rate, f"teacher without fold {fold + 1}",
-        patience=settings.teacher_patience, train=inputs.train.take(others),
+        patience=settings.teacher_patience, chosen=others,
     )  # fmt: skip
     save(model, folder, inputs, progress, {"role": "teacher", "without_fold": fold})
 
@@ -358,13 +358,18 @@ def on_task(
     patience: int | None = None,
     soft: list[np.ndarray] | None = None,
     soft_weight: float = 0.0,
-    train: Encoded | None = None,
+    chosen: Sequence[int] | None = None,
 ) -> Progress:
     """Train `model` on the task of `inputs`: on labels, and on the teacher's logits `soft` of `inputs.soft_labelled` if given.
 
-    `soft_weight` is the share of the soft labels in the loss. `train` is read in place of the labelled texts.
+    `soft_weight` is the share of the soft labels in the loss. Of the labelled texts only the `chosen` are read, if these are given.
     """
     given = inputs.settings
+    train, examples = inputs.train, inputs.splits.train
+    if chosen is not None:
+        train, examples = train.take(chosen), [examples[i] for i in chosen]
+    languages = [example.language for example in examples]
+    even = given.language_temperature == 1 or len(set(languages)) == 1
     settings = TaskTraining(
         steps,
         learning_rate,
@@ -383,13 +388,14 @@ def on_task(
     with advancing(inputs.notify, what) as shown:
         return train_on_task(
             model,
-            inputs.train if train is None else train,
+            train,
             inputs.validation,
             inputs.splits.validation,
             settings,
             folder=folder / TRAINING,
             unlabelled=inputs.in_domain,
             soft=soft,
+            read=None if even else language_counts(languages, given.language_temperature),
             report=shown.step,
         )
 

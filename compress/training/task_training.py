@@ -59,6 +59,7 @@ def train_on_task(
     folder: Path,
     unlabelled: Encoded | None = None,
     soft: Sequence[np.ndarray] | None = None,
+    read: np.ndarray | None = None,
     report: Report | None = None,
 ) -> Progress:
     """Train `model` in place; it ends with the weights that scored best on validation.
@@ -72,11 +73,13 @@ def train_on_task(
         folder: for checkpoints.
         unlabelled: texts that only the teacher labels; they need `soft`.
         soft: the teacher's logits (rows, labels) of each labelled, then each unlabelled text; None trains on labels only.
+        read: how often each labelled text is read in an epoch, (texts,), if not once.
         report: called after each step.
     """
     texts = labelled if unlabelled is None or soft is None else labelled + unlabelled
     lengths = np.array([len(ids) for ids in texts.ids])
-    order = Sampler(lengths, settings.batch, settings.seed)
+    counts = None if read is None else np.concatenate([read, np.ones(len(texts) - len(labelled))])
+    order = Sampler(lengths, settings.batch, settings.seed, counts)
     with ExitStack() as stack:
         remap = stack.enter_context(rows_in_use(model, [*texts.ids, *validation.ids], texts.pad_id))
 

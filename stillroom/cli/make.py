@@ -266,7 +266,8 @@ VERBS = (
             "stillroom select --bank inbox.txt --like my-data --task text-classification \\\n"
             "      --encoder all-MiniLM-L6-v2 --out chosen.jsonl",
             "stillroom select --bank inbox.txt --like my-data --task text-classification \\\n"
-            "      --encoder all-MiniLM-L6-v2 --with student --uncertain 500 --out to-label.jsonl",
+            "      --encoder all-MiniLM-L6-v2 --with student --uncertain 500 \\\n"
+            "      --out to-label.jsonl",
         ),
     ),
     Verb(

@@ -111,6 +111,8 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     ]  # fmt: skip
     if r.out_of_scope:
         common.append(r.out_of_scope)
+    if r.language_temperature != 1:
+        common += [r.language_temperature, [example.language for example in inputs.splits.train]]
     # onnxruntime's module says its version itself: on a GPU its package has another name.
     runtimes = [version("onnx"), version("onnxscript"), ort.__version__]
     in_domain = [
