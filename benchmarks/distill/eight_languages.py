@@ -3,9 +3,9 @@
     python benchmarks/distill/eight_languages.py --work FOLDER --out languages.json
 
 Messages in eight languages are made of templates and of the names that Babel has of months, territories and currencies
-(`tests/languages.py`), which are the entities. The teacher is a small XLM-RoBERTa of random weights, whose Unigram tokenizer is trained here on those messages; it is
-fine-tuned on all languages. Each student starts from its layers as they were before that. Trained are, all on labels and on the teacher's
-soft labels:
+(`tests/languages.py`), which are the entities. The teacher is a small XLM-RoBERTa of random weights, whose Unigram tokenizer is trained
+here on those messages; it is fine-tuned on all languages. Each student starts from its layers as they were before that. Trained are, all
+on labels and on the teacher's soft labels:
 
     joint        one student of all languages, in --steps steps
     separate     a student for each language, in an eighth of the steps each, so that all take as many steps as the joint one
@@ -62,9 +62,8 @@ def body(folder: Path) -> Path:
         texts = [str(row["text"]) for name in TEMPLATES for row in messages(name, 1_000, seed=1)]
         trained = SentencePieceUnigramTokenizer()
         special = ["<s>", "<pad>", "</s>", "<unk>"]
-        trained.train_from_iterator(
-            texts, vocab_size=6_000, special_tokens=special, unk_token="<unk>", show_progress=False
-        )  # noqa: S106
+        how = {"vocab_size": 6_000, "special_tokens": special, "unk_token": "<unk>", "show_progress": False}
+        trained.train_from_iterator(texts, **how)
         trained._tokenizer.post_processor = TemplateProcessing(
             single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
         )
