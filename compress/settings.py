@@ -423,8 +423,9 @@ class Selecting(RowColumns):
     out: str = setting(metavar="FILE", help="JSON lines to write, one for each chosen text.")
     k: int = setting(10, help="Nearest texts of the bank to choose for each text of train.", at_least=1, at_most=10_000)
     near_duplicate: float = setting(
-        0.97, help="Of chosen texts whose cosine is above this one is kept.", at_least=0, at_most=1
-    )
+        0.97, help="A text whose cosine with a text of the data or a nearer chosen one is above this is left out.",
+        at_least=0, at_most=1,
+    )  # fmt: skip
     uncertain: int = setting(
         0, help="Of the nearest texts, keep this many: those on which the model of --with is least sure.", at_least=0,
         at_most=10_000_000, shown="all of them",
@@ -432,8 +433,11 @@ class Selecting(RowColumns):
     checkpoint: str = setting(
         "", help="Model fine-tuned on the task, such as a student: a folder or Hub name.", shown="none", flag="--with"
     )
-    revision: str = setting(
+    encoder_revision: str = setting(
         "", help="Branch, tag or commit of an encoder of the Hub.", shown="its main branch", panel=MODELS
+    )
+    revision: str = setting(
+        "", help="Branch, tag or commit of a model of the Hub in --with.", shown="its main branch", panel=MODELS
     )
     max_length: int = setting(
         0, help="Longest text in tokens.", at_least=0, shown="what the model takes, at most 512", panel=MODELS

@@ -9,12 +9,15 @@ from compress.data.encoded import encode
 from compress.data.examples import Example, Splits, Task, check_kind
 from compress.engine.label_checks import label_warnings, some
 from compress.models.pretrained import Opened, with_markers
+from compress.models.shapes import Shape
 from serve.errors import BadInput
 from serve.text.labels import bio_tags, entity_labels
 
 
-def keeps_head(start: Opened, splits: Splits, task: Task) -> bool:
-    """Whether the checkpoint that a student starts from has a head for the labels of the data, and for no others."""
+def keeps_head(start: Opened, splits: Splits, task: Task, shape: Shape | None) -> bool:
+    """Whether the checkpoint that a student of `shape` starts from is as wide and has a head for the data's labels and no others."""
+    if shape and shape.hidden != start.config.hidden_size:
+        return False
     theirs = start.head_for(task)
     names = splits.labels(task)
     ours = bio_tags(names) if task == "token-classification" else names

@@ -230,7 +230,7 @@ def open_task(
         opened = faults.check(partial(with_markers, opened))
         faults.check(partial(check_marked, unlabelled))
     if opened and splits and task:
-        new_head = settings.new_head or (role == "--start" and not keeps_head(opened, splits, task))
+        new_head = settings.new_head or (role == "--start" and not keeps_head(opened, splits, task, shape))
         labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=new_head))
     if labelled:
         faults.check(partial(refuse_in_scope, settings.out_of_scope, labelled[0], f"{role} {settings.teacher}"))

@@ -14,14 +14,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from compress.data.answer_rows import answer_in, named_in
-from compress.data.columns import Columns, columns_of
+from compress.data.asked_texts import read_asked
+from compress.data.columns import columns_of
 from compress.data.examples import Example, Task, check_task, examples_fingerprint
-from compress.data.file_formats import SUFFIXES, rows_in
-from compress.data.labelled_files import check_there
-from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
-from compress.data.rows import unlabelled_example
-from compress.data.tags import from_tags
-from compress.data.texts import read_texts
 from compress.input_errors import Faults
 from compress.labelling.by_command import ask_command
 from compress.labelling.by_endpoint import Asked, Endpoint, ask_endpoint
@@ -31,7 +26,6 @@ from compress.progress import Notify, advancing, message, silent
 from compress.settings import Labelling
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
-from serve.text.labels import OUTSIDE
 
 if TYPE_CHECKING:
     from compress.models.answering import AnsweringModel
@@ -67,7 +61,9 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
     columns = columns_of(settings)
     found: list[Example] = []
     for path in settings.input if teacher else ():
-        found += (faults.check(partial(_examples, Path(path), teacher.task, columns)) or []) if teacher else []
+        found += (
+            (faults.check(partial(read_asked, Path(path), teacher.task, columns, "--input")) or []) if teacher else []
+        )
     faults.raise_if_any()
     assert teacher
     texts = list(dict.fromkeys(found))
@@ -207,37 +203,6 @@ def _opened_model(settings: Labelling) -> _Teacher:
         "threads": settings.threads or available_cores(),
     }  # fmt: skip
     return _Teacher(name, model.task, model.labels, lineage, model=model)
-
-
-def _examples(path: Path, task: Task, columns: Columns) -> list[Example]:
-    """The texts of one file, without their labels; words with tags are read as the text that they make."""
-    if path.suffix == ".txt":
-        return [Example(text) for text in read_texts(path, columns)]
-    check_there(path)
-    if path.suffix not in SUFFIXES:
-        raise BadInput(f"--input {path} does not end in {', '.join(SUFFIXES)} or .txt. Give its texts in one of them.")
-    found: list[Example] = []
-    faults: list[Fault] = []
-    try:
-        for line, row in rows_in(path, path.suffix, columns, None if path.suffix != ".conll" else task, faults):
-            try:
-                found.append(_example(row, task, columns))
-            except ValueError as reason:
-                note(faults, Fault(str(path), line, str(reason)))
-    except UnreadableFrom as error:
-        faults += error.faults
-    if faults:
-        raise BadRows(faults)
-    if not found:
-        raise BadInput(f"--input {path} holds no text. Give a file with one text a row.")
-    return found
-
-
-def _example(row: object, task: Task, columns: Columns) -> Example:
-    if task == "token-classification" and isinstance(row, dict) and columns.text not in row and columns.tokens in row:
-        tokens = row[columns.tokens]
-        return Example(from_tags(tokens, [OUTSIDE] * len(tokens) if isinstance(tokens, list) else tokens).text)
-    return unlabelled_example(row, columns, alone=task == "token-classification")
 
 
 def _check_out(out: Path) -> None:

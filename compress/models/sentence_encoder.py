@@ -38,8 +38,8 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
         max_length: the longest text in tokens; 0 for what it can read, at most 512.
 
     Raises:
-        BadInput: no such folder or name; files missing or damaged, pickled weights only, a tokenizer without character offsets, or
-            a length that it cannot read.
+        BadInput: no such folder or name; a model that decodes too; files missing or damaged, pickled weights only, a tokenizer without
+            character offsets, or a length that it cannot read.
     """
     from transformers import AutoModel
 
@@ -49,6 +49,10 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
     if not (folder / "config.json").is_file():
         raise BadInput(f"{named} holds no config.json; {wanted} is needed (save_pretrained writes one).")
     config = config_in(folder, named, any_family=True)
+    if config.is_encoder_decoder or config.model_type == "t5":
+        raise BadInput(
+            f"{named} is an encoder and decoder ({config.model_type}); an encoder alone is needed, such as BERT's kind."
+        )
     check_weights(folder, config, named)
     tokenizer = fast_tokenizer(folder, named, config)
     with quiet():

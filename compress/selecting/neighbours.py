@@ -33,20 +33,23 @@ class Nearest:
         there = np.isfinite(self.similarity)
         query = np.broadcast_to(np.arange(len(self.queries))[:, None], there.shape)[there]
         index, cosine = self.index[there], self.similarity[there]
-        order = np.lexsort((query, index, -cosine))  # ties by place, so that the order of work decides nothing
-        best: dict[int, tuple[int, int, float]] = {}
-        for i in order.tolist():
-            best.setdefault(int(index[i]), (int(index[i]), int(query[i]), float(cosine[i])))
-        return list(best.values())
+        order = np.lexsort((query, -cosine, index))
+        index, query, cosine = index[order], query[order], cosine[order]
+        first = np.unique(index, return_index=True)[1]  # of each text the nearest query; ties go to the first
+        best = first[np.lexsort((index[first], -cosine[first]))]
+        return list(zip(index[best].tolist(), query[best].tolist(), cosine[best].tolist(), strict=True))
 
 
-def distinct(vectors: np.ndarray, above: float) -> list[int]:
-    """The places of `vectors`, in order, without those whose cosine with an earlier one that is kept is over `above`."""
+def distinct(vectors: np.ndarray, above: float, known: np.ndarray) -> list[int]:
+    """The places of `vectors`, in order, without those whose cosine is over `above` with one of `known` or an earlier one that is kept."""
     kept: list[int] = []
     for start in range(0, len(vectors), BLOCK):
         block = vectors[start : start + BLOCK]
-        # Of the places kept in earlier blocks all at once, then those of this one.
-        near = (block @ vectors[kept].T > above).any(axis=1) if kept else np.zeros(len(block), dtype=bool)
+        near = np.zeros(len(block), dtype=bool)
+        for begin in range(0, len(known), BLOCK):
+            near |= (block @ known[begin : begin + BLOCK].T > above).any(axis=1)
+        for begin in range(0, len(kept), BLOCK):
+            near |= (block @ vectors[kept[begin : begin + BLOCK]].T > above).any(axis=1)
         among = block @ block.T > above
         here: list[int] = []
         for i in np.flatnonzero(~near).tolist():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import unicodedata
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -9,50 +10,52 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compress.data.asked_texts import read_asked
 from compress.data.columns import Columns, columns_of
-from compress.data.examples import Example, Splits, check_task
-from compress.data.file_formats import SUFFIXES, rows_in
-from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
-from compress.data.rows import unlabelled_example
+from compress.data.examples import Example, Splits, Task, check_kind, check_task
 from compress.data.splits import read_splits
-from compress.data.texts import read_texts
 from compress.engine.hardware import device_here, same_bits
+from compress.engine.label_checks import some
+from compress.engine.resumable_stages import check_writable
 from compress.input_errors import Faults
 from compress.models import answering, sentence_encoder
+from compress.models.sentence_encoder import sentence_vectors
 from compress.progress import Advance, Notify, advancing, message, silent
 from compress.selecting.certainty import margins
 from compress.selecting.neighbours import Nearest, distinct
 from compress.settings import Selecting
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.text.labels import entity_labels
 
 if TYPE_CHECKING:
     from compress.models.answering import AnsweringModel
     from compress.models.sentence_encoder import SentenceEncoder
 
 SHARD_TEXTS = 4_096
+# Categories of Unicode that tell texts apart; Indic vowels are marks, and emoji and plus signs are symbols.
+TELLING = "LNMS"
 
 
 def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
     """Write the texts of a bank that are nearest to the labelled ones, and of these perhaps those that a model is least sure of.
 
-    Left out are texts of the data (train, validation and test) and repetitions, told apart by their letters and digits, and of near
-    duplicates all but one. Returns `out`, `texts` (rows in the file), `bank` (texts read), `in_data` and
-    `repeated` (texts of the bank that were left out before), `near_duplicates` (of the nearest, those left out), and `least_similar`
-    (the smallest cosine of a text in the file with the labelled text that it is nearest to).
+    Left out are texts of the data (train, validation and test) and repetitions, told apart by their letters, digits and symbols; and of
+    the nearest, near duplicates of each other and of texts of the data. Returns `out`, `texts` (rows in the file), `bank` (texts read),
+    `in_data` and `repeated` (texts of the bank that were left out at first), `near_duplicates` (of the nearest, those left out), and
+    `least_similar` (the smallest cosine of a text in the file with the labelled text that it is nearest to).
 
     Raises:
         BadInput: the bank, the data, a model or the output cannot be used, or no text is left.
     """
     faults, out, columns = Faults(), Path(settings.out), columns_of(settings)
     task = faults.check(lambda: check_task(settings.task))
-    splits = faults.check(partial(read_splits, settings.like, task, columns)) if task else None
-    pairs = bool(splits and splits.pairs)
+    splits = faults.check(partial(_splits, settings, task, columns)) if task else None
     bank: list[Example] = []
-    for path in settings.bank:
-        bank += faults.check(partial(_bank, Path(path), columns, pairs=pairs)) or []
+    for path in settings.bank if task and splits else ():
+        bank += faults.check(partial(_bank, path, task, columns, pairs=splits.pairs)) or [] if task and splits else []
     encoder = faults.check(lambda: _encoder(settings))
-    model = faults.check(lambda: _model(settings))
+    model = faults.check(lambda: _model(settings, splits))
     faults.check(lambda: _check_out(out))
     faults.raise_if_any()
     assert splits
@@ -60,20 +63,35 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
     same_bits(settings.threads or available_cores())
     device = device_here(settings.device)
     encoder = sentence_encoder.on_device(encoder, device)
-    usable, in_data, repeated = _usable(bank, splits)
-    message(
-        notify,
-        f"bank: {len(bank):,} texts; {in_data:,} of them are in the data and {repeated:,} repeat another, and are left out",
-    )
+    data = [*splits.train, *splits.validation, *splits.test]
+    usable, in_data, repeated = _usable(bank, data)
+    left_out = f"{in_data:,} of them are in the data and {repeated:,} repeat another, and are left out"
+    message(notify, f"bank: {len(bank):,} texts; {left_out}")
     if not usable:
         raise BadInput(
             f"--bank {', '.join(settings.bank)} has no text that --like {settings.like} lacks. Give other text."
         )
-    found = _nearest(encoder, usable, splits.train, settings.k, notify)
-    # Of a large bank few texts are near, so their vectors are computed again and those of the others need no memory.
-    kept = distinct(
-        sentence_encoder.sentence_vectors(encoder, [usable[place] for place, _, _ in found]), settings.near_duplicate
-    )
+    known = _vectors(encoder, data, "the data", notify)
+    nearest = Nearest(known[: len(splits.train)], min(settings.k, len(usable)))
+    with advancing(notify, "the bank") as shown:
+        told = _counting(shown, len(usable))
+        for first in range(0, len(usable), SHARD_TEXTS):
+            nearest.add(first, sentence_vectors(encoder, usable[first : first + SHARD_TEXTS], told))
+    found = nearest.chosen()
+    # Of a large bank few texts are near: their vectors are computed again, and those of the others need no memory.
+    again = _vectors(encoder, [usable[place] for place, _, _ in found], "the nearest", notify)
+    kept = distinct(again, settings.near_duplicate, known)
+    if len(kept) < len(found) / 2:
+        message(
+            notify,
+            f"warning: {len(found) - len(kept):,} of the {len(found):,} nearest texts are near duplicates and left out. If they are not, "
+            "give a larger --near-duplicate, or an encoder that was trained for sentence vectors.",
+        )
+    if not kept:
+        raise BadInput(
+            f"All {len(found):,} nearest texts are near duplicates of texts of --like {settings.like} (a cosine above "
+            f"{settings.near_duplicate:g}). Give a larger --near-duplicate or other text."
+        )
     texts = [usable[found[i][0]] for i in kept]
     rows = [_row(usable[place], cosine, splits.train[query]) for place, query, cosine in (found[i] for i in kept)]
     if model:
@@ -87,45 +105,49 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _splits(settings: Selecting, task: Task, columns: Columns) -> Splits:
+    splits = read_splits(settings.like, task, columns)
+    if splits.relations:
+        raise BadInput(
+            f"--like {settings.like} has relations, whose two parts no text of a bank has marked. Give data of classes or entities."
+        )
+    return splits
+
+
 def _encoder(settings: Selecting) -> "SentenceEncoder":
-    return sentence_encoder.open_encoder(settings.encoder, revision=settings.revision, max_length=settings.max_length)
+    return sentence_encoder.open_encoder(
+        settings.encoder, revision=settings.encoder_revision, max_length=settings.max_length
+    )
 
 
-def _model(settings: Selecting) -> "AnsweringModel | None":
-    """The model of --with. BadInput if it and --uncertain do not go together, or it is of another task."""
-    if bool(settings.uncertain) != bool(settings.checkpoint):
-        raise BadInput("--uncertain and --with go together: how many texts, and the fine-tuned model that is unsure.")
+def _model(settings: Selecting, splits: Splits | None) -> "AnsweringModel | None":
+    """The model of --with. BadInput if it and --uncertain do not go together, or it does not answer what the data asks."""
+    if settings.uncertain and not settings.checkpoint:
+        raise BadInput("--uncertain needs --with: the fine-tuned model that is more or less sure of its answers.")
+    if settings.checkpoint and not settings.uncertain:
+        raise BadInput("--with needs --uncertain: the number of texts to keep.")
     if not settings.checkpoint:
         return None
-    model = answering.open_answering(settings.checkpoint, max_length=settings.max_length)
+    model = answering.open_answering(settings.checkpoint, revision=settings.revision, max_length=settings.max_length)
+    named = f"--with {settings.checkpoint}"
     if settings.task and model.task != settings.task:
-        raise BadInput(f"--with {settings.checkpoint} is a model of {model.task}, and --task is {settings.task}.")
+        raise BadInput(f"{named} is a model of {model.task}, and --task is {settings.task}.")
+    if splits:
+        if model.task == "text-classification":
+            check_kind(splits.train, named, multi_label=model.multi_label, markers=False)
+        known = set(entity_labels(model.labels) if model.task == "token-classification" else model.labels)
+        if lacking := sorted(set(splits.labels(model.task)) - known):
+            raise BadInput(
+                f"{named} has the labels {some(sorted(known))}, which lack {some(lacking)} of --like {settings.like}."
+            )
     return model
 
 
-def _bank(path: Path, columns: Columns, *, pairs: bool) -> list[Example]:
-    """The texts of one file; with `pairs` each has a second one."""
-    if not pairs:
-        return [Example(text) for text in read_texts(path, columns)]
-    if not path.is_file() or path.suffix not in SUFFIXES or path.suffix == ".conll":
-        raise BadInput(
-            f"--bank {path} is not a file of {', '.join(SUFFIXES[:-1])}. Give rows with `text` and `text_pair`."
-        )
-    faults: list[Fault] = []
-    found = []
-    try:
-        for line, row in rows_in(path, path.suffix, columns, None, faults):
-            try:
-                example = unlabelled_example(row, columns)
-                if not example.text_pair:
-                    raise ValueError("has no second text, and --like has pairs")
-                found.append(example)
-            except ValueError as reason:
-                note(faults, Fault(str(path), line, str(reason)))
-    except UnreadableFrom as error:
-        faults += error.faults
-    if faults:
-        raise BadRows(faults)
+def _bank(path: str, task: Task, columns: Columns, *, pairs: bool) -> list[Example]:
+    found = read_asked(Path(path), task, columns, "--bank")
+    if odd := sum(bool(example.text_pair) is not pairs for example in found):
+        kind = "single texts, and --like has pairs" if pairs else "pairs, and --like has single texts"
+        raise BadInput(f"--bank {path}: {odd:,} of {len(found):,} rows are {kind}. Give rows of one kind.")
     return found
 
 
@@ -136,23 +158,18 @@ def _check_out(out: Path) -> None:
         raise BadInput(
             f"--out {out} is in {out.absolute().parent}, which does not exist. Give a file in a folder that exists."
         )
+    check_writable(out)
 
 
-def _bare(example: Example) -> str:
-    """The letters and digits of a text in one case, by which texts are told apart."""
-    both = f"{example.text_read}\n{example.text_pair or ''}"
-    return "".join(each for each in both.casefold() if each.isalnum())
-
-
-def _usable(bank: Iterable[Example], splits: Splits) -> tuple[list[Example], int, int]:
+def _usable(bank: Iterable[Example], data: Iterable[Example]) -> tuple[list[Example], int, int]:
     """The texts of the bank that may be chosen, and how many are in the data, and how many repeat another."""
-    known = {_bare(each) for each in (*splits.train, *splits.validation, *splits.test)}
-    seen: set[str] = set()
+    known = {_bare(each) for each in data}
+    seen: set[tuple[str, str]] = set()
     usable = []
     in_data = repeated = 0
     for example in bank:
         bare = _bare(example)
-        if bare in known or not bare:
+        if bare in known:
             in_data += 1
         elif bare in seen:
             repeated += 1
@@ -162,19 +179,24 @@ def _usable(bank: Iterable[Example], splits: Splits) -> tuple[list[Example], int
     return usable, in_data, repeated
 
 
-def _nearest(
-    encoder: "SentenceEncoder", bank: list[Example], like: list[Example], k: int, notify: Notify
-) -> list[tuple[int, int, float]]:
-    """Places of the bank with their nearest labelled text and its cosine, the nearest first."""
-    with advancing(notify, "the labelled texts") as shown:
-        queries = sentence_encoder.sentence_vectors(encoder, like, _counting(shown, len(like)))
-    nearest = Nearest(queries, min(k, len(bank)))
-    with advancing(notify, "the bank") as shown:
-        told = _counting(shown, len(bank))
-        for first in range(0, len(bank), SHARD_TEXTS):
-            vectors = sentence_encoder.sentence_vectors(encoder, bank[first : first + SHARD_TEXTS], told)
-            nearest.add(first, vectors)
-    return nearest.chosen()
+def _bare(example: Example) -> tuple[str, str]:
+    """What tells a text apart, without regard to case, blanks, punctuation and the way in which Unicode spells a letter."""
+    return _telling(example.text), _telling(example.text_pair or "")
+
+
+def _telling(text: str) -> str:
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    kept = [
+        each
+        for i, each in enumerate(folded)
+        if unicodedata.category(each)[0] in TELLING or (folded[i - 1 : i].isdigit() and folded[i + 1 : i + 2].isdigit())
+    ]
+    return "".join(kept) or text.strip()
+
+
+def _vectors(encoder: "SentenceEncoder", texts: list[Example], what: str, notify: Notify) -> np.ndarray:
+    with advancing(notify, what) as shown:
+        return sentence_vectors(encoder, texts, _counting(shown, len(texts)))
 
 
 def _least_sure(
@@ -200,4 +222,4 @@ def _counting(shown: Advance, total: int) -> Callable[[int], None]:
 
 def _row(example: Example, similarity: float, like: Example) -> dict[str, Any]:
     pair = {"text_pair": example.text_pair} if example.text_pair else {}
-    return {"text": example.text} | pair | {"similarity": round(similarity, 4), "like": like.text_read}
+    return {"text": example.text} | pair | {"similarity": round(similarity, 4), "like": like.text}

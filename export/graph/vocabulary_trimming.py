@@ -19,6 +19,7 @@ from export.graph.exporter import POSITIONS_FROM_PADDING, load_classifier, quiet
 from serve.errors import BadInput
 
 SHOWN = 20
+FEW = 10  # ids before that of padding that are kept for its sake
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,19 @@ def trim_vocabulary(checkpoint: Path, texts: Sequence[str], held_out: Sequence[s
     BadInput when this tokenizer cannot be trimmed, no text has a token, or trimming would change a text's tokens.
     """
     file = checkpoint / "tokenizer.json"
-    trimming = trimming_to(texts, json.loads(file.read_text(encoding="utf-8")), str(file))
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    document = json.loads(file.read_text(encoding="utf-8"))
+    trimming = trimming_to(texts, document, str(file), pad_id=int(config.get("pad_token_id") or 0))
     removed = _trim_model(checkpoint, trimming.new_ids)
     file.write_text(json.dumps(trimming.after, ensure_ascii=False, indent=2), encoding="utf-8")
     _trim_config(checkpoint / "tokenizer_config.json", trimming.new_ids)
     return _report(trimming, held_out, removed)
 
 
-def trimming_to(texts: Sequence[str], document: dict[str, Any], named: str) -> Trimming:
+def trimming_to(texts: Sequence[str], document: dict[str, Any], named: str, *, pad_id: int) -> Trimming:
     """The tokenizer `document`, called `named` in messages, trimmed to `texts`.
+
+    Unused ids before that of padding stay where they are few, because some families number positions from it.
 
     BadInput as for `trim_vocabulary`.
     """
@@ -93,7 +98,13 @@ def trimming_to(texts: Sequence[str], document: dict[str, Any], named: str) -> T
     used = {index for encoding in encodings for index in encoding.ids}
     if not used:
         raise BadInput("the texts to trim the vocabulary to have no tokens; give texts like those that will be served.")
-    keep = used | {token["id"] for token in document.get("added_tokens", [])} | _spelling(document["model"])
+    there = {index for _, index in _pieces(document["model"])}
+    keep = (
+        used
+        | (there & set(range(pad_id + 1 if pad_id < FEW else 0)))
+        | {token["id"] for token in document.get("added_tokens", [])}
+        | _spelling(document["model"])
+    )
     merges = None
     if kind == "BPE":
         merges = _merges_used(document["model"], {token for encoding in encodings for token in encoding.tokens})
@@ -207,12 +218,7 @@ def _trim_model(checkpoint: Path, new_ids: dict[int, int]) -> int:
 
     model, _ = load_classifier(checkpoint)
     config = model.config
-    padding = getattr(config, "pad_token_id", None)
-    if config.model_type in POSITIONS_FROM_PADDING and padding is not None and new_ids.get(padding) != padding:
-        raise BadInput(
-            f"{checkpoint}: {config.model_type} models number positions from the padding token's id, and trimming would "
-            f"change that id from {padding} to {new_ids.get(padding)}; leave the vocabulary whole."
-        )
+    check_padding(config, new_ids, str(checkpoint))
     table = model.get_input_embeddings()
     old = table.weight.data
     if max(new_ids) >= len(old):
@@ -229,6 +235,16 @@ def _trim_model(checkpoint: Path, new_ids: dict[int, int]) -> int:
     with quiet():
         model.save_pretrained(checkpoint)
     return int((len(old) - len(new_ids)) * old.shape[1] * 4)
+
+
+def check_padding(config: Any, new_ids: dict[int, int], named: str) -> None:
+    """Check that padding keeps its id where a model of `config` numbers positions from it. BadInput if it does not."""
+    padding = getattr(config, "pad_token_id", None)
+    if config.model_type in POSITIONS_FROM_PADDING and padding is not None and new_ids.get(padding) != padding:
+        raise BadInput(
+            f"{named}: {config.model_type} models number positions from the padding token's id, and trimming would "
+            f"change that id from {padding} to {new_ids.get(padding)}; leave the vocabulary whole."
+        )
 
 
 def _trim_config(file: Path, new_ids: dict[int, int]) -> None:

@@ -132,8 +132,8 @@ def _explain(error: Exception) -> int:
         asked = str(error).partition(" GPU ")[0].strip()
         message, code = (
             (
-                f"The GPU's memory is too small: {asked} Give --accumulate 4, which computes each batch in 4 parts, or --precision bf16, "
-                "or train on the CPU with --device cpu. Finished stages are kept."
+                f"The GPU's memory is too small: {asked} Give --device cpu. Training also takes less with --accumulate 4, which computes "
+                "each batch in 4 parts, or with --precision bf16; its finished stages are kept."
             ),
             2,
         )

@@ -11,7 +11,7 @@ from compress.data.columns import columns_of
 from compress.data.texts import read_texts
 from compress.engine.resumable_stages import Workdir, check_writable
 from compress.engine.task_inputs import TaskInputs, open_task
-from export.graph.vocabulary_trimming import trimming_to
+from export.graph.vocabulary_trimming import check_padding, trimming_to
 from export.packing.writer import refuse_foreign
 from serve.errors import BadInput
 from serve.text.tokenizer import load_tokenizer
@@ -86,7 +86,10 @@ def prepare(recipe: Recipe) -> RunInputs:
     inputs = RunInputs(**{field.name: getattr(opened, field.name) for field in fields(opened)})
     if recipe.keep_words_of:
         # What cannot be trimmed is told now, and not after hours of training.
-        trimming_to(inputs.kept_texts, json.loads(inputs.tokenizer.to_str()), f"--keep-words-of: {inputs.opened.name}")
+        named = f"--keep-words-of: {inputs.opened.name}"
+        document = json.loads(inputs.tokenizer.to_str())
+        trimming = trimming_to(inputs.kept_texts, document, named, pad_id=inputs.train.pad_id)
+        check_padding(inputs.opened.config, trimming.new_ids, named)
     return inputs
 
 

@@ -33,7 +33,7 @@ class Recipe(OfCard, TaskSettings):
     )
     keep_words_of: tuple[str, ...] = setting(
         (),
-        help="Text whose words the vocabulary keeps beside those of the texts that are learned; the rest is trimmed.",
+        help="Text whose words the vocabulary keeps beside those of the task's own texts; the rest is trimmed.",
         metavar="FILE",
         shown="the whole vocabulary",
         panel=STUDENT,

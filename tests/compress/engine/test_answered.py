@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,8 @@ def test_a_student_keeps_the_head_of_its_start_if_that_gives_the_labels_of_the_d
         origin = json.loads((place / "lineage.json").read_text())["origin"]["head"]
         assert origin == ("tuned's" if start == tuned else "new")
     given = load_stage(tuned, inputs).classifier.weight
+    narrow = replace(settings, start=str(tuned), student="layers=2,hidden=16,heads=4,ffn=64")
+    assert not open_task(narrow, tmp_path).teacher_has_head
     assert torch.equal(heads[tuned], given)
     assert not torch.equal(heads[other], given)
 

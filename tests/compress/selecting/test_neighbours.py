@@ -44,7 +44,10 @@ def test_of_near_duplicates_the_first_is_kept(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(neighbours, "BLOCK", 4)
     vectors = unit(10, 2)
     vectors[3], vectors[9] = vectors[0], vectors[5]
-    kept = distinct(vectors, 0.99)
+    none = np.zeros((0, 16), dtype=np.float32)
+    kept = distinct(vectors, 0.99, none)
     assert kept == [0, 1, 2, 4, 5, 6, 7, 8]
     products = vectors[kept] @ vectors[kept].T - np.eye(len(kept))
     assert products.max() <= 0.99
+    known = np.concatenate([unit(9, 5), vectors[[2, 7]]])
+    assert distinct(vectors, 0.99, known) == [0, 1, 4, 5, 6, 8]

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from export.graph.exporter import load_classifier, quiet
-from export.graph.vocabulary_trimming import trim_vocabulary
+from export.graph.vocabulary_trimming import trim_vocabulary, trimming_to
 from serve.errors import BadInput
 
 SENTENCES = [
@@ -201,6 +201,15 @@ def test_what_became_unknown_is_counted_and_shown(checkpoints: dict[str, Path], 
     assert (report.unknown_before, report.unknown) == (0, found)
     assert [piece.strip() for piece in report.newly_unknown] == [whole]
     assert report.texts_split_otherwise == 1
+
+
+def test_an_unused_token_before_the_padding_stays_so_that_positions_do(tmp_path: Path) -> None:
+    folder = write(tmp_path / "roberta", "BPE", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    pad = next(token["id"] for token in document["added_tokens"] if token["content"] == "<pad>")
+    document["added_tokens"] = [token for token in document["added_tokens"] if token["id"] >= pad]
+    trimming = trimming_to(CORPUS, document, "it", pad_id=pad)
+    assert [trimming.new_ids[index] for index in range(pad + 1)] == list(range(pad + 1))
 
 
 def test_a_padding_whose_id_would_move_is_refused_where_positions_are_numbered_from_it(tmp_path: Path) -> None:

@@ -432,7 +432,7 @@ def test_a_gpu_with_too_little_memory_is_no_fault_of_ours(capfd: pytest.CaptureF
 
     assert guarded(allocate) == 2
     said = " ".join(capfd.readouterr().err.split())
-    assert "The GPU's memory is too small: CUDA out of memory. Tried to allocate 20.00 GiB. Give --accumulate 4" in said
+    assert "The GPU's memory is too small: CUDA out of memory. Tried to allocate 20.00 GiB. Give --device cpu." in said
 
 
 def test_the_face_gives_its_names_and_refuses_others() -> None:
