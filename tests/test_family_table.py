@@ -12,6 +12,7 @@ from small_task import examples, make_tokenizer, write_rows
 
 import stillroom as face
 from compress.models.families import FAMILIES
+from compress.models.pretrained import open_model
 from serve.errors import BadInput
 
 PAGE = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
@@ -95,3 +96,5 @@ def test_a_model_of_another_family_is_refused_by_export_at_once(tmp_path: Path, 
     with pytest.raises(BadInput, match=family):
         face.export(folder, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+    with pytest.raises(BadInput, match=f"can teach by its answers: stillroom label --with {folder}"):
+        open_model(str(folder))
