@@ -75,7 +75,7 @@ def main() -> None:
         document = stillroom.run(
             teacher_labels=[given.answers], start=str(body(tokenizer, given.work / f"body-{number}")), task=TASK,
             data=str(given.data), out=str(given.work / f"student-{number}"), student="3x384", soft_weight=0.9, undistilled=False,
-            student_epochs=given.steps * BATCH / len(texts), batch=BATCH, teacher_gate=0.0, gate=0.0, latency_seconds=1.0,
+            student_epochs=round(given.steps * BATCH / len(texts)), batch=BATCH, teacher_gate=0.0, gate=0.0, latency_seconds=1.0,
             threads=given.threads,
         )  # fmt: skip
         told = {"tokenizer": name, "vocabulary": len(tokenizer), "pieces_per_text": len(pieces) / len(texts)}
