@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from tokenizers import BertWordPieceTokenizer
-from transformers import AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 import stillroom
 from compress.data.examples import check_task
@@ -27,13 +28,17 @@ TASK, BATCH, WORDS, LONGEST = "token-classification", 32, 4_000, 128
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def own_tokenizer(texts: list[str], folder: Path) -> Any:
+def own_tokenizer(texts: list[str]) -> Any:
     """A WordPiece tokenizer of the words of `texts`."""
     trainer = BertWordPieceTokenizer(lowercase=True)
     trainer.train_from_iterator(texts, vocab_size=WORDS, min_frequency=2, special_tokens=SPECIAL, show_progress=False)
-    folder.mkdir(parents=True, exist_ok=True)
-    trainer.save_model(str(folder))
-    return BertTokenizerFast(vocab_file=str(folder / "vocab.txt"))
+    names = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL}
+    made = PreTrainedTokenizerFast(tokenizer_object=trainer._tokenizer, **names)
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        special_tokens=[(name, made.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]")],
+    )
+    return made
 
 
 def body(tokenizer: Any, folder: Path) -> Path:
@@ -67,7 +72,7 @@ def main() -> None:
     texts = [example.text for example in read_splits(str(given.data), check_task(TASK)).train]
     tokenizers = {
         "the teacher's": AutoTokenizer.from_pretrained(given.tokenizer),
-        "its own": own_tokenizer(texts, given.work / "own"),
+        "its own": own_tokenizer(texts),
     }
     rows = []
     for number, (name, tokenizer) in enumerate(tokenizers.items()):
