@@ -12,10 +12,9 @@ from compress.models.pretrained import (
     HEADS,
     LONGEST_TEXT,
     check_weights,
-    config_in,
-    download_or_refuse,
     fast_tokenizer,
     head_for,
+    open_unread,
     quiet,
 )
 from serve.errors import BadInput
@@ -52,12 +51,8 @@ def open_answering(name: str, *, role: str = "--with", revision: str = "", max_l
         BadInput: no such folder or name; files missing or damaged, pickled weights only, no head for a task, a tokenizer without
             character offsets, or a length that it cannot read.
     """
-    wanted = "a transformers folder of a model fine-tuned on a task"
-    folder = Path(name) if Path(name).exists() else download_or_refuse(name, role, wanted, revision)
     named = f"{role} {name}"
-    if not (folder / "config.json").is_file():
-        raise BadInput(f"{named} holds no config.json; {wanted} is needed (save_pretrained writes one).")
-    config = config_in(folder, named, any_family=True)
+    folder, config = open_unread(name, role, "a transformers folder of a model fine-tuned on a task", revision)
     task = next((task for task in get_args(Task) if head_for(config, task)), None)
     if task is None:
         raise BadInput(
@@ -67,19 +62,14 @@ def open_answering(name: str, *, role: str = "--with", revision: str = "", max_l
     check_weights(folder, config, named)
     tokenizer = fast_tokenizer(folder, named, config)
     model = _loaded(folder, task)
-    longest = longest_of(model, int(tokenizer.model_max_length))
-    if max_length and not 8 <= max_length <= longest:
-        raise BadInput(f"--max-length is {max_length}; give 8 to {longest} tokens, which {name} can read.")
-    backend = tokenizer.backend_tokenizer
-    backend.no_padding()
-    backend.enable_truncation(max_length=max_length or longest)
+    backend, length = cut_tokenizer(name, model, tokenizer, max_length)
     return AnsweringModel(
         name,
         folder,
         task,
         head_for(config, task) or (),
         bool(config.problem_type == MULTI_LABEL),
-        max_length or longest,
+        length,
         model,
         backend,
     )
@@ -98,7 +88,22 @@ def _loaded(folder: Path, task: Task) -> Any:
         return kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32).eval()
 
 
-def longest_of(model: Any, stated: int) -> int:
+def cut_tokenizer(name: str, model: Any, tokenizer: Any, max_length: int) -> tuple[Tokenizer, int]:
+    """The tokenizer of `model`, which cuts texts at `max_length` tokens, or at what the model reads if that is 0; and that length.
+
+    Raises:
+        BadInput: the model cannot read texts of that length.
+    """
+    longest = _longest(model, int(tokenizer.model_max_length))
+    if max_length and not 8 <= max_length <= longest:
+        raise BadInput(f"--max-length is {max_length}; give 8 to {longest} tokens, which {name} can read.")
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    backend.no_padding()
+    backend.enable_truncation(max_length=max_length or longest)
+    return backend, max_length or longest
+
+
+def _longest(model: Any, stated: int) -> int:
     """The longest text in tokens: what the tokenizer states and the table of positions has, at most `LONGEST_TEXT`."""
     table = getattr(model.config, "max_position_embeddings", None)
     limits = [LONGEST_TEXT, *([stated] if 0 < stated < NO_LIMIT else [])]

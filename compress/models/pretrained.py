@@ -150,6 +150,19 @@ def head_for(config: Any, task: Task) -> tuple[str, ...] | None:
     return tuple(config.id2label[index] for index in range(config.num_labels))
 
 
+def open_unread(name: str, role: str, wanted: str, revision: str) -> tuple[Path, Any]:
+    """The folder and the configuration of a model of any family, none of whose insides is read: a folder, or a name on the Hub.
+
+    Raises:
+        BadInput: no such folder or name, or no configuration that can be read; `wanted` says what is needed.
+    """
+    folder = Path(name) if Path(name).exists() else download_or_refuse(name, role, wanted, revision)
+    named = f"{role} {name}"
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"{named} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")
+    return folder, config_in(folder, named, any_family=True)
+
+
 def config_in(folder: Path, named: str, *, any_family: bool) -> Any:
     """The configuration of the model in `folder`; messages name the model as `named`.
 

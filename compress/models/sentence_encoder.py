@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from compress.data.batches import batches_by_length, inputs_for, moved, padded
 from compress.data.examples import Example
-from compress.models.answering import longest_of
-from compress.models.pretrained import check_weights, config_in, download_or_refuse, fast_tokenizer, quiet
+from compress.models.answering import cut_tokenizer
+from compress.models.pretrained import check_weights, fast_tokenizer, open_unread, quiet
 from serve.errors import BadInput
 
 
@@ -43,12 +43,8 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
     """
     from transformers import AutoModel
 
-    wanted = "a transformers folder of an encoder"
-    folder = Path(name) if Path(name).exists() else download_or_refuse(name, role, wanted, revision)
     named = f"{role} {name}"
-    if not (folder / "config.json").is_file():
-        raise BadInput(f"{named} holds no config.json; {wanted} is needed (save_pretrained writes one).")
-    config = config_in(folder, named, any_family=True)
+    folder, config = open_unread(name, role, "a transformers folder of an encoder", revision)
     if config.is_encoder_decoder or config.model_type == "t5":
         raise BadInput(
             f"{named} is an encoder and decoder ({config.model_type}); an encoder alone is needed, such as BERT's kind."
@@ -59,13 +55,8 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
         model = AutoModel.from_pretrained(
             folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
         ).eval()
-    longest = longest_of(model, int(tokenizer.model_max_length))
-    if max_length and not 8 <= max_length <= longest:
-        raise BadInput(f"--max-length is {max_length}; give 8 to {longest} tokens, which {name} can read.")
-    backend = tokenizer.backend_tokenizer
-    backend.no_padding()
-    backend.enable_truncation(max_length=max_length or longest)
-    return SentenceEncoder(name, folder, max_length or longest, int(config.pad_token_id or 0), model, backend)
+    backend, length = cut_tokenizer(name, model, tokenizer, max_length)
+    return SentenceEncoder(name, folder, length, int(config.pad_token_id or 0), model, backend)
 
 
 def on_device(encoder: SentenceEncoder, device: torch.device) -> SentenceEncoder:

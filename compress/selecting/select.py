@@ -52,8 +52,9 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
     task = faults.check(lambda: check_task(settings.task))
     splits = faults.check(partial(_splits, settings, task, columns)) if task else None
     bank: list[Example] = []
-    for path in settings.bank if task and splits else ():
-        bank += faults.check(partial(_bank, path, task, columns, pairs=splits.pairs)) or [] if task and splits else []
+    if task and splits:
+        for path in settings.bank:
+            bank += faults.check(partial(_bank, path, task, columns, pairs=splits.pairs)) or []
     encoder = faults.check(lambda: _encoder(settings))
     model = faults.check(lambda: _model(settings, splits))
     faults.check(lambda: _check_out(out))
