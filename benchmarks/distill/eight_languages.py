@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from selecting import body as student_body
 from tokenizers import SentencePieceUnigramTokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
@@ -30,8 +31,6 @@ sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from languages import TEMPLATES, messages
 
 import stillroom
-from compress.models.initialise import student_of
-from compress.models.pretrained import load_encoder, open_model, save_tokenizer
 from compress.models.shapes import Shape
 from latency.measure.machine import machine_facts
 
@@ -78,16 +77,6 @@ def body(folder: Path) -> Path:
     return folder
 
 
-def student_body(teacher: Path, folder: Path) -> Path:
-    """Two of the teacher's layers, without a head."""
-    if not folder.exists():
-        opened = open_model(str(teacher))
-        student, _ = student_of(load_encoder(opened, seed=0), opened.family, Shape(2, 128, 4, 256), seed=0)
-        student.save_pretrained(folder)
-        save_tokenizer(opened, folder)
-    return folder
-
-
 def main() -> None:
     """Train all and write their scores."""
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -115,7 +104,7 @@ def main() -> None:
 
     whole = len(names) * EACH["train"]
     teacher = trained("teacher", body(work / "body"), everything, 2 * given.steps, whole)
-    start = student_body(work / "body", work / "student-body")
+    start = student_body(str(work / "body"), work / "student-body", Shape(2, 128, 4, 256))
     rows = {"teacher": scores(teacher)}
     answers = work / "answers.jsonl"
     if not answers.exists():

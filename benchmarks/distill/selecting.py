@@ -20,7 +20,7 @@ from choosing import drawn
 import stillroom
 from compress.models.initialise import student_of
 from compress.models.pretrained import load_encoder, open_model, save_tokenizer
-from compress.models.shapes import STUDENTS
+from compress.models.shapes import STUDENTS, Shape
 from latency.measure.machine import machine_facts
 
 TASK, STEPS, BATCH, RATE = "text-classification", 1_000, 32, 4e-4
@@ -57,11 +57,11 @@ def mixed_bank(data: Path, labelled: Path, file: Path) -> dict[str, str]:
     return of_task
 
 
-def body(encoder: str, folder: Path) -> Path:
-    """A student of 3 of the encoder's layers, without a head."""
+def body(encoder: str, folder: Path, shape: Shape) -> Path:
+    """A student of some of the encoder's layers, without a head."""
     if not folder.exists():
         opened = open_model(encoder)
-        student, _ = student_of(load_encoder(opened, seed=0), opened.family, STUDENTS["3x384"], seed=0)
+        student, _ = student_of(load_encoder(opened, seed=0), opened.family, shape, seed=0)
         student.save_pretrained(folder)
         save_tokenizer(opened, folder)
     return folder
@@ -80,7 +80,7 @@ def main() -> None:
     given = reader.parse_args()
     labelled = drawn("clinc150-10", given.data, given.work / "labelled")
     label_of = mixed_bank(given.data, labelled, given.work / "bank.jsonl")
-    start = body(given.encoder, given.work / "body")
+    start = body(given.encoder, given.work / "body", STUDENTS["3x384"])
     first = rows_in(labelled / "train.jsonl")
 
     def trained(name: str, more: list[str]) -> dict[str, Any]:
