@@ -115,7 +115,8 @@ class TaskSettings(DataSet):
 
     teacher: str = setting(
         "",
-        help="Transformers folder or Hub name of a BERT-like encoder.",
+        help="Transformers folder or Hub name of a BERT-like encoder; with --start also of any other model with a head for the task, "
+        "which is then asked for its answers.",
         shown="needed, unless --teacher-labels is given",
         panel=WHAT,
     )

@@ -96,5 +96,5 @@ def test_a_model_of_another_family_is_refused_by_export_at_once(tmp_path: Path, 
     with pytest.raises(BadInput, match=family):
         face.export(folder, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
-    with pytest.raises(BadInput, match=f"can teach by its answers: stillroom label --with {folder}"):
+    with pytest.raises(BadInput, match=f"can teach by its answers: stillroom run --teacher {folder} --start"):
         open_model(str(folder))

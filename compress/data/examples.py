@@ -118,7 +118,14 @@ def are_relations(examples: Sequence[Example]) -> bool:
     return bool(examples) and examples[0].head is not None
 
 
-def check_kind(examples: Sequence[Example], model: str, *, multi_label: bool, markers: bool) -> None:
+def check_kind(
+    examples: Sequence[Example],
+    model: str,
+    *,
+    multi_label: bool,
+    markers: bool,
+    remedy: str = "Give data of that kind, or a new head: `stillroom run --new-head`.",
+) -> None:
     """Check that a model that classifies texts gives the kind of labels that `examples` have.
 
     Args:
@@ -126,11 +133,12 @@ def check_kind(examples: Sequence[Example], model: str, *, multi_label: bool, ma
         model: its name in messages.
         multi_label: whether the model can give a text any number of labels.
         markers: whether its vocabulary has the markers of head and tail, which only models of relations need.
+        remedy: what to do, as messages say it.
 
     Raises:
         BadInput: it gives another kind.
     """
-    remedy = "It was trained for another task. Give data of that kind, or a new head: `stillroom run --new-head`."
+    remedy = f"It was trained for another task. {remedy}"
     if multi_label is not is_multi_label(examples):
         gives, given = ("any number of labels", "one string") if multi_label else ("one label", "a list")
         raise BadInput(

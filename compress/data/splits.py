@@ -128,7 +128,7 @@ def _answered(teacher: TeacherLabels, others: list[Example]) -> list[Example]:
     train = [example for example in texts if example not in held]
     if not train:
         raise BadInput(
-            f"All {len(texts)} texts of --teacher-labels {teacher.name} are in validation or test, and there is no train split: "
+            f"All {len(texts)} texts of {teacher.name} are in validation or test, and there is no train split: "
             "nothing is left to train on. Add answers to other texts, or a train split."
         )
     return train

@@ -20,6 +20,7 @@ from compress.data.file_formats import SUFFIXES, rows_in
 from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from serve.errors import BadInput
+from serve.text.entity_markers import has_markers
 from serve.text.labels import split_tag
 from serve.text.spans import words
 
@@ -37,19 +38,21 @@ class TeacherLabels:
     answers: Mapping[str, Answer]
     fingerprint: str
     """The SHA-256 of the files."""
+    asked: tuple[str, str] = ("", "")
+    """The flag and name of the model that wrote them in this run, and its name for published files; empty where they were given."""
 
     def __len__(self) -> int:
         return len(self.answers)
 
     @property
     def name(self) -> str:
-        """The files, for messages."""
-        return ", ".join(self.files)
+        """The files or the model, with the flag that named them, for messages."""
+        return self.asked[0] or f"--teacher-labels {', '.join(self.files)}"
 
     @property
     def public_name(self) -> str:
-        """The names of the files without their folders, which are private."""
-        return " and ".join(Path(file).name for file in self.files)
+        """The name of the model, or those of the files without their folders, which are private."""
+        return self.asked[1] or " and ".join(Path(file).name for file in self.files)
 
     def answer_to(self, example: Example) -> Answer | None:
         """The answer to the text of `example`; None if there is none."""
@@ -91,11 +94,11 @@ class TeacherLabels:
             if not answer.labels and isinstance(example.label, tuple) is not multi_label:
                 names = ("one string", "a list") if multi_label else ("a list", "one string")
                 fault = f"`label` is {names[0]}, and in the data it is {names[1]}"
-            if (example.head is not None) is not relations:
+            if relations != (example.head is not None or (relations and has_markers(example.text))):
                 fault = f"there {'is no' if relations else 'are'} `head` and `tail`, unlike in the data"
             if fault:
                 raise BadInput(
-                    f"--teacher-labels {self.name}, the text {example.text[:80]!r}: {fault}. Give answers of the data's kind."
+                    f"{self.name}, the text {example.text[:80]!r}: {fault}. Give answers of the data's kind."
                 )
 
     def check_labels(self, labels: Iterable[str], *, multi_label: bool) -> None:
@@ -111,7 +114,7 @@ class TeacherLabels:
         if strange:
             more = f" and {len(strange) - SHOWN_LABELS} more" if len(strange) > SHOWN_LABELS else ""
             raise BadInput(
-                f"--teacher-labels {self.name} has labels that the task lacks: {', '.join(strange[:SHOWN_LABELS])}{more}. The task has "
+                f"{self.name} has labels that the task lacks: {', '.join(strange[:SHOWN_LABELS])}{more}. The task has "
                 f"{', '.join(sorted(known)[:SHOWN_LABELS])}{' and others' if len(known) > SHOWN_LABELS else ''}. Rename or remove them."
             )
         if multi_label:
@@ -119,7 +122,7 @@ class TeacherLabels:
         for answer in self.answers.values():
             if sum(answer.labels.values()) > MOST_SUM:
                 raise BadInput(
-                    f"--teacher-labels {self.name} gives the text {answer.example.text[:80]!r} probabilities that sum to "
+                    f"{self.name} gives the text {answer.example.text[:80]!r} probabilities that sum to "
                     f"{sum(answer.labels.values()):.3f}, and one label applies to a text. Give probabilities that sum to 1."
                 )
 

@@ -75,11 +75,11 @@ def with_answers(inputs: "TaskInputs", teacher: TeacherLabels) -> "TaskInputs":
     there = sum(logits is not None for logits in of_train)
     if not there and not further:
         raise BadInput(
-            f"--teacher-labels {teacher.name} answers none of the {len(splits.train)} texts of train and has no other texts to learn "
+            f"{teacher.name} answers none of the {len(splits.train)} texts of train and has no other texts to learn "
             "from. Answers are matched by the text, which must be the same in both."
         )
     on_validation, looked_at = _score(inputs, teacher)
-    lines = _lines(inputs, there, len(others), on_validation, looked_at)
+    lines = _lines(inputs, teacher, there, len(others), on_validation, looked_at)
     whole = on_validation is not None and looked_at == len(splits.validation)
     return dataclasses.replace(inputs, answers=teacher, answered=Answered(soft, on_validation, whole, lines))
 
@@ -96,7 +96,7 @@ def _whole(inputs: "TaskInputs", teacher: TeacherLabels) -> Splits:
     held_out = kept(splits.validation, inputs.encoded(splits.validation)) if splits.held_out else splits.validation
     if not train or not held_out:
         raise BadInput(
-            f"--teacher-labels {teacher.name} has no answers that reach to the last word of their texts. Ask about shorter texts."
+            f"{teacher.name} has no answers that reach to the last word of their texts. Ask about shorter texts."
         )
     return dataclasses.replace(splits, train=train, validation=held_out)
 
@@ -117,7 +117,7 @@ def _score(inputs: "TaskInputs", teacher: TeacherLabels) -> tuple[Score | None, 
     reached, blind = score(right, said), chance(right, said, constant_predictions(texts))
     if reached.low <= blind and len(chosen) >= min(ENOUGH_TEXTS, len(gold)):
         raise BadInput(
-            f"--teacher-labels {teacher.name} is not shown to be better than chance on this task: {inputs.metric} {reached} on "
+            f"{teacher.name} is not shown to be better than chance on this task: {inputs.metric} {reached} on "
             f"{len(chosen)} validation texts; {blind:.4f} is possible without reading the text. Check its labels, or answer more texts of "
             "validation."
         )
@@ -125,11 +125,17 @@ def _score(inputs: "TaskInputs", teacher: TeacherLabels) -> tuple[Score | None, 
 
 
 def _lines(
-    inputs: "TaskInputs", of_train: int, others: int, on_validation: Score | None, of_validation: int
+    inputs: "TaskInputs",
+    teacher: TeacherLabels,
+    of_train: int,
+    others: int,
+    on_validation: Score | None,
+    of_validation: int,
 ) -> list[str]:
     train, extra = len(inputs.splits.train), len(inputs.further)
+    of = teacher.name if teacher.asked[0] else "--teacher-labels"
     lines = [
-        f"--teacher-labels has answers to {of_train:,} of {counted(train, 'text', 'texts')} of train, and to "
+        f"{of} has answers to {of_train:,} of {counted(train, 'text', 'texts')} of train, and to "
         f"{counted(extra, 'text', 'texts')} that the data lacks."
     ]
     if of_train < train:

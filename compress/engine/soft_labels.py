@@ -15,7 +15,7 @@ from compress.data.examples import Example, check_task
 from compress.engine.hardware import device_here
 from compress.engine.resumable_stages import TRAINING
 from compress.engine.task_inputs import TaskInputs
-from compress.evaluation.predictions import row_logits, softmax
+from compress.evaluation.predictions import row_logits, shared_row_logits, softmax
 from compress.models.pretrained import load, open_model
 from compress.progress import advancing, message
 from compress.training.checkpoint import write_safetensors
@@ -149,9 +149,7 @@ def _open(teacher: Path, inputs: TaskInputs) -> Any:
 def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None]) -> list[np.ndarray]:
     """The logits (rows, labels) of each of `texts`, from `file` if they were saved before. Each process computes its share."""
     if not distributed.broadcast(file.is_file()):
-        (share,) = distributed.shares(1)
-        parts = distributed.gather(row_logits(model, texts, advance=advance, share=share))
-        logits = [next(rows for rows in of_text if rows.ndim == 2) for of_text in zip(*parts, strict=True)]
+        logits = shared_row_logits(model, texts, advance)
         file.parent.mkdir(exist_ok=True)
         write_safetensors(file, {"logits": torch.from_numpy(np.concatenate(logits))})
         return logits

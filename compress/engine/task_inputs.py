@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
 
 from tokenizers import Tokenizer
 
@@ -19,6 +18,7 @@ from compress.data.splits import read_splits
 from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
 from compress.data.texts import read_texts
 from compress.engine.answered import Answered, with_answers
+from compress.engine.answering_teacher import answering_teacher, labels_of, with_body
 from compress.engine.data_checks import counted, keeps_head, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, on_this_machine
@@ -26,6 +26,7 @@ from compress.engine.method_chain import ON_TASK, Chain, check_method_name, meth
 from compress.engine.method_runner import RANDOM, is_checkpoint
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
+from compress.models.answering import AnsweringTeacher
 from compress.models.initialise import layers_fit, open_start
 from compress.models.packed_inputs import row_tokens_for
 from compress.models.precision import check_precision
@@ -37,8 +38,6 @@ from compress.training.task_training import validation_interval
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers
-
-AnySettings = TypeVar("AnySettings", bound=TaskSettings)
 
 # Most float32 copies of the teacher's weights that a run keeps: checkpoints with two moments each, stages, graphs.
 DISK_COPIES = 12
@@ -66,8 +65,10 @@ class TaskInputs:
     teacher_fingerprint: str
     start_fingerprint: str  # of the checkpoint that the student starts from; empty if it starts from none
     notify: Notify = silent
+    answering: AnsweringTeacher | None = None
+    """A teacher that is asked and not opened; its answers are in `answers` once it was."""
     answers: TeacherLabels | None = None
-    """A teacher's answers from files, in place of a model that is asked."""
+    """A teacher's answers from files."""
     further: list[Example] = field(default_factory=list)
     """Texts that `answers` has and no split has."""
     answered: Answered | None = None
@@ -91,9 +92,20 @@ class TaskInputs:
     @cached_property
     def in_domain(self) -> Encoded | None:
         """The texts that only the teacher labels, tokenised: given and generated ones; None if there are none."""
+        return self.encoded(self.in_domain_texts) if self.in_domain_texts else None
+
+    @cached_property
+    def in_domain_texts(self) -> list[Example]:
+        """The texts that only the teacher labels."""
+        if self.answers:  # what was asked about is among its answers
+            return self.further
         made = augmented(self.splits.train, self.tokenizer, self.settings.augment, self.settings.seed)
-        texts = [Example(text) for text in self.unlabelled] + self.further + unseen(made, self.splits)
-        return self.encoded(texts) if texts else None
+        return [Example(text) for text in self.unlabelled] + unseen(made, self.splits)
+
+    @property
+    def gives_answers_alone(self) -> bool:
+        """Whether there is no teacher to open: it is a file of answers, or a model that is asked."""
+        return self.answers is not None or self.answering is not None
 
     @cached_property
     def soft_labelled(self) -> Encoded:
@@ -169,7 +181,7 @@ class TaskInputs:
         """Most steps of fine-tuning the teacher; 0 if it has a head, or is a file of answers."""
         return (
             0
-            if self.teacher_has_head or self.answers
+            if self.teacher_has_head or self.gives_answers_alone
             else steps_of(self.settings.teacher_epochs, 5, LEAST_TUNING_STEPS, self.steps_per_epoch)
         )
 
@@ -195,6 +207,7 @@ def open_task(
     role: str = "--teacher",
     more_checks: Sequence[Callable[[], object]] = (),
     notify: Notify = silent,
+    may_ask: bool = False,
 ) -> TaskInputs:
     """Open and check everything that `settings` name; nothing is written.
 
@@ -204,17 +217,19 @@ def open_task(
         role: the flag that names the teacher.
         more_checks: further checks of the caller; their faults are listed in the same message.
         notify: called with each event of progress.
+        may_ask: whether the teacher may be a model that can be asked, but not opened; see `TaskInputs.answering`.
 
     Raises:
         BadInput: every fault found, in one message.
     """
     faults = Faults()
-    if settings.teacher_labels and role == "--teacher":
-        settings, role = faults.check(partial(with_body, settings)) or settings, "--start"
+    asked = faults.check(partial(answering_teacher, settings)) if may_ask else None
+    if not faults.messages and (asked or (settings.teacher_labels and role == "--teacher")):
+        settings, role = faults.check(partial(with_body, settings, asked)) or settings, "--start"
+    opened = None if faults.messages else _model(settings, role, faults)
     here = faults.check(partial(on_this_machine, settings))
     task = faults.check(lambda: check_task(settings.task))
     shape = faults.check(lambda: shape_of(settings.student or USUAL_STUDENT))
-    opened = _model(settings, role, faults)
     named = AUTO if settings.method == AUTO else faults.check(lambda: check_method_name(settings.method))
     for check in more_checks:
         faults.check(check)
@@ -230,8 +245,7 @@ def open_task(
         opened = faults.check(partial(with_markers, opened))
         faults.check(partial(check_marked, unlabelled))
     if opened and splits and task:
-        new_head = settings.new_head or (role == "--start" and not keeps_head(opened, splits, task, shape))
-        labelled = faults.check(lambda: labels_for(opened, splits, task, new_head=new_head))
+        labelled = faults.check(partial(_labels, settings, opened, asked, splits, task, shape))
     if labelled:
         faults.check(partial(refuse_in_scope, settings.out_of_scope, labelled[0], f"{role} {settings.teacher}"))
     readers: list[Opened] = []
@@ -270,6 +284,7 @@ def open_task(
         folder_fingerprint(opened.folder),
         folder_fingerprint(readers[1].folder) if is_checkpoint(settings.start) else "",
         notify,
+        asked,
     )
     return with_answers(inputs, answers) if answers else inputs
 
@@ -280,6 +295,21 @@ def _model(settings: TaskSettings, role: str, faults: Faults) -> Opened | None:
     if not settings.teacher_labels:
         faults.messages.append("--teacher is needed: a transformers folder or a name on the Hub.")
     return None
+
+
+def _labels(
+    settings: TaskSettings,
+    opened: Opened,
+    asked: AnsweringTeacher | None,
+    splits: Splits,
+    task: Task,
+    shape: Shape | None,
+) -> tuple[tuple[str, ...], bool]:
+    """The labels by index, and whether the head of `opened` is used for them."""
+    new_head = settings.new_head or (opened.role == "--start" and not keeps_head(opened, splits, task, shape))
+    labels, has_head = labels_for(opened, splits, task, new_head=new_head)
+    theirs = labels_of(asked, splits, task, labels) if asked else labels
+    return theirs, has_head and theirs == labels
 
 
 def _data(
@@ -295,36 +325,6 @@ def _data(
     if splits and settings.out_of_scope:
         return *(faults.check(partial(set_apart, splits, settings.out_of_scope)) or (None, None)), answers
     return splits, None, answers
-
-
-def as_given(settings: AnySettings) -> AnySettings:
-    """The settings that `with_body` was given."""
-    return replace(settings, teacher="", start=settings.teacher) if settings.teacher_labels else settings
-
-
-def with_body(settings: AnySettings) -> AnySettings:
-    """The settings of a run without a teacher to open: the encoder in --start takes the place of its layers.
-
-    Raises:
-        BadInput: settings that only a teacher's model can follow, or no encoder in --start.
-    """
-    named = f"--teacher-labels {settings.teacher_labels[0]}"
-    if settings.teacher:
-        raise BadInput(
-            f"--teacher {settings.teacher} and {named} are both given, and a student has one teacher. Leave one of them out."
-        )
-    faults = []
-    if not is_checkpoint(settings.start):
-        faults.append("--start is needed: the encoder whose first layers the student gets, such as bert-base-uncased")
-    if settings.method not in (AUTO, "soft-labels", "labels"):
-        faults.append(
-            f"--method {settings.method} asks a teacher as it trains, or reads its layers; soft-labels learns from answers"
-        )
-    given = {"--unlabelled": settings.unlabelled, "--augment": settings.augment, "--folds": settings.folds}
-    faults += [f"{flag} needs a teacher that can be asked; leave it out" for flag, value in given.items() if value]
-    if faults:
-        raise BadInput(f"{named} is a teacher that cannot be asked. {'; '.join(faults)}.")
-    return replace(settings, teacher=settings.start, start="spread")
 
 
 def _warnings(settings: TaskSettings, opened: Opened, shape: Shape, *, corpus: bool) -> list[str]:
@@ -357,8 +357,8 @@ def method_of(settings: TaskSettings, opened: Opened, shape: Shape) -> tuple[str
         return settings.method, ""
     if is_checkpoint(settings.start):
         return "soft-labels", "the student starts from a checkpoint"
-    if settings.teacher_labels:
-        return "soft-labels", "the teacher is a file of answers"
+    if settings.teacher_labels or opened.role == "--start":
+        return "soft-labels", "the teacher gives answers alone"
     if settings.start != RANDOM and layers_fit(opened.config, shape):
         return "soft-labels", "the student starts from the teacher's layers"
     if settings.corpus:

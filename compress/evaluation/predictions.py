@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from compress import distributed
 from compress.data.batches import batches_by_length, collate, rows_of, to_device
 from compress.data.encoded import Encoded
 from compress.distributed import Share
@@ -41,6 +42,13 @@ def row_logits(
                 advance(len(chosen))
     model.train(was_training)
     return out
+
+
+def shared_row_logits(model: Any, encoded: Encoded, advance: Any = None) -> list[np.ndarray]:
+    """`row_logits` in every process, of which each computes its share."""
+    (share,) = distributed.shares(1)
+    parts = distributed.gather(row_logits(model, encoded, advance=advance, share=share))
+    return [next(rows for rows in of_text if rows.ndim == 2) for of_text in zip(*parts, strict=True)]
 
 
 def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:

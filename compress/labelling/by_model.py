@@ -7,7 +7,7 @@ import numpy as np
 
 from compress.data.encoded import Encoded, encode
 from compress.data.examples import Example
-from compress.evaluation.predictions import row_logits, softmax
+from compress.evaluation.predictions import shared_row_logits, softmax
 from compress.models.answering import AnsweringModel
 from serve.text.spans import words
 
@@ -19,7 +19,10 @@ Answers = list[tuple[int, dict[str, Any]]]
 
 
 def ask_model(teacher: AnsweringModel, texts: Sequence[Example], missing: Sequence[int]) -> Iterator[Answers]:
-    """The answers to the `missing` of `texts`, a shard at a time: the probability of each label, or of each tag of each word."""
+    """The answers to the `missing` of `texts`, a shard at a time: the probability of each label, or of each tag of each word.
+
+    Several processes compute a share each, and all of them get all answers.
+    """
     for start in range(0, len(missing), SHARD_TEXTS):
         shard = missing[start : start + SHARD_TEXTS]
         encoded = encode(
@@ -29,7 +32,7 @@ def ask_model(teacher: AnsweringModel, texts: Sequence[Example], missing: Sequen
             teacher.labels,
             multi_label=teacher.multi_label,
         )
-        logits = row_logits(teacher.model, encoded)
+        logits = shared_row_logits(teacher.model, encoded)
         yield [(index, _fields(encoded, i, logits[i].astype(np.float64))) for i, index in enumerate(shard)]
 
 

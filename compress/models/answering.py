@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from compress.data.examples import Task
+from compress.models.families import FAMILIES
 from compress.models.pretrained import (
     HEADS,
     LONGEST_TEXT,
@@ -18,9 +19,41 @@ from compress.models.pretrained import (
     quiet,
 )
 from serve.errors import BadInput
+from serve.text.entity_markers import MARKERS
 from serve.text.labels import MULTI_LABEL
 
 NO_LIMIT = 1_000_000  # tokens: what transformers gives for a tokenizer that states no longest text
+
+
+@dataclass(frozen=True)
+class AnsweringTeacher:
+    """A fine-tuned model whose folder passed the checks, not loaded yet."""
+
+    name: str
+    folder: Path
+    config: Any
+    task: Task
+    labels: tuple[str, ...]
+    """Classes or tags by index."""
+    tokenizer: Any  # as transformers opens it
+    revision: str = ""
+    role: str = "--with"  # the flag that named it
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether any number of its labels may apply to a text."""
+        return bool(self.config.problem_type == MULTI_LABEL)
+
+    @property
+    def has_markers(self) -> bool:
+        """Whether its vocabulary has the markers of head and tail, which a teacher of relations needs."""
+        known = self.tokenizer.get_vocab()
+        return all(marker in known for marker in MARKERS)
+
+    @property
+    def public_name(self) -> str:
+        """The name for published files: its Hub name, or only the last part of its path, since the path is private."""
+        return self.folder.resolve().name if Path(self.name).exists() else self.name
 
 
 @dataclass(frozen=True)
@@ -39,40 +72,45 @@ class AnsweringModel:
 
 
 def open_answering(name: str, *, role: str = "--with", revision: str = "", max_length: int = 0) -> AnsweringModel:
-    """The model in the folder `name`, or of that name on the Hub, with its head for a task, in float32 on the CPU.
+    """The model in the folder `name`, or of that name on the Hub: `find_answering`, then `load_answering`."""
+    return load_answering(find_answering(name, role=role, revision=revision), max_length)
+
+
+def find_answering(name: str, *, role: str = "--with", revision: str = "") -> AnsweringTeacher:
+    """The model in the folder `name`, or of that name on the Hub, checked and not loaded.
 
     Args:
         name: the folder or the name.
         role: the flag that named it.
         revision: a branch, tag or commit of the Hub's model; empty for its main branch.
-        max_length: the longest text in tokens; 0 for what it can read, at most 512.
 
     Raises:
-        BadInput: no such folder or name; files missing or damaged, pickled weights only, no head for a task, a tokenizer without
-            character offsets, or a length that it cannot read.
+        BadInput: no such folder or name; files missing or damaged, pickled weights only, no head for a task, or a tokenizer without
+            character offsets.
     """
     named = f"{role} {name}"
     folder, config = open_unread(name, role, "a transformers folder of a model fine-tuned on a task", revision)
     task = next((task for task in get_args(Task) if head_for(config, task)), None)
     if task is None:
+        how = f": stillroom finetune --model {name} ..." if config.model_type in FAMILIES else " with transformers."
         raise BadInput(
             f"{named} has no head for a task: its architecture is {', '.join(config.architectures or ['not stated'])}, and one that ends "
-            f"in {' or '.join(HEADS.values())} is needed. Fine-tune it first: stillroom finetune --model {name} ..."
+            f"in {' or '.join(HEADS.values())} is needed. Fine-tune it first{how}"
         )
     check_weights(folder, config, named)
     tokenizer = fast_tokenizer(folder, named, config)
-    model = _loaded(folder, task)
-    backend, length = cut_tokenizer(name, model, tokenizer, max_length)
-    return AnsweringModel(
-        name,
-        folder,
-        task,
-        head_for(config, task) or (),
-        bool(config.problem_type == MULTI_LABEL),
-        length,
-        model,
-        backend,
-    )
+    return AnsweringTeacher(name, folder, config, task, head_for(config, task) or (), tokenizer, revision, role)
+
+
+def load_answering(found: AnsweringTeacher, max_length: int = 0) -> AnsweringModel:
+    """The model of `found` in float32 on the CPU, reading texts up to `max_length` tokens, or up to what it can, at most 512.
+
+    Raises:
+        BadInput: it cannot read texts of that length.
+    """
+    model = _loaded(found.folder, found.task)
+    backend, length = cut_tokenizer(found.name, model, found.tokenizer, max_length)
+    return AnsweringModel(found.name, found.folder, found.task, found.labels, found.multi_label, length, model, backend)
 
 
 def on_device(model: AnsweringModel, device: torch.device) -> AnsweringModel:

@@ -131,7 +131,7 @@ def family_of(model_type: str, name: str) -> Family:
     """
     if model_type not in FAMILIES:
         role, _, given = name.partition(" ")
-        asked = f" With a head for the task it can teach by its answers: stillroom label --with {given} ..., then --teacher-labels."
+        asked = f" With a head for the task it can teach by its answers: stillroom run --teacher {given} --start ENCODER ..."
         raise BadInput(
             f"{name} is a {model_type!r} model, which is not supported. "
             f"Give an encoder of one of these families: {', '.join(sorted(FAMILIES))}.{asked if role == '--teacher' else ''}"

@@ -171,8 +171,8 @@ def check_same_tokens(teacher: Opened, student: Opened) -> None:
         raise BadInput(
             f"{student.role} {student.name} and {teacher.role} {teacher.name} do not share a tokenizer: {differs} A student learns token "
             "by token from its teacher, so both must split text the same way. Give a checkpoint with the teacher's tokenizer, or start "
-            "from the teacher's layers; or let the student learn a fine-tuned teacher's answers, whatever its tokenizer: stillroom label "
-            "--with, then --teacher-labels."
+            "from the teacher's layers; or let the student learn the answers of a teacher that is fine-tuned on the task, whatever its "
+            "tokenizer: stillroom run --teacher TEACHER --start STUDENT ..."
         )
 
 

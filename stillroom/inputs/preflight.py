@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -25,22 +25,19 @@ TRIMMED = "vocabulary.json"  # in the folder of a student with a trimmed vocabul
 class RunInputs(TaskInputs):
     """The opened inputs of one run: those of its training, and the folder of its stages."""
 
+    workdir: Workdir = field(kw_only=True)
+
     @property
     def recipe(self) -> Recipe:
         """All settings of the run."""
         return cast(Recipe, self.settings)
 
     @cached_property
-    def workdir(self) -> Workdir:
-        """The folder of the run's stages."""
-        return Workdir(work_of(Path(os.path.abspath(self.recipe.out))))
-
-    @cached_property
     def kept_texts(self) -> list[str]:
         """The texts whose words a trimmed vocabulary keeps: those of --keep-words-of, and all that the student learns the task from."""
-        examples = [*self.splits.train, *self.further]
+        examples = [*self.splits.train, *self.in_domain_texts]
         learned = [text for each in examples for text in (each.text_read, each.text_pair) if text]
-        return _texts_of(self.recipe) + learned + self.unlabelled
+        return _texts_of(self.recipe) + learned
 
     @cached_property
     def trimmed_inputs(self) -> "dict[Path, RunInputs]":
@@ -75,15 +72,16 @@ def prepare(recipe: Recipe) -> RunInputs:
     """
     out = Path(os.path.abspath(recipe.out))
     work = work_of(out)
+    workdir = Workdir(work)
     checks = (
         lambda: check_out(out),
-        Workdir(work).refuse_foreign,
+        workdir.refuse_foreign,
         lambda: check_outside("--teacher", recipe.teacher, work) if recipe.teacher else None,
         lambda: check_outside("--start", recipe.start, work),
         lambda: _texts_of(recipe),
     )
-    opened = open_task(recipe, out, more_checks=checks, notify=show)
-    inputs = RunInputs(**{field.name: getattr(opened, field.name) for field in fields(opened)})
+    opened = open_task(recipe, out, more_checks=checks, notify=show, may_ask=True)
+    inputs = RunInputs(**{each.name: getattr(opened, each.name) for each in fields(opened)}, workdir=workdir)
     if recipe.keep_words_of:
         # What cannot be trimmed is told now, and not after hours of training.
         named = f"--keep-words-of: {inputs.opened.name}"

@@ -97,7 +97,7 @@ def test_what_only_a_model_as_teacher_can_do_is_refused_at_once(
         "--start is needed: the encoder whose first layers the student gets",
         "--method minilmv2 asks a teacher as it trains, or reads its layers",
         "--augment needs a teacher that can be asked; leave it out",
-        "--folds needs a teacher that can be asked; leave it out",
+        "--folds needs a teacher that can be fine-tuned here; leave it out",
     ):
         assert fault in str(refused.value)
     with pytest.raises(BadInput, match="and a student has one teacher"):

@@ -13,11 +13,11 @@ import numpy as np
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example, check_task
+from compress.engine.answering_teacher import as_given
 from compress.engine.hardware import device_here
 from compress.engine.lineage import base_model_of, read_lineage
 from compress.engine.resumable_stages import STATE
 from compress.engine.soft_labels import told
-from compress.engine.task_inputs import as_given
 from compress.engine.task_stages import load_stage
 from compress.engine.understood import understood
 from compress.evaluation.metrics import Prediction, by_language, difference, gold_of, per_label, score
@@ -345,7 +345,7 @@ def report_of(
             and name not in ("start", "student")
             and (lineage := read_lineage(folder)).get("loss")
         ],
-        "recipe": write_recipe(as_given(inputs.recipe)),
+        "recipe": write_recipe(as_given(inputs.recipe, inputs.answering)),
         "lineage": model_report.facts.lineage,
     }
     shown = ("per_label", "per_language", "disagreeing", "disagreements")
@@ -368,7 +368,8 @@ def _meaning(name: str, inputs: RunInputs) -> str:
     """What the model `name` of the summary is."""
     model, _, runtime = name.partition(" ")
     if model == "teacher" and inputs.answers:
-        return f"the answers in {inputs.answers.public_name} that the student learns from"
+        of = "of" if inputs.answering else "in"
+        return f"the answers {of} {inputs.answers.public_name} that the student learns from"
     return f"{MEANINGS[model]}; here run by {runtime}" if runtime else MEANINGS[model]
 
 
@@ -381,7 +382,8 @@ def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
         texts += [f"{len(inputs.unlabelled):,} unlabelled ones"] if inputs.unlabelled else []
         texts += [f"{recipe.augment} generated from each labelled one"] if recipe.augment else []
         texts += [f"{len(inputs.corpus):,} of a corpus"] if inputs.corpus and inputs.distill_tokens else []
-    texts += [f"{len(inputs.further):,} texts that it alone labels"] if inputs.further and method != "labels" else []
+    if inputs.further and method != "labels" and not inputs.answering:
+        texts += [f"{len(inputs.further):,} texts that it alone labels"]
     tuned = "with its head as given" if inputs.teacher_has_head else "fine-tuned on the same labels"
     scored = f"scores are on {len(splits.test):,} texts of test, read once" if test_read else "test was not read"
     how = "learned from labels alone, and starts from" if method == "labels" else f"was distilled by {method} from"
@@ -392,7 +394,8 @@ def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
     body = f"{inputs.opened.public_name} ({config.num_hidden_layers}x{config.hidden_size}"
     teacher = f"the teacher {body}, {tuned})"
     if inputs.answers:
-        how = "learned from labels alone" if method == "labels" else f"was distilled by {method} from the answers in"
+        of = "of" if inputs.answering else "in"
+        how = "learned from labels alone" if method == "labels" else f"was distilled by {method} from the answers {of}"
         teacher = "" if method == "labels" else f"{inputs.answers.public_name}"
         begins = f", which starts from layers of {body}),"
     return (
@@ -497,7 +500,7 @@ def write_bundle(
     write_report(inputs.workdir.root / REPORT, full)
     report = shareable(full, f"{inputs.workdir.root.name}/{REPORT}")
     # Without the folders above the bundle, so that its bytes do not depend on where it is written.
-    recipe = {"recipe.toml": write_recipe(replace(as_given(inputs.recipe), out=out.name)).encode()}
+    recipe = {"recipe.toml": write_recipe(replace(as_given(inputs.recipe, inputs.answering), out=out.name)).encode()}
     model_report.pack(out, folders["student"], report_files(report, minutes=minutes) | recipe)
 
 

@@ -18,7 +18,7 @@ import onnxruntime as ort
 from compress.data.batches import TaskText
 from compress.distributed import join
 from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
+from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import MethodInputs, asks_words, fit_head, is_checkpoint, run_method
@@ -31,6 +31,7 @@ from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError
 from stillroom.commands.run import export_and_scores
+from stillroom.commands.run.teacher_answers import make_answers, with_teachers_answers
 from stillroom.commands.run.time_budget import Plan, full_plan, students_plan, timed_plan
 from stillroom.console import say
 from stillroom.inputs.preflight import RunInputs, prepare, work_of
@@ -38,7 +39,7 @@ from stillroom.inputs.recipe import Recipe
 from stillroom.report.pages import page_or
 from stillroom.report.run_page import write_report
 
-STUDENTS_PLAN = "students-plan"  # the stage
+STUDENTS_PLAN, ANSWERS = "students-plan", "teacher-answers"  # stages
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
@@ -59,7 +60,10 @@ def run(recipe: Recipe) -> dict[str, Any]:
     _say_understood(inputs)
     join(inputs.recipe.device)
     with inputs.workdir.locked():
-        folders = _train(inputs, stage_fingerprints)
+        plan = _planned(inputs, stage_fingerprints)
+        if inputs.answering:
+            inputs = _asked(inputs, stage_fingerprints)
+        folders = _train(inputs, stage_fingerprints, plan)
         inputs.workdir.alone()
         scores, model_report = _evaluate(inputs, stage_fingerprints, folders, machine)
         folders["latency"] = _stage(
@@ -119,6 +123,7 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
         texts_fingerprint(inputs.unlabelled),
         r.augment,
         *([inputs.answers.fingerprint] if inputs.answers else []),
+        *([folder_fingerprint(inputs.answering.folder)] if inputs.answering else []),
     ]
     teacher = [
         inputs.teacher_fingerprint,
@@ -126,7 +131,7 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
         r.teacher_epochs,
         r.teacher_patience,
         r.teacher_learning_rate,
-        *(["answers"] if inputs.answers else []),
+        *(["answers"] if inputs.gives_answers_alone else []),
     ]
     begin = r.start if not is_checkpoint(r.start) else inputs.start_fingerprint
     student = [str(inputs.shape), begin, r.student_epochs, r.student_learning_rate]
@@ -143,6 +148,9 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     )
     stage_fingerprints: dict[str, str] = {}
     stage_fingerprints["plan"] = fingerprint("plan", trained_with(r.device), *common, *budget)
+    stage_fingerprints[ANSWERS] = fingerprint(
+        ANSWERS, trained_with(r.device), inputs.data_fingerprint, r.seed, r.threads, *in_domain
+    )
     stage_fingerprints["teacher"] = fingerprint("teacher", stage_fingerprints["plan"], *teacher)
     stage_fingerprints[STUDENTS_PLAN] = fingerprint(STUDENTS_PLAN, stage_fingerprints["teacher"])
     stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape), begin)
@@ -185,12 +193,28 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     return stage_fingerprints
 
 
-def _train(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> dict[str, Path]:
+def _asked(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> RunInputs:
+    """`inputs` with the answers of the teacher that can only be asked."""
+    assert inputs.answering
+    folder = _stage(
+        inputs,
+        ANSWERS,
+        stage_fingerprints,
+        lambda f: make_answers(f, inputs),
+        f"{inputs.answering.public_name} answers all texts",
+    )
+    found = with_teachers_answers(inputs, folder)
+    assert found.answered
+    for line in found.answered.lines:
+        say(f"  {line}")
+    return found
+
+
+def _train(inputs: RunInputs, stage_fingerprints: dict[str, str], plan: Plan) -> dict[str, Path]:
     """Runs every stage that ends in a checkpoint; their folders by name."""
-    plan = _planned(inputs, stage_fingerprints)
     folders: dict[str, Path] = {}
     teacher = None
-    if not inputs.answers:
+    if not inputs.gives_answers_alone:
         steps = f"{plan.teacher_steps} steps at most" if plan.teacher_steps else "it has a head for this task"
         folders["teacher"] = teacher = _stage(
             inputs,

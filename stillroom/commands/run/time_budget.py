@@ -32,6 +32,7 @@ from compress.models.precision import computing, weights_in
 from compress.models.pretrained import has_vocabulary_head, load, load_encoder
 from compress.training.stage import step_losses
 from serve.errors import BadInput
+from stillroom.commands.run.teacher_answers import seconds_to_ask
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe
 
@@ -188,7 +189,7 @@ def timed_rates(inputs: RunInputs) -> Rates:
     row_logits(teacher, inputs.validation)
     each = (time.perf_counter() - started) / len(inputs.validation)
     looks = sum(n // inputs.validate_every(n) for n in (inputs.teacher_steps, *2 * [inputs.student_steps]) if n)
-    asked = inputs.asks_soft_labels and not inputs.answers
+    asked = inputs.asks_soft_labels and not inputs.gives_answers_alone
     soft = len(inputs.train) + len(inputs.in_domain or ()) if asked else 0
     texts = soft + 4 * len(inputs.test) + (5 + looks) * len(inputs.validation)
     return Rates(
@@ -196,7 +197,7 @@ def timed_rates(inputs: RunInputs) -> Rates:
         of_student,
         of_student + of_teacher / 3 if asks else of_student,
         _second_a_token(inputs) if inputs.distill_tokens else 0.0,
-        FIXED_SECONDS + recipe.latency_seconds + each * texts,
+        FIXED_SECONDS + recipe.latency_seconds + each * texts + seconds_to_ask(inputs),
         len(SOFT_WEIGHTS) if inputs.asks_soft_labels and recipe.soft_weight is None else 0,
     )
 

@@ -146,7 +146,7 @@ def test_killed_and_given_again_it_asks_only_what_is_missing_and_ends_with_the_s
     monkeypatch.setattr(by_model, "SHARD_TEXTS", 16)
     face.label([texts], checkpoint=str(classifier), out=tmp_path / "whole.jsonl", threads=1)
     asked: list[int] = []
-    real = by_model.row_logits
+    real = by_model.shared_row_logits
 
     def dies_in_the_third_shard(model: Any, encoded: Any) -> Any:
         asked.append(len(encoded))
@@ -154,7 +154,7 @@ def test_killed_and_given_again_it_asks_only_what_is_missing_and_ends_with_the_s
             raise KeyboardInterrupt
         return real(model, encoded)
 
-    monkeypatch.setattr(by_model, "row_logits", dies_in_the_third_shard)
+    monkeypatch.setattr(by_model, "shared_row_logits", dies_in_the_third_shard)
     out = tmp_path / "killed.jsonl"
     with pytest.raises(KeyboardInterrupt):
         face.label([texts], checkpoint=str(classifier), out=out, threads=1)

@@ -1,0 +1,207 @@
+"""`run --teacher` with a model that can only be asked: of another family, or with another tokenizer than the student."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_task import CITIES, ITEMS, examples, make_teacher, make_tokenizer, write_rows
+
+import stillroom as face
+from compress.labelling import by_model
+from serve.bundle.manifest import open_bundle
+from serve.errors import BadInput
+from stillroom.commands.run.pipeline import plan_of
+from stillroom.inputs.preflight import prepare
+from stillroom.inputs.recipe import resolve
+
+STUDENT: dict[str, Any] = {
+    "student": "layers=1,hidden=32,heads=4,ffn=64", "student_epochs": 8, "student_learning_rate": 5e-3, "batch": 8,
+    "latency_seconds": 0.5, "threads": 1, "soft_weight": 0.9,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def deberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small DeBERTa-v2 that knows the classes of the task, and one more."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("deberta") / "my-deberta"
+    make_tokenizer(folder)
+    names = ("praise", "refund", "spam", "status")
+    torch.manual_seed(0)
+    config = transformers.DebertaV2Config(
+        vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64,
+        type_vocab_size=0, pad_token_id=0, initializer_range=0.1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)},
+    )  # fmt: skip
+    model = transformers.DebertaV2ForSequenceClassification(config)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = examples(160, seed=20)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for start in [*range(0, 160, 16)] * 6:
+        batch = rows[start : start + 16]
+        inputs = tokenizer([row["text"] for row in batch], padding=True, return_tensors="pt")
+        targets = torch.tensor([names.index(str(row["label"])) for row in batch])
+        model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], labels=targets).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def body(tmp_path: Path) -> Path:
+    """An encoder that splits the names of cities and items into characters, and has other ids."""
+    folder = make_teacher(tmp_path / "body", num_hidden_layers=2)
+    known = {name.lower() for name in CITIES + ITEMS}
+    vocabulary = [word for word in (folder / "vocab.txt").read_text(encoding="utf-8").split("\n") if word not in known]
+    (folder / "vocab.txt").write_text("\n".join([*vocabulary[:5], *vocabulary[5:][::-1]]), encoding="utf-8")
+    from transformers import BertTokenizerFast
+
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    BertTokenizerFast(vocab=str(folder / "vocab.txt"), vocab_file=str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+def test_a_teacher_of_another_family_is_asked_about_all_texts_and_goes_on_after_a_kill(
+    deberta: Path, body: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = write_rows(tmp_path / "more.jsonl", examples(30, seed=9))
+    settings = STUDENT | {
+        "teacher": str(deberta), "start": str(body), "task": "text-classification", "data": str(task_data),
+        "unlabelled": [str(more)], "augment": 1, "out": str(tmp_path / "intents"), "keep_words_of": [str(more)],
+    }  # fmt: skip
+    asked: list[int] = []
+    real = by_model.shared_row_logits
+
+    def dies_in_the_second_shard(model: Any, encoded: Any) -> Any:
+        asked.append(len(encoded))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return real(model, encoded)
+
+    monkeypatch.setattr(by_model, "SHARD_TEXTS", 200)
+    monkeypatch.setattr(by_model, "shared_row_logits", dies_in_the_second_shard)
+    with pytest.raises(KeyboardInterrupt):
+        face.run(**settings)
+    document = face.run(**settings)
+    work, bundle = tmp_path / "intents.work", tmp_path / "intents"
+    answers = [json.loads(line) for line in (work / "teacher-answers" / "answers.jsonl").read_text().splitlines()]
+    # Train, validation, test and the unlabelled texts, each once, and what was generated from train.
+    texts = [row["text"] for row in answers]
+    assert len(set(texts)) == len(texts) > 370
+    assert {row["text"] for row in examples(30, seed=9)} < set(texts)
+    assert all(not set(row) - {"text", "labels"} for row in answers)
+    assert sum(asked) == len(texts) + asked[1]
+    assert document["teacher"] > 0.95
+    assert document["int8"] > 0.9
+    assert not (work / "teacher").exists()
+    manifest, report = open_bundle(bundle).manifest, json.loads((bundle / "report.json").read_text())
+    assert set(manifest.labels) == {"praise", "refund", "spam", "status"}
+    assert (manifest.lineage["teacher"], manifest.lineage["start"]) == ("my-deberta", "body")
+    assert report["names"]["teacher"] == "the answers of my-deberta that the student learns from"
+    assert (
+        "was distilled by soft-labels from the answers of my-deberta on" in report["made"]
+        or document["method"] == "labels"
+    )
+    # Its recipe is the command that made it.
+    recipe = (bundle / "recipe.toml").read_text()
+    assert f'teacher = "{deberta}"' in recipe
+    assert f'start = "{body}"' in recipe
+    assert face.run(**settings) == document
+    assert face.Pipeline(bundle)("please refund the lamp")["labels"][0]["label"] == "refund"
+
+
+def test_a_teacher_with_other_tokens_gives_entities_and_the_checkpoint_is_the_student(
+    tiny_teacher: Path, body: Path, task_data: Path, tmp_path: Path
+) -> None:
+    task = "token-classification"
+    teacher = face.finetune(
+        tiny_teacher,
+        task,
+        task_data,
+        tmp_path / "teacher",
+        epochs=6,
+        batch=8,
+        learning_rate=3e-3,
+        patience=0,
+        threads=1,
+    )
+    settings = {key: value for key, value in STUDENT.items() if key != "student"} | {
+        "teacher": str(teacher), "start": str(body), "task": task, "data": str(task_data), "out": str(tmp_path / "ner"), "gate": 0,
+    }  # fmt: skip
+    plan = plan_of(resolve({}, settings))
+    assert (plan.teacher_steps, plan.seconds["teacher"]) == (0, 0)
+    assert plan.understood["student"] == "layers=2,hidden=32,heads=4,ffn=64"
+    assert not (tmp_path / "ner.work").exists()
+    document = face.run(**settings)
+    assert document["teacher"] > 0.9
+    assert document["int8"] > 0.8
+
+
+def test_with_the_same_tokens_the_teacher_is_opened(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
+    task = "text-classification"
+    teacher = face.finetune(tiny_teacher, task, task_data, tmp_path / "teacher", epochs=0.2, patience=0, threads=1)
+    body = make_teacher(tmp_path / "body", num_hidden_layers=2)
+    given = {
+        "teacher": str(teacher),
+        "start": str(body),
+        "task": task,
+        "data": str(task_data),
+        "out": str(tmp_path / "a"),
+    }
+    inputs = prepare(resolve({}, given))
+    assert inputs.answering is None
+    assert inputs.opened.folder == teacher
+
+
+def test_what_such_a_teacher_cannot_do_is_refused_at_once(
+    deberta: Path, body: Path, task_data: Path, tmp_path: Path
+) -> None:
+    def fault_of(**settings: Any) -> str:
+        given = {
+            "teacher": str(deberta),
+            "task": "text-classification",
+            "data": str(task_data),
+            "out": str(tmp_path / "out"),
+        }
+        with pytest.raises(BadInput) as refused:
+            prepare(resolve({}, given | settings))
+        return str(refused.value)
+
+    assert f"can teach by its answers: stillroom run --teacher {deberta} --start ENCODER" in fault_of()
+    told = fault_of(start=str(body), method="minilmv2", folds=2, unlabelled=["nowhere.txt"])
+    assert "my-deberta gives answers alone, because it is of another family or has other tokens than --start" in told
+    assert "--method minilmv2 asks a teacher as it trains" in told
+    assert "--folds needs a teacher that can be fine-tuned here" in told
+    assert "nowhere.txt" in told
+    assert "not supported" not in told
+    assert "has a head for text-classification, and --task is token-classification" in fault_of(
+        start=str(body), task="token-classification"
+    )
+    data = tmp_path / "others"
+    data.mkdir()
+    for name in ("train", "validation", "test"):
+        rows = [row | {"label": f"a {row['label']}"} for row in examples(30, seed=3)]
+        write_rows(data / f"{name}.jsonl", rows)
+    assert "that lack a praise, a refund, a status of train" in fault_of(start=str(body), data=str(data))
+    assert "--start nobody/nothing" in fault_of(start="nobody/nothing")
+    bare = tmp_path / "bare"
+    make_tokenizer(bare)
+    import transformers
+
+    transformers.DebertaV2Model(
+        transformers.DebertaV2Config(
+            vocab_size=300,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=64,
+            pad_token_id=0,
+        )
+    ).save_pretrained(bare)
+    assert "has no head for a task" in fault_of(teacher=str(bare), start=str(body))
+    assert "Fine-tune it first with transformers." in fault_of(teacher=str(bare), start=str(body))
