@@ -12,6 +12,7 @@ import msgspec
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.subset import Row, subset
+from export.graph.exact_sums import with_exact_sums
 from export.graph.exporter import GraphInfo, export_graph, write_model
 from export.graph.fusions import fused, joined, missing, operators_of, session_operators
 from export.precision.calibration import with_long_texts
@@ -224,7 +225,7 @@ def make_variants(
             )
         else:
             quantise = quantise_dynamic if wanted.int8 == "dynamic" else quantise_weight_only
-            found.int8 = quantise(model, found.file("int8"))
+            found.int8 = quantise(with_exact_sums(model), found.file("int8"))
         found.schemes["int8"] = found.int8.scheme
     for variant in found.made:
         due = dict(promised) if variant != "int8" else _due_in_int8(found, promised)

@@ -20,6 +20,7 @@ from compress.data.examples import Example
 from compress.data.subset import subset
 from compress.evaluation.metrics import Prediction, Score, gold_of, score
 from compress.evaluation.predictions import predictions
+from export.graph.exact_sums import with_exact_sums
 from export.graph.nodes import Wiring
 from export.precision.calibration import TensorRange, channel_ranges, tensor_ranges
 from export.precision.int8 import NO_SATURATION, Quantised, WeightBits, quantise_static
@@ -233,7 +234,7 @@ class Prepared:
         """Prepare the graph in the file `fp32` with encoded texts of the training split. BadInput when they have no tokens."""
         import onnx
 
-        model = onnx.load(fp32)
+        model = with_exact_sums(onnx.load(fp32))
         channels = channel_ranges(model, [p.activation for p in Wiring(model).products()], calibration, threads)
         easier = smoothed(model, channels)
         products = Wiring(easier).products()
