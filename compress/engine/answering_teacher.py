@@ -4,6 +4,7 @@ Its student gets the first layers of an encoder that --start names.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar, get_args
 
 from compress.data.examples import Splits, Task, check_kind
@@ -12,7 +13,7 @@ from compress.engine.method_runner import is_checkpoint
 from compress.models.answering import AnsweringTeacher, find_answering
 from compress.models.families import FAMILIES
 from compress.models.initialise import check_same_tokens, shape_in
-from compress.models.pretrained import head_for, open_model, open_unread
+from compress.models.pretrained import head_for, open_model, open_tokenizer, open_unread
 from compress.settings import AUTO, TaskSettings
 from serve.errors import BadInput
 from serve.text.labels import bio_tags, entity_labels
@@ -36,17 +37,24 @@ def answering_teacher(settings: TaskSettings) -> AnsweringTeacher | None:
     folder, config = open_unread(name, "--teacher", "a transformers folder", settings.revision)
     if config.model_type not in FAMILIES:
         return find_answering(name, role="--teacher", revision=settings.revision)
-    if not any(head_for(config, task) for task in get_args(Task)):
-        return None
-    try:
-        check_same_tokens(open_model(str(folder)), open_model(settings.start, role="--start"))
-    except BadInput:
-        try:
-            open_model(settings.start, role="--start")
-        except BadInput:
-            return None  # said by the caller
+    has_head = any(head_for(config, task) for task in get_args(Task))
+    if has_head and _reads_otherwise(folder, settings.start):
         return find_answering(name, role="--teacher", revision=settings.revision)
     return None
+
+
+def _reads_otherwise(teacher: Path, start: str) -> bool:
+    """Whether --start is a checkpoint that can be opened and has other tokens than the teacher."""
+    try:
+        opened = open_model(start, role="--start")
+        open_tokenizer(opened)
+    except BadInput:
+        return False  # said by the caller
+    try:
+        check_same_tokens(open_model(str(teacher)), opened)
+    except BadInput:
+        return True
+    return False
 
 
 def with_body(settings: AnySettings, asked: AnsweringTeacher | None = None) -> AnySettings:

@@ -12,12 +12,17 @@ from serve.errors import BadInput
 LINEAGE = "lineage.json"
 
 
-def save_with_lineage(model: Any, opened: Opened, folder: Path, details: dict[str, Any]) -> None:
-    """Write `model` with the tokenizer of `opened`; the lineage holds `details` and the versions of the libraries."""
+def save_with_lineage(
+    model: Any, opened: Opened, folder: Path, details: dict[str, Any], tokens_of: Opened | None = None
+) -> None:
+    """Write `model`, which was made from `opened`, with the tokenizer of `tokens_of` or else of `opened`.
+
+    The lineage holds `details` and the versions of the libraries.
+    """
     model.config.architectures = [type(model).__name__]
     with quiet():
         model.to("cpu").save_pretrained(folder)
-    save_tokenizer(opened, folder)
+    save_tokenizer(tokens_of or opened, folder)
     versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
     lineage = {"teacher": opened.public_name, "teacher_revision": opened.revision, "base_model": base_model_of(opened)}
     lineage |= {"versions": versions} | details

@@ -134,12 +134,14 @@ def read_confidence(folder: Path) -> dict[str, float]:
 
 def read_soft_labels(folder: Path, inputs: TaskInputs) -> list[np.ndarray]:
     """The teacher's logits of each text's rows, as `make_soft_labels` saved them. ValueError if the texts have other rows."""
-    texts = inputs.soft_labelled
+    texts = inputs.labelled_as or inputs.soft_labelled
     logits = np.load(folder / LOGITS, mmap_mode="r", allow_pickle=False)
     ends = np.cumsum([len(rows) for rows in texts.rows])
     if len(logits) != ends[-1]:
         raise ValueError(f"{folder} holds soft labels of {len(logits)} rows, and the texts have {ends[-1]}")
-    return np.split(logits, ends[:-1])
+    of_text = np.split(logits, ends[:-1])
+    # A student whose vocabulary was trimmed may reach less far into a text than its teacher.
+    return [found[: len(own)] for found, own in zip(of_text, inputs.soft_labelled.rows, strict=True)]
 
 
 def _open(teacher: Path, inputs: TaskInputs) -> Any:

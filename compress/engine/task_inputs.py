@@ -73,6 +73,10 @@ class TaskInputs:
     """Texts that `answers` has and no split has."""
     answered: Answered | None = None
     """The soft labels that `answers` make."""
+    tokens_of: Opened | None = None
+    """The checkpoint whose tokenizer the student has, where its vocabulary was trimmed before training."""
+    labelled_as: Encoded | None = None
+    """The texts that the teacher labels as it reads them, where the student's vocabulary was trimmed before training."""
 
     @cached_property
     def train(self) -> Encoded:
@@ -97,7 +101,7 @@ class TaskInputs:
     @cached_property
     def in_domain_texts(self) -> list[Example]:
         """The texts that only the teacher labels."""
-        if self.answers:  # what was asked about is among its answers
+        if self.answers or self.labelled_as:  # what a model was asked about is among its answers
             return self.further
         made = augmented(self.splits.train, self.tokenizer, self.settings.augment, self.settings.seed)
         return [Example(text) for text in self.unlabelled] + unseen(made, self.splits)

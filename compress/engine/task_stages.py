@@ -415,4 +415,4 @@ def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, detai
         "validation_texts": len(inputs.splits.validation),
         "best_step": progress.best_step,
     }
-    save_with_lineage(model, inputs.opened, folder, lineage)
+    save_with_lineage(model, inputs.opened, folder, lineage, inputs.tokens_of)

@@ -4,9 +4,12 @@ The tokens of those texts, the special tokens, and all single characters and byt
 be tokenised. The given texts are tokenised exactly as before: WordPiece takes the longest piece, Unigram the likeliest
 split, and neither gains a piece; BPE keeps the merges that make the kept tokens, in their order. This is checked on every
 text before anything is written.
+
+A vocabulary of a given size keeps the tokens that these texts need most often; it splits their rarer words into smaller pieces.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -68,27 +71,30 @@ class Trimming:
     """The new id of each token that is kept."""
 
 
-def trim_vocabulary(checkpoint: Path, texts: Sequence[str], held_out: Sequence[str]) -> Trimmed:
+def trim_vocabulary(checkpoint: Path, texts: Sequence[str], held_out: Sequence[str], size: int = 0) -> Trimmed:
     """Trim the vocabulary of the classifier in folder `checkpoint`, in place, to `texts`; report on `held_out`.
+
+    With a `size` at most so many tokens are kept, see `trimming_to`.
 
     BadInput when this tokenizer cannot be trimmed, no text has a token, or trimming would change a text's tokens.
     """
     file = checkpoint / "tokenizer.json"
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     document = json.loads(file.read_text(encoding="utf-8"))
-    trimming = trimming_to(texts, document, str(file), pad_id=int(config.get("pad_token_id") or 0))
+    trimming = trimming_to(texts, document, str(file), pad_id=int(config.get("pad_token_id") or 0), size=size)
     removed = _trim_model(checkpoint, trimming.new_ids)
     file.write_text(json.dumps(trimming.after, ensure_ascii=False, indent=2), encoding="utf-8")
     _trim_config(checkpoint / "tokenizer_config.json", trimming.new_ids)
     return _report(trimming, held_out, removed)
 
 
-def trimming_to(texts: Sequence[str], document: dict[str, Any], named: str, *, pad_id: int) -> Trimming:
+def trimming_to(texts: Sequence[str], document: dict[str, Any], named: str, *, pad_id: int, size: int = 0) -> Trimming:
     """The tokenizer `document`, called `named` in messages, trimmed to `texts`.
 
-    Unused ids before that of padding stay where they are few, because some families number positions from it.
+    Unused ids before that of padding stay where they are few, because some families number positions from it. With a `size`, at most
+    so many tokens are kept, those that the texts need most often; their other words are split into these.
 
-    BadInput as for `trim_vocabulary`.
+    BadInput as for `trim_vocabulary`, and when `size` has no room for the special tokens and the single characters.
     """
     kind = document["model"].get("type")
     if kind not in ("WordPiece", "BPE", "Unigram"):
@@ -99,28 +105,78 @@ def trimming_to(texts: Sequence[str], document: dict[str, Any], named: str, *, p
     if not used:
         raise BadInput("the texts to trim the vocabulary to have no tokens; give texts like those that will be served.")
     there = {index for _, index in _pieces(document["model"])}
-    keep = (
-        used
-        | (there & set(range(pad_id + 1 if pad_id < FEW else 0)))
+    needed = (
+        (there & set(range(pad_id + 1 if pad_id < FEW else 0)))
         | {token["id"] for token in document.get("added_tokens", [])}
         | _spelling(document["model"])
     )
     merges = None
-    if kind == "BPE":
-        merges = _merges_used(document["model"], {token for encoding in encodings for token in encoding.tokens})
-        vocabulary = document["model"]["vocab"]
-        keep |= {vocabulary[piece] for pair in merges for piece in (*pair, "".join(pair))}
+    if size:
+        if len(needed) > size:
+            raise BadInput(
+                f"{named}: a vocabulary of {size:,} tokens has no room for the {len(needed):,} special tokens and single characters, which "
+                "always stay. Give more."
+            )
+        keep, merges = _most_needed(document, needed, texts, size)
+    else:
+        keep = needed | used
+        if kind == "BPE":
+            merges = _merges_used(document["model"], {token for encoding in encodings for token in encoding.tokens})
+            keep |= _ids_in(merges, document["model"])
     new_ids = {old: new for new, old in enumerate(sorted(keep))}
     trimmed = _trimmed_document(document, new_ids, merges)
     after = _plain(Tokenizer.from_str(json.dumps(trimmed)))
     now = after.encode_batch(list(texts))
-    moved = [text for text, a, b in zip(texts, encodings, now, strict=True) if a.tokens != b.tokens]
+    moved = [] if size else [text for text, a, b in zip(texts, encodings, now, strict=True) if a.tokens != b.tokens]
     if moved:
         raise BadInput(
             f"The trimmed tokenizer would give other tokens for {len(moved)} of the {len(texts)} texts that the vocabulary is trimmed "
             f"to; the first is {moved[0][:80]!r}. Leave the vocabulary whole."
         )
     return Trimming(document, trimmed, new_ids)
+
+
+def _most_needed(
+    document: dict[str, Any], needed: set[int], texts: Sequence[str], size: int
+) -> tuple[set[int], list[tuple[str, str]] | None]:
+    """The ids of at most `size` tokens, `needed` ones among them, and for BPE the merges that make them.
+
+    The rarest of the tokens that the texts use go, a part at a time; what then spells their words is counted anew, so that pieces of
+    many rare words come in.
+    """
+    bpe = document["model"]["type"] == "BPE"
+    pieces = dict(_pieces(document["model"]))
+    kept = set(pieces.values()) | needed
+    while True:
+        merges = _merges_within(document["model"], kept) if bpe else None
+        old_ids = dict(enumerate(sorted(kept)))
+        trimmed = _trimmed_document(document, {old: new for new, old in old_ids.items()}, merges)
+        counts: Counter[int] = Counter()
+        for encoding in _plain(Tokenizer.from_str(json.dumps(trimmed))).encode_batch(list(texts)):
+            counts.update(old_ids[index] for index in encoding.ids)
+        keep = needed | set(counts)
+        if merges is not None:
+            rank = {pair: order for order, pair in enumerate(merges)}
+            tokens = {index: token for token, index in pieces.items()}
+            made: set[int] = set()
+            for index, count in list(counts.items()):
+                of_token = [merges[order] for order in _merges_of(tokens.get(index, ""), rank, document["model"])]
+                made |= {rank[pair] for pair in of_token}
+                # A piece that frequent tokens are merged from is as frequent as they are.
+                for piece in _ids_in(of_token, document["model"]) - {index}:
+                    counts[piece] += count
+            keep |= set(counts)
+            merges = [merges[order] for order in sorted(made)]
+        if len(keep) <= size:
+            return keep, merges
+        rarest = sorted(keep - needed, key=lambda index: (counts[index], -index))
+        kept -= set(rarest[: min(len(keep) - size, max(1, len(rarest) // 5))])
+
+
+def _ids_in(merges: Iterable[tuple[str, str]], model: dict[str, Any]) -> set[int]:
+    """The ids of what `merges` join, and of what they make."""
+    vocabulary = model["vocab"]
+    return {vocabulary[piece] for pair in merges for piece in (*pair, "".join(pair))}
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
@@ -149,31 +205,45 @@ def _spelling(model: dict[str, Any]) -> set[int]:
     return spelled if unknown is None else spelled | {unknown}
 
 
+def _merges_in(model: dict[str, Any]) -> list[tuple[str, str]]:
+    """The merges of a BPE model, by rank."""
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _merges_within(model: dict[str, Any], kept: set[int]) -> list[tuple[str, str]]:
+    """The merges of tokens in `kept` that make one of them."""
+    vocabulary = {token for token, index in model["vocab"].items() if index in kept}
+    return [pair for pair in _merges_in(model) if vocabulary.issuperset(pair) and "".join(pair) in vocabulary]
+
+
 def _merges_used(model: dict[str, Any], tokens: Iterable[str]) -> list[tuple[str, str]]:
-    """The merges that make `tokens`, by rank (Sennrich et al. 2016, section 3.2).
+    """The merges that make `tokens`, by rank."""
+    pairs = _merges_in(model)
+    rank = {pair: order for order, pair in enumerate(pairs)}
+    used = {order for token in tokens for order in _merges_of(token, rank, model)}
+    return [pairs[order] for order in sorted(used)]
+
+
+def _merges_of(token: str, rank: dict[tuple[str, str], int], model: dict[str, Any]) -> set[int]:
+    """The ranks of the merges that make `token` (Sennrich et al. 2016, section 3.2); none if it is not made by merging.
 
     The merges inside a token have the same order in a text as in the token alone, since no merge crosses its ends.
     """
-    pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-    rank = {pair: order for order, pair in enumerate(pairs)}
     suffix = model.get("end_of_word_suffix") or ""
-    used: set[int] = set()
-    for token in tokens:
-        pieces = list(token.removesuffix(suffix))
-        if pieces and token.endswith(suffix):
-            pieces[-1] += suffix
-        made: set[int] = set()
-        while True:
-            ranks = [rank.get(pair, len(rank)) for pair in pairwise(pieces)]
-            best = min(ranks, default=len(rank))
-            if best == len(rank):
-                break
-            made.add(best)
-            at = ranks.index(best)
-            pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
-        if pieces == [token]:  # added tokens, single bytes and the unknown token are not made by merging
-            used |= made
-    return [(pairs[order][0], pairs[order][1]) for order in sorted(used)]
+    pieces = list(token.removesuffix(suffix))
+    if pieces and token.endswith(suffix):
+        pieces[-1] += suffix
+    made: set[int] = set()
+    while True:
+        ranks = [rank.get(pair, len(rank)) for pair in pairwise(pieces)]
+        best = min(ranks, default=len(rank))
+        if best == len(rank):
+            break
+        made.add(best)
+        at = ranks.index(best)
+        pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
+    return made if pieces == [token] else set()  # added tokens, single bytes and the unknown token are not
 
 
 def _trimmed_document(

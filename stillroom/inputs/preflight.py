@@ -11,6 +11,7 @@ from compress.data.columns import columns_of
 from compress.data.texts import read_texts
 from compress.engine.resumable_stages import Workdir, check_writable
 from compress.engine.task_inputs import TaskInputs, open_task
+from compress.models.pretrained import open_model
 from export.graph.vocabulary_trimming import check_padding, trimming_to
 from export.packing.writer import refuse_foreign
 from serve.errors import BadInput
@@ -49,8 +50,14 @@ class RunInputs(TaskInputs):
         if not (checkpoint / TRIMMED).is_file():
             return self
         if checkpoint not in self.trimmed_inputs:
-            tokenizer = load_tokenizer(checkpoint, self.max_length)
-            self.trimmed_inputs[checkpoint] = replace(self, tokenizer=tokenizer)
+            self.trimmed_inputs[checkpoint] = replace(
+                self,
+                tokenizer=load_tokenizer(checkpoint, self.max_length),
+                tokens_of=open_model(str(checkpoint)),
+                # Generated texts depend on the tokenizer, and are those that the teacher labels.
+                further=self.in_domain_texts,
+                labelled_as=self.soft_labelled,
+            )
         return self.trimmed_inputs[checkpoint]
 
 
@@ -82,13 +89,27 @@ def prepare(recipe: Recipe) -> RunInputs:
     )
     opened = open_task(recipe, out, more_checks=checks, notify=show, may_ask=True)
     inputs = RunInputs(**{each.name: getattr(opened, each.name) for each in fields(opened)}, workdir=workdir)
-    if recipe.keep_words_of:
-        # What cannot be trimmed is told now, and not after hours of training.
-        named = f"--keep-words-of: {inputs.opened.name}"
-        document = json.loads(inputs.tokenizer.to_str())
-        trimming = trimming_to(inputs.kept_texts, document, named, pad_id=inputs.train.pad_id)
-        check_padding(inputs.opened.config, trimming.new_ids, named)
+    if recipe.keep_words_of or recipe.vocabulary_size:
+        check_vocabulary(inputs)
     return inputs
+
+
+def check_vocabulary(inputs: RunInputs) -> None:
+    """Check that the vocabulary can be trimmed as the recipe asks, which is told now and not after hours of training.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    size = inputs.recipe.vocabulary_size
+    if size and not inputs.begins_on_labels:
+        raise BadInput(
+            f"--vocabulary-size {size} gives the student other tokens than its teacher, and --method {inputs.chain.method} compares them "
+            "token by token. Give --method soft-labels or labels, or --keep-words-of alone, which trims after the training."
+        )
+    named = f"{'--vocabulary-size' if size else '--keep-words-of'}: {inputs.opened.name}"
+    document = json.loads(inputs.tokenizer.to_str())
+    trimming = trimming_to(inputs.kept_texts, document, named, pad_id=inputs.train.pad_id, size=size)
+    check_padding(inputs.opened.config, trimming.new_ids, named)
 
 
 def check_outside(role: str, model: str, work: Path) -> None:

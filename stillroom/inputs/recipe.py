@@ -38,6 +38,10 @@ class Recipe(OfCard, TaskSettings):
         shown="the whole vocabulary",
         panel=STUDENT,
     )
+    vocabulary_size: int = setting(
+        0, help="Most tokens of the student's vocabulary: those that the task's texts and --keep-words-of need most often. It is trimmed "
+        "before training.", at_least=0, shown="the whole vocabulary", panel=STUDENT,
+    )  # fmt: skip
     teacher_gate: float = setting(
         0.97, help="Least share of the teacher's metric for the student to ship.", at_least=0, at_most=1, panel=GATES
     )

@@ -9,7 +9,7 @@ from small_task import examples, make_teacher, write_rows
 import stillroom as face
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
-from stillroom.commands.run.pipeline import fingerprints
+from stillroom.commands.run.stage_fingerprints import fingerprints
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import resolve
 

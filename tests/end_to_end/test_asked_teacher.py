@@ -115,6 +115,7 @@ def test_a_teacher_of_another_family_is_asked_about_all_texts_and_goes_on_after_
     assert face.Pipeline(bundle)("please refund the lamp")["labels"][0]["label"] == "refund"
 
 
+@pytest.mark.slow
 def test_a_teacher_with_other_tokens_gives_entities_and_the_checkpoint_is_the_student(
     tiny_teacher: Path, body: Path, task_data: Path, tmp_path: Path
 ) -> None:

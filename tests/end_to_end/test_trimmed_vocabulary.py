@@ -95,6 +95,42 @@ def test_what_cannot_be_trimmed_is_refused_before_any_training(settings: Setting
 
 
 @pytest.mark.slow
+def test_a_student_is_trained_with_a_vocabulary_of_a_given_size(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "ner"
+    settings: Settings = {
+        "teacher": str(tiny_teacher), "task": "token-classification", "data": str(task_data), "out": str(out),
+        "student": "layers=2,hidden=32,heads=4,ffn=64", "teacher_epochs": 5, "student_epochs": 5, "teacher_learning_rate": 3e-3,
+        "student_learning_rate": 3e-3, "batch": 8, "gate": 0.5, "teacher_gate": 0, "latency_seconds": 0.5, "threads": 1, "augment": 1,
+        "soft_weight": 0.5, "vocabulary_size": 150, "max_length": 24,
+    }  # fmt: skip
+    document = face.run(**settings)
+    work = out.with_name("ner.work")
+    sizes = {
+        name: len(json.loads((work / name / "tokenizer.json").read_text())["model"]["vocab"])
+        for name in ("teacher", "undistilled", "distilled", "student")
+    }
+    assert sizes == {"teacher": 173, "undistilled": 150, "distilled": 150, "student": 150}
+    assert document["teacher"] > 0.9
+    assert min(document["undistilled"], document["student"], document["int8"]) > 0.8
+    told = json.loads((out / "report.json").read_text())["vocabulary"]
+    assert (told["tokens"], told["kept"]) == (173, 150)
+    assert 0 < told["texts_split_otherwise"] <= 40
+    assert open_bundle(out).manifest.lineage["teacher"] == tiny_teacher.name
+    # Its recipe is the command that made it, and a rerun trains nothing.
+    assert "vocabulary_size = 150\n" in (out / "recipe.toml").read_text()
+    shutil.rmtree(out)
+    trained = (work / "distilled" / "stage.json").stat().st_mtime_ns
+    assert face.run(**settings)["int8"] == document["int8"]
+    assert (work / "distilled" / "stage.json").stat().st_mtime_ns == trained
+    with pytest.raises(BadInput, match="--method minilmv2 compares them token by token"):
+        face.run(**settings | {"out": str(tmp_path / "out"), "method": "minilmv2"})
+    with pytest.raises(BadInput, match=r"--vocabulary-size: .* has no room for the"):
+        face.run(**settings | {"out": str(tmp_path / "out"), "vocabulary_size": 20})
+
+
+@pytest.mark.slow
 def test_an_xlm_roberta_of_eight_languages_is_trimmed_to_three(tmp_path: Path) -> None:
     """Its Unigram tokenizer knows all of them; what ships answers as before, where no word fell out."""
     import torch

@@ -61,8 +61,14 @@ def make_trimmed(folder: Path, inputs: RunInputs, student: Path) -> None:
     Training changes no row of the word table whose token is in no text of it, so trimming it before would give the same student.
     """
     shutil.copytree(student, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATE))
+    trim(folder, inputs)
+
+
+def trim(folder: Path, inputs: RunInputs) -> None:
+    """Trim the vocabulary of the student in `folder`, in place, to the texts that the run keeps and to the size that it asks for."""
     pairs = [(example.text_read, example.text_pair) for example in inputs.splits.validation]
-    trimmed = trim_vocabulary(folder, inputs.kept_texts, [text for pair in pairs for text in pair if text])
+    held_out = [text for pair in pairs for text in pair if text]
+    trimmed = trim_vocabulary(folder, inputs.kept_texts, held_out, inputs.recipe.vocabulary_size)
     say(f"  {trimmed.told()}")
     (folder / TRIMMED).write_bytes(canonical_json(trimmed.counts()))
 
@@ -121,11 +127,10 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
     ours = inputs.read_by(folders["student"])
 
     def answers(split: str, logits: dict[str, list[np.ndarray]]) -> dict[str, list[Prediction]]:
-        others, own = getattr(inputs, split), getattr(ours, split)
-        return {
-            name: predictions(others if name in ("teacher", "undistilled") else own, rows)
-            for name, rows in logits.items()
-        }
+        readers = {"teacher": inputs}
+        if "undistilled" in folders:
+            readers["undistilled"] = inputs.read_by(folders["undistilled"])
+        return {name: predictions(getattr(readers.get(name, ours), split), rows) for name, rows in logits.items()}
 
     def scored(split: str, said: dict[str, list[Prediction]]) -> Scores:
         gold = [gold_of(example, task) for example in getattr(inputs.splits, split)]
@@ -146,6 +151,8 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
         }
         if languages := _per_language(inputs.splits.test, gold, said):
             document["per_language"] = languages
+            gates = {"teacher": inputs.recipe.teacher_gate, "fp32": inputs.recipe.gate}
+            document["language_warnings"] = behind_in_languages(inputs.splits.test, gold, said, gates)
         if "teacher" in said:
             differing = _disagreements(inputs.splits.test, gold, said)
             document |= {
@@ -197,7 +204,7 @@ def model_report_of(
         other_sizes={name: (folders[name] / "model.safetensors").stat().st_size for name in TRAINED if name in folders},
         other_gates=gates,
         claims=[choice["why"], *told(choice.get("soft_labels")), *claims(scores, labels=choice["method"] == "labels")],
-        warnings=inputs.warnings,
+        warnings=[*inputs.warnings, *scores.get("language_warnings", [])],
     )
 
 
@@ -250,6 +257,29 @@ def _per_language(
         }
         for language in tables["int8"]
     ]
+
+
+def behind_in_languages(
+    examples: Sequence[Example], gold: list[Prediction], said: dict[str, list[Prediction]], gates: dict[str, float]
+) -> list[str]:
+    """A warning for each language in which int8 misses a gate over `teacher` or `fp32` that it may pass over all texts together.
+
+    The paired bootstrap must support that it is behind: few texts of a language can fall below a gate by chance.
+    """
+    found = []
+    for language in by_language(examples, gold, said["int8"]):
+        chosen = [i for i, example in enumerate(examples) if example.language == language]
+        right, ours = [gold[i] for i in chosen], [said["int8"][i] for i in chosen]
+        for name, needed in gates.items():
+            theirs = [said[name][i] for i in chosen] if name in said else []
+            of_theirs = score(right, theirs).value if theirs else 0.0
+            share = score(right, ours).value / of_theirs if of_theirs else 1.0
+            if share < needed and difference(right, ours, theirs).high < 0:
+                found.append(
+                    f"In {language or 'texts without a language'} int8 keeps {share:.4f} of {name}'s score on {len(chosen):,} texts of "
+                    f"test; over all languages together {needed:g} is asked."
+                )
+    return found
 
 
 def _disagreements(

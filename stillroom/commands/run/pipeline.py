@@ -1,27 +1,23 @@
 """`stillroom run`: from a teacher to a bundle, stage by stage.
 
-Each stage is listed here with the inputs that decide its outcome. A rerun skips finished stages, and a changed input repeats
-exactly the stages that depend on it.
+A rerun skips finished stages, and a changed input repeats exactly the stages that depend on it (`stage_fingerprints.py`).
 """
 
 import dataclasses
 import os
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
-
-import onnxruntime as ort
 
 from compress.data.batches import TaskText
 from compress.distributed import join
 from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
-from compress.engine.method_runner import MethodInputs, asks_words, fit_head, is_checkpoint, run_method
+from compress.engine.method_runner import MethodInputs, asks_words, fit_head, run_method
 from compress.engine.soft_labels import make_soft_labels, save_answers
 from compress.engine.understood import understood, understood_lines
 from export.packing.builder import DOCUMENTED, ModelReport
@@ -31,15 +27,14 @@ from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import MANIFEST, canonical_json, open_bundle
 from serve.errors import BadInput, BundleError
 from stillroom.commands.run import export_and_scores
+from stillroom.commands.run.stage_fingerprints import ANSWERS, STUDENTS_PLAN, fingerprints
 from stillroom.commands.run.teacher_answers import make_answers, with_teachers_answers
 from stillroom.commands.run.time_budget import Plan, full_plan, students_plan, timed_plan
 from stillroom.console import say
-from stillroom.inputs.preflight import RunInputs, prepare, work_of
+from stillroom.inputs.preflight import TRIMMED, RunInputs, prepare, work_of
 from stillroom.inputs.recipe import Recipe
 from stillroom.report.pages import page_or
 from stillroom.report.run_page import write_report
-
-STUDENTS_PLAN, ANSWERS = "students-plan", "teacher-answers"  # stages
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
@@ -107,92 +102,6 @@ def _say_understood(inputs: RunInputs) -> dict[str, Any]:
     return told
 
 
-def fingerprints(inputs: RunInputs) -> dict[str, str]:
-    """The fingerprint of each stage: a hash of everything that decides its outcome."""
-    r = inputs.recipe
-    common = [
-        r.task, inputs.data_fingerprint, r.seed, r.threads, r.precision, r.batch, r.accumulate, inputs.max_length, list(inputs.labels),
-    ]  # fmt: skip
-    if r.out_of_scope:
-        common.append(r.out_of_scope)
-    if r.language_temperature != 1:
-        common += [r.language_temperature, [example.language for example in inputs.splits.train]]
-    # onnxruntime's module says its version itself: on a GPU its package has another name.
-    runtimes = [version("onnx"), version("onnxscript"), ort.__version__]
-    in_domain = [
-        texts_fingerprint(inputs.unlabelled),
-        r.augment,
-        *([inputs.answers.fingerprint] if inputs.answers else []),
-        *([folder_fingerprint(inputs.answering.folder)] if inputs.answering else []),
-    ]
-    teacher = [
-        inputs.teacher_fingerprint,
-        inputs.teacher_has_head,
-        r.teacher_epochs,
-        r.teacher_patience,
-        r.teacher_learning_rate,
-        *(["answers"] if inputs.gives_answers_alone else []),
-    ]
-    begin = r.start if not is_checkpoint(r.start) else inputs.start_fingerprint
-    student = [str(inputs.shape), begin, r.student_epochs, r.student_learning_rate]
-    chain = [
-        # Tokens that the text decides need no counting here: its fingerprint is below.
-        [dataclasses.asdict(link) for link in inputs.chain.links(r.distill_tokens or 1.0, 1.0)],
-        texts_fingerprint(inputs.corpus) if "corpus" in inputs.chain.texts else "",
-    ]
-    # With a budget, how long one training may take depends on all the others.
-    budget = (
-        [r.max_minutes, r.latency_seconds, r.undistilled, *in_domain, *teacher, *student, *chain, r.then]
-        if r.max_minutes
-        else []
-    )
-    stage_fingerprints: dict[str, str] = {}
-    stage_fingerprints["plan"] = fingerprint("plan", trained_with(r.device), *common, *budget)
-    stage_fingerprints[ANSWERS] = fingerprint(
-        ANSWERS, trained_with(r.device), inputs.data_fingerprint, r.seed, r.threads, *in_domain
-    )
-    stage_fingerprints["teacher"] = fingerprint("teacher", stage_fingerprints["plan"], *teacher)
-    stage_fingerprints[STUDENTS_PLAN] = fingerprint(STUDENTS_PLAN, stage_fingerprints["teacher"])
-    stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape), begin)
-    for fold in range(r.folds):
-        name = f"teacher-fold-{fold + 1}"
-        stage_fingerprints[name] = fingerprint(name, stage_fingerprints["teacher"], r.folds)
-    stage_fingerprints["soft-labels"] = fingerprint(
-        "soft-labels", stage_fingerprints["teacher"], *in_domain, *([r.folds] if r.folds else [])
-    )
-    stage_fingerprints["undistilled"] = fingerprint("undistilled", stage_fingerprints["start"], *student)
-    on_task = [r.augment, r.student_epochs] if "task" in inputs.chain.texts else []
-    stage_fingerprints["method"] = fingerprint(
-        "method", stage_fingerprints["teacher"], str(inputs.shape), begin, in_domain[0], *on_task, *chain
-    )
-    ending = [r.then, r.temperature, r.soft_weight]
-    stage_fingerprints["distilled"] = fingerprint(
-        "distilled", stage_fingerprints["method"], stage_fingerprints["soft-labels"], *student, *ending
-    )
-    for weight in task_stages.SOFT_WEIGHTS:
-        stage_fingerprints[f"share-{weight:g}"] = fingerprint(f"share-{weight:g}", stage_fingerprints["distilled"])
-    compared = stage_fingerprints["undistilled"] if r.undistilled else ""
-    stage_fingerprints["student"] = fingerprint("student", stage_fingerprints["distilled"], compared)
-    ships = stage_fingerprints["student"]
-    if r.keep_words_of:
-        ships = stage_fingerprints["trimmed"] = fingerprint("trimmed", ships, texts_fingerprint(inputs.kept_texts))
-    stage_fingerprints["export"] = fingerprint("export", ships, runtimes, r.gate, r.keep_right)
-    languages = [example.language for example in inputs.splits.test]
-    stage_fingerprints["scores"] = fingerprint(
-        "scores",
-        stage_fingerprints["export"],
-        compared,
-        r.gate,
-        r.teacher_gate,
-        *([languages] if any(languages) else []),
-    )
-    stage_fingerprints["latency"] = fingerprint("latency", stage_fingerprints["scores"], r.latency_seconds)
-    stage_fingerprints["bundle"] = fingerprint(
-        "bundle", stage_fingerprints["latency"], r.model_name, r.license, r.data_license, r.language
-    )
-    return stage_fingerprints
-
-
 def _asked(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> RunInputs:
     """`inputs` with the answers of the teacher that can only be asked."""
     assert inputs.answering
@@ -228,16 +137,20 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str], plan: Plan) ->
         inputs,
         "start",
         stage_fingerprints,
-        lambda f: task_stages.make_start(f, inputs, teacher),
+        lambda f: _make_start(f, inputs, teacher),
         f"student {inputs.shape} from {'the teacher' if teacher else inputs.opened.public_name}",
     )
+    start = folders["start"]
+    student_inputs = inputs.read_by(start)
     labels_only = inputs.chain.method == "labels"
     if inputs.recipe.undistilled or labels_only:
         folders["undistilled"] = _stage(
             inputs,
             "undistilled",
             stage_fingerprints,
-            lambda f: task_stages.make_undistilled(f, inputs, folders["start"], plan.student_steps),
+            _with_vocabulary_of(
+                start, lambda f: task_stages.make_undistilled(f, student_inputs, start, plan.student_steps)
+            ),
             f"the student on labels alone: {plan.student_steps} steps",
         )
     if not labels_only:
@@ -250,7 +163,7 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str], plan: Plan) ->
         "the student that ships, by validation",
     )
     say(f"  {read_lineage(folders['student'])['choice']['why']}")
-    if inputs.recipe.keep_words_of:
+    if inputs.recipe.keep_words_of and not inputs.recipe.vocabulary_size:
         chosen = folders["student"]
         folders["student"] = _stage(
             inputs,
@@ -260,6 +173,23 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str], plan: Plan) ->
             "the vocabulary of the student that ships",
         )
     return folders
+
+
+def _make_start(folder: Path, inputs: RunInputs, teacher: Path | None) -> None:
+    task_stages.make_start(folder, inputs, teacher)
+    if inputs.recipe.vocabulary_size:
+        export_and_scores.trim(folder, inputs)
+
+
+def _with_vocabulary_of(start: Path, make: Callable[[Path], None]) -> Callable[[Path], None]:
+    """`make`, which also keeps what was trimmed of the vocabulary of `start`, if it was trimmed before training."""
+
+    def make_and_keep(folder: Path) -> None:
+        make(folder)
+        if (start / TRIMMED).is_file():
+            shutil.copyfile(start / TRIMMED, folder / TRIMMED)
+
+    return make_and_keep
 
 
 def _distil(inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict[str, Path], plan: Plan) -> None:
@@ -297,7 +227,12 @@ def _distil(inputs: RunInputs, stage_fingerprints: dict[str, str], folders: dict
         inputs,
         "distilled",
         stage_fingerprints,
-        lambda f: task_stages.make_distilled(f, inputs, begin, soft, plan.student_steps, given),
+        _with_vocabulary_of(
+            folders["start"],
+            lambda f: task_stages.make_distilled(
+                f, inputs.read_by(folders["start"]), begin, soft, plan.student_steps, given
+            ),
+        ),
         f"student on {ending}: {plan.student_steps} steps",
     )
 
@@ -339,7 +274,14 @@ def _soft_labels(
             inputs,
             f"share-{weight:g}",
             stage_fingerprints,
-            partial(task_stages.make_trial, inputs=inputs, start=begin, soft=soft, steps=steps, given=given),
+            partial(
+                task_stages.make_trial,
+                inputs=inputs.read_by(folders["start"]),
+                start=begin,
+                soft=soft,
+                steps=steps,
+                given=given,
+            ),
             f"a share of {weight:g} for the soft labels: {task_stages.trial_steps(steps)} steps",
         )
     return task_stages.chosen_share(folder, trials)

@@ -15,7 +15,8 @@ from compress.settings import Distillation, TaskSettings
 from compress.training.loop import device_of_process
 from serve.errors import BadInput
 from stillroom.commands.compare.run import compare
-from stillroom.commands.run.pipeline import fingerprints, run
+from stillroom.commands.run.pipeline import run
+from stillroom.commands.run.stage_fingerprints import fingerprints
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe
 from stillroom.settings.compare import Comparison

@@ -287,3 +287,60 @@ def test_a_trimmed_checkpoint_can_be_trimmed_again(checkpoints: dict[str, Path],
     again = trim_vocabulary(small, CORPUS, [])
     assert (again.tokens, again.kept, again.rows_bytes) == (first.kept, first.kept, 0)
     assert {path.name: path.read_bytes() for path in small.iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vocabulary_of_a_given_size_keeps_the_tokens_that_texts_need_most(
+    checkpoints: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    whole = tokenizer_of(checkpoints[kind])
+    document = json.loads(whole.to_str())
+    # The first sentence is frequent, the third is not.
+    texts = [CORPUS[0]] * 20 + [CORPUS[1]] * 3 + [CORPUS[2]]
+    everything = len(trimming_to(texts, document, "it", pad_id=1).new_ids)
+    with pytest.raises(BadInput, match=r"a vocabulary of 5 tokens has no room for the \d+ special tokens") as refused:
+        trimming_to(texts, document, "it", pad_id=1, size=5)
+    least = int(str(refused.value).split("for the ")[1].split(" ")[0])
+    size = least + (everything - least) // 2
+    small = Path(shutil.copytree(checkpoints[kind], tmp_path / "small"))
+    report = trim_vocabulary(small, texts, CORPUS, size)
+    after = tokenizer_of(small)
+    assert report.kept == after.get_vocab_size() <= size
+    assert after.encode(CORPUS[0]).tokens == whole.encode(CORPUS[0]).tokens
+    assert report.texts_split_otherwise >= 1
+    lengths = [len(tokenizer.encode(CORPUS[2])) for tokenizer in (whole, after)]
+    assert lengths[0] < lengths[1]
+    # Nothing is lost: what is not kept is spelled.
+    told, spelled = (tokenizer.encode(CORPUS[2]).tokens for tokenizer in (whole, after))
+    assert "".join(piece.removeprefix("##") for piece in spelled) == "".join(p.removeprefix("##") for p in told)
+    assert report.unknown == report.unknown_before
+    assert logits_of(small, CORPUS).isfinite().all()
+    # As many as the texts need are all that they need.
+    assert len(trimming_to(texts, document, "it", pad_id=1, size=everything).new_ids) == everything
+    assert (
+        trimming_to(texts, document, "it", pad_id=1, size=size).after
+        == trimming_to(texts, document, "it", pad_id=1, size=size).after
+    )
+
+
+def test_pieces_that_rare_words_share_take_their_place() -> None:
+    """Ten rare words of one stem: none is frequent, and the stem is."""
+    words = [f"train{end}" for end in ("ing", "er", "ed", "s", "ee", "able", "load", "man", "spotter", "x")]
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        *"trainegdsblompx",
+        *(f"##{letter}" for letter in "trainegdsblompx"),
+        "train",
+        "##ing",
+        "##er",
+        "##ed",
+    ]
+    vocabulary = {piece: i for i, piece in enumerate([*dict.fromkeys(pieces), *words])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    document = json.loads(tokenizer.to_str())
+    trimmed = trimming_to(words, document, "it", pad_id=0, size=32 + 2)
+    kept = set(trimmed.after["model"]["vocab"])
+    assert "train" in kept
+    assert not kept & set(words)

@@ -28,7 +28,7 @@ from stillroom.commands.run.export_and_scores import (
     report_of,
     write_bundle,
 )
-from stillroom.commands.run.pipeline import fingerprints
+from stillroom.commands.run.stage_fingerprints import fingerprints
 from stillroom.inputs.preflight import RunInputs, prepare
 from stillroom.inputs.recipe import Recipe
 
