@@ -68,6 +68,11 @@ class TeacherLabels:
         }
         return replace(self, answers=kept)
 
+    def only(self, examples: Iterable[Example]) -> "TeacherLabels":
+        """The answers to the texts of `examples`."""
+        keys = {_key(example) for example in examples}
+        return replace(self, answers={key: answer for key, answer in self.answers.items() if key in keys})
+
     def examples(self, *, multi_label: bool) -> list[Example]:
         """The texts with their likeliest answers, in the order of the files.
 
@@ -145,7 +150,7 @@ class TeacherLabels:
         places = [(word.start, word.end) for word in words(encoded.texts[index], encoding.offsets, encoding.word_ids)]
         given = words_of_entities(places, answer.spans) if answer.words is None else answer.words
         carried = carry_words(places, given)
-        return None if carried is None else np.log(_as_rows(carried, encoded.labels)).astype(np.float32)
+        return None if carried is None else word_logits(carried, encoded.labels)
 
 
 def read_teacher_labels(paths: Sequence[Path], task: Task, columns: Columns = USUAL) -> TeacherLabels:
@@ -237,6 +242,12 @@ def _with_the_rest(found: np.ndarray, unnamed: np.ndarray) -> np.ndarray:
         return np.where(unnamed, rest / unnamed.sum(), found)
     total = float(found.sum())
     return found / total if total else np.full_like(found, 1 / len(found))
+
+
+def word_logits(tags: Sequence[Mapping[tuple[str, str], float]], labels: Sequence[str]) -> np.ndarray:
+    """Logits (words, labels) whose softmax are the probabilities of the `tags` of each word, as `carry_words` gives them."""
+    logits: np.ndarray = np.log(_as_rows(tags, labels)).astype(np.float32)
+    return logits
 
 
 def _as_rows(tags: Sequence[Mapping[tuple[str, str], float]], labels: Sequence[str]) -> np.ndarray:

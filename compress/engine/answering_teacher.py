@@ -1,6 +1,6 @@
 """A teacher that gives answers and no more: a file of them, or a model whose insides a student cannot learn from.
 
-Its student gets the first layers of an encoder that --start names.
+Its student starts from an encoder that --start names.
 """
 
 from dataclasses import replace
@@ -74,13 +74,15 @@ def with_body(settings: AnySettings, asked: AnsweringTeacher | None = None) -> A
         )
     faults = []
     if not is_checkpoint(settings.start):
-        faults.append("--start is needed: the encoder whose first layers the student gets, such as bert-base-uncased")
+        faults.append("--start is needed: the encoder whose layers the student gets, such as bert-base-uncased")
     if settings.method not in (AUTO, "soft-labels", "labels"):
         faults.append(
             f"--method {settings.method} asks a teacher as it trains, or reads its layers; soft-labels learns from answers"
         )
     asks = {"--unlabelled": settings.unlabelled, "--augment": settings.augment} if not asked else {}
     faults += [f"{flag} needs a teacher that can be asked; leave it out" for flag, value in asks.items() if value]
+    if asked and settings.new_head:
+        faults.append("--new-head needs a teacher that can be fine-tuned here; leave it out")
     if settings.folds:
         faults.append("--folds needs a teacher that can be fine-tuned here; leave it out")
     if faults:

@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from compress import distributed
+from compress.data.carry_words import WordAnswer, carry_words
 from compress.data.encoded import Encoded
 from compress.data.examples import Example, check_task
+from compress.data.teacher_labels import word_logits
 from compress.engine.hardware import device_here
 from compress.engine.resumable_stages import TRAINING
 from compress.engine.task_inputs import TaskInputs
@@ -20,6 +22,7 @@ from compress.models.pretrained import load, open_model
 from compress.progress import advancing, message
 from compress.training.checkpoint import write_safetensors
 from serve.bundle.manifest import canonical_json
+from serve.text.spans import words
 
 # Texts whose soft labels are saved at once: the most work that a kill during labelling loses.
 SHARD_TEXTS = 4_096
@@ -140,8 +143,27 @@ def read_soft_labels(folder: Path, inputs: TaskInputs) -> list[np.ndarray]:
     if len(logits) != ends[-1]:
         raise ValueError(f"{folder} holds soft labels of {len(logits)} rows, and the texts have {ends[-1]}")
     of_text = np.split(logits, ends[:-1])
-    # A student whose vocabulary was trimmed may reach less far into a text than its teacher.
-    return [found[: len(own)] for found, own in zip(of_text, inputs.soft_labelled.rows, strict=True)]
+    if inputs.labelled_as is None or texts.task == "text-classification":
+        return of_text
+    return [_carried(texts, inputs.soft_labelled, i, rows) for i, rows in enumerate(of_text)]
+
+
+def _carried(theirs: Encoded, ours: Encoded, index: int, logits: np.ndarray) -> np.ndarray:
+    """The logits of the words of text `index` as `ours` has them, from those as `theirs` has them: what is a word depends on the tokens."""
+    given, places = (
+        [(word.start, word.end) for word in words(each.texts[index], encoding.offsets, encoding.word_ids)]
+        for each in (theirs, ours)
+        for encoding in [each.encodings[index]]
+    )
+    if places == given[: len(places)]:
+        return logits[: len(places)]
+    answers = [
+        WordAnswer(start, end, dict(zip(theirs.labels, row.tolist(), strict=True)))
+        for (start, end), row in zip(given, softmax(logits.astype(np.float64)), strict=True)
+    ]
+    carried = carry_words(places, answers)
+    assert carried is not None  # trimmed tokens are smaller, so they do not reach further into a text
+    return word_logits(carried, ours.labels)
 
 
 def _open(teacher: Path, inputs: TaskInputs) -> Any:

@@ -251,7 +251,8 @@ def open_task(
     if opened and splits and task:
         labelled = faults.check(partial(_labels, settings, opened, asked, splits, task, shape))
     if labelled:
-        faults.check(partial(refuse_in_scope, settings.out_of_scope, labelled[0], f"{role} {settings.teacher}"))
+        whose = f"{asked.role} {asked.name}" if asked else f"{role} {settings.teacher}"
+        faults.check(partial(refuse_in_scope, settings.out_of_scope, labelled[0], whose))
     readers: list[Opened] = []
     if opened:
         faults.check(lambda: check_disk(writes_to, opened))

@@ -50,6 +50,8 @@ def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> 
         "method_why": inputs.method_why,
         "max_length": inputs.max_length,
     }
+    if inputs.answering:
+        found["asked"] = inputs.answering.public_name
     if inputs.outside:
         found["rows_out_of_scope"] = {name: len(getattr(inputs.outside, name)) for name in SPLITS}
     return found | ({"steps": dict(steps)} if steps else {})
@@ -64,6 +66,10 @@ def understood_lines(found: Mapping[str, Any]) -> list[str]:
         f"labels: {_labels_line(found['labels'])}",
         f"head: {_head_line(found['head'], len(found['labels']))}",
     ]
+    if "asked" in found:
+        lines.append(
+            f"teacher: {found['asked']} is asked for its answers, and not opened: another family or other tokens"
+        )
     if outside:
         lines.insert(2, f"out of scope: {_by_split(outside)}")
     if found["head"]["role"] in ("teacher", "start"):

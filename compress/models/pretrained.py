@@ -87,10 +87,7 @@ def open_model(
             or a revision of a folder.
     """
     here = Path(name).exists()
-    if here and revision:
-        raise BadInput(
-            f"--revision is {revision}, but {role} {name} is a local folder; only models of the Hub have revisions. Leave it out."
-        )
+    _refuse_revision(name, role, revision, here=here)
     folder = Path(name) if here else download_or_refuse(name, role, wanted, revision)
     if not (folder / CONFIG).is_file():
         raise BadInput(f"{role} {name} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")
@@ -105,6 +102,13 @@ def open_model(
         )
     check_weights(folder, config, f"{role} {name}")
     return Opened(name, folder, config, family, role)
+
+
+def _refuse_revision(name: str, role: str, revision: str, *, here: bool) -> None:
+    if here and revision:
+        raise BadInput(
+            f"--revision is {revision}, but {role} {name} is a local folder; only models of the Hub have revisions. Leave it out."
+        )
 
 
 def check_checkpoint(folder: Path, named: str) -> None:
@@ -154,9 +158,11 @@ def open_unread(name: str, role: str, wanted: str, revision: str) -> tuple[Path,
     """The folder and the configuration of a model of any family, none of whose insides is read: a folder, or a name on the Hub.
 
     Raises:
-        BadInput: no such folder or name, or no configuration that can be read; `wanted` says what is needed.
+        BadInput: no such folder or name, a revision of a folder, or no configuration that can be read; `wanted` says what is needed.
     """
-    folder = Path(name) if Path(name).exists() else download_or_refuse(name, role, wanted, revision)
+    here = Path(name).exists()
+    _refuse_revision(name, role, revision, here=here)
+    folder = Path(name) if here else download_or_refuse(name, role, wanted, revision)
     named = f"{role} {name}"
     if not (folder / CONFIG).is_file():
         raise BadInput(f"{named} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")

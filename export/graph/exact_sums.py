@@ -62,11 +62,11 @@ def _exact(summed: "NodeProto") -> "list[NodeProto]":
     def total(of: str, to: str) -> NodeProto:
         node = NodeProto()
         node.CopyFrom(summed)
-        node.name, node.input[0], node.output[0] = f"{summed.name}_{to}", of, f"{out}_{to}"
+        node.name, node.input[0], node.output[0] = f"{out}_{to}_node", of, f"{out}_{to}"
         return node
 
     def make(kind: str, inputs: list[str], to: str) -> NodeProto:
-        return helper.make_node(kind, inputs, [to], name=f"{summed.name}_{to}")
+        return helper.make_node(kind, inputs, [to], name=f"{to}_node")
 
     return [
         make("Mul", [x, "exact_hi"], f"{out}_raised"),

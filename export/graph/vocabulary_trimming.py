@@ -16,12 +16,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from export.graph.exporter import POSITIONS_FROM_PADDING, load_classifier, quiet
 from serve.errors import BadInput
 
 SHOWN = 20
+NO_TOKENS = "the texts to trim the vocabulary to have no tokens; give texts like those that will be served."
+AT_ONCE = 10_000  # texts that are tokenised together
 FEW = 10  # ids before that of padding that are kept for its sake
 
 
@@ -40,6 +43,8 @@ class Trimmed:
     """Held-out texts whose tokens changed."""
     read: int
     """Tokens of the held-out texts before trimming."""
+    read_now: int
+    """Their tokens after it."""
     unknown_before: int
     unknown: int
     """Unknown tokens in the held-out texts after trimming."""
@@ -56,7 +61,7 @@ class Trimmed:
         return (
             f"vocabulary: {self.kept:,} of {self.tokens:,} tokens kept; unknown tokens in the validation texts: "
             f"{self.unknown_before:,} before, {self.unknown:,} now{lost}; texts that are tokenised differently: "
-            f"{self.texts_split_otherwise:,} of {self.texts:,}"
+            f"{self.texts_split_otherwise:,} of {self.texts:,}, with {self.read_now / max(1, self.read):.3f} of the tokens"
         )
 
 
@@ -96,44 +101,57 @@ def trimming_to(texts: Sequence[str], document: dict[str, Any], named: str, *, p
 
     BadInput as for `trim_vocabulary`, and when `size` has no room for the special tokens and the single characters.
     """
-    kind = document["model"].get("type")
-    if kind not in ("WordPiece", "BPE", "Unigram"):
-        raise BadInput(f"{named} is a {kind} tokenizer; only WordPiece, BPE and Unigram vocabularies can be trimmed.")
-    before = _plain(Tokenizer.from_str(json.dumps(document)))
-    encodings = before.encode_batch(list(texts))
-    used = {index for encoding in encodings for index in encoding.ids}
-    if not used:
-        raise BadInput("the texts to trim the vocabulary to have no tokens; give texts like those that will be served.")
-    there = {index for _, index in _pieces(document["model"])}
-    needed = (
-        (there & set(range(pad_id + 1 if pad_id < FEW else 0)))
-        | {token["id"] for token in document.get("added_tokens", [])}
-        | _spelling(document["model"])
-    )
+    needed = _needed(document, named, pad_id)
     merges = None
     if size:
-        if len(needed) > size:
-            raise BadInput(
-                f"{named}: a vocabulary of {size:,} tokens has no room for the {len(needed):,} special tokens and single characters, which "
-                "always stay. Give more."
-            )
+        check_size(document, named, pad_id=pad_id, size=size)
         keep, merges = _most_needed(document, needed, texts, size)
     else:
+        encodings = _plain(Tokenizer.from_str(json.dumps(document))).encode_batch(list(texts))
+        used = {index for encoding in encodings for index in encoding.ids}
+        if not used:
+            raise BadInput(NO_TOKENS)
         keep = needed | used
-        if kind == "BPE":
+        if document["model"]["type"] == "BPE":
             merges = _merges_used(document["model"], {token for encoding in encodings for token in encoding.tokens})
             keep |= _ids_in(merges, document["model"])
     new_ids = {old: new for new, old in enumerate(sorted(keep))}
     trimmed = _trimmed_document(document, new_ids, merges)
-    after = _plain(Tokenizer.from_str(json.dumps(trimmed)))
-    now = after.encode_batch(list(texts))
-    moved = [] if size else [text for text, a, b in zip(texts, encodings, now, strict=True) if a.tokens != b.tokens]
-    if moved:
-        raise BadInput(
-            f"The trimmed tokenizer would give other tokens for {len(moved)} of the {len(texts)} texts that the vocabulary is trimmed "
-            f"to; the first is {moved[0][:80]!r}. Leave the vocabulary whole."
-        )
+    if not size:
+        now = _plain(Tokenizer.from_str(json.dumps(trimmed))).encode_batch(list(texts))
+        moved = [text for text, a, b in zip(texts, encodings, now, strict=True) if a.tokens != b.tokens]
+        if moved:
+            raise BadInput(
+                f"The trimmed tokenizer would give other tokens for {len(moved)} of the {len(texts)} texts that the vocabulary is "
+                f"trimmed to; the first is {moved[0][:80]!r}. Leave the vocabulary whole."
+            )
     return Trimming(document, trimmed, new_ids)
+
+
+def check_size(document: dict[str, Any], named: str, *, pad_id: int, size: int) -> None:
+    """Check that a vocabulary of `size` tokens has room for those that always stay.
+
+    BadInput when it has not, or this tokenizer cannot be trimmed.
+    """
+    needed = _needed(document, named, pad_id)
+    if len(needed) > size:
+        raise BadInput(
+            f"{named}: a vocabulary of {size:,} tokens has no room for the {len(needed):,} special tokens and single characters, which "
+            "always stay. Give more."
+        )
+
+
+def _needed(document: dict[str, Any], named: str, pad_id: int) -> set[int]:
+    """The ids that always stay: special tokens, single characters and bytes, and few unused ones before that of padding."""
+    kind = document["model"].get("type")
+    if kind not in ("WordPiece", "BPE", "Unigram"):
+        raise BadInput(f"{named} is a {kind} tokenizer; only WordPiece, BPE and Unigram vocabularies can be trimmed.")
+    there = {index for _, index in _pieces(document["model"])}
+    return (
+        (there & set(range(pad_id + 1 if pad_id < FEW else 0)))
+        | {token["id"] for token in document.get("added_tokens", [])}
+        | _spelling(document["model"])
+    )
 
 
 def _most_needed(
@@ -142,35 +160,48 @@ def _most_needed(
     """The ids of at most `size` tokens, `needed` ones among them, and for BPE the merges that make them.
 
     The rarest of the tokens that the texts use go, a part at a time; what then spells their words is counted anew, so that pieces of
-    many rare words come in.
+    many rare words come in. Only the texts that had one of them are read again.
     """
     bpe = document["model"]["type"] == "BPE"
     pieces = dict(_pieces(document["model"]))
+    tokens = {index: token for token, index in pieces.items()}
     kept = set(pieces.values()) | needed
+    ids: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(texts)
+    counts: Counter[int] = Counter()
+    changed = list(range(len(texts)))
     while True:
         merges = _merges_within(document["model"], kept) if bpe else None
-        old_ids = dict(enumerate(sorted(kept)))
-        trimmed = _trimmed_document(document, {old: new for new, old in old_ids.items()}, merges)
-        counts: Counter[int] = Counter()
-        for encoding in _plain(Tokenizer.from_str(json.dumps(trimmed))).encode_batch(list(texts)):
-            counts.update(old_ids[index] for index in encoding.ids)
-        keep = needed | set(counts)
+        old_ids = np.array(sorted(kept))
+        trimmed = _trimmed_document(document, {int(old): new for new, old in enumerate(old_ids)}, merges)
+        tokenizer = _plain(Tokenizer.from_str(json.dumps(trimmed)))
+        for start in range(0, len(changed), AT_ONCE):
+            chosen = changed[start : start + AT_ONCE]
+            for i, encoding in zip(chosen, tokenizer.encode_batch([texts[i] for i in chosen]), strict=True):
+                counts.subtract(ids[i].tolist())
+                ids[i] = old_ids[np.array(encoding.ids, dtype=np.int64)]
+                counts.update(ids[i].tolist())
+        uses = Counter({index: count for index, count in counts.items() if count > 0})
+        if not uses:
+            raise BadInput(NO_TOKENS)
         if merges is not None:
             rank = {pair: order for order, pair in enumerate(merges)}
-            tokens = {index: token for token, index in pieces.items()}
             made: set[int] = set()
-            for index, count in list(counts.items()):
-                of_token = [merges[order] for order in _merges_of(tokens.get(index, ""), rank, document["model"])]
-                made |= {rank[pair] for pair in of_token}
+            for index, count in list(uses.items()):
+                orders = _merges_of(tokens.get(index, ""), rank, document["model"])
+                made |= orders
                 # A piece that frequent tokens are merged from is as frequent as they are.
-                for piece in _ids_in(of_token, document["model"]) - {index}:
-                    counts[piece] += count
-            keep |= set(counts)
+                for piece in _ids_in([merges[order] for order in orders], document["model"]) - {index}:
+                    uses[piece] += count
             merges = [merges[order] for order in sorted(made)]
+        keep = needed | set(uses)
         if len(keep) <= size:
             return keep, merges
-        rarest = sorted(keep - needed, key=lambda index: (counts[index], -index))
-        kept -= set(rarest[: min(len(keep) - size, max(1, len(rarest) // 5))])
+        rarest = sorted(keep - needed, key=lambda index: (uses[index], -index))
+        gone = set(rarest[: min(len(keep) - size, max(1, len(rarest) // 5))])
+        kept -= gone
+        removed = np.array(sorted(gone))
+        # Without a merge, BPE may split any text that has one of its pieces in another way.
+        changed = [i for i in range(len(texts)) if bpe or np.isin(ids[i], removed).any()]
 
 
 def _ids_in(merges: Iterable[tuple[str, str]], model: dict[str, Any]) -> set[int]:
@@ -336,11 +367,12 @@ def _report(trimming: Trimming, held_out: Sequence[str], removed: int) -> Trimme
         unknown = document["model"]["vocab"][document["model"]["unk_id"]][0]
     # Compared by id: a Unigram tokenizer gives an unknown piece as its own text.
     old_id, new_id = (tokenizer.token_to_id(unknown) if unknown else None for tokenizer in (before, after))
-    otherwise = unknown_before = unknown_now = read = 0
+    otherwise = unknown_before = unknown_now = read = read_now = 0
     lost: dict[str, None] = {}
     encoded = (tokenizer.encode_batch(list(held_out)) for tokenizer in (before, after))
     for text, old, new in zip(held_out, *encoded, strict=True):
         read += len(old)
+        read_now += len(new)
         known = {span for index, span in zip(old.ids, old.offsets, strict=True) if index == old_id}
         now = {span for index, span in zip(new.ids, new.offsets, strict=True) if index == new_id}
         otherwise += old.tokens != new.tokens or known != now
@@ -357,6 +389,7 @@ def _report(trimming: Trimming, held_out: Sequence[str], removed: int) -> Trimme
         texts=len(held_out),
         texts_split_otherwise=otherwise,
         read=read,
+        read_now=read_now,
         unknown_before=unknown_before,
         unknown=unknown_now,
         newly_unknown=tuple(lost)[:SHOWN],

@@ -12,7 +12,7 @@ from compress.data.texts import read_texts
 from compress.engine.resumable_stages import Workdir, check_writable
 from compress.engine.task_inputs import TaskInputs, open_task
 from compress.models.pretrained import open_model
-from export.graph.vocabulary_trimming import check_padding, trimming_to
+from export.graph.vocabulary_trimming import check_padding, check_size, trimming_to
 from export.packing.writer import refuse_foreign
 from serve.errors import BadInput
 from serve.text.tokenizer import load_tokenizer
@@ -56,7 +56,7 @@ class RunInputs(TaskInputs):
                 tokens_of=open_model(str(checkpoint)),
                 # Generated texts depend on the tokenizer, and are those that the teacher labels.
                 further=self.in_domain_texts,
-                labelled_as=self.soft_labelled,
+                labelled_as=self.soft_labelled if self.recipe.vocabulary_size else None,
             )
         return self.trimmed_inputs[checkpoint]
 
@@ -108,7 +108,10 @@ def check_vocabulary(inputs: RunInputs) -> None:
         )
     named = f"{'--vocabulary-size' if size else '--keep-words-of'}: {inputs.opened.name}"
     document = json.loads(inputs.tokenizer.to_str())
-    trimming = trimming_to(inputs.kept_texts, document, named, pad_id=inputs.train.pad_id, size=size)
+    if size:
+        check_size(document, named, pad_id=inputs.train.pad_id, size=size)
+        return
+    trimming = trimming_to(inputs.kept_texts, document, named, pad_id=inputs.train.pad_id)
     check_padding(inputs.opened.config, trimming.new_ids, named)
 
 

@@ -37,6 +37,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, task_data: Path) -> Setti
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_only_what_ships_is_trimmed_and_it_answers_as_before(settings: Settings, task_data: Path) -> None:
     out = Path(settings["out"])
     before = face.run(**settings)
@@ -67,7 +68,9 @@ def test_what_falls_out_is_told_and_words_are_spelled(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "intents"
-    shutil.copytree(Path(settings["out"]).with_name("intents.work"), tmp_path / "intents.work")
+    trained = Path(settings["out"]).with_name("intents.work")
+    if trained.is_dir():  # by the test above; alone, this one trains
+        shutil.copytree(trained, tmp_path / "intents.work")
     words = tmp_path / "words.txt"
     words.write_text("a refund\n")
     face.run(**settings | {"out": str(out)}, keep_words_of=[str(words)])

@@ -112,7 +112,11 @@ def _asked(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> RunInputs:
         lambda f: make_answers(f, inputs),
         f"{inputs.answering.public_name} answers all texts",
     )
-    found = with_teachers_answers(inputs, folder)
+    try:
+        found = with_teachers_answers(inputs, folder)
+    except BadInput:
+        inputs.workdir.alone()  # ends the other processes, which wait for the next stage
+        raise
     assert found.answered
     for line in found.answered.lines:
         say(f"  {line}")
@@ -142,6 +146,11 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str], plan: Plan) ->
     )
     start = folders["start"]
     student_inputs = inputs.read_by(start)
+    if cut := student_inputs.train.truncated - inputs.train.truncated:
+        length = f"longer than {inputs.max_length} tokens with the trimmed vocabulary"
+        warning = f"{cut:,} more texts of train are {length}; the rest of them is not read."
+        say(f"warning: {warning}")
+        inputs.warnings.append(warning)
     labels_only = inputs.chain.method == "labels"
     if inputs.recipe.undistilled or labels_only:
         folders["undistilled"] = _stage(
@@ -326,7 +335,7 @@ def _planned(inputs: RunInputs, stage_fingerprints: dict[str, str]) -> Plan:
         return full_plan(inputs)
     what = f"timing a few steps to fit {inputs.recipe.max_minutes:g} minutes"
     # Raises BadInput, if the budget is too small, before anything is removed.
-    plan = _kept_plan(inputs, stage_fingerprints, "plan", what, lambda: timed_plan(inputs), but=("plan",))
+    plan = _kept_plan(inputs, stage_fingerprints, "plan", what, lambda: timed_plan(inputs), but=("plan", ANSWERS))
     for warning in plan.warnings:
         say(f"warning: {warning}")
     if not plan.teacher_steps:
@@ -346,7 +355,7 @@ def _planned_students(inputs: RunInputs, stage_fingerprints: dict[str, str], pla
         STUDENTS_PLAN,
         "timing a few steps to fit the students to the minutes that are left",
         lambda: students_plan(plan, inputs, spent_s),
-        but=("plan", "teacher", STUDENTS_PLAN),
+        but=("plan", ANSWERS, "teacher", STUDENTS_PLAN),
     )
     for warning in plan.warnings:
         if warning not in before:

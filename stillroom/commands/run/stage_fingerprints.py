@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 import onnxruntime as ort
 
+from compress.data.examples import examples_fingerprint
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.method_runner import is_checkpoint
@@ -55,9 +56,14 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     )
     stage_fingerprints: dict[str, str] = {}
     stage_fingerprints["plan"] = fingerprint("plan", trained_with(r.device), *common, *budget)
-    stage_fingerprints[ANSWERS] = fingerprint(
-        ANSWERS, trained_with(r.device), inputs.data_fingerprint, r.seed, r.threads, *in_domain
-    )
+    if inputs.answering:
+        # Generated texts depend on the tokenizer of --start.
+        asked = [
+            folder_fingerprint(inputs.answering.folder),
+            inputs.data_fingerprint,
+            examples_fingerprint(inputs.in_domain_texts),
+        ]
+        stage_fingerprints[ANSWERS] = fingerprint(ANSWERS, trained_with(r.device), r.threads, *asked)
     stage_fingerprints["teacher"] = fingerprint("teacher", stage_fingerprints["plan"], *teacher)
     stage_fingerprints[STUDENTS_PLAN] = fingerprint(STUDENTS_PLAN, stage_fingerprints["teacher"])
     stage_fingerprints["start"] = fingerprint("start", stage_fingerprints["teacher"], str(inputs.shape), begin, *kept)

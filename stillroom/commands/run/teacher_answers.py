@@ -24,7 +24,9 @@ def asked_texts(inputs: RunInputs) -> list[Example]:
     """The texts that the teacher is asked about, each once: those of all splits, and those that it alone labels."""
     splits = inputs.splits
     texts = [*splits.train, *splits.validation, *splits.test, *inputs.in_domain_texts]
-    return list(dict.fromkeys(replace(text, label=None, entities=None) for text in texts))
+    # Answers are matched by the text, so one that is marked in two ways is asked about once.
+    by_text = {(text.text_read, text.text_pair or ""): text for text in reversed(texts)}
+    return [replace(text, label=None, entities=None) for text in reversed(by_text.values())]
 
 
 def make_answers(folder: Path, inputs: RunInputs) -> None:
@@ -55,7 +57,10 @@ def with_teachers_answers(inputs: RunInputs, folder: Path) -> RunInputs:
     answers = read_teacher_labels([folder / ANSWERS_FILE], check_task(inputs.recipe.task))
     found = with_answers(inputs, replace(answers, asked=(f"--teacher {asked.name}", asked.public_name)))
     assert isinstance(found, RunInputs)
-    return found
+    assert found.answers
+    # Those of the texts that are learned are kept as soft labels alone.
+    scored = found.answers.only([*found.splits.validation, *found.splits.test])
+    return replace(found, answers=scored)
 
 
 def seconds_to_ask(inputs: RunInputs) -> float:

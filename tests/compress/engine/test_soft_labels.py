@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from compress.data.encoded import encode
 from compress.data.examples import Example
 from compress.distributed import Share
 from compress.engine import soft_labels, task_stages
 from compress.engine.task_inputs import TaskInputs, open_task
-from compress.evaluation.predictions import row_logits
+from compress.evaluation.predictions import row_logits, softmax
 from compress.settings import TaskSettings
 from serve.errors import BadInput
+from serve.text.spans import words
 
 
 def opened(tiny_teacher: Path, task_data: Path, tmp_path: Path, **more: Any) -> TaskInputs:
@@ -137,3 +140,46 @@ def test_the_shares_of_processes_are_the_whole_to_the_bit(tiny_teacher: Path, ta
     assert all(any(part) for part in computed)
     for rows, one, other in zip(whole, *parts, strict=True):
         assert (rows == (one if one.size else other)).all()
+
+
+def test_soft_labels_go_to_the_words_that_share_their_characters_where_tokens_differ() -> None:
+    """A byte-level tokenizer has one word in `...`, and three once the piece is trimmed away."""
+    text = "see http://rome... thanks"
+    whole, trimmed = (
+        byte_level(("...", "://", "rome", "http", "see", "thanks")),
+        byte_level(("rome", "http", "see", "thanks")),
+    )
+    labels = ("O", "B-city", "I-city")
+    theirs, ours = (encode([Example(text)], each, "token-classification", labels) for each in (whole, trimmed))
+    assert len(theirs.rows[0]) < len(ours.rows[0])
+    places = [
+        [(word.start, word.end) for word in words(text, each.encodings[0].offsets, each.encodings[0].word_ids)]
+        for each in (theirs, ours)
+    ]
+    logits = np.full((len(places[0]), 3), -3.0, dtype=np.float32)
+    for row, (start, end) in enumerate(places[0]):
+        logits[row, 1 if text[start:end] == "rome" else 0] = 3.0
+    found = soft_labels._carried(theirs, ours, 0, logits)
+    assert found.shape == (len(ours.rows[0]), 3)
+    likeliest = {text[start:end]: labels[int(row.argmax())] for (start, end), row in zip(places[1], found, strict=True)}
+    assert likeliest.pop("rome") == "B-city"
+    assert set(likeliest.values()) == {"O"}
+    city = [text[start:end] for start, end in places[1]].index("rome")
+    np.testing.assert_allclose(softmax(found[city]), softmax(np.array([-3.0, 3.0, -3.0])), atol=1e-6)
+
+
+def byte_level(pieces: tuple[str, ...]) -> Tokenizer:
+    """A byte-level BPE that makes `pieces` and otherwise splits into bytes."""
+    vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = []
+    for piece in pieces:
+        for prefix in ("", "Ġ"):
+            letters = prefix + piece
+            for end in range(1, len(letters)):
+                pair = (letters[:end], letters[end])
+                if "".join(pair) not in vocabulary:
+                    merges.append(pair)
+                    vocabulary["".join(pair)] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
