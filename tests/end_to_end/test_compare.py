@@ -76,6 +76,7 @@ def made(tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path_factory: py
     return Made(out, json.loads(done.stdout), arguments, settings)
 
 
+@pytest.mark.slow
 def test_rows_are_made_once_and_told_with_what_they_cost(made: Made) -> None:
     out, document, arguments, _ = made
     first = {row["method"]: row for row in document["rows"]}

@@ -33,6 +33,7 @@ batch = 8
 threads = 1
 augment = 1
 undistilled = false
+soft_weight = 0.5
 latency_seconds = 0.5
 """
 

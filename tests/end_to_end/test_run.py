@@ -17,7 +17,7 @@ import pytest
 from compress.data.encoded import Encoded
 from compress.engine import soft_labels
 from compress.engine.resumable_stages import TRAINING
-from compress.evaluation.predictions import row_logits
+from compress.evaluation.predictions import shared_row_logits
 from compress.training.loop import CHECKPOINT
 from serve.bundle.manifest import open_bundle, sha256_file
 from stillroom import Pipeline
@@ -91,14 +91,13 @@ def test_labelling_that_was_killed_goes_on_to_the_same_soft_labels(
     soft_labels.make_soft_labels(whole, inputs, teacher)
     labelled = []
 
-    def dies_in_the_second_shard(model: object, texts: Encoded, **kwargs: object) -> list[np.ndarray]:
-        if "advance" in kwargs:  # a shard, and not validation
-            labelled.append(len(texts))
-            if len(labelled) == 2:
-                raise KeyboardInterrupt
-        return row_logits(model, texts, **kwargs)
+    def dies_in_the_second_shard(model: object, texts: Encoded, advance: object) -> list[np.ndarray]:
+        labelled.append(len(texts))
+        if len(labelled) == 2:
+            raise KeyboardInterrupt
+        return shared_row_logits(model, texts, advance)
 
-    monkeypatch.setattr(soft_labels, "row_logits", dies_in_the_second_shard)
+    monkeypatch.setattr(soft_labels, "shared_row_logits", dies_in_the_second_shard)
     with pytest.raises(KeyboardInterrupt):
         soft_labels.make_soft_labels(broken, inputs, teacher)
     before = len(labelled)
@@ -237,6 +236,9 @@ def test_a_missed_gate_writes_the_report_and_no_bundle(
         "1",
         "--student",
         "layers=1,hidden=16,heads=4,ffn=16",
+        "--no-undistilled",
+        "--soft-weight",
+        "0.5",
     )
     assert missed.returncode == 3, missed.stderr
     assert "int8 over teacher, validation is" in missed.stderr

@@ -13,14 +13,15 @@ from export.graph.exporter import export_graph, position_limit
 from export.validation.parity import graph_parity
 from serve.errors import BadInput
 
+# Each takes torch about ten seconds to export. Those that are not slow have all that differs between families.
 FAMILIES = [
     pytest.param("bert", "TokenClassification", id="bert-tokens"),
-    pytest.param("bert", "SequenceClassification", id="bert-texts"),
-    pytest.param("roberta", "SequenceClassification", id="roberta-texts"),
-    pytest.param("distilbert", "TokenClassification", id="distilbert-tokens"),
-    pytest.param("electra", "TokenClassification", id="electra-tokens"),
+    pytest.param("bert", "SequenceClassification", id="bert-texts", marks=pytest.mark.slow),
+    pytest.param("roberta", "SequenceClassification", id="roberta-texts", marks=pytest.mark.slow),
+    pytest.param("distilbert", "TokenClassification", id="distilbert-tokens", marks=pytest.mark.slow),
+    pytest.param("electra", "TokenClassification", id="electra-tokens", marks=pytest.mark.slow),
     pytest.param("mpnet", "SequenceClassification", id="mpnet-texts"),
-    pytest.param("modernbert", "TokenClassification", id="modernbert-tokens"),
+    pytest.param("modernbert", "TokenClassification", id="modernbert-tokens", marks=pytest.mark.slow),
     pytest.param("modernbert", "SequenceClassification", id="modernbert-texts"),
 ]
 

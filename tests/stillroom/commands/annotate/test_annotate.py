@@ -133,6 +133,7 @@ def killed(bundle: Path, given: Path, out: Path, beyond_bytes: int) -> bool:
     return process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_ends_with_the_same_bytes(cities: Path, tmp_path: Path) -> None:
     given, undisturbed, out = (tmp_path / name for name in ("in.jsonl", "undisturbed.jsonl", "out.jsonl"))
     given.write_text(many_rows(20_000))

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import stillroom as face
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from stillroom.commands.profile.models import Ways, candidates_of, task_of
+from stillroom.commands.profile.run import UNENDED
 from stillroom.commands.profile.speed_regression import models_of, regression_lines
 from stillroom.commands.profile.texts import given_texts
 
@@ -84,6 +86,16 @@ def test_the_report_holds_what_it_promises(together: Profiled) -> None:
         "fast ORT fp32 (before)": ("onnxruntime", "fp32"),
     }
     assert {"operators" in row for row in models.values() if row["runtime"] == "onnxruntime"} == {True}
+
+
+def test_a_report_that_ended_does_not_say_that_it_did_not(together: Profiled) -> None:
+    assert UNENDED not in together.document["warnings"]
+
+
+def test_the_machine_is_looked_at_before_graphs_are_exported(together: Profiled) -> None:
+    looked_s = datetime.fromisoformat(together.document["machine"]["measured_at"]).timestamp()
+    # A folder changes when something is put into it: that of the graphs when the first export began.
+    assert looked_s <= together.out.with_name("timings.work").joinpath("graphs").stat().st_mtime
 
 
 def test_json_is_one_document_and_all_that_is_printed(together: Profiled) -> None:

@@ -12,6 +12,7 @@ from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe
 
 
+@pytest.mark.slow
 def test_students_get_the_time_that_the_teacher_left_and_what_was_cut_is_told(
     tiny_teacher: Path,
     task_data: Path,
