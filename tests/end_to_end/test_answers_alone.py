@@ -94,7 +94,7 @@ def test_what_only_a_model_as_teacher_can_do_is_refused_at_once(
     with pytest.raises(BadInput) as refused:
         face.run(**settings, teacher_labels=[str(answers)], method="minilmv2", augment=2, folds=2)
     for fault in (
-        "--start is needed: the encoder whose first layers the student gets",
+        "--start is needed: the encoder whose layers the student gets",
         "--method minilmv2 asks a teacher as it trains, or reads its layers",
         "--augment needs a teacher that can be asked; leave it out",
         "--folds needs a teacher that can be fine-tuned here; leave it out",
