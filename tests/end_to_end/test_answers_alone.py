@@ -31,6 +31,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory, task_data: Path) -> tuple
     return body, data, write_rows(root / "answers.jsonl", answers)
 
 
+@pytest.mark.slow
 def test_a_bundle_is_made_of_answers_alone(answered: tuple[Path, Path, Path], tmp_path: Path) -> None:
     body, data, answers = answered
     settings = {

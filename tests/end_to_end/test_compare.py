@@ -180,6 +180,7 @@ def test_the_best_student_becomes_a_bundle_and_a_missed_gate_leaves_the_comparis
         compare(replace(given, gate=0.5))
 
 
+@pytest.mark.slow
 def test_a_stop_between_two_rates_trains_no_stage_again(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

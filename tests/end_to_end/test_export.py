@@ -211,6 +211,7 @@ class ExactSums(Session):
         self._run = lambda feeds, output: session.run([output], feeds)[0]
 
 
+@pytest.mark.slow
 def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +282,7 @@ def test_without_data_fp32_is_exported_and_nothing_is_said_to_be_scored(classifi
     assert face.Pipeline(tmp_path / "out")("please refund the lamp")["labels"][0]["label"] == "refund"
 
 
+@pytest.mark.slow
 def test_without_data_fp16_is_made_on_request_and_held_to_the_tolerance_that_is_given(
     classifier: Path, tmp_path: Path
 ) -> None:

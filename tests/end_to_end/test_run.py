@@ -218,6 +218,7 @@ def test_a_changed_setting_redoes_only_what_depends_on_it(
     assert any(line.startswith("student on soft labels") and not line.endswith("finished earlier") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_missed_gate_writes_the_report_and_no_bundle(
     made: tuple[Path, dict[str, float], list[str]], tmp_path: Path
 ) -> None:

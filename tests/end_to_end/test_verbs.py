@@ -299,6 +299,7 @@ def test_a_model_is_fine_tuned_on_labels_and_on_soft_labels(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "more.txt", "small", "teacher", "whole"]
 
 
+@pytest.mark.slow
 def test_a_model_learns_its_task_in_the_arithmetic_of_an_older_processor_too(
     tiny_teacher: Path, task_data: Path, tmp_path: Path
 ) -> None:
@@ -337,6 +338,7 @@ def test_finetune_refuses_before_it_writes(
     assert [path.name for path in tmp_path.iterdir()] == ["cased"]
 
 
+@pytest.mark.slow
 def test_export_makes_a_bundle_of_any_classifier(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     made = Path(face.export(classifier, tmp_path / "bundle", str(task_data), gate=0.0, latency_seconds=0.5)["bundle"])
     assert set(face.Pipeline(made)("thank you")["labels"][0]) == {"label", "score"}

@@ -23,13 +23,13 @@ WORDS = [
 
 needs_openvino = pytest.mark.skipif(not has_openvino(), reason="OpenVINO is not installed: pip install openvino")
 
-# One head of each family, each exported once for all tests.
+# One head of each family, each exported once for all tests. Those that are not slow have all that differs between families.
 FAMILIES = [
     pytest.param("bert", "TokenClassification", id="bert"),
-    pytest.param("roberta", "SequenceClassification", id="roberta"),
-    pytest.param("xlm-roberta", "TokenClassification", id="xlm-roberta"),
-    pytest.param("distilbert", "TokenClassification", id="distilbert"),
-    pytest.param("electra", "TokenClassification", id="electra"),
+    pytest.param("roberta", "SequenceClassification", id="roberta", marks=pytest.mark.slow),
+    pytest.param("xlm-roberta", "TokenClassification", id="xlm-roberta", marks=pytest.mark.slow),
+    pytest.param("distilbert", "TokenClassification", id="distilbert", marks=pytest.mark.slow),
+    pytest.param("electra", "TokenClassification", id="electra", marks=pytest.mark.slow),
     pytest.param("mpnet", "SequenceClassification", id="mpnet"),
     pytest.param("modernbert", "TokenClassification", id="modernbert"),
 ]

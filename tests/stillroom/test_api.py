@@ -35,6 +35,7 @@ def test_a_recipe_begins_with_what_a_run_cannot_do_without() -> None:
     }
 
 
+@pytest.mark.slow
 def test_profile_from_python_writes_its_report_and_runs_against_an_earlier_one(
     models: Models, earlier: Profiled, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def test_without_dropout_it_is_torchs(mask: torch.Tensor | None, scale: float | 
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 def test_its_gradient_is_that_of_its_values_with_what_was_dropped() -> None:
     def seeded(*parts: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(7)

@@ -246,6 +246,7 @@ def test_a_graph_that_answers_otherwise_may_not_ship(made: Variants) -> None:
     assert faults_of("int8", found["int8"], VariantSettings(int8="dynamic")) == []
 
 
+@pytest.mark.slow
 def test_a_float16_graph_that_does_not_run_is_a_fault_and_the_rest_is_made(
     bert: Exported, validation: tuple[list[Example], Encoded], tmp_path: Path
 ) -> None:

@@ -10,11 +10,18 @@ from serve.bundle.gpu import INSTALL_ONNXRUNTIME_GPU
 from serve.errors import BadInput
 from stillroom.commands.profile.models import Ways, candidates_of
 from stillroom.commands.profile.run import profile_models
+from stillroom.commands.profile.texts import TIMED_TEXTS
 from stillroom.settings.profile import Profiling
 
 NO_ONNX_CUDA = pytest.mark.skipif(not missing("onnxruntime", "cuda"), reason="onnxruntime has CUDA here")
 NO_TORCH_CUDA = pytest.mark.skipif(not missing("torch", "cuda"), reason="torch has CUDA here")
 QUICK = {"seconds": 0.1, "batches": (1,), "lengths": (8,), "threads": 1}
+
+
+def test_the_texts_that_are_timed_are_drawn_and_not_the_first_of_the_file(on_both: Profiled) -> None:
+    work = on_both.document["work"]
+    assert work["texts"] == TIMED_TEXTS
+    assert 5 < work["tokens_mean"] < 10  # the first thousand have 3, the others 12
 
 
 @NO_ONNX_CUDA

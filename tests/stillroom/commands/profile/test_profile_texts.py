@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from small_profiles import TASK, Profiled, intents
+from small_profiles import TASK, intents
 from small_task import write_rows
 
 from compress.data.columns import Columns
@@ -84,9 +84,3 @@ def test_of_a_file_sorted_by_label_every_label_is_timed_and_calibrates(tmp_path:
     assert sorted(map(str, drawn.texts)) == sorted(map(str, given.texts))
     assert drawn.texts == given.drawn(0).texts != given.drawn(1).texts
     assert drawn.as_in_the_file(drawn.texts) == given.texts
-
-
-def test_the_texts_that_are_timed_are_drawn_and_not_the_first_of_the_file(on_both: Profiled) -> None:
-    work = on_both.document["work"]
-    assert work["texts"] == TIMED_TEXTS
-    assert 5 < work["tokens_mean"] < 10  # the first thousand have 3, the others 12
