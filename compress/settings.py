@@ -137,7 +137,7 @@ class TaskSettings(DataSet):
     )
     unlabelled: tuple[str, ...] = setting((), help=UNLABELLED, metavar="FILE", panel=DATA)
     teacher_labels: tuple[str, ...] = setting(
-        (), help=f"{TEACHER_LABELS} They take the place of --teacher; --start then names the encoder whose first layers the student gets.",
+        (), help=f"{TEACHER_LABELS} They take the place of --teacher; --start then names the encoder whose layers the student gets.",
         metavar="FILE", panel=DATA,
     )  # fmt: skip
     augment: int = setting(
