@@ -13,6 +13,7 @@ from compress.labelling import by_model
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from stillroom.commands.run.pipeline import plan_of
+from stillroom.commands.run.stage_fingerprints import ANSWERS, fingerprints
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import resolve
 
@@ -187,6 +188,18 @@ def test_what_such_a_teacher_cannot_do_is_refused_at_once(
         write_rows(data / f"{name}.jsonl", rows)
     assert "that lack a praise, a refund, a status of train" in fault_of(start=str(body), data=str(data))
     assert "--start nobody/nothing" in fault_of(start="nobody/nothing")
+    assert "--new-head needs a teacher that can be fine-tuned here" in fault_of(start=str(body), new_head=True)
+    assert "my-deberta is a local folder; only models of the Hub" in fault_of(start=str(body), revision="main")
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    for seed, name in enumerate(("train", "validation", "test")):
+        rows = examples(60, seed)
+        write_rows(
+            beside / f"{name}.jsonl", [row | {"label": "spam"} if i % 5 == 0 else row for i, row in enumerate(rows)]
+        )
+    told = fault_of(start=str(body), data=str(beside), out_of_scope="spam")
+    assert "--teacher" in told
+    assert "my-deberta was trained with that label" in told
     bare = tmp_path / "bare"
     make_tokenizer(bare)
     import transformers
@@ -203,3 +216,23 @@ def test_what_such_a_teacher_cannot_do_is_refused_at_once(
     ).save_pretrained(bare)
     assert "has no head for a task" in fault_of(teacher=str(bare), start=str(body))
     assert "Fine-tune it first with transformers." in fault_of(teacher=str(bare), start=str(body))
+
+
+def test_generated_texts_decide_whether_answers_of_before_are_taken(
+    deberta: Path, body: Path, shallow_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    """Without them the answers are the same for every start."""
+    given = {
+        "teacher": str(deberta),
+        "task": "text-classification",
+        "data": str(task_data),
+        "out": str(tmp_path / "out"),
+    }
+
+    def of(start: Path, augment: int) -> str:
+        settings = given | {"start": str(start), "augment": augment}
+        return fingerprints(prepare(resolve({}, settings)))[ANSWERS]
+
+    assert of(body, 0) == of(shallow_teacher, 0)
+    assert of(body, 1) != of(body, 0)
+    assert of(body, 2) != of(body, 1)
