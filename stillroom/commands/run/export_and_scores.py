@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from compress.engine.resumable_stages import STATE
 from compress.engine.soft_labels import told
 from compress.engine.task_stages import load_stage
 from compress.engine.understood import understood
-from compress.evaluation.metrics import Prediction, by_language, difference, gold_of, per_label, score
+from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, score
 from compress.evaluation.predictions import predictions, row_logits
 from export.graph.exporter import export_graph
 from export.graph.vocabulary_trimming import trim_vocabulary
@@ -34,6 +33,7 @@ from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument, RatioRow
 from latency.profile import Plan, time_grid
 from serve.bundle.manifest import ONNX_NAMES, canonical_json
+from stillroom.commands.run.languages import behind_in_languages, per_language
 from stillroom.console import bar, say
 from stillroom.inputs.preflight import TRIMMED, RunInputs
 from stillroom.inputs.recipe import write_recipe
@@ -149,7 +149,7 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
             "differences": _differences(gold, said),
             "per_label": _per_label(gold, said),
         }
-        if languages := _per_language(inputs.splits.test, gold, said):
+        if languages := per_language(inputs.splits.test, gold, said):
             document["per_language"] = languages
             gates = {"teacher": inputs.recipe.teacher_gate, "fp32": inputs.recipe.gate}
             document["language_warnings"] = behind_in_languages(inputs.splits.test, gold, said, gates)
@@ -238,48 +238,6 @@ def _per_label(gold: list[Prediction], said: dict[str, list[Prediction]]) -> lis
         }
         for label in labels
     ]
-
-
-def _per_language(
-    examples: Sequence[Example], gold: list[Prediction], said: dict[str, list[Prediction]]
-) -> list[dict[str, Any]]:
-    """The scores of the texts of each language; empty where fewer than two are named."""
-    tables = {name: by_language(examples, gold, said[name]) for name in ("teacher", "student", "int8") if name in said}
-    counted = Counter(example.language for example in examples)
-    return [
-        {
-            "language": language,
-            "texts": counted[language],
-            **{
-                name: tables[name][language].value if name in tables else None
-                for name in ("teacher", "student", "int8")
-            },
-        }
-        for language in tables["int8"]
-    ]
-
-
-def behind_in_languages(
-    examples: Sequence[Example], gold: list[Prediction], said: dict[str, list[Prediction]], gates: dict[str, float]
-) -> list[str]:
-    """A warning for each language in which int8 misses a gate over `teacher` or `fp32` that it may pass over all texts together.
-
-    The paired bootstrap must support that it is behind: few texts of a language can fall below a gate by chance.
-    """
-    found = []
-    for language in by_language(examples, gold, said["int8"]):
-        chosen = [i for i, example in enumerate(examples) if example.language == language]
-        right, ours = [gold[i] for i in chosen], [said["int8"][i] for i in chosen]
-        for name, needed in gates.items():
-            theirs = [said[name][i] for i in chosen] if name in said else []
-            of_theirs = score(right, theirs).value if theirs else 0.0
-            share = score(right, ours).value / of_theirs if of_theirs else 1.0
-            if share < needed and difference(right, ours, theirs).high < 0:
-                found.append(
-                    f"In {language or 'texts without a language'} int8 keeps {share:.4f} of {name}'s score on {len(chosen):,} texts of "
-                    f"test; over all languages together {needed:g} is asked."
-                )
-    return found
 
 
 def _disagreements(
