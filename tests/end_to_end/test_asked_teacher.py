@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from interruptions import interrupted_at
 from small_task import CITIES, ITEMS, examples, make_teacher, make_tokenizer, write_rows
 
 import stillroom as face
@@ -76,16 +77,9 @@ def test_a_teacher_of_another_family_is_asked_about_all_texts_and_goes_on_after_
         "unlabelled": [str(more)], "augment": 1, "out": str(tmp_path / "intents"), "keep_words_of": [str(more)], "undistilled": False,
     }  # fmt: skip
     asked: list[int] = []
-    real = by_model.shared_row_logits
-
-    def dies_in_the_second_shard(model: Any, encoded: Any) -> Any:
-        asked.append(len(encoded))
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        return real(model, encoded)
-
+    dying = interrupted_at(2, by_model.shared_row_logits, asked)
     monkeypatch.setattr(by_model, "SHARD_TEXTS", 200)
-    monkeypatch.setattr(by_model, "shared_row_logits", dies_in_the_second_shard)
+    monkeypatch.setattr(by_model, "shared_row_logits", dying)
     with pytest.raises(KeyboardInterrupt):
         face.run(**settings)
     document = face.run(**settings)

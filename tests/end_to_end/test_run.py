@@ -11,10 +11,9 @@ import tomllib
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
+from interruptions import interrupted_at
 
-from compress.data.encoded import Encoded
 from compress.engine import soft_labels
 from compress.engine.resumable_stages import TRAINING
 from compress.evaluation.predictions import shared_row_logits
@@ -89,15 +88,8 @@ def test_labelling_that_was_killed_goes_on_to_the_same_soft_labels(
     whole.mkdir()
     broken.mkdir()
     soft_labels.make_soft_labels(whole, inputs, teacher)
-    labelled = []
-
-    def dies_in_the_second_shard(model: object, texts: Encoded, advance: object) -> list[np.ndarray]:
-        labelled.append(len(texts))
-        if len(labelled) == 2:
-            raise KeyboardInterrupt
-        return shared_row_logits(model, texts, advance)
-
-    monkeypatch.setattr(soft_labels, "shared_row_logits", dies_in_the_second_shard)
+    labelled: list[int] = []
+    monkeypatch.setattr(soft_labels, "shared_row_logits", interrupted_at(2, shared_row_logits, labelled))
     with pytest.raises(KeyboardInterrupt):
         soft_labels.make_soft_labels(broken, inputs, teacher)
     before = len(labelled)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interruptions import interrupted_at
 from small_task import examples, make_teacher, make_tokenizer, relations, write_rows
 
 import stillroom as face
@@ -146,15 +147,8 @@ def test_killed_and_given_again_it_asks_only_what_is_missing_and_ends_with_the_s
     monkeypatch.setattr(by_model, "SHARD_TEXTS", 16)
     face.label([texts], checkpoint=str(classifier), out=tmp_path / "whole.jsonl", threads=1)
     asked: list[int] = []
-    real = by_model.shared_row_logits
-
-    def dies_in_the_third_shard(model: Any, encoded: Any) -> Any:
-        asked.append(len(encoded))
-        if len(asked) == 3:
-            raise KeyboardInterrupt
-        return real(model, encoded)
-
-    monkeypatch.setattr(by_model, "shared_row_logits", dies_in_the_third_shard)
+    dying = interrupted_at(3, by_model.shared_row_logits, asked)
+    monkeypatch.setattr(by_model, "shared_row_logits", dying)
     out = tmp_path / "killed.jsonl"
     with pytest.raises(KeyboardInterrupt):
         face.label([texts], checkpoint=str(classifier), out=out, threads=1)
