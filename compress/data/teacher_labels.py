@@ -99,7 +99,8 @@ class TeacherLabels:
             if not answer.labels and isinstance(example.label, tuple) is not multi_label:
                 names = ("one string", "a list") if multi_label else ("a list", "one string")
                 fault = f"`label` is {names[0]}, and in the data it is {names[1]}"
-            if relations != (example.head is not None or (relations and has_markers(example.text))):
+            marked = example.head is not None or (relations and has_markers(example.text))
+            if marked is not relations:
                 fault = f"there {'is no' if relations else 'are'} `head` and `tail`, unlike in the data"
             if fault:
                 raise BadInput(

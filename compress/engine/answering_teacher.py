@@ -12,8 +12,8 @@ from compress.engine.label_checks import some
 from compress.engine.method_runner import is_checkpoint
 from compress.models.answering import AnsweringTeacher, find_answering
 from compress.models.families import FAMILIES
-from compress.models.initialise import check_same_tokens, shape_in
-from compress.models.pretrained import head_for, open_model, open_tokenizer, open_unread
+from compress.models.initialise import differing_tokenizers, shape_in
+from compress.models.pretrained import head_for, open_model, open_unread
 from compress.settings import AUTO, TaskSettings
 from serve.errors import BadInput
 from serve.text.labels import bio_tags, entity_labels
@@ -30,31 +30,21 @@ def answering_teacher(settings: TaskSettings) -> AnsweringTeacher | None:
         BadInput: a model of another family that is damaged, or has no head for a task.
     """
     name = settings.teacher
-    if not name or settings.teacher_labels:
-        return None
-    if not is_checkpoint(settings.start):
+    if not name or settings.teacher_labels or not is_checkpoint(settings.start):
         return None
     folder, config = open_unread(name, "--teacher", "a transformers folder", settings.revision)
-    if config.model_type not in FAMILIES:
-        return find_answering(name, role="--teacher", revision=settings.revision)
     has_head = any(head_for(config, task) for task in get_args(Task))
-    if has_head and _reads_otherwise(folder, settings.start):
+    if config.model_type not in FAMILIES or (has_head and _reads_otherwise(folder, settings.start)):
         return find_answering(name, role="--teacher", revision=settings.revision)
     return None
 
 
 def _reads_otherwise(teacher: Path, start: str) -> bool:
-    """Whether --start is a checkpoint that can be opened and has other tokens than the teacher."""
+    """Whether the model in the folder `teacher` and --start can both be opened and have different tokenizers."""
     try:
-        opened = open_model(start, role="--start")
-        open_tokenizer(opened)
+        return bool(differing_tokenizers(open_model(str(teacher)), open_model(start, role="--start")))
     except BadInput:
         return False  # said by the caller
-    try:
-        check_same_tokens(open_model(str(teacher)), opened)
-    except BadInput:
-        return True
-    return False
 
 
 def with_body(settings: AnySettings, asked: AnsweringTeacher | None = None) -> AnySettings:

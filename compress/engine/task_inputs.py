@@ -101,7 +101,9 @@ class TaskInputs:
     @cached_property
     def in_domain_texts(self) -> list[Example]:
         """The texts that only the teacher labels."""
-        if self.answers or self.labelled_as:  # what a model was asked about is among its answers
+        if (
+            self.answers is not None or self.labelled_as is not None
+        ):  # what a model was asked about is among its answers
             return self.further
         made = augmented(self.splits.train, self.tokenizer, self.settings.augment, self.settings.seed)
         return [Example(text) for text in self.unlabelled] + unseen(made, self.splits)

@@ -68,7 +68,7 @@ def understood_lines(found: Mapping[str, Any]) -> list[str]:
     ]
     if "asked" in found:
         lines.append(
-            f"teacher: {found['asked']} is asked for its answers, and not opened: another family or other tokens"
+            f"teacher: {found['asked']} is asked for its answers, as it is of another family or has other tokens than --start"
         )
     if outside:
         lines.insert(2, f"out of scope: {_by_split(outside)}")

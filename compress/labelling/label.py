@@ -194,10 +194,11 @@ def _opened_model(settings: Labelling) -> _Teacher:
     from compress.engine.fingerprints import folder_fingerprint
     from compress.engine.hardware import device_here
     from compress.models.answering import open_answering
+    from compress.models.pretrained import public_name_of
 
     device = device_here(settings.device)
     model = open_answering(settings.checkpoint, revision=settings.revision, max_length=settings.max_length)
-    name = model.folder.resolve().name if Path(model.name).exists() else model.name
+    name = public_name_of(model.name, model.folder)
     lineage = {
         "model": name, "weights": folder_fingerprint(model.folder), "max_length": model.max_length, "device": device.type,
         "threads": settings.threads or available_cores(),

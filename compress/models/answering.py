@@ -16,6 +16,7 @@ from compress.models.pretrained import (
     fast_tokenizer,
     head_for,
     open_unread,
+    public_name_of,
     quiet,
 )
 from serve.errors import BadInput
@@ -52,8 +53,8 @@ class AnsweringTeacher:
 
     @property
     def public_name(self) -> str:
-        """The name for published files: its Hub name, or only the last part of its path, since the path is private."""
-        return self.folder.resolve().name if Path(self.name).exists() else self.name
+        """The name for published files."""
+        return public_name_of(self.name, self.folder)
 
 
 @dataclass(frozen=True)

@@ -163,17 +163,25 @@ def check_same_tokens(teacher: Opened, student: Opened) -> None:
     Raises:
         BadInput: the tokenizers differ; the message names a difference.
     """
-    theirs, ours = open_tokenizer(teacher), open_tokenizer(student)
-    theirs.no_truncation()  # the models may differ in their longest text
-    ours.no_truncation()
-    differs = _differing_tokens(theirs, ours) or _differing_reading(theirs, ours)
-    if differs:
+    if differs := differing_tokenizers(teacher, student):
         raise BadInput(
             f"{student.role} {student.name} and {teacher.role} {teacher.name} do not share a tokenizer: {differs} A student learns token "
             "by token from its teacher, so both must split text the same way. Give a checkpoint with the teacher's tokenizer, or start "
             "from the teacher's layers; or let the student learn the answers of a teacher that is fine-tuned on the task, whatever its "
             "tokenizer: stillroom run --teacher TEACHER --start STUDENT ..."
         )
+
+
+def differing_tokenizers(teacher: Opened, student: Opened) -> str:
+    """The first difference of the tokenizers of both models, as text; empty if they give the same ids.
+
+    Raises:
+        BadInput: one cannot be opened.
+    """
+    theirs, ours = open_tokenizer(teacher), open_tokenizer(student)
+    theirs.no_truncation()  # the models may differ in their longest text
+    ours.no_truncation()
+    return _differing_tokens(theirs, ours) or _differing_reading(theirs, ours)
 
 
 def _differing_tokens(theirs: Tokenizer, ours: Tokenizer) -> str:

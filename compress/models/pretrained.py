@@ -42,7 +42,7 @@ class Opened:
     @property
     def public_name(self) -> str:
         """The name for published files: its Hub name, or only the last part of its path, since the path is private."""
-        return self.folder.resolve().name if Path(self.name).exists() else self.name
+        return public_name_of(self.name, self.folder)
 
     @property
     def hub_name(self) -> str | None:
@@ -86,11 +86,7 @@ def open_model(
         BadInput: no such folder or Hub name, files missing or damaged, not an encoder of a known family, pickled weights only,
             or a revision of a folder.
     """
-    here = Path(name).exists()
-    _refuse_revision(name, role, revision, here=here)
-    folder = Path(name) if here else download_or_refuse(name, role, wanted, revision)
-    if not (folder / CONFIG).is_file():
-        raise BadInput(f"{role} {name} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")
+    folder = _folder_of(name, role, wanted, revision)
     config = config_in(folder, f"{role} {name}", any_family=False)
     family = family_of(config.model_type, f"{role} {name}")
     if getattr(config, "is_decoder", False):
@@ -104,11 +100,22 @@ def open_model(
     return Opened(name, folder, config, family, role)
 
 
-def _refuse_revision(name: str, role: str, revision: str, *, here: bool) -> None:
+def _folder_of(name: str, role: str, wanted: str, revision: str) -> Path:
+    """The folder `name`, or that of the Hub's model of that name; it has a configuration."""
+    here = Path(name).exists()
     if here and revision:
         raise BadInput(
             f"--revision is {revision}, but {role} {name} is a local folder; only models of the Hub have revisions. Leave it out."
         )
+    folder = Path(name) if here else download_or_refuse(name, role, wanted, revision)
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"{role} {name} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")
+    return folder
+
+
+def public_name_of(name: str, folder: Path) -> str:
+    """The name for published files of the model `name` in `folder`: its Hub name, or only the last part of its private path."""
+    return folder.resolve().name if Path(name).exists() else name
 
 
 def check_checkpoint(folder: Path, named: str) -> None:
@@ -160,13 +167,8 @@ def open_unread(name: str, role: str, wanted: str, revision: str) -> tuple[Path,
     Raises:
         BadInput: no such folder or name, a revision of a folder, or no configuration that can be read; `wanted` says what is needed.
     """
-    here = Path(name).exists()
-    _refuse_revision(name, role, revision, here=here)
-    folder = Path(name) if here else download_or_refuse(name, role, wanted, revision)
-    named = f"{role} {name}"
-    if not (folder / CONFIG).is_file():
-        raise BadInput(f"{named} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")
-    return folder, config_in(folder, named, any_family=True)
+    folder = _folder_of(name, role, wanted, revision)
+    return folder, config_in(folder, f"{role} {name}", any_family=True)
 
 
 def config_in(folder: Path, named: str, *, any_family: bool) -> Any:

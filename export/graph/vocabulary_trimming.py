@@ -61,7 +61,7 @@ class Trimmed:
         return (
             f"vocabulary: {self.kept:,} of {self.tokens:,} tokens kept; unknown tokens in the validation texts: "
             f"{self.unknown_before:,} before, {self.unknown:,} now{lost}; texts that are tokenised differently: "
-            f"{self.texts_split_otherwise:,} of {self.texts:,}, with {self.read_now / max(1, self.read):.3f} of the tokens"
+            f"{self.texts_split_otherwise:,} of {self.texts:,}; all have {self.read_now / max(1, self.read):.2f} times their tokens"
         )
 
 
@@ -101,10 +101,9 @@ def trimming_to(texts: Sequence[str], document: dict[str, Any], named: str, *, p
 
     BadInput as for `trim_vocabulary`, and when `size` has no room for the special tokens and the single characters.
     """
-    needed = _needed(document, named, pad_id)
+    needed = always_kept(document, named, pad_id=pad_id, size=size)
     merges = None
     if size:
-        check_size(document, named, pad_id=pad_id, size=size)
         keep, merges = _most_needed(document, needed, texts, size)
     else:
         encodings = _plain(Tokenizer.from_str(json.dumps(document))).encode_batch(list(texts))
@@ -128,30 +127,26 @@ def trimming_to(texts: Sequence[str], document: dict[str, Any], named: str, *, p
     return Trimming(document, trimmed, new_ids)
 
 
-def check_size(document: dict[str, Any], named: str, *, pad_id: int, size: int) -> None:
-    """Check that a vocabulary of `size` tokens has room for those that always stay.
+def always_kept(document: dict[str, Any], named: str, *, pad_id: int, size: int = 0) -> set[int]:
+    """The ids that always stay: special tokens, single characters and bytes, and few unused ones before that of padding.
 
-    BadInput when it has not, or this tokenizer cannot be trimmed.
+    BadInput when a vocabulary of `size` tokens has no room for them, or this tokenizer cannot be trimmed.
     """
-    needed = _needed(document, named, pad_id)
-    if len(needed) > size:
-        raise BadInput(
-            f"{named}: a vocabulary of {size:,} tokens has no room for the {len(needed):,} special tokens and single characters, which "
-            "always stay. Give more."
-        )
-
-
-def _needed(document: dict[str, Any], named: str, pad_id: int) -> set[int]:
-    """The ids that always stay: special tokens, single characters and bytes, and few unused ones before that of padding."""
     kind = document["model"].get("type")
     if kind not in ("WordPiece", "BPE", "Unigram"):
         raise BadInput(f"{named} is a {kind} tokenizer; only WordPiece, BPE and Unigram vocabularies can be trimmed.")
     there = {index for _, index in _pieces(document["model"])}
-    return (
+    needed = (
         (there & set(range(pad_id + 1 if pad_id < FEW else 0)))
         | {token["id"] for token in document.get("added_tokens", [])}
         | _spelling(document["model"])
     )
+    if size and len(needed) > size:
+        raise BadInput(
+            f"{named}: a vocabulary of {size:,} tokens has no room for the {len(needed):,} special tokens and single characters, which "
+            "always stay. Give more."
+        )
+    return needed
 
 
 def _most_needed(

@@ -12,7 +12,7 @@ from compress.data.texts import read_texts
 from compress.engine.resumable_stages import Workdir, check_writable
 from compress.engine.task_inputs import TaskInputs, open_task
 from compress.models.pretrained import open_model
-from export.graph.vocabulary_trimming import check_padding, check_size, trimming_to
+from export.graph.vocabulary_trimming import always_kept, check_padding, trimming_to
 from export.packing.writer import refuse_foreign
 from serve.errors import BadInput
 from serve.text.tokenizer import load_tokenizer
@@ -108,11 +108,13 @@ def check_vocabulary(inputs: RunInputs) -> None:
         )
     named = f"{'--vocabulary-size' if size else '--keep-words-of'}: {inputs.opened.name}"
     document = json.loads(inputs.tokenizer.to_str())
-    if size:
-        check_size(document, named, pad_id=inputs.train.pad_id, size=size)
-        return
-    trimming = trimming_to(inputs.kept_texts, document, named, pad_id=inputs.train.pad_id)
-    check_padding(inputs.opened.config, trimming.new_ids, named)
+    pad_id = inputs.train.pad_id
+    if size:  # which tokens else are kept takes long to find, and does not decide these
+        kept = sorted(always_kept(document, named, pad_id=pad_id, size=size))
+        new_ids = {old: new for new, old in enumerate(kept)}
+    else:
+        new_ids = trimming_to(inputs.kept_texts, document, named, pad_id=pad_id).new_ids
+    check_padding(inputs.opened.config, new_ids, named)
 
 
 def check_outside(role: str, model: str, work: Path) -> None:
