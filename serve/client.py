@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, TooLarge, Unavailable
-from serve.text.answers import EntitiesAnswer, LabelsAnswer, OffsetUnit
+from serve.text.answers import EntitiesAnswer, LabelsAnswer, NumberAnswer, OffsetUnit
 from serve.text.inputs import pairs_of
 from serve.text.spans import Aggregation
 
@@ -49,6 +49,13 @@ class EntitiesOptions(TypedDict, total=False):
     offsets: OffsetUnit
     aggregation: Aggregation
     constrained: bool
+    truncate: bool
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Optional arguments of `Client.score`."""
+
+    model: str
     truncate: bool
 
 
@@ -195,6 +202,23 @@ class Client:
         pairs_of(text, text_pair)
         pairs = {} if text_pair is None else {"text_pair": text_pair}
         results: list[LabelsAnswer] = self._results("/v1/classify", {"text": text, **pairs, **options})
+        return results[0] if isinstance(text, str) else results
+
+    @overload
+    def score(self, text: str, text_pair: str | None = None, **options: Unpack[ScoreOptions]) -> NumberAnswer: ...
+
+    @overload
+    def score(
+        self, text: list[str], text_pair: list[str] | None = None, **options: Unpack[ScoreOptions]
+    ) -> list[NumberAnswer]: ...
+
+    def score(
+        self, text: str | list[str], text_pair: str | list[str] | None = None, **options: Unpack[ScoreOptions]
+    ) -> NumberAnswer | list[NumberAnswer]:
+        """The number of one text or pair, or of each text or pair of a list, in order."""
+        pairs_of(text, text_pair)
+        pairs = {} if text_pair is None else {"text_pair": text_pair}
+        results: list[NumberAnswer] = self._results("/v1/score", {"text": text, **pairs, **options})
         return results[0] if isinstance(text, str) else results
 
     @overload

@@ -15,6 +15,10 @@ FRAMES = (
     ("the {item} is lovely", "praise"),
 )
 
+# What is thought of an item, and how much so.
+OPINIONS = {"awful": -2.0, "dull": -1.0, "plain": 0.0, "nice": 1.0, "superb": 2.0}
+WEIGHTS = {"": 1.0, "very ": 1.5, "slightly ": 0.5}
+
 
 def examples(count: int, seed: int) -> list[dict[str, object]]:
     """Messages with an intent and the places of their items and cities."""
@@ -48,7 +52,8 @@ def make_tokenizer(folder: Path) -> None:
     words = {word.lower() for frame, _ in FRAMES for word in frame.split() if not word.startswith("{")}
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(f"##{c}" for c in characters)]
-    vocabulary += sorted((words | {w.lower() for w in CITIES + ITEMS}) - set(characters))
+    thought = {*OPINIONS, *(how.strip() for how in WEIGHTS if how)}
+    vocabulary += sorted((words | thought | {w.lower() for w in CITIES + ITEMS}) - set(characters))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
     tokenizer = BertTokenizerFast(vocab=str(folder / "vocab.txt"), vocab_file=str(folder / "vocab.txt"))
@@ -102,4 +107,18 @@ def relations(count: int, seed: int) -> list[dict[str, object]]:
         turned = chance.random() < 0.5
         head, tail = places[::-1] if turned else places
         rows.append({"text": text, "head": head, "tail": tail, "label": "ends at" if turned else "begins at"})
+    return rows
+
+
+def ratings(count: int, seed: int) -> list[dict[str, object]]:
+    """Opinions of two things, with the sum of what is thought of both in hundreds as their number."""
+    chance = random.Random(seed)
+    rows: list[dict[str, object]] = []
+    for number in range(count):
+        said, total = [], 0.0
+        for item in chance.sample(ITEMS, 2):
+            how, opinion = chance.choice(list(WEIGHTS)), chance.choice(list(OPINIONS))
+            said.append(f"the {item} is {how}{opinion}")
+            total += WEIGHTS[how] * OPINIONS[opinion]
+        rows.append({"text": f"{' and '.join(said)} {number + 1000 * seed}", "label": 100 * total})
     return rows

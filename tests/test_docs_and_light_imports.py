@@ -110,13 +110,14 @@ def test_the_recipe_in_the_docs_resolves(tmp_path: Path) -> None:
 def test_the_data_in_the_docs_reads(tmp_path: Path) -> None:
     from compress.data.labelled_files import read_examples
     from compress.data.row_faults import BadRows
+    from compress.settings import TASKS
 
     blocks = [(page, block) for page, block in fenced("json") if page == "your-data.md"]
     assert blocks
     for _, block in blocks:
         (tmp_path / "rows.jsonl").write_text(block, encoding="utf-8")
         read = []
-        for task in ("token-classification", "text-classification"):
+        for task in TASKS:
             try:
                 read += read_examples(tmp_path / "rows.jsonl", task)  # type: ignore[arg-type]
             except BadRows:

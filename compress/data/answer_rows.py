@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from compress.data.carry_words import WordAnswer
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example, Task
-from compress.data.fields import label_of
+from compress.data.fields import label_of, number_in
 from compress.data.rows import entities_of, labels_of, unlabelled_example
 from serve.text.labels import OUTSIDE, split_tag
 
@@ -41,6 +41,9 @@ def answer_in(row: object, task: Task, columns: Columns = USUAL) -> Answer | Non
     assert isinstance(row, dict)
     if task == "text-classification":
         return _class_answer(row, example, named)
+    if task == "text-regression":
+        number = row.get(named.label)
+        return None if number is None else Answer(replace(example, label=number_in(number, named.label)))
     if row.get("words") is not None:
         return _word_answer(row["words"], example)
     given = row.get(named.entities)
@@ -63,13 +66,15 @@ def likely_labels(answer: Answer) -> tuple[str, ...]:
 
 
 def named_in(answer: Answer) -> set[str]:
-    """The labels that `answer` gives its text: classes, or labels of entities; not those that are only possible."""
+    """The labels that `answer` gives its text: classes, or labels of entities; not those that are only possible, and no numbers."""
     if answer.words is not None:
         tags = (max(word.tags, key=lambda tag: word.tags[tag]) for word in answer.words)
         return {split_tag(tag)[1] for tag in tags if tag != OUTSIDE}
     if answer.spans:
         return {entity.label for entity, _ in answer.spans}
     label = answer.example.label
+    if isinstance(label, float):
+        return set()
     return {label} if isinstance(label, str) else set(label or ())
 
 

@@ -49,6 +49,16 @@ class Batch:
     full: bool = False
 
 
+def are_numbers(targets: Tensor) -> bool:
+    """Whether `targets` are numbers, float (rows,), and not labels."""
+    return targets.ndim == 1 and targets.is_floating_point()
+
+
+def labelled_rows(targets: Tensor) -> Tensor:
+    """Which of `targets`, as `compress.losses.outputs.label_loss` takes them, carry a label; a bool for each."""
+    return ~targets.isnan() if are_numbers(targets) else targets != IGNORED
+
+
 def part_of(batch: Batch, share: Share) -> Batch:
     """The rows of `batch` in `share`. Means over the parts, times their weights, add up to the mean over the whole batch.
 
@@ -63,7 +73,7 @@ def part_of(batch: Batch, share: Share) -> Batch:
         first, last = 0, 1
     rows_a_text = 1 if batch.whole_texts else width
     inside = (batch.row_index >= first * rows_a_text) & (batch.row_index < last * rows_a_text)
-    mask, labelled = batch.inputs["attention_mask"], batch.targets != IGNORED
+    mask, labelled = batch.inputs["attention_mask"], labelled_rows(batch.targets)
     real, texts = mask > 0, mask.amax(dim=1)  # (rows,), the texts of each row
 
     def weight(part: Tensor, whole: Tensor) -> float:
@@ -142,7 +152,7 @@ def collate(
         torch.from_numpy(np.concatenate(flat)),
         torch.from_numpy(np.concatenate([encoded.targets[i] for i in chosen])),
         None if soft is None else torch.from_numpy(np.concatenate([soft[i] for i in chosen]).astype(np.float32)),
-        encoded.task == "text-classification",
+        encoded.task != "token-classification",
     )
 
 

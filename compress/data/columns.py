@@ -9,7 +9,19 @@ from serve.errors import BadInput
 # Common names of the columns, for a hint in messages.
 USUAL_NAMES = {
     "text": ("text", "sentence", "content", "utterance", "message", "query", "question", "document", "review", "body"),
-    "label": ("label", "labels", "category", "class", "intent", "target", "sentiment", "topic"),
+    "label": (
+        "label",
+        "labels",
+        "category",
+        "class",
+        "intent",
+        "target",
+        "sentiment",
+        "topic",
+        "score",
+        "rating",
+        "stars",
+    ),
     "entities": ("entities", "spans"),
     "tokens": ("tokens", "words"),
     "tags": ("tags", "ner_tags", "labels"),
@@ -19,6 +31,7 @@ USUAL_NAMES = {
 # The columns that examples of a task are read from.
 USED_BY: Mapping[Task, tuple[str, ...]] = {
     "text-classification": ("text", "text_pair", "label"),
+    "text-regression": ("text", "text_pair", "label"),
     "token-classification": ("text", "entities", "tokens", "tags"),
 }
 
@@ -62,13 +75,13 @@ class Columns:
         """The fields of `Columns` that rows with `names` need for `task`; without a task, for their text alone."""
         if task is None:
             needed = ["text"]
-        elif task == "text-classification":
+        elif task != "token-classification":
             needed = ["text", "label"]
         elif self.entities in names or not {self.tokens, self.tags_in(names)} & {*names}:
             needed = ["text", "entities"]
         else:
             needed = ["tokens", "tags"]
-        if self.text_pair != USUAL.text_pair and task == "text-classification":
+        if self.text_pair != USUAL.text_pair and task not in (None, "token-classification"):
             needed.append("text_pair")
         return needed
 

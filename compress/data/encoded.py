@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from compress.data.examples import Entity, Example, Task
+from compress.data.examples import Entity, Example, Task, number_of
 from serve.text.spans import Word, words
 
-IGNORED = -100  # the target of a row that carries no label
+IGNORED = -100  # the target of a row that carries no label; of a number it is NaN
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Encoded:
     """Tokenised texts and, if labels are known, the target of each row.
 
     A row gets one answer: it is a whole text, or the first token of a word. `rows[i]` are the token positions of the rows of
-    text `i` (position 0 alone for a whole text, whose answer is pooled), `targets[i]` the label index of each.
+    text `i` (position 0 alone for a whole text, whose answer is pooled), `targets[i]` the label index of each, or its number (float32).
     """
 
     task: Task
@@ -86,9 +86,11 @@ def encode(
     rows: list[np.ndarray] = []
     targets: list[np.ndarray] = []
     for example, encoding in zip(examples, encodings, strict=True):
-        if task == "text-classification":
+        if task != "token-classification":
             rows.append(np.zeros(1, dtype=np.int64))
-            if multi_label:
+            if task == "text-regression":
+                targets.append(np.array([number_of(example)], dtype=np.float32))
+            elif multi_label:
                 targets.append(_several(example, index))
             else:
                 known = index.get(example.label, IGNORED) if isinstance(example.label, str) else IGNORED
@@ -123,7 +125,8 @@ def pad_id_of(tokenizer: Tokenizer) -> int:
 def _several(example: Example, index: dict[str, int]) -> np.ndarray:
     """The labels that apply, (1, labels): 1 for each that does, otherwise 0; `IGNORED` for all if the label is unknown."""
     applies = np.full((1, len(index)), IGNORED if example.label is None else 0, dtype=np.float32)
-    applies[0, [index[name] for name in example.label or () if name in index]] = 1
+    names = example.label if isinstance(example.label, tuple) else ()
+    applies[0, [index[name] for name in names if name in index]] = 1
     return applies
 
 

@@ -8,8 +8,9 @@ from typing import Literal, get_args
 
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers, marked
+from serve.text.labels import NUMBER
 
-Task = Literal["token-classification", "text-classification"]
+Task = Literal["token-classification", "text-classification", "text-regression"]
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
@@ -27,14 +28,15 @@ class Entity:
 class Example:
     """One text with its `label` or its `entities`; both are None if it is unlabelled.
 
-    If any number of labels may apply to a text, `label` is the sorted tuple of those that do; an empty tuple means that none
-    does. If `label` is the relation of two parts of the text, `head` and `tail` are their places: (start, end) in code points,
-    end exclusive. `language` is what its row names, for scores by language; it does not tell examples apart.
+    A `label` is a class, or for `text-regression` a number. If any number of labels may apply to a text, it is the sorted tuple of
+    those that do; an empty tuple means that none does. If it is the relation of two parts of the text, `head` and `tail` are their
+    places: (start, end) in code points, end exclusive. `language` is what its row names, for scores by language; it does not tell
+    examples apart.
     """
 
     text: str
     text_pair: str | None = None
-    label: str | tuple[str, ...] | None = None
+    label: str | tuple[str, ...] | float | None = None
     entities: tuple[Entity, ...] | None = None
     head: tuple[int, int] | None = None
     tail: tuple[int, int] | None = None
@@ -98,14 +100,26 @@ def check_task(task: str) -> Task:
 
 
 def labels_in(examples: Iterable[Example], task: Task) -> tuple[str, ...]:
-    """The class or entity labels of `examples`, sorted."""
+    """The class or entity labels of `examples`, sorted; for numbers the one label of the models that give them."""
+    if task == "text-regression":
+        return NUMBER
     found: set[str] = set()
     for example in examples:
         if task == "text-classification":
-            found.update(example.label if isinstance(example.label, tuple) else [example.label or ""])
+            found.update(classes_of(example))
         else:
             found.update(entity.label for entity in example.entities or ())
     return tuple(sorted(found))
+
+
+def classes_of(example: Example) -> tuple[str, ...]:
+    """The classes of an example of text classification; one empty name if it is unlabelled."""
+    return example.label if isinstance(example.label, tuple) else (str(example.label or ""),)
+
+
+def number_of(example: Example) -> float:
+    """The number of an example of text regression; NaN if it is unlabelled."""
+    return example.label if isinstance(example.label, float) else float("nan")
 
 
 def is_multi_label(examples: Sequence[Example]) -> bool:

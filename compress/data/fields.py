@@ -1,8 +1,11 @@
-"""Checks one field of a row: a text, or the name of a label."""
+"""Checks one field of a row: a text, the name of a label, or a number."""
 
+import math
+from contextlib import suppress
 from typing import Any
 
 MOST_CHARACTERS = 10_000_000  # of one text or cell, in every format; a longer one lacks a separator and is not a text
+LARGEST_NUMBER = 1e30  # a float32 holds it, and a float64 its square
 
 
 def text_of(row: dict[str, Any], name: str) -> str:
@@ -39,6 +42,21 @@ def label_of(given: object, name: str, needed: str = "a non-empty string is need
     if "\n" in given or "\r" in given:
         raise ValueError(f"`{name}` holds a line break after {given.splitlines()[0]!r}; check for an unclosed quote")
     return checked(given, name)
+
+
+def number_in(given: object, name: str) -> float:
+    """The number in the field `name`, which may be written as text, as in CSV.
+
+    Raises:
+        ValueError: it is none, or not finite; the message describes the fault.
+    """
+    number = math.nan
+    if isinstance(given, int | float | str) and not isinstance(given, bool):
+        with suppress(ValueError, OverflowError):
+            number = float(given)
+    if not abs(number) <= LARGEST_NUMBER:
+        raise ValueError(f"`{name}` is {given!r:.80}; a number is needed, and at most {LARGEST_NUMBER:g} in size")
+    return number
 
 
 def checked(text: str, name: str) -> str:

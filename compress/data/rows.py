@@ -6,7 +6,7 @@ from typing import Any
 
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example, Task
-from compress.data.fields import label_of, pair_of, text_of
+from compress.data.fields import label_of, number_in, pair_of, text_of
 from compress.data.tags import from_tags
 from serve.text.entity_markers import MARKERS
 
@@ -25,6 +25,9 @@ def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
         return _in_language(_token_example(row, columns), row)
     if columns.text not in row or columns.label not in row or not _has_pair(row, columns):
         raise ValueError(columns.fault_of_row(row, task))
+    if task == "text-regression":
+        text, pair = texts_of(row, columns, pairs=True)
+        return _in_language(Example(text, pair, number_in(row[columns.label], columns.label)), row)
     example = unlabelled_example(row, columns)
     return _in_language(replace(example, label=labels_of(row[columns.label], columns.label)), row)
 

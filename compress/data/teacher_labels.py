@@ -15,7 +15,7 @@ from compress.data.answer_rows import MOST_SUM, Answer, answer_in, likely_labels
 from compress.data.carry_words import carry_words, words_of_entities
 from compress.data.columns import USUAL, Columns
 from compress.data.encoded import Encoded
-from compress.data.examples import Example, Task
+from compress.data.examples import Example, Task, classes_of, number_of
 from compress.data.file_formats import SUFFIXES, rows_in
 from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
@@ -27,6 +27,10 @@ from serve.text.spans import words
 LEAST = 1e-8
 """The probability of what a teacher does not name, so that its logarithm is finite; also the distance of the largest one from 1."""
 SHOWN_LABELS = 5
+# The fields of an answer, as messages name them.
+FIELDS: Mapping[Task, str] = {
+    "text-classification": "labels or label", "text-regression": "label", "token-classification": "entities or words",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,8 @@ class TeacherLabels:
         ]
 
     def _logits(self, encoded: Encoded, index: int, answer: Answer) -> np.ndarray | None:
+        if self.task == "text-regression":
+            return np.array([[number_of(answer.example)]], dtype=np.float32)
         if self.task == "text-classification":
             of_class = _of_classes(answer, encoded.labels, multi_label=encoded.multi_label)
             logits: np.ndarray = np.log(of_class) - np.log1p(-of_class) if encoded.multi_label else np.log(of_class)
@@ -199,7 +205,7 @@ def read_teacher_labels(paths: Sequence[Path], task: Task, columns: Columns = US
         raise BadRows(faults)
     files = tuple(map(str, paths))
     if not answers:
-        fields = "labels or label" if task == "text-classification" else "entities or words"
+        fields = FIELDS[task]
         raise BadInput(f"--teacher-labels {', '.join(files)} holds no answer: no row has {fields}, which {task} needs.")
     digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths)).hexdigest()
     return TeacherLabels(files, task, answers, digest)
@@ -227,8 +233,7 @@ def _key(example: Example) -> str:
 
 def _of_classes(answer: Answer, labels: Sequence[str], *, multi_label: bool) -> np.ndarray:
     """The probability of each of `labels`, (labels,), float32 above 0 and below 1."""
-    label = answer.example.label
-    given = answer.labels or dict.fromkeys([label] if isinstance(label, str) else label or (), 1.0)
+    given = answer.labels or dict.fromkeys(classes_of(answer.example), 1.0)
     found = np.array([given.get(name, 0.0) for name in labels], dtype=np.float64)
     if not multi_label:
         found = _with_the_rest(found, np.array([name not in given for name in labels]))

@@ -152,8 +152,13 @@ def _lines(
 
 
 def _certain(encoded: Encoded, index: int) -> np.ndarray:
-    """Logits (rows, labels) by which the labels of text `index` are certain; a row without one leaves all of them alike."""
+    """Logits (rows, labels) by which the labels of text `index` are certain; a row without one leaves all of them alike.
+
+    For a number it is the number itself.
+    """
     targets, labels = encoded.targets[index], len(encoded.labels)
+    if encoded.task == "text-regression":
+        return targets[:, None]
     if encoded.multi_label:
         sure = np.float32(np.log(1 - LEAST) - np.log(LEAST))
         return np.where(targets == 1, sure, np.where(targets == 0, -sure, 0)).astype(np.float32)

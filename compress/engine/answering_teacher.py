@@ -110,6 +110,8 @@ def labels_of(asked: AnsweringTeacher, splits: Splits, task: Task, ours: tuple[s
     if task == "text-classification":
         remedy = "Give data of that kind, or another teacher."
         check_kind(splits.train, named, multi_label=asked.multi_label, markers=asked.has_markers, remedy=remedy)
+    if task == "text-regression":
+        return ours
     theirs = entity_labels(asked.labels) if task == "token-classification" else asked.labels
     names = entity_labels(ours) if task == "token-classification" else ours
     if missing := sorted(set(names) - set(theirs)):

@@ -20,6 +20,8 @@ def keeps_head(start: Opened, splits: Splits, task: Task, shape: Shape | None) -
         return False
     theirs = start.head_for(task)
     names = splits.labels(task)
+    if task == "text-regression":
+        return theirs is not None
     ours = bio_tags(names) if task == "token-classification" else names
     if theirs is None or set(theirs) != set(ours):
         return False
@@ -31,10 +33,17 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
     """The labels (classes, or tags) by index that teacher and student share, and whether the teacher's own head is used.
 
     Raises:
-        BadInput: train has too few labels; or the labels of the teacher's head for this task lack some of train's by name;
-            or the head gives one label a text and the data any number, or the reverse.
+        BadInput: train has too few labels, or one number throughout; or the labels of the teacher's head for this task lack some of
+            train's by name; or the head gives one label a text and the data any number, or the reverse.
     """
     names = splits.labels(task)
+    if task == "text-regression":
+        if len({example.label for example in splits.train}) < 2:
+            raise BadInput(
+                f"Every text of train has the number {splits.train[0].label:g}; at least 2 numbers are needed. Add texts of other numbers."
+            )
+        theirs = None if new_head else opened.head_for(task)
+        return theirs or names, theirs is not None
     if splits.multi_label and not names:
         raise BadInput("No text of train has a label; at least 1 is needed. Label some texts.")
     if task == "text-classification" and not splits.multi_label and len(names) < 2:

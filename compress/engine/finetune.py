@@ -228,10 +228,9 @@ def _teacher_facts(
 def _train(
     folder: Path, inputs: TaskInputs, soft: list[np.ndarray] | None, taught_by: dict[str, Any], settings: FineTuning
 ) -> None:
-    task = check_task(settings.task)
     torch.manual_seed(settings.seed)
-    labels = None if inputs.teacher_has_head else inputs.labels
-    model = load(inputs.opened, task, labels, multi_label=inputs.splits.multi_label)
+    own = inputs.teacher_has_head
+    model = load(inputs.opened, check_task(settings.task)) if own else task_stages.with_new_head(inputs.opened, inputs)
     steps, rate, patience = _steps(inputs, settings), inputs.settings.student_learning_rate, settings.patience or None
     progress = task_stages.on_task(
         model, folder, inputs, steps, rate, "fine-tuning", patience=patience, soft=soft,

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from compress.data.examples import SPLITS, Example, Splits, Task
+from compress.data.examples import SPLITS, Example, Splits, Task, classes_of
 
 RARE = 3  # a label with fewer examples in train is rare, if most examples have a label with `MANY`
 MANY = 10 * RARE
@@ -14,7 +14,9 @@ SHOWN = 3
 
 
 def label_warnings(splits: Splits, task: Task) -> list[str]:
-    """One sentence for each kind of warning about the labels of `splits`."""
+    """One sentence for each kind of warning about the labels of `splits`; none about numbers."""
+    if task == "text-regression":
+        return []
     counts = {split: _counts(getattr(splits, split), task) for split in SPLITS}
     found = [*_alike(sum(counts.values(), Counter())), *_rare(counts["train"])]
     for split in ("validation", "test"):
@@ -35,11 +37,7 @@ def _counts(examples: Iterable[Example], task: Task) -> Counter[str]:
     """How often each label occurs in `examples`."""
     if task == "token-classification":
         return Counter(entity.label for example in examples for entity in example.entities or ())
-    return Counter(
-        name
-        for example in examples
-        for name in (example.label if isinstance(example.label, tuple) else [example.label or ""])
-    )
+    return Counter(name for example in examples for name in classes_of(example))
 
 
 def _alike(counts: Counter[str]) -> list[str]:

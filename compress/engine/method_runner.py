@@ -24,6 +24,7 @@ from compress.methods.living_target import learns_relations, on_living_layers
 from compress.methods.mlm_head import HEAD_STAGE
 from compress.methods.objectives import Projections
 from compress.methods.presets import Schedule
+from compress.models import number_head
 from compress.models.activations import Part, sources_of
 from compress.models.families import encoder_of
 from compress.models.initialise import STARTS, starting_layers, student_from, student_of
@@ -269,6 +270,8 @@ def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: b
     wanted, several = labelled.train.labels, labelled.train.multi_label
     kept = keeps and own == wanted and opened.multi_label == several
     student = load(opened, labelled.task, None if kept else wanted, multi_label=several)
+    if not kept and labelled.task == "text-regression":
+        number_head.start_at(student, np.concatenate(labelled.train.targets))
     if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
         _give_pooler(student, given)
     return student

@@ -1,7 +1,7 @@
 """The teacher's soft labels: its logits on the texts that a student learns from, and its confidence."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from compress import distributed
 from compress.data.carry_words import WordAnswer, carry_words
 from compress.data.encoded import Encoded
-from compress.data.examples import Example, check_task
+from compress.data.examples import Example, check_task, number_of
 from compress.data.teacher_labels import word_logits
 from compress.engine.hardware import device_here
 from compress.engine.resumable_stages import TRAINING
@@ -30,9 +30,10 @@ LOGITS, CONFIDENCE = "logits.npy", "confidence.json"
 
 
 def fold_of(examples: Sequence[Example], folds: int, seed: int) -> np.ndarray:
-    """The fold (from 0) of each example, (examples,): equal parts at random, each with its share of every class."""
+    """The fold (from 0) of each example, (examples,): equal parts at random, each with its share of every class or range of numbers."""
     drawn = np.random.default_rng(seed).permutation(len(examples))
-    by_class = sorted(drawn.tolist(), key=lambda i: str(examples[i].label))
+    numbers = isinstance(examples[0].label, float)
+    by_class = sorted(drawn.tolist(), key=lambda i: number_of(examples[i]) if numbers else str(examples[i].label))
     folds_of = np.empty(len(examples), dtype=np.int64)
     folds_of[by_class] = np.arange(len(examples)) % folds
     return folds_of
@@ -75,13 +76,12 @@ def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path, fold_teach
         model = _open(teacher, inputs)
         label("", model, range(len(inputs.train) if fold_teachers else 0, len(texts)))
         on_train = row_logits(model, inputs.train) if fold_teachers else whole[: len(inputs.train)]
-        sure = {
-            "train": confidence(on_train, multi_label=inputs.splits.multi_label),
-            "validation": confidence(row_logits(model, inputs.validation), multi_label=inputs.splits.multi_label),
-        }
+        known = {"train": on_train, "validation": row_logits(model, inputs.validation)}
     if fold_teachers:
-        sure["train_out_of_fold"] = confidence(whole[: len(inputs.train)], multi_label=inputs.splits.multi_label)
-    message(inputs.notify, f"  {in_words(sure)}")
+        known["train_out_of_fold"] = whole[: len(inputs.train)]
+    sure = _sure(inputs.settings.task, known, multi_label=inputs.splits.multi_label)
+    for line in in_words(sure):
+        message(inputs.notify, f"  {line}")
     (folder / CONFIDENCE).write_bytes(canonical_json(sure))
     np.save(folder / LOGITS, np.concatenate(whole), allow_pickle=False)
 
@@ -94,11 +94,19 @@ def save_answers(folder: Path, inputs: TaskInputs) -> None:
     there = [
         logits for logits in inputs.answers.logits(inputs.validation, inputs.splits.validation) if logits is not None
     ]
-    sure = {"train": confidence(soft[: len(inputs.train)], multi_label=multi_label)}
-    sure |= {"validation": confidence(there, multi_label=multi_label)} if there else {}
-    message(inputs.notify, f"  {in_words(sure)}")
+    known = {"train": soft[: len(inputs.train)]} | ({"validation": there} if there else {})
+    sure = _sure(inputs.settings.task, known, multi_label=multi_label)
+    for line in in_words(sure):
+        message(inputs.notify, f"  {line}")
     (folder / CONFIDENCE).write_bytes(canonical_json(sure))
     np.save(folder / LOGITS, np.concatenate(soft), allow_pickle=False)
+
+
+def _sure(task: str, logits: Mapping[str, Sequence[np.ndarray]], *, multi_label: bool) -> dict[str, float]:
+    """The `confidence` in the logits of each split's texts; none in numbers, which come without."""
+    if task == "text-regression":
+        return {}
+    return {split: confidence(rows, multi_label=multi_label) for split, rows in logits.items()}
 
 
 def confidence(logits: Sequence[np.ndarray], *, multi_label: bool) -> float:
@@ -109,14 +117,16 @@ def confidence(logits: Sequence[np.ndarray], *, multi_label: bool) -> float:
     return round(float(likeliest.mean()), 4)
 
 
-def in_words(sure: dict[str, float]) -> str:
-    """The teacher's confidence, as a sentence for the run's output and its report."""
+def in_words(sure: Mapping[str, float]) -> list[str]:
+    """The teacher's confidence, as a sentence for the run's output and its report; none where it has none."""
+    if not sure:
+        return []
     told = f"The teacher's mean confidence is {sure['train']:.3f} on train"
     if "validation" in sure:
         told += f" and {sure['validation']:.3f} on validation"
     if "train_out_of_fold" in sure:
         told += f"; out of fold it is {sure['train_out_of_fold']:.3f} on train"
-    return told + "."
+    return [told + "."]
 
 
 def told(soft_labels: dict[str, Any] | None) -> list[str]:
@@ -126,7 +136,7 @@ def told(soft_labels: dict[str, Any] | None) -> list[str]:
     tried = ", ".join(f"{one['share']:g}: {one['validation']:.4f}" for one in soft_labels["tried"])
     share = f"Soft labels have a share of {soft_labels['share']:g} in the student's loss"
     best = f", the better on validation after short trainings ({tried})" if tried else ""
-    return [f"{share}{best}.", in_words(soft_labels["teacher_confidence"])]
+    return [f"{share}{best}.", *in_words(soft_labels["teacher_confidence"])]
 
 
 def read_confidence(folder: Path) -> dict[str, float]:
@@ -143,7 +153,7 @@ def read_soft_labels(folder: Path, inputs: TaskInputs) -> list[np.ndarray]:
     if len(logits) != ends[-1]:
         raise ValueError(f"{folder} holds soft labels of {len(logits)} rows, and the texts have {ends[-1]}")
     of_text = np.split(logits, ends[:-1])
-    if inputs.labelled_as is None or texts.task == "text-classification":
+    if inputs.labelled_as is None or texts.task != "token-classification":
         return of_text
     return [_carried(texts, inputs.soft_labelled, i, rows) for i, rows in enumerate(of_text)]
 

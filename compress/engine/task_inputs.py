@@ -383,9 +383,23 @@ def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
     chain = method_chain(
         method, shape, opened.config, start=settings.start, teacher_layer=settings.teacher_layer, stages=settings.stages
     )
+    refuse_classes(settings.task, chain)
     if "source" in chain.texts:
         raise BadInput(f"--method {method} learns another task first, which only `stillroom compare` can be given.")
     return chain
+
+
+def refuse_classes(task: str, chain: Chain) -> None:
+    """Check that no stage of `chain` learns classes where the task has numbers.
+
+    Raises:
+        BadInput: one does.
+    """
+    if task == "text-regression" and "task" in chain.texts and chain.method not in ON_TASK:
+        raise BadInput(
+            f"--method {chain.method} learns classes on the task, and {task} has numbers. Give soft-labels, labels, or a method that "
+            "reads plain text alone, such as minilmv2."
+        )
 
 
 def asks_soft_labels(settings: TaskSettings, chain: Chain) -> bool:

@@ -20,8 +20,9 @@ from compress.engine.soft_labels import fold_of, read_confidence, read_soft_labe
 from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import chance, gold_of, score
 from compress.evaluation.predictions import constant_predictions, predictions, row_logits
+from compress.models import number_head
 from compress.models.initialise import open_start, starting_layers, student_of
-from compress.models.pretrained import load, open_model
+from compress.models.pretrained import Opened, load, open_model
 from compress.progress import advancing, message
 from compress.training.checkpoint import Progress
 from compress.training.loss_checks import doubts
@@ -42,6 +43,19 @@ def load_stage(folder: Path, inputs: TaskInputs) -> Any:
     return load(open_model(str(folder)), check_task(inputs.settings.task))
 
 
+def with_new_head(opened: Opened, inputs: TaskInputs) -> Any:
+    """The model of `opened` with a new head for the labels of `inputs`."""
+    model = load(opened, check_task(inputs.settings.task), inputs.labels, multi_label=inputs.splits.multi_label)
+    _start_numbers(model, inputs)
+    return model
+
+
+def _start_numbers(model: Any, inputs: TaskInputs) -> None:
+    """Let a new head of `model` begin at the numbers of train, if these are what it learns."""
+    if inputs.train.task == "text-regression":
+        number_head.start_at(model, np.concatenate(inputs.train.targets))
+
+
 def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
     """Save the teacher with a head for the task: its own, or one fine-tuned until validation stops improving.
 
@@ -55,7 +69,7 @@ def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
         model = load(inputs.opened, task)
         progress = Progress()
     else:
-        model = load(inputs.opened, task, inputs.labels, multi_label=inputs.splits.multi_label)
+        model = with_new_head(inputs.opened, inputs)
         progress = on_task(
             model, folder, inputs, steps, settings.teacher_learning_rate, "teacher", patience=settings.teacher_patience
         )
@@ -68,7 +82,7 @@ def make_fold_teacher(folder: Path, inputs: TaskInputs, steps: int, fold: int) -
     """Save a teacher that was fine-tuned as `make_teacher` does, but without the labelled texts of `fold`."""
     settings = inputs.settings
     torch.manual_seed(settings.seed)
-    model = load(inputs.opened, check_task(settings.task), inputs.labels, multi_label=inputs.splits.multi_label)
+    model = with_new_head(inputs.opened, inputs)
     others = np.flatnonzero(fold_of(inputs.splits.train, settings.folds, settings.seed) != fold).tolist()
     progress = on_task(
         model, folder, inputs, steps, settings.teacher_learning_rate, f"teacher without fold {fold + 1}",
@@ -96,6 +110,8 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
         chosen=starting_layers(start, layers, inputs.shape.layers) if named else (),
         new_layers=start == RANDOM,
     )
+    if origin["head"] == "new":
+        _start_numbers(student, inputs)
     if not teacher:
         name = inputs.opened.public_name
         origin = {
@@ -108,14 +124,15 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
 def _opened_model(inputs: TaskInputs) -> Any:
     """The model that was given, with a head for the labels: its own, or a new one."""
     torch.manual_seed(inputs.settings.seed)
-    labels = None if inputs.teacher_has_head else inputs.labels
-    return load(inputs.opened, check_task(inputs.settings.task), labels, multi_label=inputs.splits.multi_label)
+    if inputs.teacher_has_head:
+        return load(inputs.opened, check_task(inputs.settings.task))
+    return with_new_head(inputs.opened, inputs)
 
 
 def _start_from_checkpoint(folder: Path, inputs: TaskInputs) -> None:
     opened = open_start(inputs.settings.start, inputs.opened)
     torch.manual_seed(inputs.settings.seed)
-    student = load(opened, check_task(inputs.settings.task), inputs.labels, multi_label=inputs.splits.multi_label)
+    student = with_new_head(opened, inputs)
     origin = dict.fromkeys(("embeddings", "layers"), f"{opened.public_name}'s") | {"head": "new"}
     save(student, folder, inputs, Progress(), {"role": "start", "student": str(inputs.shape), "origin": origin})
 

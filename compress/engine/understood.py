@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from compress.data.examples import SPLITS, check_task
+import numpy as np
+
+from compress.data.examples import SPLITS, check_task, number_of
 from compress.evaluation.metrics import gold_of
 from serve.text.labels import entity_labels, kind_of
 
@@ -18,7 +20,8 @@ AT_EACH_END = 3
 def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The task, its data and its models, as JSON; `steps` are those of each training by name, if known.
 
-    `labels` counts the texts, or entities, of train that have each label.
+    `labels` counts the texts, or entities, of train that have each label; for numbers it is empty, and `numbers` has their `lowest`,
+    `highest`, `mean` and `deviation`.
     """
     task, splits, opened = check_task(inputs.settings.task), inputs.splits, inputs.opened
     own = opened.head_for(task)
@@ -50,6 +53,14 @@ def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> 
         "method_why": inputs.method_why,
         "max_length": inputs.max_length,
     }
+    if task == "text-regression":
+        numbers = np.array([number_of(example) for example in splits.train])
+        found["numbers"] = {
+            "lowest": float(numbers.min()),
+            "highest": float(numbers.max()),
+            "mean": float(numbers.mean()),
+            "deviation": float(numbers.std()),
+        }
     if inputs.answering:
         found["asked"] = inputs.answering.public_name
     if inputs.outside:
@@ -63,7 +74,7 @@ def understood_lines(found: Mapping[str, Any]) -> list[str]:
     lines = [
         f"task: {found['task']} ({found['kind']}), scored by {found['metric']}",
         f"texts: {_by_split(rows)}, read up to {found['max_length']} tokens",
-        f"labels: {_labels_line(found['labels'])}",
+        _numbers_line(found["numbers"]) if "numbers" in found else f"labels: {_labels_line(found['labels'])}",
         f"head: {_head_line(found['head'], len(found['labels']))}",
     ]
     if "asked" in found:
@@ -89,12 +100,20 @@ def _counted(inputs: "TaskInputs") -> dict[str, int]:
     """How often each label occurs in train, the most frequent first."""
     task = check_task(inputs.settings.task)
     counts: Counter[str] = Counter()
-    for example in inputs.splits.train:
+    for example in inputs.splits.train if task != "text-regression" else ():
         gold = gold_of(example, task)
+        assert not isinstance(gold, float)
         counts.update(
             [gold] if isinstance(gold, str) else [item if isinstance(item, str) else item[-1] for item in gold]
         )
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _numbers_line(numbers: Mapping[str, float]) -> str:
+    return (
+        f"numbers: {numbers['lowest']:g} to {numbers['highest']:g} in train, mean {numbers['mean']:.4g}, standard deviation "
+        f"{numbers['deviation']:.4g}"
+    )
 
 
 def _labels_line(labels: Mapping[str, int]) -> str:

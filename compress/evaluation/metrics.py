@@ -2,22 +2,26 @@
 
 Entities: micro F1 over exact spans (start, end and label must match), the CoNLL shared task's measure.
 Classes: accuracy; if any number of labels may apply to a text, micro F1 over pairs of a text and a label.
+Numbers: Pearson's r with the correct numbers; `compress.evaluation.numbers` has their other scores.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from compress.data.examples import Example, Task
-from serve.text.answers import Answer, EntitiesAnswer
+from compress.data.examples import Example, Task, number_of
+from serve.text.answers import Answer, EntitiesAnswer, NumberAnswer
 
-# A model's answer to one text: its set of (start, end, label), its class, or the set of labels that apply.
-Prediction = frozenset[tuple[int, int, str]] | str | frozenset[str]
+# A model's answer to one text: its set of (start, end, label), its class, the set of labels that apply, or its number.
+Prediction = frozenset[tuple[int, int, str]] | str | frozenset[str] | float
 RESAMPLES = 2_000
-METRICS = {"token-classification": "entity_f1", "text-classification": "accuracy"}
+METRICS = {"token-classification": "entity_f1", "text-classification": "accuracy", "text-regression": "pearson"}
+# A variance of so small a share of the mean square is rounding: the numbers are equal.
+NO_VARIANCE = 1e-12
+MOMENTS = 6  # columns of the rows of numbers, see `counts`
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,10 @@ def metric_name(task: Task, *, multi_label: bool) -> str:
 
 def gold_of(example: Example, task: Task) -> Prediction:
     """The correct answer to `example`."""
+    if task == "text-regression":
+        return number_of(example)
     if task == "text-classification":
-        return frozenset(example.label) if isinstance(example.label, tuple) else example.label or ""
+        return frozenset(example.label) if isinstance(example.label, tuple) else str(example.label or "")
     return frozenset((entity.start, entity.end, entity.label) for entity in example.entities or ())
 
 
@@ -49,17 +55,25 @@ def prediction_of(answer: Answer, *, multi_label: bool) -> Prediction:
     if "entities" in answer:
         found = cast(EntitiesAnswer, answer)["entities"]
         return frozenset((each["start"], each["end"], each["label"]) for each in found)
+    if "score" in answer:
+        return cast(NumberAnswer, answer)["score"]
     labels = answer["labels"]
     return frozenset(each["label"] for each in labels) if multi_label else labels[0]["label"]
 
 
 def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.ndarray:
-    """Per text the numbers of correct, predicted and gold items, (texts, 3); a class is one item. ValueError if lengths differ."""
+    """Per text the numbers of correct, predicted and gold items, (texts, 3); a class is one item. ValueError if lengths differ.
+
+    For numbers, per text the terms of the sums of Pearson's r, (texts, 6): 1, x, y, x^2, y^2, xy.
+    """
     if len(gold) != len(predicted):
         raise ValueError(f"{len(gold)} gold answers but {len(predicted)} predictions")
+    if gold and isinstance(gold[0], float):
+        x, y = (_centred(np.array(numbers, dtype=np.float64)) for numbers in (gold, predicted))
+        return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=-1)
     rows = np.zeros((len(gold), 3))
     for row, theirs, ours in zip(rows, gold, predicted, strict=True):
-        if isinstance(theirs, str) or isinstance(ours, str):
+        if isinstance(theirs, str | float) or isinstance(ours, str | float):
             row[:] = theirs == ours, 1, 1
         else:
             row[:] = len(set(theirs) & set(ours)), len(ours), len(theirs)
@@ -67,10 +81,32 @@ def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.nd
 
 
 def metric_of(totals: np.ndarray) -> np.ndarray:
-    """F1 from summed counts `(..., 3)`; 1 if there are no gold and no predicted items. With one item each it is accuracy."""
+    """F1 from summed counts `(..., 3)`; 1 if there are no gold and no predicted items. With one item each it is accuracy.
+
+    Of summed terms `(..., 6)` of numbers it is Pearson's r; 0 if either side has one number throughout.
+    """
+    if totals.shape[-1] == MOMENTS:
+        return pearson_of(totals)
     right, predicted, there = totals[..., 0], totals[..., 1], totals[..., 2]
     both = predicted + there
     return np.where(both > 0, 2 * right / np.maximum(both, 1), 1.0)
+
+
+def pearson_of(sums: np.ndarray) -> np.ndarray:
+    """Pearson's r from the sums `(..., 6)` of n, x, y, x^2, y^2 and xy; 0 where x or y does not vary."""
+    n, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
+    of_x, of_y = n * xx - x * x, n * yy - y * y
+    varies = (of_x > NO_VARIANCE * n * xx) & (of_y > NO_VARIANCE * n * yy)
+    product = np.where(varies, of_x * of_y, 1)
+    found: np.ndarray = np.where(varies, np.clip((n * xy - x * y) / np.sqrt(product), -1, 1), 0.0)
+    return found
+
+
+def _centred(numbers: np.ndarray) -> np.ndarray:
+    """`numbers` less their mean, so that their squares lose no digits; 0 throughout if all are equal."""
+    if not len(numbers) or numbers.min() == numbers.max():
+        return np.zeros(len(numbers))
+    return np.asarray(numbers - numbers.mean())
 
 
 def score(gold: Sequence[Prediction], predicted: Sequence[Prediction], *, seed: int = 0) -> Score:
@@ -98,7 +134,7 @@ def mean_score(rows: Sequence[np.ndarray], *, less: Sequence[np.ndarray] = (), s
     All trainings are scored on the same resampled texts, so the interval covers other texts, not other seeds.
 
     Args:
-        rows: the result of `counts` for each training, (texts, 3).
+        rows: the result of `counts` for each training, (texts, 3) or (texts, 6).
         less: the same for the trainings to subtract; empty for the mean itself.
         seed: of the resampling.
     """
@@ -130,7 +166,9 @@ def chance(
 
 
 def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
-    """For each label: precision, recall, f1 and support (how often it occurs in the gold)."""
+    """For each label: precision, recall, f1 and support (how often it occurs in the gold); none for numbers."""
+    if gold and isinstance(gold[0], float):
+        return {}
     right: Counter[str] = Counter()
     said: Counter[str] = Counter()
     there: Counter[str] = Counter()
@@ -169,7 +207,8 @@ def by_language(
 
 
 def _items(answer: Prediction) -> set[str | tuple[int, int, str]]:
-    """The items of an answer: its entities, its labels, or its one class."""
+    """The items of an answer that is no number: its entities, its labels, or its one class."""
+    assert not isinstance(answer, float)
     return {answer} if isinstance(answer, str) else set(answer)
 
 
@@ -178,15 +217,16 @@ def _label(item: str | tuple[int, int, str]) -> str:
 
 
 def _resampled(rows: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """Summed counts of each of `rows` (texts, 3) over the same resampled texts: (RESAMPLES, 3) each.
-
-    100 resamples are drawn at a time, to limit memory.
-    """
-    generator = np.random.default_rng(seed)
-    texts = len(rows[0])
+    """Summed counts of each of `rows` (texts, columns) over the same resampled texts: (RESAMPLES, columns) each."""
     sums: list[list[np.ndarray]] = [[] for _ in rows]
-    for _ in range(RESAMPLES // 100):
-        weights = generator.multinomial(texts, np.full(texts, 1 / texts), size=100)  # (100, texts)
+    for weights in resamples(len(rows[0]), seed):
         for found, counted in zip(sums, rows, strict=True):
             found.append(weights @ counted)
     return [np.concatenate(found) for found in sums]
+
+
+def resamples(texts: int, seed: int = 0) -> Iterator[np.ndarray]:
+    """How often each of `texts` is drawn in each of `RESAMPLES` resamples: (100, texts), 100 at a time to limit memory."""
+    generator = np.random.default_rng(seed)
+    for _ in range(RESAMPLES // 100):
+        yield generator.multinomial(texts, np.full(texts, 1 / texts), size=100)

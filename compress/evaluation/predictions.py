@@ -52,7 +52,9 @@ def shared_row_logits(model: Any, encoded: Encoded, advance: Any = None) -> list
 
 
 def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
-    """The answers that serving would give from each text's `logits` (rows, labels): a class, labels that apply, or spans."""
+    """The answers that serving would give from each text's `logits` (rows, labels): a class, labels that apply, a number, or spans."""
+    if encoded.task == "text-regression":
+        return [float(rows[0, 0]) for rows in logits]
     if encoded.multi_label:
         return [frozenset(encoded.labels[i] for i in np.flatnonzero(applies(rows[0]))) for rows in logits]
     if encoded.task == "text-classification":
@@ -70,8 +72,11 @@ def constant_predictions(encoded: Encoded) -> Iterator[list[Prediction]]:
     """For each label, the answers of a model that always gives it; for tags, to each single word.
 
     If any number of labels may apply, the answers are the most frequent label, the two most frequent, and so on, because
-    these score best among constant answers of their size.
+    these score best among constant answers of their size. All constant numbers score the same.
     """
+    if encoded.task == "text-regression":
+        yield [0.0] * len(encoded)
+        return
     if encoded.multi_label:
         there = (np.concatenate(encoded.targets) == 1).sum(axis=0)
         often = [encoded.labels[i] for i in np.argsort(-there, kind="stable")]

@@ -9,6 +9,7 @@ from compress.data.encoded import Encoded, encode
 from compress.data.examples import Example
 from compress.evaluation.predictions import shared_row_logits, softmax
 from compress.models.answering import AnsweringModel
+from serve.text.answers import NUMBER_DIGITS
 from serve.text.spans import words
 
 SHARD_TEXTS = 1_024  # the most work that a kill loses
@@ -19,7 +20,7 @@ Answers = list[tuple[int, dict[str, Any]]]
 
 
 def ask_model(teacher: AnsweringModel, texts: Sequence[Example], missing: Sequence[int]) -> Iterator[Answers]:
-    """The answers to the `missing` of `texts`, a shard at a time: the probability of each label, or of each tag of each word.
+    """The answers to the `missing` of `texts`, a shard at a time: the probability of each label or of each word's tags, or a number.
 
     Several processes compute a share each, and all of them get all answers.
     """
@@ -37,6 +38,8 @@ def ask_model(teacher: AnsweringModel, texts: Sequence[Example], missing: Sequen
 
 
 def _fields(encoded: Encoded, index: int, logits: np.ndarray) -> dict[str, Any]:
+    if encoded.task == "text-regression":
+        return {"label": float(f"{logits[0, 0]:.{NUMBER_DIGITS}g}")}
     if encoded.task == "text-classification":
         probabilities = 1 / (1 + np.exp(-logits[0])) if encoded.multi_label else softmax(logits)[0]
         return {"labels": _told(probabilities, encoded.labels)}

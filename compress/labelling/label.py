@@ -23,7 +23,7 @@ from compress.labelling.by_endpoint import Asked, Endpoint, ask_endpoint
 from compress.labelling.journal import ERROR, TOKENS, Journal, fields_of
 from compress.labelling.prompts import system_prompt
 from compress.progress import Notify, advancing, message, silent
-from compress.settings import Labelling
+from compress.settings import TASKS, Labelling
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 
@@ -149,8 +149,10 @@ def _opened(settings: Labelling) -> _Teacher:
             raise BadInput("--task and --label are those of the model's head; leave them out.")
         return _opened_model(settings)
     if not settings.task:
-        raise BadInput("--task is needed: what is answered, token-classification or text-classification.")
+        raise BadInput(f"--task is needed: what is answered, {', '.join(TASKS[:-1])} or {TASKS[-1]}.")
     task = check_task(settings.task)
+    if task == "text-regression" and settings.url:
+        raise BadInput("--with-url asks for labels, and text-regression has numbers. Give --with or --with-command.")
     if settings.command:
         # The command may hold a password.
         hashed = hashlib.sha256(settings.command.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Losses on the outputs: labels, the teacher's soft labels, its logits.
+"""Losses on the outputs: labels, the teacher's soft labels, its logits, numbers.
 
 A row gets one answer: it is a text, the first token of a word, or a masked token.
 """
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from compress.data.batches import are_numbers, labelled_rows
 from compress.data.encoded import IGNORED
 
 
@@ -43,12 +44,18 @@ def mean_over_tokens(rows: Tensor, mask: Tensor) -> Tensor:
 def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy with labels, mean over the rows that have one; 0 if no row has.
 
-    If any number of labels may apply to a row it is the binary cross-entropy of each label, mean over labels and rows.
+    If any number of labels may apply to a row it is the binary cross-entropy of each label, mean over labels and rows. For numbers it
+    is the squared error.
 
     Args:
-        logits: (rows, labels).
-        targets: (rows,), a label's index or `IGNORED`; or (rows, labels), 1 if the label applies, 0 if not, or `IGNORED`.
+        logits: (rows, labels); for numbers (rows, 1).
+        targets: (rows,), a label's index or `IGNORED`; or (rows, labels), 1 if the label applies, 0 if not, or `IGNORED`; or numbers,
+            float (rows,), NaN where there is none.
     """
+    if are_numbers(targets):
+        known = labelled_rows(targets)
+        squares = (full(logits)[:, 0] - torch.where(known, targets, torch.zeros_like(targets))).square()
+        return torch.where(known, squares, torch.zeros_like(squares)).sum() / known.sum().clamp(min=1)
     if targets.ndim == 2:
         known = targets != IGNORED
         each = functional.binary_cross_entropy_with_logits(full(logits), targets.clamp(min=0), reduction="none")
@@ -90,8 +97,16 @@ def soft_multi_label_loss(teacher_logits: Tensor, student_logits: Tensor, temper
     return temperature**2 * each.sum() / max(each.numel(), 1)
 
 
+def soft_number_loss(teacher_numbers: Tensor, student_numbers: Tensor) -> Tensor:
+    """`(student - teacher)^2`, mean over rows; 0 if they agree. Both are (rows, 1); the teacher's has no gradient."""
+    rows = (full(student_numbers) - full(teacher_numbers)).square()
+    return rows.sum() / max(rows.numel(), 1)
+
+
 def soft_loss(teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """`soft_multi_label_loss` for `targets` (rows, labels), otherwise `soft_label_loss`."""
+    """`soft_multi_label_loss` for `targets` (rows, labels), `soft_number_loss` for numbers, otherwise `soft_label_loss`."""
+    if are_numbers(targets):
+        return soft_number_loss(teacher_logits, student_logits)
     loss = soft_multi_label_loss if targets.ndim == 2 else soft_label_loss
     return loss(teacher_logits, student_logits, temperature)
 

@@ -96,7 +96,7 @@ def find_answering(name: str, *, role: str = "--with", revision: str = "") -> An
         how = f": stillroom finetune --model {name} ..." if config.model_type in FAMILIES else " with transformers."
         raise BadInput(
             f"{named} has no head for a task: its architecture is {', '.join(config.architectures or ['not stated'])}, and one that ends "
-            f"in {' or '.join(HEADS.values())} is needed. Fine-tune it first{how}"
+            f"in {' or '.join(dict.fromkeys(HEADS.values()))} is needed. Fine-tune it first{how}"
         )
     check_weights(folder, config, named)
     tokenizer = fast_tokenizer(folder, named, config)

@@ -17,11 +17,15 @@ from compress.data.hub import download_model, may_be_on_hub
 from compress.models.families import Family, encoder_of, family_of
 from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
-from serve.text.labels import MULTI_LABEL
+from serve.text.labels import MULTI_LABEL, REGRESSION
 from serve.text.tokenizer import load_tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
-HEADS = {"token-classification": "ForTokenClassification", "text-classification": "ForSequenceClassification"}
+HEADS = {
+    "token-classification": "ForTokenClassification",
+    "text-classification": "ForSequenceClassification",
+    "text-regression": "ForSequenceClassification",
+}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MEND = "Copy the folder again, or save the model again with save_pretrained."
 MEND_TOKENIZER = "Copy the folder again, or save the tokenizer again with save_pretrained."
@@ -158,7 +162,14 @@ def head_for(config: Any, task: Task) -> tuple[str, ...] | None:
     """The labels of the head for `task` in `config`, by index; None if it has no such head."""
     if not any(str(name).endswith(HEADS[task]) for name in config.architectures or []):
         return None
+    if task != "token-classification" and gives_number(config) is not (task == "text-regression"):
+        return None
     return tuple(config.id2label[index] for index in range(config.num_labels))
+
+
+def gives_number(config: Any) -> bool:
+    """Whether the head in `config` gives a text a number: it says so, or has one output and says nothing, as transformers reads it."""
+    return bool(config.problem_type == REGRESSION or (config.num_labels == 1 and config.problem_type is None))
 
 
 def open_unread(name: str, role: str, wanted: str, revision: str) -> tuple[Path, Any]:
@@ -282,7 +293,8 @@ def _class_of(config: Any) -> Any:
 
     if head_for(config, "token-classification"):
         return AutoModelForTokenClassification
-    return AutoModelForSequenceClassification if head_for(config, "text-classification") else AutoModel
+    of_texts = head_for(config, "text-classification") or head_for(config, "text-regression")
+    return AutoModelForSequenceClassification if of_texts else AutoModel
 
 
 def _first_of(things: Sequence[str]) -> str:
@@ -395,12 +407,15 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, m
     classes = {
         "token-classification": AutoModelForTokenClassification,
         "text-classification": AutoModelForSequenceClassification,
+        "text-regression": AutoModelForSequenceClassification,
     }
     extra: dict[str, Any] = {}
     if labels is not None:
         extra = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
         extra["ignore_mismatched_sizes"] = True
-        if multi_label or opened.multi_label:
+        if task == "text-regression":
+            extra["problem_type"] = REGRESSION
+        elif multi_label or opened.config.problem_type in (MULTI_LABEL, REGRESSION):
             extra["problem_type"] = MULTI_LABEL if multi_label else None
     with quiet():
         model = classes[task].from_pretrained(

@@ -76,6 +76,7 @@ def train_on_task(
         read: how often each labelled text is read in an epoch, (texts,), if not once.
         report: called after each step.
     """
+    spread = _spread(labelled)
     texts = labelled if unlabelled is None or soft is None else labelled + unlabelled
     lengths = np.array([len(ids) for ids in texts.ids])
     counts = None if read is None else np.concatenate([read, np.ones(len(texts) - len(labelled))])
@@ -99,7 +100,7 @@ def train_on_task(
                 soft_weight=settings.soft_weight,
             )
             weights = {"labels": batch.weights.labelled, "soft_labels": batch.weights.rows}
-            return {name: weights[name] * term for name, term in terms.items()}
+            return {name: weights[name] / spread * term for name, term in terms.items()}
 
         every = settings.validate_every or -(-len(labelled) // settings.batch)
         return train(
@@ -117,6 +118,13 @@ def train_on_task(
             batches=batches,
             report=report,
         )
+
+
+def _spread(labelled: Encoded) -> float:
+    """The variance of the numbers of `labelled`, so that errors count as shares of it whatever their unit; 1 for labels."""
+    if labelled.task != "text-regression":
+        return 1.0
+    return float(np.nanvar(np.concatenate(labelled.targets).astype(np.float64))) or 1.0
 
 
 def validation_interval(steps: int, steps_per_epoch: int) -> int:

@@ -153,6 +153,7 @@ def load_classifier(checkpoint: Path) -> tuple["PreTrainedModel", Task]:
     classes: dict[Task, type] = {
         "token-classification": AutoModelForTokenClassification,
         "text-classification": AutoModelForSequenceClassification,
+        "text-regression": AutoModelForSequenceClassification,
     }
     task: Task
     if architecture.endswith("ForTokenClassification"):

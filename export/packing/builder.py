@@ -45,7 +45,7 @@ def scores_on_test(variants: Variants, test: Split, threads: int) -> tuple[OnTes
     for name, variant, runtime in variants.runs:
         file = variants.file(variant)
         said[name], found.scores[name] = evaluator.judge(file, runtime)
-        if runtime == variants.wanted.runs_in(variant):
+        if runtime == variants.wanted.runs_in(variant) and variant in variants.confidence:
             strange = evaluator.logits(file, runtime, test.outside) if test.outside else []
             found.reliability[variant] = variants.confidence[variant].on(test.encoded, said[name], strange)
     return found, said

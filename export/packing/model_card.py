@@ -9,7 +9,9 @@ from serve.text.entity_markers import MARKERS
 from serve.text.labels import entity_labels
 
 # stillroom's metric -> its name on the Hub.
-HUB_METRICS = {"entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1"}
+HUB_METRICS = {"entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1", "pearson": "pearsonr"}
+# Tasks whose name on the Hub is another one.
+HUB_TASKS = {"text-regression": "text-classification"}
 
 # Methods and stages of a lineage that train without a teacher; None: the lineage names neither.
 UNTAUGHT = frozenset({None, "none", "labels", "mlm", "mlm, then labels"})
@@ -98,7 +100,7 @@ def _front_matter(facts: CardFacts) -> list[str]:
         "language": facts.language,
         "base_model": facts.base_model,
         "datasets": [facts.dataset] if facts.dataset else None,
-        "pipeline_tag": facts.task,
+        "pipeline_tag": HUB_TASKS.get(facts.task, facts.task),
         "tags": ["stillroom", "onnx", *(["distillation"] if facts.distilled else []), *facts.tags],
         "metrics": list(dict.fromkeys(figure.metric for figure in facts.figures)),
     }
@@ -109,7 +111,7 @@ def _front_matter(facts: CardFacts) -> list[str]:
                 "name": facts.name,
                 "results": [
                     {
-                        "task": {"type": facts.task},
+                        "task": {"type": HUB_TASKS.get(facts.task, facts.task)},
                         "dataset": {"name": facts.dataset, "type": facts.dataset, "split": "test"},
                         "metrics": [{"type": figure.metric, "value": round(figure.value, 4)} for figure in shipped],
                     }
@@ -120,7 +122,11 @@ def _front_matter(facts: CardFacts) -> list[str]:
 
 
 def _summary(facts: CardFacts) -> str:
-    kind = {"token-classification": "finds entities in text", "text-classification": "gives a text its label"}
+    kind = {
+        "token-classification": "finds entities in text",
+        "text-classification": "gives a text its label",
+        "text-regression": f"gives a {'pair of texts' if facts.pairs else 'text'} a number",
+    }
     does = "says which labels apply to a text" if facts.multi_label else kind[facts.task]
     if facts.relations:
         opening, closing, second_opening, second_closing = MARKERS
@@ -137,9 +143,9 @@ def _summary(facts: CardFacts) -> str:
     )
     names = entity_labels(facts.labels) if facts.task == "token-classification" else tuple(facts.labels)
     shown = ", ".join(f"`{name}`" for name in names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
+    listed = "" if facts.task == "text-regression" else f"\n\nLabels ({len(names)}): {shown}."
     return (
-        f"A small encoder that {does}, {made}. It reads {facts.max_length} tokens at once. {_of_longer(facts)}\n\n"
-        f"Labels ({len(names)}): {shown}."
+        f"A small encoder that {does}, {made}. It reads {facts.max_length} tokens at once. {_of_longer(facts)}{listed}"
     )
 
 
@@ -167,7 +173,7 @@ def _figures(facts: CardFacts) -> list[str]:
 
 
 def _use(facts: CardFacts) -> str:
-    endpoint = "entities" if facts.task == "token-classification" else "classify"
+    endpoint = {"token-classification": "entities", "text-regression": "score"}.get(facts.task, "classify")
     return f"""As a server, from this folder:
 
 ```sh

@@ -74,6 +74,8 @@ class Variants:
     """Number of validation texts."""
     labelled: bool = True
     """Whether the validation texts had labels."""
+    numbers: bool = False
+    """Whether the model gives numbers."""
     schemes: dict[str, str] = field(default_factory=dict)
     int8: Quantised | None = None
     fp16_kept: tuple[str, ...] = ()
@@ -121,7 +123,8 @@ class Variants:
     @property
     def gates(self) -> list[Gate]:
         """The share of fp32's metric that each variant keeps, in the runtime that serves it."""
-        of = "over fp32, validation" if self.labelled else f"has fp32's labels, {self.validated_on} texts"
+        kept = "fp32's numbers" if self.numbers else "fp32's labels"
+        of = "over fp32, validation" if self.labelled else f"has {kept}, {self.validated_on} texts"
         return [
             gate(f"{name} {of}", self.validation[name].share, self.wanted.gate)
             for name, variant, runtime in self.runs
@@ -184,8 +187,9 @@ def make_variants(
     exported = export_graph(checkpoint, plain, max_length)
     described = replace(exported, shapes=())  # needed only here, and not JSON
     found = Variants(
-        folder, wanted, described, max_length, validated_on=len(validation.encoded), labelled=validation.labelled
-    )
+        folder, wanted, described, max_length, validated_on=len(validation.encoded), labelled=validation.labelled,
+        numbers=validation.encoded.task == "text-regression",
+    )  # fmt: skip
     model = onnx.load(plain)
     graph, promised = joined(model, exported.shapes) if wanted.fuse else (model, {})
     write_model(graph, found.file("fp32"))
@@ -256,10 +260,11 @@ def nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> list[str]:
     """A warning when fp32 scores 0 on validation, else nothing. BadInput when another variant must keep a share of it."""
     if evaluator.fp32.value:
         return []
-    zero = (
-        f"The checkpoint scores 0 on validation in fp32: it finds none of the labels of {len(evaluator.gold)} "
-        f"{'text' if len(evaluator.gold) == 1 else 'texts'}. It was trained for other labels, or too little"
-    )
+    texts = f"{len(evaluator.gold)} {'text' if len(evaluator.gold) == 1 else 'texts'}"
+    what = f"finds none of the labels of {texts}. It was trained for other labels, or too little"
+    if evaluator.encoded.task == "text-regression":
+        what = f"gives {texts} one number, or these have one. It was trained too little"
+    zero = f"The checkpoint scores 0 on validation in fp32: it {what}"
     gated = [variant for variant in wanted.variants if variant != "fp32"]
     if gated and wanted.gate:
         raise BadInput(
@@ -311,7 +316,7 @@ def _compare(
             found.parity[name], found.validation[name] = parity, verdict
             if pinned:
                 found.faults += faults_of(name, parity, found.wanted)
-            if pinned and validation.labelled:
+            if pinned and validation.labelled and validation.encoded.task != "text-regression":
                 strange = evaluator.logits(file, runtime, validation.outside) if validation.outside else []
                 found.confidence[variant] = choose_confidence(
                     evaluator.encoded, logits, strange, found.wanted.keep_right

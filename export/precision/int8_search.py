@@ -19,6 +19,7 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.subset import subset
 from compress.evaluation.metrics import Prediction, Score, gold_of, score
+from compress.evaluation.numbers import as_numbers, told_apart
 from compress.evaluation.predictions import predictions
 from export.graph.exact_sums import with_exact_sums
 from export.graph.nodes import Wiring
@@ -53,11 +54,12 @@ class Verdict:
     low: float
     high: float
     share: float
-    """Share of float32's metric; without labels, share of the rows with float32's label."""
+    """Share of float32's metric; without labels, share of the rows with float32's label, or for numbers the metric against float32's."""
     divergence: float
-    """Mean over rows of the Kullback-Leibler divergence from float32's label distribution, in nats."""
+    """Mean over rows of the Kullback-Leibler divergence from float32's label distribution, in nats. For numbers, the mean squared
+    difference as a share of their variance."""
     labels_changed_per_10k: float
-    """Per 10,000 rows; a row is a word in token classification, else a text."""
+    """Per 10,000 rows; a row is a word in token classification, else a text. Numbers change where they can be told apart."""
     answers_changed: int
     """Texts whose answer differs from float32's in any part."""
     spans_changed: int
@@ -154,16 +156,27 @@ class Evaluator:
             reached.value,
             reached.low,
             reached.high,
-            reached.value / max(self.fp32.value, 1e-12) if self.labelled else 1 - changed,
+            self._share(reached.value, changed),
             divergence,
             changed * 10_000,
-            sum(ours != theirs for ours, theirs in zip(said, self.said, strict=True)),
+            self._changed(said),
             sum(
                 len(ours ^ theirs)
                 for ours, theirs in zip(said, self.said, strict=True)
                 if isinstance(ours, frozenset) and isinstance(theirs, frozenset)
             ),
         )
+
+    def _share(self, reached: float, changed: float) -> float:
+        if self.labelled:
+            return reached / max(self.fp32.value, 1e-12)
+        return reached if self.encoded.task == "text-regression" else 1 - changed
+
+    def _changed(self, said: Sequence[Prediction]) -> int:
+        """The texts whose answer is another than float32's."""
+        if self.encoded.task == "text-regression":
+            return int(told_apart(as_numbers(self.said), as_numbers(said)).sum())
+        return sum(ours != theirs for ours, theirs in zip(said, self.said, strict=True))
 
     def cost(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> tuple[float, float]:
         """The divergence, and the share of float32's metric, on the same `SWEEP_TEXTS` texts in every call."""
@@ -175,7 +188,10 @@ class Evaluator:
         return self._distance(expected, actual)[0], ours / max(theirs, 1e-12)
 
     def _distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
-        return distance(np.concatenate(expected), np.concatenate(actual), multi_label=self.encoded.multi_label)
+        ours, theirs = np.concatenate(expected), np.concatenate(actual)
+        if self.encoded.task == "text-regression":
+            return number_distance(ours[:, 0], theirs[:, 0])
+        return distance(ours, theirs, multi_label=self.encoded.multi_label)
 
 
 def distance(expected: np.ndarray, actual: np.ndarray, *, multi_label: bool) -> tuple[float, float]:
@@ -194,6 +210,13 @@ def distance(expected: np.ndarray, actual: np.ndarray, *, multi_label: bool) -> 
         other = expected.argmax(axis=-1) != actual.argmax(axis=-1)
         divergences = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
     return float(divergences.mean()), float(other.mean())
+
+
+def number_distance(expected: np.ndarray, actual: np.ndarray) -> tuple[float, float]:
+    """The mean squared difference of numbers (texts,) as a share of the variance of `expected`, and the share that can be told apart."""
+    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    squares = float(((actual - expected) ** 2).mean())
+    return squares / (float(expected.var()) or 1.0), float(told_apart(expected, actual).mean())
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

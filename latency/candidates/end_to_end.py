@@ -14,7 +14,14 @@ from latency.candidates.candidate import Call, Candidate
 from serve.errors import BadInput
 from serve.model.pipeline import length_batches
 from serve.model.session import padded
-from serve.text.answers import Answer, AnswerOptions, applying_labels_answer, entities_answer, labels_answer
+from serve.text.answers import (
+    Answer,
+    AnswerOptions,
+    applying_labels_answer,
+    entities_answer,
+    labels_answer,
+    number_answer,
+)
 from serve.text.tokenizer import load_tokenizer
 
 Text = str | tuple[str, str]  # or a text with its pair
@@ -102,5 +109,7 @@ def _decoder(candidate: Candidate) -> Callable[[Text, Encoding, np.ndarray], Ans
             options,
             truncated=bool(encoding.overflowing),
         )
+    if reads.task == "text-regression":
+        return lambda _text, encoding, row: number_answer(row, truncated=bool(encoding.overflowing))
     answer = applying_labels_answer if reads.multi_label else labels_answer
     return lambda _text, encoding, row: answer(row, labels, options, truncated=bool(encoding.overflowing))

@@ -45,7 +45,7 @@ CARD = "README.md"
 # These files describe the bundle; the digest leaves them out.
 ABOUT_IT = frozenset({"README.md", "report.html", "report.json"})
 
-Task = Literal["token-classification", "text-classification"]
+Task = Literal["token-classification", "text-classification", "text-regression"]
 
 
 class BundleFile(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     task: Task
     labels: list[str]
-    """Names in the order of the logits; for token classification these are tags (`O`, `B-city`, ...)."""
+    """Names in the order of the logits; for token classification these are tags (`O`, `B-city`, ...), for regression `score` alone."""
     multi_label: bool = False
     """Whether any number of labels may apply to a text, each decided on its own. Older bundles lack this key and the next two."""
     relations: bool = False
@@ -230,8 +230,11 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
     if not manifest.labels or len(set(manifest.labels)) != len(manifest.labels):
         yield "labels are missing or repeated"
     for kind in ("multi_label", "relations", "pairs"):
-        if getattr(manifest, kind) and manifest.task != "text-classification":
+        of_numbers = kind == "pairs" and manifest.task == "text-regression"
+        if getattr(manifest, kind) and manifest.task != "text-classification" and not of_numbers:
             yield f"{kind} is for text-classification, not for {manifest.task}"
+    if manifest.task == "text-regression" and len(manifest.labels) > 1:
+        yield f"text-regression gives a text one number, and there are {len(manifest.labels)} labels"
     if manifest.max_length < 1:
         yield f"max_length is {manifest.max_length}, not at least 1 token"
     if manifest.default_variant not in manifest.variants:

@@ -85,6 +85,7 @@ def create_app(
     direct = {
         "/v1/entities": service.entities,
         "/v1/classify": service.classify,
+        "/v1/score": service.score,
         "/v1/relations": service.relations,
     }
     routes = [

@@ -24,7 +24,7 @@ from serve.http.middleware import JsonResponse
 from serve.http.openapi.docs_page import at_address, docs_page
 from serve.http.openapi.v1 import openapi
 from serve.http.v1.relations import decode_relations, marked_texts
-from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, check_limits, read_json, read_request
+from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, ScoreRequest, check_limits, read_json, read_request
 from serve.model.work_items import TextWork, Work
 from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import FIELDS
@@ -44,10 +44,11 @@ WARMING = Unavailable("the models are warming up; ask again in a second")
 PAGE = Path(__file__).parent / "page" / "index.html"
 
 # The kind of a model: its task, or relations.
-Kind = Literal["token-classification", "text-classification", "relations"]
+Kind = Literal["token-classification", "text-classification", "text-regression", "relations"]
 ENDPOINT_OF: dict[Kind, str] = {
     "token-classification": "/v1/entities",
     "text-classification": "/v1/classify",
+    "text-regression": "/v1/score",
     "relations": "/v1/relations",
 }
 
@@ -129,6 +130,13 @@ class Service:
         options = AnswerOptions(top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain)
         model = self._model(asked.model, "text-classification")
         return await self._answer(request, model, as_texts(asked.text), pairs, options)
+
+    async def score(self, request: Request) -> Response:
+        """POST /v1/score: a number for each text."""
+        asked = await read_request(request, ScoreRequest, self.limits)
+        pairs = pairs_of(asked.text, asked.text_pair)
+        model = self._model(asked.model, "text-regression")
+        return await self._answer(request, model, as_texts(asked.text), pairs, AnswerOptions(truncate=asked.truncate))
 
     async def relations(self, request: Request) -> Response:
         """POST /v1/relations: the relation of one part of each text to another."""

@@ -23,6 +23,7 @@ from serve.text.answers import (
     applying_labels_answer,
     entities_answer,
     labels_answer,
+    number_answer,
 )
 from serve.text.entity_markers import MARKERS
 from serve.text.inputs import as_texts, pairs_of, require_unicode
@@ -145,8 +146,9 @@ class Pipeline:
     ) -> Answer | list[Answer]:
         """The answer for one text, or a list of answers in the order of the texts: the elements of `results` of the server.
 
-        `text_pair`, `top_k` and `abstain` are for text classification; `min_score`, `offsets` (the unit of `start` and `end`),
-        `aggregation` and `constrained` for entities; see `AnswerOptions`. A model of relations takes a text with markers, or
+        `text_pair` is for classes and numbers of texts, `top_k` and `abstain` are for classes; `min_score`, `offsets` (the unit of
+        `start` and `end`), `aggregation` and `constrained` for entities; see `AnswerOptions`. A model of relations takes a text with
+        markers, or
         `{"text", "head": {"start", "end"}, "tail": {"start", "end"}}` in place of a text, as `/v1/relations` does; then `offsets`
         is the unit of `start` and `end`. BadInput for anything that is not text, and for a relation without its parts.
         """
@@ -177,7 +179,7 @@ class Pipeline:
 
     def _check(self, texts: list[str], pairs: list[str] | None) -> None:
         """BadInput for half a surrogate pair, and for pairs if the model reads single texts."""
-        if pairs is not None and (self.manifest.relations or self.manifest.task != "text-classification"):
+        if pairs is not None and (self.manifest.relations or self.manifest.task == "token-classification"):
             does = "is for relations" if self.manifest.relations else "finds entities"
             raise BadInput(f"text_pair: {self.manifest.name!r} {does} in one text; leave it out", field="text_pair")
         for field, given in (("text", texts), ("text_pair", pairs or [])):
@@ -194,6 +196,8 @@ class Pipeline:
         labels = self.manifest.labels
         if self.manifest.task == "token-classification":
             return entities_answer(text, tokens, logits, labels, options, truncated=truncated)
+        if self.manifest.task == "text-regression":
+            return number_answer(logits, truncated=truncated)
         of_classes = applying_labels_answer if self.manifest.multi_label else labels_answer
         return of_classes(logits, labels, options, truncated=truncated, abstain_below=self._abstain_below)
 
@@ -317,7 +321,10 @@ class Pipeline:
         if not options.abstain:
             return
         if self.manifest.task != "text-classification":
-            raise BadInput(f"abstain: {self.manifest.name!r} finds entities; use min_score instead", field="abstain")
+            does = (
+                "gives a number" if self.manifest.task == "text-regression" else "finds entities; use min_score instead"
+            )
+            raise BadInput(f"abstain: {self.manifest.name!r} {does}", field="abstain")
         if self._abstain_below is None:
             raise BadInput(
                 f"abstain: variant {self.variant!r} of {self.manifest.name!r} has no `abstain_below` in its manifest; export "

@@ -1,4 +1,4 @@
-"""Logits -> answers: entities with offsets in the caller's unit, or labels with scores."""
+"""Logits -> answers: entities with offsets in the caller's unit, labels with scores, or a number."""
 
 from dataclasses import dataclass
 from typing import Literal, NotRequired, TypedDict, get_args
@@ -15,6 +15,8 @@ OffsetUnit = Literal["codepoints", "utf16", "utf8"]
 
 # Six decimals keep all that float32 logits determine, and are short in JSON.
 SCORE_DECIMALS = 6
+# A number may be of any size; float32 holds about so many of its digits.
+NUMBER_DIGITS = 7
 # More labels than any model has. A bound is needed: the message to the worker process holds 64-bit integers only.
 MOST_LABELS = 1_000_000
 
@@ -55,7 +57,14 @@ class LabelsAnswer(TypedDict):
     abstained: NotRequired[bool]
 
 
-Answer = EntitiesAnswer | LabelsAnswer
+class NumberAnswer(TypedDict):
+    """The number that a model of `text-regression` gives one text; `truncated` is true if it did not read the whole text."""
+
+    score: float
+    truncated: bool
+
+
+Answer = EntitiesAnswer | LabelsAnswer | NumberAnswer
 
 
 @dataclass(frozen=True)
@@ -139,6 +148,11 @@ def applying_labels_answer(
     probabilities = sigmoid(logits)
     answer = _likeliest(probabilities, labels, count, truncated)
     return _or_none(answer, probabilities, abstain_below) if options.abstain else answer
+
+
+def number_answer(logits: np.ndarray, *, truncated: bool) -> NumberAnswer:
+    """The number of one text, which is its logit; `logits` has shape (1,)."""
+    return {"score": float(f"{logits[0]:.{NUMBER_DIGITS}g}"), "truncated": truncated}
 
 
 def _likeliest(probabilities: np.ndarray, labels: list[str], count: int | None, truncated: bool) -> LabelsAnswer:

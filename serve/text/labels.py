@@ -10,7 +10,11 @@ import numpy as np
 Scheme = Literal["BIO", "BIOES", "IO"]
 
 OUTSIDE = "O"
-MULTI_LABEL = "multi_label_classification"  # the value of `problem_type` in configurations of transformers
+# Values of `problem_type` in configurations of transformers.
+MULTI_LABEL = "multi_label_classification"
+REGRESSION = "regression"
+
+NUMBER = ("score",)  # the one label of a model that gives a text a number
 
 
 def bio_tags(labels: Iterable[str]) -> tuple[str, ...]:
@@ -63,13 +67,15 @@ def schemes(tags: tuple[str, ...]) -> dict[str, Scheme]:
 def kind_of(
     task: str, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
 ) -> str:
-    """The kind of labels in words: entities with the scheme of their tags, or how many labels a text may have.
+    """The kind of labels in words: entities with the scheme of their tags, a number, or how many labels a text may have.
 
     >>> kind_of("token-classification", ("O", "B-city", "I-city"))
     'entities, BIO'
     >>> kind_of("text-classification", ("no", "yes"), multi_label=True, pairs=True)
     'multi-label, text pairs'
     """
+    if task == "text-regression":
+        return "a number" + (" for text pairs" if pairs else "")
     if task == "token-classification":
         return f"entities, {' and '.join(sorted(set(schemes(tuple(labels)).values())))}"
     of = ", relations" if relations else ", text pairs" if pairs else ""

@@ -27,7 +27,10 @@ def show_evaluation(document: Document) -> None:
     """Prints a row per label, then the score."""
     from stillroom.commands.evaluate import LABEL_COLUMNS, LANGUAGE_COLUMNS, label_rows, language_rows
 
-    table("each label", LABEL_COLUMNS, label_rows(document))
+    if document["labels"]:
+        table("each label", LABEL_COLUMNS, label_rows(document))
+    for name, each in document.get("scores", {}).items():
+        result(f"{name} {each['value']:.4f} [{each['low']:.4f}, {each['high']:.4f}]")
     if "languages" in document:
         table("each language", LANGUAGE_COLUMNS, language_rows(document))
         result(f"mean of {len(document['languages'])} languages: {document['mean_of_languages']:.4f}")

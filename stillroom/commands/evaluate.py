@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -41,7 +42,8 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     Returns `{model, variant, task, metric, value, low, high, examples, labels, unknown_labels}`, where `labels` has for each
     label its `precision`, `recall`, `f1` and `support` (its count in the data). `unknown_labels` are labels of the data that the
     model lacks. Where rows name two languages or more, `languages` has for each `value`, `low`, `high` and `examples`, and
-    `mean_of_languages` is the mean of the values. For a bundle, torch is not imported.
+    `mean_of_languages` is the mean of the values. Of a model that gives numbers, `scores` has the `value`, `low` and `high` of
+    `spearman` and `mean_squared_error`, and `labels` is empty. For a bundle, torch is not imported.
 
     Raises:
         BadInput: the model, the data or a setting cannot be used.
@@ -53,6 +55,7 @@ def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
     """See `evaluate`."""
     from compress.data.examples import labels_in
     from compress.evaluation.metrics import by_language, gold_of, metric_name, per_label, score
+    from compress.evaluation.numbers import number_scores
 
     answer = _of_bundle if (Path(model) / MANIFEST).is_file() else _of_checkpoint
     found = answer(model, Path(given.data), given)
@@ -73,6 +76,9 @@ def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
         "labels": [{"label": name, **scores} for name, scores in per_label(gold, found.said).items()],
         "unknown_labels": [name for name in labels_in(found.examples, found.task) if name not in known],
     }
+    if found.task == "text-regression":
+        document |= {"scores": {name: asdict(each) for name, each in number_scores(gold, found.said).items()}}
+        document["unknown_labels"] = []
     if languages:
         document["languages"] = [
             {"language": name, "value": each.value, "low": each.low, "high": each.high, "examples": counted[name]}

@@ -45,6 +45,14 @@ class LabelRow(TypedDict):
     int8: float | None
 
 
+class NumberRow(TypedDict):
+    """The scores of a model that gives numbers, beside the metric; each has value, low and high."""
+
+    name: str
+    spearman: Mapping[str, float]
+    mean_squared_error: Mapping[str, float]
+
+
 class LanguageRow(TypedDict):
     """The scores of the texts of one language."""
 
@@ -101,6 +109,7 @@ class Report(TypedDict, total=False):
     latency: ProfileDocument
     per_label: Sequence[LabelRow]
     per_language: Sequence[LanguageRow]
+    numbers: Sequence[NumberRow]
     disagreeing: Disagreeing
     disagreements: Sequence[Disagreement]
     training: Sequence[TrainingStage]
@@ -177,6 +186,7 @@ def _tables(report: Report) -> dict[str, Table]:
     """The tables of the report; empty where it has no data for them."""
     summary, gates, labels = report.get("summary", []), report.get("gates", []), report.get("per_label", [])
     differing, languages = report.get("disagreements", []), report.get("per_language", [])
+    numbers = report.get("numbers", [])
     search: Mapping[str, Any] = report.get("search") or {}
     found = {name: of for name, of in report.get("agreement", {}).items() if isinstance(of, Mapping)}
     parity = report.get("parity", {})
@@ -213,6 +223,11 @@ def _tables(report: Report) -> dict[str, Table]:
             ("student", [score(row["student"]) for row in languages]),
             ("int8", [score(row["int8"]) for row in languages]),
         ),
+        "numbers": table(
+            ("model", [row["name"] for row in numbers]),
+            ("Spearman's rho", [scored(*_interval(row["spearman"])) for row in numbers]),
+            ("mean squared error", [scored(*_interval(row["mean_squared_error"])) for row in numbers]),
+        ),
         "differing": table(
             ("text", [row["text"] for row in differing]),
             ("teacher", [row["teacher"] for row in differing]),
@@ -248,6 +263,10 @@ def _tables(report: Report) -> dict[str, Table]:
             *((kind, [counts.get(kind, 0) for counts in fusions.values()]) for kind in kinds),
         ),
     }
+
+
+def _interval(found: Mapping[str, float]) -> tuple[float, float, float]:
+    return found["value"], found["low"], found["high"]
 
 
 def _shares(first: str, found: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:

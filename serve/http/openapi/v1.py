@@ -12,11 +12,11 @@ import msgspec
 
 from serve.bundle.manifest import Manifest
 from serve.http.v1.relations import RelationItemsRequest, RelationRequest
-from serve.http.v1.requests import ClassifyRequest, EntitiesRequest
+from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, ScoreRequest
 from serve.model.description import ModelDescription
 from serve.observe.request_context import TIMEOUT_HEADER
 from serve.settings import Limits
-from serve.text.answers import MOST_LABELS, EntitiesAnswer, LabelsAnswer
+from serve.text.answers import MOST_LABELS, EntitiesAnswer, LabelsAnswer, NumberAnswer
 
 
 class EntitiesResponse(TypedDict):
@@ -33,6 +33,14 @@ class ClassifyResponse(TypedDict):
     model: str
     variant: str
     results: list[LabelsAnswer]
+
+
+class ScoreResponse(TypedDict):
+    """One answer for each text, in the order of the texts."""
+
+    model: str
+    variant: str
+    results: list[NumberAnswer]
 
 
 class ModelsResponse(TypedDict):
@@ -127,11 +135,13 @@ OPTION_SCHEMAS: dict[str, Schema] = {
 
 ENTITIES_EXAMPLE = {"text": ["Ms Keller moved to Graz", "fly to Rome"], "min_score": 0.5, "offsets": "utf16"}
 CLASSIFY_EXAMPLE = {"text": "Where is my parcel?", "top_k": 2}
+SCORE_EXAMPLE = {"text": "A man plays a guitar.", "text_pair": "Someone makes music."}
 RELATIONS_EXAMPLE = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}}
 # The requests, and the models that each may name.
 FITTING: dict[type[msgspec.Struct], Callable[[Manifest], bool]] = {
     EntitiesRequest: lambda manifest: manifest.task == "token-classification",
     ClassifyRequest: lambda manifest: manifest.task == "text-classification" and not manifest.relations,
+    ScoreRequest: lambda manifest: manifest.task == "text-regression",
     RelationRequest: lambda manifest: manifest.relations,
     RelationItemsRequest: lambda manifest: manifest.relations,
 }
@@ -140,7 +150,7 @@ REQUESTS = tuple(FITTING)
 
 def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]:
     """The OpenAPI document of a server with `models`, by their names and aliases."""
-    responses = (EntitiesResponse, ClassifyResponse, ModelsResponse, StateResponse, ErrorResponse)
+    responses = (EntitiesResponse, ClassifyResponse, ScoreResponse, ModelsResponse, StateResponse, ErrorResponse)
     references, schemas = msgspec.json.schema_components(
         (*REQUESTS, *responses), ref_template="#/components/schemas/{name}"
     )
@@ -153,6 +163,9 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
             "Find entities", "entities", reference["EntitiesRequest"], reference["EntitiesResponse"], ENTITIES_EXAMPLE
         ),
         "/v1/classify": _post("Classify texts", "classify", reference["ClassifyRequest"], labels, CLASSIFY_EXAMPLE),
+        "/v1/score": _post(
+            "Give texts a number", "score", reference["ScoreRequest"], reference["ScoreResponse"], SCORE_EXAMPLE
+        ),
         "/v1/relations": _post(
             "Classify the relation of two parts of a text", "relations", asked_relations, labels, RELATIONS_EXAMPLE
         ),

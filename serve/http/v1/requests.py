@@ -1,4 +1,4 @@
-"""Request bodies of `/v1/entities` and `/v1/classify`: their fields, and the checks of bodies and limits."""
+"""Request bodies of `/v1/entities`, `/v1/classify` and `/v1/score`: their fields, and the checks of bodies and limits."""
 
 import dataclasses
 import json
@@ -23,6 +23,9 @@ ABSTAIN = "true or false (default): true returns no label if the highest score i
 Text = Annotated[str | list[str], Meta(description="a string, or a list of strings")]
 ModelName = Annotated[
     str | None, Meta(description="a name or alias from /v1/models; default: the first model for this endpoint")
+]
+TextPair = Annotated[
+    str | list[str] | None, Meta(description="the second text of each pair: a string, or a list as long as text")
 ]
 Truncate = Annotated[
     bool,
@@ -59,12 +62,19 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     text: Text
     model: ModelName = None
-    text_pair: Annotated[
-        str | list[str] | None, Meta(description="the second text of each pair: a string, or a list as long as text")
-    ] = None
+    text_pair: TextPair = None
     top_k: Annotated[int | None, Meta(description=TOP_K)] = None
     truncate: Truncate = False
     abstain: Annotated[bool, Meta(description=ABSTAIN)] = False
+
+
+class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Give one text or pair of texts a number, or each one of a list."""
+
+    text: Text
+    model: ModelName = None
+    text_pair: TextPair = None
+    truncate: Truncate = False
 
 
 def options_of(kind: type[msgspec.Struct]) -> list[str]:

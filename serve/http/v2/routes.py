@@ -18,7 +18,7 @@ from serve.errors import BadInput, NotFound, TooLarge, Unavailable, UnsupportedM
 from serve.http.middleware import JsonResponse
 from serve.http.openapi.v1 import program_version
 from serve.http.service import Service
-from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, check_limits, options_of, read_body
+from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, ScoreRequest, check_limits, options_of, read_body
 from serve.http.v2.tensors import Datatype, InferRequest, OutputTensor, Tensor, read_tensors, written
 from serve.model.work_items import Logits, TextWork, TokenWork, Work
 from serve.settings import Limits
@@ -39,8 +39,22 @@ INPUTS: dict[str, Datatype] = {
 TEXT_INPUTS = ("text", "text_pair")
 
 
+REQUEST_OF: dict[str, type[msgspec.Struct]] = {
+    "token-classification": EntitiesRequest,
+    "text-classification": ClassifyRequest,
+    "text-regression": ScoreRequest,
+}
+# The outputs of texts beside `answer`.
+OUTPUTS: dict[str, dict[str, Datatype]] = {
+    "token-classification": {},
+    "text-classification": {"label": "BYTES", "score": "FP32"},
+    "text-regression": {"score": "FP32"},
+}
+
+
 class _Top(msgspec.Struct):
-    labels: list[LabelScore]
+    labels: list[LabelScore] = []
+    score: float = 0.0  # of an answer that is a number
 
 
 def routes(service: Service) -> list[Route]:
@@ -102,7 +116,7 @@ def metadata(model: ServedModel) -> dict[str, object]:
     """
     manifest = model.manifest
     labels = len(manifest.labels)
-    per_text = manifest.task == "text-classification"
+    per_text = manifest.task != "token-classification"
     texts = TEXT_INPUTS if per_text and not manifest.relations else TEXT_INPUTS[:1]
     return {
         "name": manifest.name,
@@ -118,14 +132,7 @@ def metadata(model: ServedModel) -> dict[str, object]:
         ],
         "outputs": [
             {"name": "answer", "datatype": "BYTES", "shape": [-1]},
-            *(
-                [
-                    {"name": "label", "datatype": "BYTES", "shape": [-1]},
-                    {"name": "score", "datatype": "FP32", "shape": [-1]},
-                ]
-                if per_text
-                else []
-            ),
+            *({"name": name, "datatype": kind, "shape": [-1]} for name, kind in OUTPUTS[manifest.task].items()),
             {"name": "logits", "datatype": "FP32", "shape": [-1, labels] if per_text else [-1, -1, labels]},
         ],
     }
@@ -169,7 +176,7 @@ def _asked_for(service: Service, request: Request) -> ServedModel:
 
 def option_names(manifest: Manifest) -> list[str]:
     """The parameters of requests to a model beside `binary_data_output`: the options of its endpoint in `/v1`."""
-    return options_of(EntitiesRequest if manifest.task == "token-classification" else ClassifyRequest)
+    return options_of(REQUEST_OF[manifest.task])
 
 
 def parameters_of(asked: InferRequest, manifest: Manifest) -> tuple[bool, AnswerOptions]:
@@ -263,7 +270,7 @@ def output_names(manifest: Manifest, *, of_texts: bool) -> list[str]:
     """The outputs of a request: those for texts differ from those for token ids."""
     if not of_texts:
         return ["logits"]
-    return ["answer", "label", "score"] if manifest.task == "text-classification" else ["answer"]
+    return ["answer", *OUTPUTS[manifest.task]]
 
 
 def wanted_outputs(asked: InferRequest, names: list[str], all_as_bytes: bool) -> dict[str, bool]:
@@ -294,9 +301,9 @@ def outputs_of(answers: list[Answered], names: list[str]) -> list[OutputTensor]:
     texts = [answer for answer in answers if isinstance(answer, bytes)]
     made = {"answer": OutputTensor("answer", "BYTES", [len(texts)], texts)}
     if {"label", "score"} & set(names):
-        tops = [msgspec.json.decode(text, type=_Top).labels[:1] for text in texts]
-        labels = [top[0]["label"].encode("utf-8") if top else b"" for top in tops]
+        tops = [msgspec.json.decode(text, type=_Top) for text in texts]
+        labels = [top.labels[0]["label"].encode("utf-8") if top.labels else b"" for top in tops]
         made["label"] = OutputTensor("label", "BYTES", [len(texts)], labels)
-        scores = [top[0]["score"] if top else 0.0 for top in tops]
+        scores = [top.labels[0]["score"] if top.labels else top.score for top in tops]
         made["score"] = OutputTensor("score", "FP32", [len(texts)], np.asarray(scores, dtype="<f4").tobytes())
     return [made[name] for name in names]

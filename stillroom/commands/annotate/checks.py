@@ -8,7 +8,7 @@ import msgspec
 
 from compress.input_errors import Faults
 from serve.http.v1.relations import RelationRequest
-from serve.http.v1.requests import ClassifyRequest, EntitiesRequest
+from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, ScoreRequest
 from serve.text.answers import AnswerOptions
 from serve.workers.offline_pool import OfflinePool
 from stillroom.commands.annotate.reader import STDIN, InputFile, input_faults
@@ -19,6 +19,7 @@ from stillroom.settings.annotate import Annotation
 REQUEST_OF: dict[str, type[msgspec.Struct]] = {
     "token-classification": EntitiesRequest,
     "text-classification": ClassifyRequest,
+    "text-regression": ScoreRequest,
     "relations": RelationRequest,
 }
 

@@ -4,7 +4,7 @@ from functools import partial
 from typing import NamedTuple
 
 from compress.engine.method_chain import USED_BY, Chain, method_chain
-from compress.engine.task_inputs import TaskInputs
+from compress.engine.task_inputs import TaskInputs, refuse_classes
 from compress.input_errors import Faults
 from compress.models.initialise import layers_fit
 from serve.errors import BadInput
@@ -104,7 +104,9 @@ def check_choices(given: Comparison, inputs_of: dict[str, TaskInputs]) -> list[s
 
 def _check_texts(method: str, inputs: TaskInputs, given: Comparison) -> set[str]:
     """The texts that `method` reads. BadInput where it does not fit teacher and student, or a text that it reads was not given."""
-    texts = method_chain(method, inputs.shape, inputs.opened.config).texts
+    chain = method_chain(method, inputs.shape, inputs.opened.config)
+    refuse_classes(inputs.settings.task, chain)
+    texts = chain.texts
     if "corpus" in texts and not inputs.corpus:
         raise BadInput(f"--method {method} learns from plain text, and no --corpus was given. Give --corpus too.")
     if "source" in texts and not given.source_data:

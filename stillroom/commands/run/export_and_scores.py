@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from compress.data.encoded import Encoded
-from compress.data.examples import Example, check_task
+from compress.data.examples import check_task
 from compress.engine.answering_teacher import as_given
 from compress.engine.hardware import device_here
 from compress.engine.lineage import base_model_of, read_lineage
@@ -20,6 +20,7 @@ from compress.engine.soft_labels import told
 from compress.engine.task_stages import load_stage
 from compress.engine.understood import understood
 from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, score
+from compress.evaluation.numbers import number_scores
 from compress.evaluation.predictions import predictions, row_logits
 from export.graph.exporter import export_graph
 from export.graph.vocabulary_trimming import trim_vocabulary
@@ -33,6 +34,7 @@ from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument, RatioRow
 from latency.profile import Plan, time_grid
 from serve.bundle.manifest import ONNX_NAMES, canonical_json
+from stillroom.commands.run.disagreements import disagreements
 from stillroom.commands.run.languages import behind_in_languages, per_language
 from stillroom.console import bar, say
 from stillroom.inputs.preflight import TRIMMED, RunInputs
@@ -41,7 +43,6 @@ from stillroom.report.run_page import Report, report_files, write_report
 
 BATCHES = (1, 8)
 LENGTHS = (16, 128)  # tokens: a short message, a paragraph
-SHOWN_DISAGREEMENTS = 40
 REPORT = "report.html"
 TRAINED = ("teacher", "undistilled", "student")
 DISTIL = "distil-"  # what the folders of a method's stages begin with
@@ -149,21 +150,14 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
             "differences": _differences(gold, said),
             "per_label": _per_label(gold, said),
         }
+        if task == "text-regression":
+            document["numbers"] = number_rows(gold, said)
         if languages := per_language(inputs.splits.test, gold, said):
             document["per_language"] = languages
             gates = {"teacher": inputs.recipe.teacher_gate, "fp32": inputs.recipe.gate}
             document["language_warnings"] = behind_in_languages(inputs.splits.test, gold, said, gates)
         if "teacher" in said:
-            differing = _disagreements(inputs.splits.test, gold, said)
-            document |= {
-                "disagreeing": {
-                    "count": sum(a != b for a, b in zip(said["teacher"], said["int8"], strict=True)),
-                    "texts": len(gold),
-                    "split": "test",
-                    "shown": len(differing),
-                },
-                "disagreements": differing,
-            }
+            document |= disagreements(inputs.splits.test, gold, said["teacher"], said["int8"], "test")
     (folder / "scores.json").write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
 
 
@@ -240,29 +234,10 @@ def _per_label(gold: list[Prediction], said: dict[str, list[Prediction]]) -> lis
     ]
 
 
-def _disagreements(
-    examples: Sequence[Example], gold: list[Prediction], said: dict[str, list[Prediction]]
-) -> list[dict[str, str]]:
-    rows = []
-    for example, truth, teacher, student in zip(examples, gold, said["teacher"], said["int8"], strict=True):
-        if teacher != student:
-            rows.append(
-                {
-                    "text": example.text_read,
-                    "teacher": _spelled(example.text, teacher),
-                    "student": _spelled(example.text, student),
-                    "gold": _spelled(example.text, truth),
-                }
-            )
-    return rows[:SHOWN_DISAGREEMENTS]
-
-
-def _spelled(text: str, answer: Prediction) -> str:
-    if isinstance(answer, str):
-        return answer
-    items: list[Any] = sorted(answer)
-    said = [item if isinstance(item, str) else f"{item[2]}: {text[item[0] : item[1]]}" for item in items]
-    return "; ".join(said) or "nothing"
+def number_rows(gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
+    """For each model that gives numbers its name and its scores beside the metric, each with value, low and high."""
+    models = [name for name in MODELS if name in said]
+    return [{"name": name, **with_intervals(number_scores(gold, said[name]))} for name in models]
 
 
 def make_latency(
@@ -336,7 +311,7 @@ def report_of(
         "recipe": write_recipe(as_given(inputs.recipe, inputs.answering)),
         "lineage": model_report.facts.lineage,
     }
-    shown = ("per_label", "per_language", "disagreeing", "disagreements")
+    shown = ("numbers", "per_label", "per_language", "disagreeing", "disagreements")
     document |= {key: scores[key] for key in shown if key in scores}
     document |= _vocabulary(folders["student"])
     if latency is not None:

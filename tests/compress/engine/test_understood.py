@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_task import examples, relations, with_label_lists, write_rows
+from small_task import examples, ratings, relations, with_label_lists, write_rows
 
 import compress
 from compress.engine.distill import distill_result
@@ -56,6 +56,7 @@ def test_the_kind_of_labels_is_told(tiny_teacher: Path, tmp_path: Path) -> None:
         "several": ("text-classification", with_label_lists(rows), "multi-label"),
         "pairs": ("text-classification", pairs, "single label, text pairs"),
         "relations": ("text-classification", relations(20, 0), "single label, relations"),
+        "numbers": ("text-regression", ratings(20, 0), "a number"),
         "entities": ("token-classification", rows, "entities, BIO"),
     }
     for name, (task, given, kind) in kinds.items():

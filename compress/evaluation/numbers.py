@@ -1,0 +1,69 @@
+"""Scores of numbers beside Pearson's r: Spearman's rank correlation and the mean squared error, with their intervals. No torch."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from compress.evaluation.metrics import Prediction, Score, resamples
+
+# Two numbers of one text are told apart from this share of the standard deviation of all numbers on.
+TOLD_APART = 0.1
+
+
+def number_scores(gold: Sequence[Prediction], predicted: Sequence[Prediction], *, seed: int = 0) -> dict[str, Score]:
+    """By name: `spearman` and `mean_squared_error`, with the percentile bootstrap intervals that `score` gives.
+
+    Args:
+        gold: the correct answer to each text, a number.
+        predicted: a model's answer.
+        seed: of the resampling.
+    """
+    right, said = as_numbers(gold), as_numbers(predicted)
+    squares = (said - right) ** 2
+    ranked = (_Ranked(right), _Ranked(said))
+
+    def spearman(weights: np.ndarray) -> np.ndarray:
+        x, y = (each.ranks(weights) for each in ranked)
+        sums = [np.einsum("rt,rt,rt->r", weights, a, b) for a, b in ((x, y), (x, x), (y, y))]
+        size = np.sqrt(sums[1] * sums[2])  # 0 where all numbers of a resample are equal
+        return np.asarray(np.divide(sums[0], size, out=np.zeros_like(size), where=size > 0))
+
+    def mean_squared_error(weights: np.ndarray) -> np.ndarray:
+        return np.asarray(weights @ squares / weights.sum(axis=-1))
+
+    scores: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "spearman": spearman,
+        "mean_squared_error": mean_squared_error,
+    }
+    once = np.ones((1, len(right)))
+    found = {name: [of(weights) for weights in resamples(len(right), seed)] for name, of in scores.items()}
+    return {
+        name: Score(float(of(once)[0]), *map(float, np.quantile(np.concatenate(found[name]), (0.025, 0.975))))
+        for name, of in scores.items()
+    }
+
+
+def as_numbers(answers: Sequence[Prediction]) -> np.ndarray:
+    """Answers that are numbers as an array, (texts,), float64."""
+    return np.array([answer for answer in answers if isinstance(answer, float)], dtype=np.float64)
+
+
+def told_apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which texts get other numbers from `a` than from `b`: they differ by more than `TOLD_APART` standard deviations of `a`; (texts,)."""
+    return np.asarray(np.abs(a - b) > TOLD_APART * a.std())
+
+
+class _Ranked:
+    """Numbers in order, whose ranks among resampled texts are asked for again and again."""
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        _, self._group = np.unique(numbers, return_inverse=True)  # of equal numbers, in ascending order
+
+    def ranks(self, weights: np.ndarray) -> np.ndarray:
+        """Of each number that occurs `weights` (resamples, texts) times its rank, the mean one among equals, less the mean rank."""
+        of_group = np.zeros((len(weights), int(self._group.max()) + 1))
+        for resample, weight in enumerate(weights):
+            of_group[resample] = np.bincount(self._group, weight, minlength=of_group.shape[1])
+        middle = np.cumsum(of_group, axis=-1) - (of_group - 1) / 2
+        centred: np.ndarray = (middle - (weights.sum(axis=-1, keepdims=True) + 1) / 2)[:, self._group]
+        return centred

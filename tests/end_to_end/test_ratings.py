@@ -1,0 +1,194 @@
+"""Numbers of texts from data to answers: fine-tuned, exported, scored, labelled by a teacher, and whole runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_task import ratings, write_rows
+from test_run import stillroom
+
+import compress
+import stillroom as face
+from compress.data.encoded import encode
+from compress.data.labelled_files import read_examples
+from compress.data.row_faults import BadRows
+from compress.engine.soft_labels import fold_of
+from compress.engine.task_inputs import open_task
+from compress.engine.understood import understood, understood_lines
+from compress.models.pretrained import load, open_model
+from compress.settings import TaskSettings
+from serve.bundle.manifest import open_bundle
+from serve.errors import BadInput
+
+TASK = "text-regression"
+SHAPE = "layers=1,hidden=32,heads=4,ffn=64"
+
+
+@pytest.fixture(scope="module")
+def rated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ratings")
+    for seed, (name, count) in enumerate((("train", 320), ("validation", 60), ("test", 100))):
+        write_rows(folder / f"{name}.jsonl", ratings(count, seed))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, rated: Path) -> Path:
+    """The tiny teacher fine-tuned on numbers from -600 to 600."""
+    out = tmp_path_factory.mktemp("tuned") / "rater"
+    return compress.finetune(
+        str(shallow_teacher), TASK, str(rated), out, epochs=8, learning_rate=2e-3, batch=8, threads=1, patience=0
+    )
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path, rated: Path) -> Path:
+    return Path(face.export(checkpoint, checkpoint.with_name("rater.bundle"), rated, latency_seconds=0.2)["bundle"])
+
+
+def test_a_head_learns_numbers_of_any_size_and_transformers_gives_them(checkpoint: Path, rated: Path) -> None:
+    from transformers import pipeline
+
+    document = face.evaluate(checkpoint, rated)
+    assert (document["task"], document["metric"]) == (TASK, "pearson")
+    assert document["value"] > 0.9
+    assert document["scores"]["spearman"]["value"] > 0.85
+    numbers = [row["label"] for row in ratings(100, 2)]
+    assert document["scores"]["mean_squared_error"]["value"] < 0.25 * np.var(numbers)
+    assert document["labels"] == document["unknown_labels"] == []
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    assert (config["problem_type"], config["id2label"]) == ("regression", {"0": "score"})
+    asked = "the lamp is superb and the radio is very nice"
+    (theirs,) = pipeline("text-classification", model=str(checkpoint), function_to_apply="none")(asked)
+    assert theirs["score"] > 200
+
+
+def test_the_bundle_keeps_the_numbers_in_int8_and_its_card_says_what_it_gives(
+    bundle: Path, checkpoint: Path, rated: Path
+) -> None:
+    manifest = open_bundle(bundle).manifest
+    assert (manifest.task, manifest.labels, manifest.metrics["metric"]) == (TASK, ["score"], "pearson")
+    assert manifest.variants["int8"].temperature == 1
+    assert manifest.variants["int8"].abstain_below is None
+    fp32, int8 = (face.evaluate(bundle, rated, variant=name) for name in ("fp32", "int8"))
+    assert fp32["value"] == pytest.approx(face.evaluate(checkpoint, rated)["value"], abs=1e-4)
+    assert int8["value"] >= 0.99 * fp32["value"]
+    card = (bundle / "README.md").read_text(encoding="utf-8")
+    assert "gives a text a number" in card
+    assert "localhost:8000/v1/score" in card
+    assert "pearsonr" in card
+    assert "Labels" not in card
+
+
+def test_a_student_learns_the_numbers_of_a_file(checkpoint: Path, rated: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    face.label([rated / "train.jsonl"], answers, checkpoint=str(checkpoint), threads=1)
+    rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+    assert all(isinstance(row["label"], float) for row in rows)
+    settings = TaskSettings(
+        teacher_labels=(str(answers),), start=str(checkpoint), task=TASK, data=str(rated), student=SHAPE
+    )
+    inputs = open_task(settings, tmp_path / "out")
+    assert inputs.answered
+    np.testing.assert_allclose(np.concatenate(inputs.answered.soft)[:, 0], [row["label"] for row in rows], rtol=1e-6)
+
+
+def test_numbers_are_told_and_spread_over_the_folds(shallow_teacher: Path, rated: Path) -> None:
+    settings = TaskSettings(teacher=str(shallow_teacher), task=TASK, data=str(rated), student=SHAPE)
+    inputs = open_task(settings, rated / "out")
+    found = understood(inputs)
+    assert (found["kind"], found["labels"]) == ("a number", {})
+    numbers = np.concatenate(inputs.train.targets)
+    assert f"numbers: {numbers.min():g} to {numbers.max():g} in train" in "\n".join(understood_lines(found))
+    folds = fold_of(inputs.splits.train, 4, 0)
+    assert np.bincount(folds).tolist() == [80] * 4
+    assert np.ptp([numbers[folds == fold].mean() for fold in range(4)]) < 0.1 * numbers.std()
+
+
+def test_a_head_of_one_output_is_for_numbers_and_no_other_is(checkpoint: Path, tmp_path: Path) -> None:
+    opened = open_model(str(checkpoint))
+    assert (opened.head_for(TASK), opened.head_for("text-classification")) == (("score",), None)
+    # A new head for classes of a model of numbers is one of classes.
+    model = load(opened, "text-classification", ("no", "yes"))
+    assert model.config.problem_type is None
+    assert encode([], inputs_tokenizer(checkpoint), TASK, ("score",)).targets == []
+
+
+def inputs_tokenizer(checkpoint: Path) -> Any:
+    from serve.text.tokenizer import load_tokenizer
+
+    return load_tokenizer(checkpoint, 64)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [(3, 3.0), (-1.5, -1.5), ("2.25", 2.25), ("1e3", 1000.0), (10**20, 1e20), ("-100", -100.0)]
+)
+def test_numbers_are_read_as_numbers_or_as_text(given: object, read: float, tmp_path: Path) -> None:
+    (example,) = read_examples(write_rows(tmp_path / "a.jsonl", [{"text": "a", "label": given}]), TASK)
+    assert example.label == read
+
+
+@pytest.mark.parametrize("given", ["good", None, True, "", "nan", "inf", 1e31, [1], {"a": 1}, "9" * 5000])
+def test_what_is_no_number_is_named_with_its_line(given: object, tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": 1}, {"text": "b", "label": given}]
+    with pytest.raises(BadRows, match=r"line 2: `label` is .*; a number is needed") as told:
+        read_examples(write_rows(tmp_path / "a.jsonl", rows), TASK)
+    assert len(str(told.value)) < 400
+
+
+def test_what_cannot_learn_numbers_says_so_before_any_training(
+    shallow_teacher: Path, checkpoint: Path, rated: Path, tmp_path: Path
+) -> None:
+    def refused(**changes: Any) -> str:
+        settings = {"teacher": str(shallow_teacher), "task": TASK, "data": str(rated), "student": SHAPE} | changes
+        with pytest.raises(BadInput) as told:
+            open_task(TaskSettings(**settings), tmp_path / "out")
+        return str(told.value)
+
+    said = refused(method="tinybert")
+    assert (
+        "--method tinybert learns classes on the task, and text-regression has numbers. Give soft-labels, labels"
+        in said
+    )
+    for name in ("train", "validation", "test"):
+        write_rows(tmp_path / f"{name}.jsonl", [{"text": f"{name} {i}", "label": 2.5} for i in range(3)])
+    assert "Every text of train has the number 2.5; at least 2 numbers are needed" in refused(data=str(tmp_path))
+    with pytest.raises(BadInput, match="--with-url asks for labels, and text-regression has numbers"):
+        face.label([rated / "train.jsonl"], tmp_path / "a", url="http://127.0.0.1:9", task=TASK, model="m")
+    with pytest.raises(BadInput, match="gives numbers, and how sure it is of them is not known"):
+        face.select(
+            [rated / "train.jsonl"], rated, tmp_path / "b",
+            task=TASK, encoder=str(shallow_teacher), checkpoint=str(checkpoint), uncertain=3,
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_on_pairs_ends_with_a_bundle_that_keeps_its_teachers_numbers(
+    shallow_teacher: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "pairs"
+    data.mkdir()
+    for seed, (name, count) in enumerate((("train", 320), ("validation", 60), ("test", 100))):
+        rows = []
+        for row in ratings(count, seed):
+            first, second = str(row["text"]).split(" and ", 1)
+            rows.append({"text": first, "text_pair": second, "label": row["label"]})
+        write_rows(data / f"{name}.jsonl", rows)
+    done = stillroom(
+        "run", "--teacher", shallow_teacher, "--task", TASK, "--data", data, "--student", SHAPE, "--out", tmp_path / "out",
+        "--teacher-epochs", "8", "--student-epochs", "8", "--teacher-learning-rate", "2e-3", "--student-learning-rate", "2e-3",
+        "--batch", "8", "--threads", "1", "--latency-seconds", "0.2", "--teacher-gate", "0.9", "--folds", "2", "--augment", "1", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["metric"] == "pearson"
+    assert document["int8"] > 0.9
+    manifest = open_bundle(tmp_path / "out").manifest
+    assert manifest.pairs
+    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert [row["name"] for row in report["numbers"]] == ["teacher", "undistilled", "student", "fp32", "int8"]
+    assert report["understood"]["numbers"]["highest"] > 300
+    page = (tmp_path / "out.work" / "report.html").read_text(encoding="utf-8")
+    assert "Spearman" in page
