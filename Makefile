@@ -37,5 +37,5 @@ clean:
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "installing into $(VENV): about 3 GB, some minutes; pip is silent meanwhile"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[build,demo,dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[build,demo,dev]"
 	touch $@
