@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from repository import ROOT
 
 # A process in which the other packages and the console are not there.
@@ -38,6 +39,7 @@ def test_the_example_in_the_docs_distils_and_fine_tunes_alone(
     assert re.search(r"^fine-tuning: \d+/\d+, loss \d", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_without_a_callback_nothing_is_printed(tmp_path: Path, tiny_teacher: Path) -> None:
     (tmp_path / "corpus.txt").write_text("the kettle is lovely\nwhere is my lamp\n" * 20, encoding="utf-8")
     shape = "layers=2,hidden=32,heads=4,ffn=32"

@@ -68,6 +68,7 @@ def body(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_teacher_of_another_family_is_asked_about_all_texts_and_goes_on_after_a_kill(
     deberta: Path, body: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,7 @@ def test_every_precision_is_made_checked_and_served(classifier: Path, task_data:
     assert f"This machine runs int8 in onnxruntime. In Python a call uses {why(read_cores())}; " in shown.stdout
 
 
+@pytest.mark.slow
 def test_two_exports_are_the_same_bytes_but_for_what_their_reports_say_of_the_moment(
     classifier: Path, task_data: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def test_two_exports_are_the_same_bytes_but_for_what_their_reports_say_of_the_mo
     assert open_bundle(one).manifest.digest == open_bundle(other).manifest.digest
 
 
+@pytest.mark.slow
 def test_what_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_NEITHER)
     out = exported(broken, tmp_path / "mended", task_data, gate=0.9, variants="int8", **FAST)
@@ -231,6 +233,7 @@ def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
     )
 
 
+@pytest.mark.slow
 def test_on_a_processor_without_vnni_eight_bits_are_not_tried_and_what_costs_goes_back_to_float32(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +321,7 @@ def test_what_needs_data_or_texts_says_so(classifier: Path, task_data: Path, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
 
 
+@pytest.mark.slow
 def test_licences_language_and_the_teachers_name_on_the_hub_are_on_the_card_and_the_load_is_that_of_the_start(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

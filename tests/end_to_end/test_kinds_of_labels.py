@@ -93,6 +93,7 @@ def list_bundle(list_checkpoint: Path, listed: Path) -> Path:
     return Path(face.export(list_checkpoint, out, listed, latency_seconds=0.5)["bundle"])
 
 
+@pytest.mark.slow
 def test_a_run_on_relations_ends_with_a_bundle_whose_tokenizer_holds_the_markers(
     relation_bundle: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_model_of_lists_of_labels_says_so_to_transformers_and_in_the_manifest(
     ]
 
 
+@pytest.mark.slow
 def test_bundle_and_checkpoint_score_on_test_as_was_said_when_they_were_made(
     relation_bundle: tuple[Path, dict[str, Any]], related: Path, list_checkpoint: Path, list_bundle: Path, listed: Path
 ) -> None:
@@ -145,6 +147,7 @@ def test_bundle_and_checkpoint_score_on_test_as_was_said_when_they_were_made(
         assert value > 0.9
 
 
+@pytest.mark.slow
 def test_the_server_answers_two_parts_of_a_text_and_a_text_of_any_number_of_labels(
     relation_bundle: tuple[Path, dict[str, Any]], list_bundle: Path
 ) -> None:
@@ -169,6 +172,7 @@ def test_the_server_answers_two_parts_of_a_text_and_a_text_of_any_number_of_labe
     assert [(model["multi_label"], model["relations"]) for model in described] == [(False, True), (True, False)]
 
 
+@pytest.mark.slow
 def test_a_model_is_not_used_on_labels_of_another_kind(
     relation_bundle: tuple[Path, dict[str, Any]], related: Path, list_checkpoint: Path, list_bundle: Path, listed: Path
 ) -> None:
@@ -192,6 +196,7 @@ def test_a_model_is_not_used_on_labels_of_another_kind(
             face.export(list_checkpoint, way.with_name("refused"), data)
 
 
+@pytest.mark.slow
 def test_a_model_of_relations_is_not_used_on_texts_that_do_not_say_where_head_and_tail_are(
     relation_bundle: tuple[Path, dict[str, Any]], related: Path, tmp_path: Path
 ) -> None:

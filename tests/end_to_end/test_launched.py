@@ -29,6 +29,7 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_where_one_stopped_and_make_the_same_student(tmp_path: Path) -> None:
     teacher = make_teacher(tmp_path / "teacher", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     corpus = tmp_path / "text.txt"

@@ -48,7 +48,10 @@ CHROMIUM = shutil.which("chromium")
 needs_node_folder = pytest.mark.skipif(not NODE, reason="STILLROOM_NODE_FOLDER is not set")
 
 
-@pytest.fixture(scope="module", params=HEADS)
+# Labels of whole texts differ from those of tokens in nothing but their number, once a program has opened the folder.
+@pytest.fixture(
+    scope="module", params=[pytest.param(h, marks=pytest.mark.slow if h.startswith("Sequence") else ()) for h in HEADS]
+)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a random encoder of one layer with a head, its weights large enough that its answers differ."""
     import torch

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lookup_bundles import INTENTS, VOCABULARY, write_tokenizer
 
 TASK = "text-classification"
-QUICK = ("--seconds", "1", "--batches", "1", "--lengths", "8", "--threads", "1")
+QUICK = ("--seconds", "0.2", "--batches", "1", "--lengths", "8", "--threads", "1")
 CONFIG = {
     "model_type": "bert",
     "architectures": ["BertForSequenceClassification"],

@@ -53,9 +53,15 @@ def compared(teacher: list[torch.Tensor], student: list[torch.Tensor], mask: tor
         assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max() + least
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, id=str(dtype), marks=pytest.mark.slow if dtype == torch.float16 else ())
+        for dtype in TOLERANCE
+    ],
+)
 @pytest.mark.parametrize("sides", [1, 2], ids=["relation", "attention"])
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     tokens=st.integers(1, 34),

@@ -20,7 +20,7 @@ FAMILIES = [
     pytest.param("roberta", "SequenceClassification", id="roberta-texts", marks=pytest.mark.slow),
     pytest.param("distilbert", "TokenClassification", id="distilbert-tokens", marks=pytest.mark.slow),
     pytest.param("electra", "TokenClassification", id="electra-tokens", marks=pytest.mark.slow),
-    pytest.param("mpnet", "SequenceClassification", id="mpnet-texts"),
+    pytest.param("mpnet", "SequenceClassification", id="mpnet-texts", marks=pytest.mark.slow),
     pytest.param("modernbert", "TokenClassification", id="modernbert-tokens", marks=pytest.mark.slow),
     pytest.param("modernbert", "SequenceClassification", id="modernbert-texts"),
 ]

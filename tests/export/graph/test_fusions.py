@@ -26,7 +26,7 @@ FAMILIES = {
 @pytest.mark.parametrize("runtime", ["onnxruntime", pytest.param("openvino", marks=needs_openvino)])
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(name, marks=() if name in ("bert", "modernbert") else pytest.mark.slow) for name in FAMILIES],
+    [pytest.param(name, marks=() if name == "bert" else pytest.mark.slow) for name in FAMILIES],
 )
 def test_joined_kernels_give_the_same_logits(
     exported: Callable[..., Exported], texts: list[str], tmp_path: Path, family: str, runtime: Runtime

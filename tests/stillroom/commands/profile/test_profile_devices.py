@@ -76,6 +76,7 @@ def as_if_it_had_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stillroom.commands.profile.models.missing", lambda *_asked: "")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_if_it_had_a_gpu")
 def test_onnxruntime_on_a_gpu_gets_no_int8_graph_and_none_is_exported_for_it(models: Models, tmp_path: Path) -> None:
     lacks: list[str] = []

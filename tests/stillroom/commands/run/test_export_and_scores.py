@@ -63,6 +63,7 @@ def test_a_student_that_finds_nothing_is_exported_and_left_to_the_gates(tmp_path
     assert [(gate["value"], gate["needed"], gate["passed"]) for gate in made.gates] == [(0, 0.99, False)]
 
 
+@pytest.mark.slow
 def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abstains(tmp_path: Path) -> None:
     strange = [{"text": f"how tall is a tower of {i} bricks", "label": "strange"} for i in range(5)]
     for seed, name in enumerate(("train", "validation", "test")):
