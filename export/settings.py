@@ -11,12 +11,36 @@ Precision = Literal["fp32", "fp16", "int8"]
 Scheme = Literal["static", "weight-only", "dynamic"]
 VARIANTS: tuple[Precision, ...] = get_args(Precision)
 
+# What a promise may be of; see `export.validation.promises`.
+PromiseKind = Literal["precision", "recall"]
+PROMISE_KINDS: tuple[PromiseKind, ...] = get_args(PromiseKind)
+PROMISES = "A share of right answers, or of right ones found, that holds for the answers above a score, such as precision=0.95."
+PROMISE_CONFIDENCE = "Least chance that each promise holds on texts like those of validation."
+
 GATE = 0.99
 KEPT_RIGHT = 0.95
 ATOL = 1e-4  # float32 logits summed in two orders differ by 1e-6 to 1e-5 at 6x384
 
 # Headings in --help.
 CHECKS, GRAPHS = "Checks", "Graphs"
+
+
+def read_promise(text: str) -> tuple[PromiseKind, float]:
+    """The kind and the share in `text`, such as `precision=0.95`.
+
+    Raises:
+        BadInput: it is of another form, or the share is not between 0 and 1.
+    """
+    kind, _, share = text.partition("=")
+    try:
+        asked = float(share)
+    except ValueError:
+        asked = 0.0
+    if kind not in PROMISE_KINDS or not 0 < asked < 1:
+        raise BadInput(
+            f"--promise {text} is not a promise. Give precision or recall, =, and a share between 0 and 1, such as precision=0.95."
+        )
+    return kind, asked
 
 
 @dataclass(frozen=True)
@@ -36,6 +60,8 @@ class VariantSettings:
         KEPT_RIGHT, help="Share of right answers to keep when the model may abstain; 0 means it never abstains.", at_least=0, at_most=1,
         panel=CHECKS,
     )  # fmt: skip
+    promises: tuple[str, ...] = setting((), help=PROMISES, metavar="PROMISE", flag="--promise", panel=CHECKS)
+    promise_confidence: float = setting(0.95, help=PROMISE_CONFIDENCE, at_least=0.5, at_most=0.9999, panel=CHECKS)
     atol: float = setting(
         ATOL,
         help="Largest allowed difference of a logit of fp32 from torch's, beside 1e-5 of the logit.",
@@ -52,6 +78,8 @@ class VariantSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        for promise in self.promises:
+            read_promise(promise)
         if self.runtime == "openvino" and not has_openvino():
             raise BadInput(f"--runtime openvino: OpenVINO is not installed; {INSTALL_OPENVINO}.")
         if self.runtime == "openvino" and self.int8 == "weight-only":

@@ -50,6 +50,7 @@ class EntitiesOptions(TypedDict, total=False):
     aggregation: Aggregation
     constrained: bool
     truncate: bool
+    promise: str
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -66,6 +67,7 @@ class ClassifyOptions(TypedDict, total=False):
     top_k: int
     truncate: bool
     abstain: bool
+    promise: str
 
 
 class RelationsOptions(TypedDict, total=False):
@@ -76,6 +78,7 @@ class RelationsOptions(TypedDict, total=False):
     offsets: OffsetUnit
     truncate: bool
     abstain: bool
+    promise: str
 
 
 class Part(TypedDict):

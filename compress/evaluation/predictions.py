@@ -12,7 +12,7 @@ from compress.data.encoded import Encoded
 from compress.distributed import Share
 from compress.evaluation.metrics import Prediction
 from serve.text.labels import applies, split_tag
-from serve.text.spans import decode_spans
+from serve.text.spans import Span, decode_spans
 
 WHOLE = Share()
 
@@ -59,13 +59,15 @@ def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Predicti
         return [frozenset(encoded.labels[i] for i in np.flatnonzero(applies(rows[0]))) for rows in logits]
     if encoded.task == "text-classification":
         return [encoded.labels[int(rows[0].argmax())] for rows in logits]
-    found: list[Prediction] = []
+    return [frozenset((span.start, span.end, span.label) for span in spans) for spans in scored_spans(encoded, logits)]
+
+
+def scored_spans(encoded: Encoded, logits: Sequence[np.ndarray]) -> Iterator[list[Span]]:
+    """The spans of each text with their scores, as serving finds them, from each text's `logits` (rows, labels)."""
     for text, encoding, starts, rows in zip(encoded.texts, encoded.encodings, encoded.rows, logits, strict=True):
         full = np.zeros((len(encoding.ids), len(encoded.labels)), dtype=np.float32)
         full[starts] = softmax(rows)
-        spans = decode_spans(text, full, encoding.offsets, encoding.word_ids, encoded.labels)
-        found.append(frozenset((span.start, span.end, span.label) for span in spans))
-    return found
+        yield decode_spans(text, full, encoding.offsets, encoding.word_ids, encoded.labels)
 
 
 def constant_predictions(encoded: Encoded) -> Iterator[list[Prediction]]:

@@ -16,6 +16,8 @@ from export.packing.variants import Gate, Split, Variants, run_name
 from export.packing.writer import pack
 from export.precision.int8_search import Evaluator, Verdict, with_intervals
 from export.settings import Precision
+from export.validation.promises import Kept, Promise, answers_of
+from export.validation.promises import in_words as promises_in_words
 from export.validation.temperature import Confidence, Reliability, as_metrics, in_words
 from serve.errors import GateMissed
 
@@ -36,6 +38,8 @@ class OnTest:
     """By the names of `Variants.parity`."""
     reliability: dict[Precision, Reliability]
     """How reliable their probabilities are, in the runtime that the manifest pins."""
+    promises: dict[Precision, list[Kept]] = field(default_factory=dict)
+    """What the promises of each came to there, in their order."""
 
 
 def scores_on_test(variants: Variants, test: Split, threads: int) -> tuple[OnTest, dict[str, list[np.ndarray]]]:
@@ -47,7 +51,11 @@ def scores_on_test(variants: Variants, test: Split, threads: int) -> tuple[OnTes
         said[name], found.scores[name] = evaluator.judge(file, runtime)
         if runtime == variants.wanted.runs_in(variant) and variant in variants.confidence:
             strange = evaluator.logits(file, runtime, test.outside) if test.outside else []
-            found.reliability[variant] = variants.confidence[variant].on(test.encoded, said[name], strange)
+            chosen = variants.confidence[variant]
+            found.reliability[variant] = chosen.on(test.encoded, said[name], strange)
+            if made := variants.promises.get(variant):
+                answers = answers_of(test.examples, test.encoded, said[name], chosen.temperature)
+                found.promises[variant] = [promise.on(answers) for promise in made]
     return found, said
 
 
@@ -95,6 +103,11 @@ class ModelReport:
         return {variant: found[variant] for variant in self.packed if variant in found}
 
     @property
+    def promises(self) -> dict[Precision, list[Promise]]:
+        """The promises of each variant in the bundle."""
+        return {variant: made for variant, made in self.variants.promises.items() if variant in self.packed}
+
+    @property
     def packed(self) -> list[Precision]:
         """The variants in the bundle: fp32 is always made, but packed only on request."""
         return [variant for variant in self.variants.made if variant in self.variants.wanted.variants]
@@ -130,6 +143,7 @@ class ModelReport:
             "fusions": variants.fusions,
             "parity": {name: asdict(found) for name, found in variants.parity.items()},
             "confidence": self._confidence_metrics(),
+            "promises": {variant: [asdict(promise) for promise in made] for variant, made in self.promises.items()},
         }
 
     def document(self, bundle: Path | None, report: Path) -> dict[str, Any]:
@@ -172,6 +186,7 @@ class ModelReport:
             runtimes={variant: variants.wanted.runs_in(variant) for variant in self.packed},
             temperatures={variant: chosen.temperature for variant, chosen in self.confidence.items()},
             abstains_below={variant: chosen.abstain_below for variant, chosen in self.confidence.items()},
+            promises={variant: {each.name: each.min_score for each in made} for variant, made in self.promises.items()},
             name=facts.name,
             task=facts.task,
             labels=facts.labels,
@@ -214,4 +229,8 @@ class ModelReport:
         return as_metrics(self.confidence, self.test.reliability if self.test else {})
 
     def _confidence_lines(self) -> list[str]:
-        return in_words(self.confidence, self.test.reliability if self.test else {})
+        kept = self.test.promises if self.test else {}
+        return [
+            *in_words(self.confidence, self.test.reliability if self.test else {}),
+            *promises_in_words(self.promises, kept),
+        ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
+import numpy as np
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
@@ -21,6 +22,7 @@ from export.precision.int8 import Quantised, quantise_dynamic, quantise_weight_o
 from export.precision.int8_search import Evaluator, Judged, Prepared, Progress, Search, Verdict, find_int8
 from export.settings import ATOL, VARIANTS, Precision, VariantSettings
 from export.validation.parity import Parity, Text, graph_parity, variant_parity
+from export.validation.promises import Promise, answers_of, can_be_promised, make_promise
 from export.validation.temperature import Confidence, choose_confidence
 from serve.bundle.manifest import ONNX_NAMES
 from serve.bundle.runtimes import Runtime, has_openvino
@@ -87,6 +89,8 @@ class Variants:
     """By the same names."""
     confidence: dict[Precision, Confidence] = field(default_factory=dict)
     """By precision, in the runtime that the manifest pins."""
+    promises: dict[Precision, list[Promise]] = field(default_factory=dict)
+    """The same."""
     search: Search | None = None
     faults: list[str] = field(default_factory=list)
     """Why these graphs may not ship, as text, apart from the metric (see `gates`)."""
@@ -183,6 +187,7 @@ def make_variants(
     """
     import onnx
 
+    check_promises(wanted, validation)
     plain = folder / "plain.onnx"
     exported = export_graph(checkpoint, plain, max_length)
     described = replace(exported, shapes=())  # needed only here, and not JSON
@@ -323,6 +328,37 @@ def _compare(
                 )
                 if not found.confidence[variant].fitted:
                     found.notes.append(f"{name} keeps temperature 1: no other from 0.05 to 20 is best on validation")
+                if found.wanted.promises:
+                    _promise(found, variant, validation, logits)
+
+
+def check_promises(wanted: VariantSettings, validation: Split) -> None:
+    """Check that promises can be made at all.
+
+    Raises:
+        BadInput: there are no labels, a number is answered, or any number of labels.
+    """
+    if wanted.promises and not (validation.labelled and can_be_promised(validation.encoded)):
+        why = (
+            "the export has no labelled texts"
+            if not validation.labelled
+            else "this model gives no single class or entities"
+        )
+        raise BadInput(
+            f"--promise {wanted.promises[0]} cannot be made: {why}. Give --data with one class a text or with entities, or leave it out."
+        )
+
+
+def _promise(found: Variants, variant: Precision, validation: Split, logits: Sequence[np.ndarray]) -> None:
+    """Add the promises of `variant`, from its logits on validation; one that cannot be kept is a fault."""
+    wanted, temperature = found.wanted, found.confidence[variant].temperature
+    answers = answers_of(validation.examples, validation.encoded, logits, temperature)
+    made = found.promises.setdefault(variant, [])
+    for promise in dict.fromkeys(wanted.promises):
+        try:
+            made.append(make_promise(promise, answers, wanted.promise_confidence))
+        except BadInput as fault:
+            found.faults.append(f"{variant}: {fault.message.rstrip('.')}")
 
 
 def faults_of(name: str, parity: Parity, wanted: VariantSettings) -> list[str]:

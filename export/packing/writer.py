@@ -53,6 +53,7 @@ def pack(
     runtimes: Mapping[str, str] = MappingProxyType({}),
     temperatures: Mapping[str, float] = MappingProxyType({}),
     abstains_below: Mapping[str, float | None] = MappingProxyType({}),
+    promises: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     with_checkpoint: bool = True,
     multi_label: bool = False,
     relations: bool = False,
@@ -61,8 +62,9 @@ def pack(
     """Write the bundle `out` in one step, and return its path.
 
     Keys are variants (`fp32`, `fp16`, `int8`) in `onnx_files`, `schemes`, `needs` (processor features, any one of which
-    suffices), `runtimes` (default onnxruntime), `temperatures` (default 1) and `abstains_below` (probabilities; default
-    None). Keys of `extra_files` are paths in the bundle (`README.md`, `report.html`, `report.json`, `recipe.toml`).
+    suffices), `runtimes` (default onnxruntime), `temperatures` (default 1), `abstains_below` (probabilities; default None) and
+    `promises` (the least score by the name of each promise). Keys of `extra_files` are paths in the bundle (`README.md`,
+    `report.html`, `report.json`, `recipe.toml`).
     `multi_label`: any number of labels may apply to a text. `relations`: labels are about two marked parts of it. `pairs`:
     an input is a pair of texts. The folder is written beside `out`, synced to the disk and renamed, so a reader of `out`
     sees no bundle, the old one or the new one. Equal inputs give an equal digest, which does not cover the card and the
@@ -104,6 +106,7 @@ def pack(
                     "cpu": list(needs.get(variant, ())),
                     "temperature": temperatures.get(variant, 1.0),
                     "abstain_below": abstains_below.get(variant),
+                    **({"promises": dict(promises[variant])} if variant in promises else {}),
                 }
                 for variant in onnx_files
             },

@@ -67,6 +67,8 @@ class Variant(msgspec.Struct, frozen=True):
     """Logits are divided by it before they become probabilities."""
     abstain_below: float | None = None
     """With `abstain`, a text whose likeliest label has a probability below this gets no label. None: no threshold is known."""
+    promises: dict[str, float] = {}
+    """By the name of a promise, such as `precision=0.95`: the least score of the answers for which it was made."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,6 +258,9 @@ def _variant_faults(name: str, variant: Variant, files: dict[str, BundleFile]) -
         yield f"variant {name!r} has the temperature {variant.temperature:g}, not a number above 0"
     if variant.abstain_below is not None and not 0 <= variant.abstain_below <= 1:
         yield f"variant {name!r} abstains below {variant.abstain_below:g}, not a probability from 0 to 1"
+    for promise, least in variant.promises.items():
+        if not 0 <= least <= 1:
+            yield f"variant {name!r} keeps {promise!r} from a score of {least:g}, not a probability from 0 to 1"
 
 
 def _listing_faults(name: str, file: BundleFile) -> Iterator[str]:

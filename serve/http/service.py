@@ -119,6 +119,7 @@ class Service:
             aggregation=asked.aggregation,
             constrained=asked.constrained,
             truncate=asked.truncate,
+            promise=asked.promise,
         )
         model = self._model(asked.model, "token-classification")
         return await self._answer(request, model, as_texts(asked.text), None, options)
@@ -127,7 +128,9 @@ class Service:
         """POST /v1/classify: labels with scores for each text."""
         asked = await read_request(request, ClassifyRequest, self.limits)
         pairs = pairs_of(asked.text, asked.text_pair)
-        options = AnswerOptions(top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain)
+        options = AnswerOptions(
+            top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain, promise=asked.promise
+        )
         model = self._model(asked.model, "text-classification")
         return await self._answer(request, model, as_texts(asked.text), pairs, options)
 
@@ -142,7 +145,9 @@ class Service:
         """POST /v1/relations: the relation of one part of each text to another."""
         asked = decode_relations(await read_json(request, self.limits.body_bytes))
         texts = marked_texts(asked, self.limits)
-        options = AnswerOptions(top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain)
+        options = AnswerOptions(
+            top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain, promise=asked.promise
+        )
         model = self._model(asked.model, "relations")
         return await self._answered(request, model, [TextWork(text, None, options) for text in texts])
 

@@ -15,5 +15,6 @@ class ModelDescription(TypedDict):
     max_length: int
     variant: str
     variants: list[str]
+    promises: list[str]
     device: str
     digest: str

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import overload
@@ -90,6 +91,7 @@ class Pipeline:
             log.warning("%s", note)
         described = self.bundle.variant(self.variant)[1]
         self._temperature, self._abstain_below = described.temperature, described.abstain_below
+        self._promises = described.promises
         self.tokenizer = load_tokenizer(self.bundle.path, self.manifest.max_length)
         # Texts are tokenised whole and cut here. A tokenizer that truncates also builds all the parts that it cuts off: for a pair
         # of long texts every part of one with every part of the other, which are gigabytes.
@@ -114,6 +116,7 @@ class Pipeline:
         constrained: bool = False,
         truncate: bool = False,
         abstain: bool = False,
+        promise: str | None = None,
     ) -> Answer: ...
 
     @overload
@@ -129,6 +132,7 @@ class Pipeline:
         constrained: bool = False,
         truncate: bool = False,
         abstain: bool = False,
+        promise: str | None = None,
     ) -> list[Answer]: ...
 
     def __call__(
@@ -143,16 +147,17 @@ class Pipeline:
         constrained: bool = False,
         truncate: bool = False,
         abstain: bool = False,
+        promise: str | None = None,
     ) -> Answer | list[Answer]:
         """The answer for one text, or a list of answers in the order of the texts: the elements of `results` of the server.
 
         `text_pair` is for classes and numbers of texts, `top_k` and `abstain` are for classes; `min_score`, `offsets` (the unit of
         `start` and `end`), `aggregation` and `constrained` for entities; see `AnswerOptions`. A model of relations takes a text with
-        markers, or
-        `{"text", "head": {"start", "end"}, "tail": {"start", "end"}}` in place of a text, as `/v1/relations` does; then `offsets`
-        is the unit of `start` and `end`. BadInput for anything that is not text, and for a relation without its parts.
+        markers, or `{"text", "head": {"start", "end"}, "tail": {"start", "end"}}` in place of a text, as `/v1/relations` does; then
+        `offsets` is the unit of `start` and `end`. `promise` is one that the bundle makes, for classes and entities. BadInput for
+        anything that is not text, and for a relation without its parts.
         """
-        options = AnswerOptions(min_score, offsets, top_k, aggregation, constrained, truncate, abstain)
+        options = AnswerOptions(min_score, offsets, top_k, aggregation, constrained, truncate, abstain, promise)
         given = _marked_items(text, offsets) if self.manifest.relations else text
         texts, pairs = as_texts(given), pairs_of(given, text_pair)
         self._check(texts, pairs)
@@ -193,13 +198,16 @@ class Pipeline:
         if self._temperature != 1.0:
             # In float64, so that different logits stay different and the order of labels does not change.
             logits = logits.astype(np.float64) / self._temperature
-        labels = self.manifest.labels
+        labels, abstain_below = self.manifest.labels, self._abstain_below
+        if options.promise is not None:
+            abstain_below = self._promises[options.promise]
+            options = replace(options, min_score=max(options.min_score, abstain_below), abstain=True)
         if self.manifest.task == "token-classification":
             return entities_answer(text, tokens, logits, labels, options, truncated=truncated)
         if self.manifest.task == "text-regression":
             return number_answer(logits, truncated=truncated)
         of_classes = applying_labels_answer if self.manifest.multi_label else labels_answer
-        return of_classes(logits, labels, options, truncated=truncated, abstain_below=self._abstain_below)
+        return of_classes(logits, labels, options, truncated=truncated, abstain_below=abstain_below)
 
     def answered(
         self,
@@ -298,6 +306,7 @@ class Pipeline:
             return []
         for options in {work.options for work in works}:
             self._check_abstaining(options)
+            self._check_promise(options)
         if self.manifest.relations:
             for work in works:
                 check_marked(work.text)
@@ -331,6 +340,17 @@ class Pipeline:
                 "the bundle again, which finds one on validation data, or leave abstain out and use the scores",
                 field="abstain",
             )
+
+    def _check_promise(self, options: AnswerOptions) -> None:
+        """BadInput for a promise that the bundle does not make."""
+        if options.promise is None or options.promise in self._promises:
+            return
+        known = f"its promises are {', '.join(sorted(self._promises))}" if self._promises else "it makes none"
+        raise BadInput(
+            f"promise: variant {self.variant!r} of {self.manifest.name!r} does not promise {options.promise!r}; {known}. `--promise` of "
+            "`stillroom run` and `export` makes one",
+            field="promise",
+        )
 
     def _row_length(self, read: Row | Windows) -> int:
         return self.manifest.max_length if isinstance(read, Windows) else len(read)

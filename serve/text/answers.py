@@ -82,6 +82,10 @@ class AnswerOptions:
     constrained: bool = setting(False, help="Take the likeliest tags that form a valid sequence.")
     truncate: bool = setting(False, help="Cut texts longer than the model. Without it they are read in windows.")
     abstain: bool = setting(False, help="Give no label if the highest score is below the bundle's abstain_below.")
+    promise: str | None = setting(
+        None, help="Give no answer below the score for which the bundle promises this, such as precision=0.95.", metavar="PROMISE",
+        shown="none",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         wrong = {}

@@ -190,6 +190,7 @@ class ServedModel:
             "max_length": self.manifest.max_length,
             "variant": self.variant,
             "variants": sorted(self.manifest.variants),
+            "promises": sorted(self.manifest.variants[self.variant].promises),
             "device": self.device,
             "digest": self.manifest.digest,
         }

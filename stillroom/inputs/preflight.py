@@ -2,8 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +14,9 @@ from compress.engine.resumable_stages import Workdir, check_writable
 from compress.engine.task_inputs import TaskInputs, open_task
 from compress.models.pretrained import open_model
 from export.graph.vocabulary_trimming import always_kept, check_padding, trimming_to
+from export.packing.variants import Split, check_promises
 from export.packing.writer import refuse_foreign
+from export.settings import VariantSettings, read_promise
 from serve.errors import BadInput
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import show
@@ -80,15 +83,18 @@ def prepare(recipe: Recipe) -> RunInputs:
     out = Path(os.path.abspath(recipe.out))
     work = work_of(out)
     workdir = Workdir(work)
-    checks = (
+    checks: tuple[Callable[[], object], ...] = (
         lambda: check_out(out),
         workdir.refuse_foreign,
         lambda: check_outside("--teacher", recipe.teacher, work) if recipe.teacher else None,
         lambda: check_outside("--start", recipe.start, work),
         lambda: _texts_of(recipe),
     )
+    for promise in recipe.promises:
+        checks = (*checks, partial(read_promise, promise))
     opened = open_task(recipe, out, more_checks=checks, notify=show, may_ask=True)
     inputs = RunInputs(**{each.name: getattr(opened, each.name) for each in fields(opened)}, workdir=workdir)
+    check_promises(VariantSettings(promises=recipe.promises), Split(inputs.splits.validation, inputs.validation))
     if recipe.keep_words_of or recipe.vocabulary_size:
         check_vocabulary(inputs)
     return inputs

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.settings import MACHINE, STUDENT, WHAT, TaskSettings
-from export.settings import GATE, KEPT_RIGHT
+from export.settings import GATE, KEPT_RIGHT, PROMISE_CONFIDENCE, PROMISES
 from serve.errors import BadInput
 from serve.options import make, options_of, setting
 from stillroom.settings.model_card import OfCard
@@ -55,6 +55,8 @@ class Recipe(OfCard, TaskSettings):
         at_most=1,
         panel=GATES,
     )
+    promises: tuple[str, ...] = setting((), help=PROMISES, metavar="PROMISE", flag="--promise", panel=GATES)
+    promise_confidence: float = setting(0.95, help=PROMISE_CONFIDENCE, at_least=0.5, at_most=0.9999, panel=GATES)
     max_minutes: float = setting(
         0.0, help="Fit the training to this many minutes.", at_least=0, shown="no limit", panel=MACHINE
     )

@@ -23,6 +23,7 @@ from serve.bundle.cpu_quota import read_cores, why
 from serve.bundle.manifest import open_bundle
 from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, GateMissed
+from serve.model.pipeline import Pipeline
 from serve.model.session import Session, onnxruntime_options, onnxruntime_session
 from serve.text.tokenizer import load_tokenizer
 from stillroom.commands.export import scores_on_test
@@ -264,6 +265,28 @@ def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
     assert [(gate["name"], gate["passed"]) for gate in document["gates"]] == [("int8 over fp32, validation", False)]
     assert document["scores"].keys() == {"validation"}
     assert not report_of(tmp_path / "out")["search"]["held"]  # type: ignore[index]
+
+
+def test_a_promise_that_can_be_kept_is_in_the_manifest_and_another_one_leaves_a_report_alone(
+    classifier: Path, task_data: Path, tmp_path: Path
+) -> None:
+    settings = {"variants": "fp32", **FAST}
+    bundle = exported(classifier, tmp_path / "kept", task_data, promises=("precision=0.8", "recall=0.5"), **settings)
+    promises = open_bundle(bundle).manifest.variants["fp32"].promises
+    assert promises.keys() == {"precision=0.8", "recall=0.5"}
+    assert promises["precision=0.8"] < promises["recall=0.5"] <= 1
+    assert "labels" in Pipeline(bundle, "fp32")("please refund the lamp", promise="precision=0.8")
+    card = (bundle / "README.md").read_text()
+    assert "fp32: precision=0.8 is promised with a confidence of 0.95 for answers with a score of" in card
+    told = report_of(bundle)["promises"]["fp32"]  # type: ignore[index]
+    assert [each["of"] for each in told] == ["precision", "recall"]
+    with pytest.raises(
+        GateMissed, match=r"fp32: --promise recall=0.99 cannot be kept .* recall=0.9\d* could be promised"
+    ):
+        face.export(classifier, tmp_path / "out", task_data, promises=("recall=0.99",), **settings)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(BadInput, match="the export has no labelled texts"):
+        face.export(classifier, tmp_path / "out", promises=("recall=0.9",), **settings)
 
 
 def test_without_data_fp32_is_exported_and_nothing_is_said_to_be_scored(classifier: Path, tmp_path: Path) -> None:

@@ -155,6 +155,8 @@ def test_what_cannot_learn_numbers_says_so_before_any_training(
     for name in ("train", "validation", "test"):
         write_rows(tmp_path / f"{name}.jsonl", [{"text": f"{name} {i}", "label": 2.5} for i in range(3)])
     assert "Every text of train has the number 2.5; at least 2 numbers are needed" in refused(data=str(tmp_path))
+    with pytest.raises(BadInput, match="this model gives no single class or entities"):
+        face.export(checkpoint, tmp_path / "c", rated, promises=("recall=0.9",), latency_seconds=0)
     with pytest.raises(BadInput, match="--with-url asks for labels, and text-regression has numbers"):
         face.label([rated / "train.jsonl"], tmp_path / "a", url="http://127.0.0.1:9", task=TASK, model="m")
     with pytest.raises(BadInput, match="gives numbers, and how sure it is of them is not known"):

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from serve.errors import BadInput
-from serve.http.v1.requests import ABSTAIN, OFFSETS, TOP_K, ModelName, Truncate, check_limits, decode
+from serve.http.v1.requests import ABSTAIN, OFFSETS, TOP_K, ModelName, Promise, Truncate, check_limits, decode
 from serve.settings import Limits
 from serve.text.answers import OffsetUnit
 from serve.text.relation_items import Part, RelationItem, marked_text
@@ -30,6 +30,7 @@ class RelationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     offsets: Unit = "codepoints"
     truncate: Truncate = False
     abstain: Abstain = False
+    promise: Promise = None
 
 
 class RelationItemsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -41,6 +42,7 @@ class RelationItemsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     offsets: Unit = "codepoints"
     truncate: Truncate = False
     abstain: Abstain = False
+    promise: Promise = None
 
 
 class _Form(msgspec.Struct):

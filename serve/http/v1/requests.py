@@ -18,12 +18,14 @@ from serve.text.spans import Aggregation
 # Each description is also the end of an error message: "top_k: ...; give a whole number from 1, ...".
 TOP_K = "a whole number from 1, how many labels to return; default: all labels, or those that apply if any number of labels may apply"
 OFFSETS = '"codepoints" (default), "utf16" (as in JavaScript) or "utf8" (bytes), the unit of start and end'
+PROMISE = "a promise of the model, as in /v1/models (default: none): no answer is given below its score"
 ABSTAIN = "true or false (default): true returns no label if the highest score is below the bundle's abstain_below"
 
 Text = Annotated[str | list[str], Meta(description="a string, or a list of strings")]
 ModelName = Annotated[
     str | None, Meta(description="a name or alias from /v1/models; default: the first model for this endpoint")
 ]
+Promise = Annotated[str | None, Meta(description=PROMISE)]
 TextPair = Annotated[
     str | list[str] | None, Meta(description="the second text of each pair: a string, or a list as long as text")
 ]
@@ -55,6 +57,7 @@ class EntitiesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         bool, Meta(description="true or false (default): true finds the likeliest tags that form a valid sequence")
     ] = False
     truncate: Truncate = False
+    promise: Promise = None
 
 
 class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -66,6 +69,7 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     top_k: Annotated[int | None, Meta(description=TOP_K)] = None
     truncate: Truncate = False
     abstain: Annotated[bool, Meta(description=ABSTAIN)] = False
+    promise: Promise = None
 
 
 class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -77,6 +77,10 @@ def _option_faults(options: AnswerOptions, pool: OfflinePool) -> Iterator[str]:
     for option in dataclasses.fields(options):
         if option.name not in used and getattr(options, option.name) != option.default:
             yield f"--{option.name.replace('_', '-')} has no effect on a model for {kind}; leave it out"
+    known = manifest.variants[pool.variant].promises
+    if options.promise is not None and "promise" in used and options.promise not in known:
+        makes = f"; its promises are {', '.join(sorted(known))}" if known else ""
+        yield f"--promise {options.promise}: {manifest.name!r} does not make it{makes}; leave it out"
     if options.abstain and "abstain" in used and manifest.variants[pool.variant].abstain_below is None:
         why = (
             "decides on each label separately, and already answers without labels where none applies"

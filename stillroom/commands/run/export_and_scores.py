@@ -89,7 +89,12 @@ def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path | 
     variants = make_variants(
         folder,
         student,
-        VariantSettings(gate=0 if finds_nothing else inputs.recipe.gate, keep_right=inputs.recipe.keep_right),
+        VariantSettings(
+            gate=0 if finds_nothing else inputs.recipe.gate,
+            keep_right=inputs.recipe.keep_right,
+            promises=inputs.recipe.promises,
+            promise_confidence=inputs.recipe.promise_confidence,
+        ),
         ours.train.encodings,
         _split(ours, "validation"),
         inputs.max_length,

@@ -89,7 +89,8 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     ships = stage_fingerprints["student"]
     if r.keep_words_of and not r.vocabulary_size:
         ships = stage_fingerprints["trimmed"] = fingerprint("trimmed", ships, texts_fingerprint(inputs.kept_texts))
-    stage_fingerprints["export"] = fingerprint("export", ships, runtimes, r.gate, r.keep_right)
+    promised = [r.promises, r.promise_confidence] if r.promises else []
+    stage_fingerprints["export"] = fingerprint("export", ships, runtimes, r.gate, r.keep_right, *promised)
     languages = [example.language for example in inputs.splits.test]
     stage_fingerprints["scores"] = fingerprint(
         "scores",

@@ -1,0 +1,234 @@
+"""Thresholds below which no answer is given, so that a precision or a recall holds with a stated confidence.
+
+A promise names what must hold, such as `precision=0.95`. Of the thresholds on validation, those are sought at which an exact test of the
+binomial distribution rejects, at the stated confidence, that less than that is reached. Thresholds are tested one after another in an
+order that is fixed before any answer is looked at, and testing ends at the first that fails: so the chance that the promise is broken is
+at most what was stated, however many thresholds pass (fixed sequence testing: Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then
+Test", 2021, section 2.3.2). It holds for texts like those of validation; other texts may need another threshold.
+
+Answers to one text may be right or wrong together. Where several belong to a text, they count for as many as they are worth: their number
+is divided by the design effect (Korn and Graubard, "Confidence intervals for proportions with small expected number of positive counts
+estimated from survey data", 1998).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import betainc, expit
+
+from compress.data.encoded import Encoded
+from compress.data.examples import Example
+from compress.evaluation.metrics import gold_of
+from compress.evaluation.predictions import scored_spans
+from export.settings import Precision, PromiseKind, read_promise
+from serve.errors import BadInput
+from serve.text.answers import softmax
+
+# Every threshold that is tried: 0, then probabilities from 0.12 to 0.9999 that are evenly spaced in their logit, because the
+# probabilities of a good model crowd below 1.
+THRESHOLDS = np.concatenate([[0.0], np.round(expit(np.arange(-2.0, 9.21, 0.08)), 6)])
+# A precision may fail at high thresholds, where few answers are left to show it. So its thresholds are tried downwards from several
+# starts, that above which so much of the answers lies, and each start has its part of the risk.
+STARTS = (0.1, 0.25, 0.5, 1.0)
+SHARES = tuple(
+    np.round(np.arange(0.995, 0.0, -0.005), 3).tolist()
+)  # what is tried in place of a promise that cannot be kept
+
+
+class Answers(NamedTuple):
+    """What a model answered to texts, and how sure it was."""
+
+    scores: np.ndarray
+    """(answers,), the probability that the server gives each."""
+    right: np.ndarray
+    """(answers,), bool."""
+    texts: np.ndarray
+    """(answers,), the index of each answer's text."""
+    wanted: np.ndarray
+    """(texts,), how many right answers there are to each."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a promise came to on texts."""
+
+    reached: float
+    """The precision or the recall."""
+    given: float
+    """Share of the model's answers that are given."""
+    texts: int
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A precision or a recall of the answers whose score is `min_score` or more."""
+
+    of: PromiseKind
+    asked: float
+    confidence: float
+    min_score: float
+    validation: Kept
+
+    @property
+    def name(self) -> str:
+        """Such as `precision=0.95`."""
+        return f"{self.of}={self.asked:g}"
+
+    def on(self, answers: Answers) -> Kept:
+        """What it comes to on other texts."""
+        return kept(self.of, answers, self.min_score)
+
+
+def answers_of(
+    examples: Sequence[Example], encoded: Encoded, logits: Sequence[np.ndarray], temperature: float
+) -> Answers:
+    """The answers in each text's `logits` (rows, labels): its likeliest class, or its entities, as the server gives and scores them.
+
+    Args:
+        examples: the labelled texts.
+        encoded: the same, tokenised; one label applies to a text, or they have entities.
+        logits: of each text's rows.
+        temperature: logits are divided by it.
+    """
+    gold = [gold_of(example, encoded.task) for example in examples]
+    if encoded.task == "text-classification":
+        probabilities = softmax(np.concatenate(logits) / temperature)
+        said = [encoded.labels[i] for i in probabilities.argmax(axis=-1)]
+        right = np.array([one == other for one, other in zip(said, gold, strict=True)])
+        return Answers(probabilities.max(axis=-1), right, np.arange(len(gold)), np.ones(len(gold)))
+    spans = scored_spans(encoded, [rows / temperature for rows in logits])
+    found = [
+        (span.score, (span.start, span.end, span.label) in frozenset(_entities(truth)), text)
+        for text, (of_text, truth) in enumerate(zip(spans, gold, strict=True))
+        for span in of_text
+    ]
+    scores, right_of, texts = zip(*found, strict=True) if found else ((), (), ())
+    return Answers(
+        np.array(scores, dtype=np.float64),
+        np.array(right_of, dtype=bool),
+        np.array(texts, dtype=np.int64),
+        np.array([len(_entities(truth)) for truth in gold], dtype=np.float64),
+    )
+
+
+def _entities(answer: object) -> frozenset[object]:
+    return answer if isinstance(answer, frozenset) else frozenset()
+
+
+def make_promise(text: str, answers: Answers, confidence: float) -> Promise:
+    """The promise that `text` names, with the threshold that keeps it and gives most answers, or for a recall the fewest wrong ones.
+
+    Args:
+        text: such as `precision=0.95`.
+        answers: to the texts of validation.
+        confidence: the least chance that the promise holds, below 1.
+
+    Raises:
+        BadInput: no threshold keeps it; the message has the share that could be promised.
+    """
+    kind, asked = read_promise(text)
+    risk = 1 - confidence
+    passed = _threshold(kind, answers, asked, risk)
+    if passed is None:
+        raise BadInput(
+            f"--promise {text} cannot be kept with a confidence of {confidence:g} on the {len(answers.wanted):,} texts of validation: "
+            f"{_possible(kind, answers, risk)}. Ask for less, give more validation texts, or a better model."
+        )
+    return Promise(kind, asked, confidence, passed, kept(kind, answers, passed))
+
+
+def kept(kind: PromiseKind, answers: Answers, min_score: float) -> Kept:
+    """What the answers with a score of `min_score` or more come to; a share of nothing is 1."""
+    good, all_of = _counted(kind, answers, min_score)
+    given = answers.scores >= min_score
+    return Kept(
+        float(good.sum() / all_of.sum()) if all_of.sum() else 1.0,
+        float(given.mean()) if len(given) else 0.0,
+        len(answers.wanted),
+    )
+
+
+def _counted(kind: PromiseKind, answers: Answers, min_score: float) -> tuple[np.ndarray, np.ndarray]:
+    """Of each text the right answers that are given, and those that they are a share of: given ones, or wanted ones; (texts,) each."""
+    texts = len(answers.wanted)
+    given = answers.scores >= min_score
+    good = np.bincount(answers.texts[given & answers.right], minlength=texts)
+    if kind == "recall":
+        return good, answers.wanted
+    return good, np.bincount(answers.texts[given], minlength=texts)
+
+
+def _threshold(kind: PromiseKind, answers: Answers, asked: float, risk: float) -> float | None:
+    return _precise(answers, asked, risk) if kind == "precision" else _complete(answers, asked, risk)
+
+
+def _precise(answers: Answers, asked: float, risk: float) -> float | None:
+    """The lowest threshold at which the precision holds."""
+    lowest: float | None = None
+    for share in STARTS:
+        if not len(answers.scores):
+            break
+        start = np.quantile(answers.scores, 1 - share, method="lower")  # looks at scores alone, not at what is right
+        for threshold in THRESHOLDS[start >= THRESHOLDS][::-1].tolist():
+            if not _holds("precision", answers, threshold, asked, risk / len(STARTS)):
+                break
+            lowest = threshold if lowest is None else min(lowest, threshold)
+    return lowest
+
+
+def _complete(answers: Answers, asked: float, risk: float) -> float | None:
+    """The highest threshold at which the recall holds."""
+    highest: float | None = None
+    for threshold in THRESHOLDS.tolist():
+        if not _holds("recall", answers, threshold, asked, risk):
+            break
+        highest = threshold
+    return highest
+
+
+def _effective(kind: PromiseKind, answers: Answers, min_score: float) -> tuple[float, float]:
+    """Right answers and answers, both divided by the design effect."""
+    good, all_of = _counted(kind, answers, min_score)
+    right, count = float(good.sum()), float(all_of.sum())
+    if not count:
+        return 0.0, 0.0
+    share = right / count
+    alone = share * (1 - share) * count  # the variance of `right` if answers were independent
+    together = float(((good - share * all_of) ** 2).sum())
+    effect = max(1.0, together / alone) if alone else 1.0
+    return right / effect, count / effect
+
+
+def _holds(kind: PromiseKind, answers: Answers, min_score: float, asked: float, risk: float) -> bool:
+    """Whether it is rejected at `risk` that less than `asked` is reached: P(X >= right) for X ~ Bin(count, asked)."""
+    right, count = _effective(kind, answers, min_score)
+    return right > 0 and float(betainc(right, count - right + 1, asked)) <= risk
+
+
+def _possible(kind: PromiseKind, answers: Answers, risk: float) -> str:
+    """What could be promised, in words."""
+    for asked in SHARES:
+        if _threshold(kind, answers, asked, risk) is not None:
+            return f"{kind}={asked:g} could be promised"
+    return f"no {kind} could be promised"
+
+
+def can_be_promised(encoded: Encoded) -> bool:
+    """Whether each answer of the model is right or wrong with a score of its own: one class a text, or entities."""
+    return encoded.task != "text-regression" and not encoded.multi_label
+
+
+def in_words(promises: Mapping[Precision, Sequence[Promise]], test: Mapping[Precision, Sequence[Kept]]) -> list[str]:
+    """A line for each promise of each variant, for report and card: its threshold, and what it came to on `test`, else on validation."""
+    lines = []
+    for variant, made in promises.items():
+        for number, promise in enumerate(made):
+            split, found = ("test", test[variant][number]) if variant in test else ("validation", promise.validation)
+            lines.append(
+                f"{variant}: {promise.name} is promised with a confidence of {promise.confidence:g} for answers with a score of "
+                f"{promise.min_score:g} or more, on texts like those of validation; on {split} {promise.of} is {found.reached:.4f}, with "
+                f"{found.given:.1%} of the answers given."
+            )
+    return lines

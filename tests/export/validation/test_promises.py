@@ -1,0 +1,151 @@
+"""Thresholds that keep a precision or a recall: against exact bounds, on random splits, and from a bundle's answers."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from compress.data.encoded import encode
+from compress.data.examples import Entity, Example
+from export.settings import VariantSettings
+from export.validation.promises import (
+    THRESHOLDS,
+    Answers,
+    answers_of,
+    in_words,
+    kept,
+    make_promise,
+)
+from serve.errors import BadInput
+
+
+def classes(generator: np.random.Generator, texts: int) -> Answers:
+    """Answers of a calibrated model, one a text."""
+    scores = generator.beta(8, 0.8, texts)
+    return Answers(scores, generator.random(texts) < scores, np.arange(texts), np.ones(texts))
+
+
+def entities(generator: np.random.Generator, texts: int) -> Answers:
+    """Answers of which some texts have several, mostly all right or all wrong together, and some wanted ones missing."""
+    counts = generator.integers(0, 6, texts)
+    quality = np.repeat(generator.beta(6, 0.6, texts), counts)
+    found = generator.random(counts.sum()) < 0.95
+    scores = np.clip(quality + generator.normal(0, 0.05, len(quality)), 0, 1)
+    right = generator.random(len(quality)) < quality
+    return Answers(scores[found], right[found], np.repeat(np.arange(texts), counts)[found], counts.astype(float))
+
+
+@pytest.mark.parametrize(
+    ("draw", "promise"),
+    [(classes, "precision=0.93"), (classes, "recall=0.8"), (entities, "precision=0.93"), (entities, "recall=0.75")],
+)
+def test_a_promise_holds_on_other_texts_as_often_as_it_says(draw: object, promise: str) -> None:
+    generator = np.random.default_rng(0)
+    of, asked = promise.split("=")
+    others = draw(generator, 20_000)  # type: ignore[operator]
+    made, broken, given = 0, 0, []
+    for _ in range(100):
+        try:
+            found = make_promise(promise, draw(generator, 500), 0.95)  # type: ignore[operator]
+        except BadInput:
+            continue
+        made += 1
+        broken += found.on(others).reached < float(asked)
+        given.append(found.on(others).given)
+    assert made >= 40
+    # 0.05 are expected at most; as many as this happen once in ten thousand times.
+    assert broken <= binom.ppf(0.9999, made, 0.05)
+    assert np.mean(given) > 0.3
+    assert of in ("precision", "recall")
+
+
+def test_the_test_is_the_exact_one_of_the_binomial_distribution() -> None:
+    # Of 100 equally sure answers 97 are right: P(X >= 97) for X ~ Bin(100, p) crosses 0.05 between 0.924 and 0.925.
+    sure = Answers(np.full(100, 0.9), np.arange(100) >= 3, np.arange(100), np.ones(100))
+    assert binom.sf(96, 100, 0.924) < 0.05 < binom.sf(96, 100, 0.925)
+    assert make_promise("recall=0.924", sure, 0.95).min_score <= 0.9
+    with pytest.raises(BadInput, match=r"recall=0.92 could be promised"):
+        make_promise("recall=0.925", sure, 0.95)
+
+
+def test_answers_that_are_right_or_wrong_together_count_for_less() -> None:
+    alone = Answers(np.full(200, 0.9), np.arange(200) >= 10, np.arange(200), np.ones(200))
+    together = Answers(alone.scores, alone.right, np.arange(200) // 10, np.full(20, 10.0))
+    make_promise("recall=0.9", alone, 0.95)
+    with pytest.raises(BadInput, match="cannot be kept"):
+        make_promise("recall=0.9", together, 0.95)
+
+
+@given(seed=st.integers(0, 1000), order=st.randoms(use_true_random=False))
+def test_the_order_of_texts_changes_nothing_and_less_is_kept_at_no_higher_a_price(seed: int, order: object) -> None:
+    answers = entities(np.random.default_rng(seed), 200)
+    shuffled = np.random.default_rng(seed).permutation(len(answers.scores))
+    other = Answers(answers.scores[shuffled], answers.right[shuffled], answers.texts[shuffled], answers.wanted)
+    thresholds = []
+    for asked in ("recall=0.5", "recall=0.6", "recall=0.7"):
+        try:
+            thresholds.append(make_promise(asked, answers, 0.9).min_score)
+        except BadInput:
+            continue
+        assert make_promise(asked, other, 0.9) == make_promise(asked, answers, 0.9)
+    assert thresholds == sorted(thresholds, reverse=True)
+
+
+def test_what_is_given_is_what_has_the_score_or_more() -> None:
+    answers = Answers(
+        np.array([0.2, 0.5, 0.9]), np.array([False, True, True]), np.array([0, 1, 1]), np.array([1.0, 2.0])
+    )
+    assert kept("precision", answers, 0.0).reached == pytest.approx(2 / 3)
+    assert (kept("precision", answers, 0.5).reached, kept("recall", answers, 0.5).reached) == (1, pytest.approx(2 / 3))
+    assert kept("precision", answers, 0.9).given == pytest.approx(1 / 3)
+    assert kept("precision", answers, 0.95).reached == 1
+    assert THRESHOLDS[0] == 0
+    assert (np.diff(THRESHOLDS) > 0).all()
+
+
+@pytest.mark.parametrize("promise", ["precision=0.99", "recall=0.5"])
+def test_without_answers_nothing_is_promised(promise: str) -> None:
+    none = Answers(np.zeros(0), np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64), np.full(30, 2.0))
+    with pytest.raises(BadInput, match=r"no .* could be promised"):
+        make_promise(promise, none, 0.95)
+
+
+@pytest.mark.parametrize("promise", ["precision", "precision=1", "precision=0", "f1=0.9", "recall=x", "recall=nan", ""])
+def test_what_is_no_promise_is_refused_as_a_setting(promise: str) -> None:
+    with pytest.raises(BadInput, match=r"is not a promise\. Give precision or recall"):
+        VariantSettings(promises=(promise,))
+
+
+def test_answers_are_those_that_the_server_gives_with_its_scores() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "rome": 1, "oslo": 2, "to": 3}, unk_token="[UNK]"))  # noqa: S106 - a token of text
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    examples = [
+        Example("to rome oslo", entities=(Entity(3, 7, "city"),)),
+        Example("to", entities=()),
+        Example("oslo", entities=(Entity(0, 4, "city"),)),
+    ]
+    encoded = encode(examples, tokenizer, "token-classification", ("O", "B-city", "I-city"))
+    logits = [np.array([[9.0, 0, 0], [0, 3, 0], [0, 2, 0]]), np.array([[9.0, 0, 0]]), np.array([[5.0, 0, 0]])]
+    found = answers_of(examples, encoded, logits, 2.0)
+    assert (found.right.tolist(), found.texts.tolist(), found.wanted.tolist()) == ([True, False], [0, 0], [1, 0, 1])
+    expected = [np.exp(x) / (np.exp(x) + 2) for x in (1.5, 1.0)]
+    np.testing.assert_allclose(found.scores, expected, rtol=1e-6)
+    texts = [Example("rome", label="a"), Example("oslo", label="b")]
+    of_classes = answers_of(
+        texts,
+        encode(texts, tokenizer, "text-classification", ("a", "b")),
+        [np.array([[2.0, 0]]), np.array([[1.0, 0]])],
+        1.0,
+    )
+    assert (of_classes.right.tolist(), of_classes.wanted.tolist()) == ([True, False], [1, 1])
+
+
+def test_a_promise_is_told_with_what_it_came_to() -> None:
+    made = make_promise("precision=0.9", classes(np.random.default_rng(0), 500), 0.9)
+    (line,) = in_words({"int8": [made]}, {})
+    assert line.startswith(
+        f"int8: precision=0.9 is promised with a confidence of 0.9 for answers with a score of {made.min_score:g} or more"
+    )
+    assert f"on validation precision is {made.validation.reached:.4f}" in line
