@@ -1,4 +1,4 @@
-"""The verbs that measure models: evaluate, profile, load, inspect."""
+"""The verbs that measure models: evaluate, explain, profile, load, inspect."""
 
 import shlex
 import sys
@@ -10,6 +10,7 @@ from serve.errors import GateMissed
 from stillroom.cli.options import Argument, Document, Verb
 from stillroom.console import result, say, table
 from stillroom.settings.evaluate import Evaluation
+from stillroom.settings.explain import Explaining
 from stillroom.settings.load import Loading
 from stillroom.settings.profile import Profiling
 
@@ -40,6 +41,35 @@ def show_evaluation(document: Document) -> None:
     )
     if document["unknown_labels"]:
         say(f"warning: the data has labels that the model lacks: {', '.join(document['unknown_labels'])}")
+
+
+def explain(teacher: str, student: str, settings: Explaining) -> Document:
+    """What a student's layers learned, beside its teacher's.
+
+    Compares attention and value relations of layers, shows the attention on a page, and clusters spans of each layer. The page and the
+    document hold texts of the data.
+
+    TEACHER and STUDENT are transformers folders or Hub names with the same tokenizer; the student may be of any method and shape.
+    """
+    from stillroom.commands.explain.run import explain_models
+
+    return explain_models(teacher, student, settings)
+
+
+def show_explained(document: Document) -> None:
+    """Prints a row per pair of layers, a row per layer, and the page."""
+    from stillroom.report.explain_page import cluster_table, layer_table, sentences
+    from stillroom.report.formats import Table, written
+
+    def printed(title: str, made: Table) -> None:
+        table(title, made.header, [[written(cell) for cell in row] for row in made.rows])
+
+    printed("divergence of the student from the teacher, nats", layer_table(document))
+    if clusters := cluster_table(document):
+        printed("NMI of clusters of spans and their labels", clusters)
+    for sentence in sentences(document):
+        result(sentence)
+    result(f"Report  {document['report']}")
 
 
 def profile(models: tuple[Path, ...], settings: Profiling) -> Document:
@@ -131,6 +161,19 @@ VERBS = (
         arguments=(Argument("model", "Bundle, checkpoint folder or Hub name.", type=click.Path()),),
         shown=show_evaluation,
         examples=("stillroom evaluate ner.bundle --data my-data/test.jsonl --variant int8",),
+    ),
+    Verb(
+        explain,
+        Explaining,
+        arguments=(
+            Argument("teacher", "Transformers folder or Hub name.", type=click.Path()),
+            Argument("student", "Transformers folder or Hub name of a model with the same tokenizer.", type=click.Path()),
+        ),
+        shown=show_explained,
+        examples=(
+            "stillroom explain my_teacher student --data my-data/test.jsonl --out explained",
+            "stillroom explain bert-base-uncased student --data chunks.conll \\\n      --layer 12:6 --layer 10:6 --out explained",
+        ),
     ),
     Verb(
         profile,

@@ -1,0 +1,1 @@
+"""`stillroom explain`: what a student's layers learned, beside its teacher's."""

@@ -1,0 +1,138 @@
+"""Opens and checks what two models are compared on: the models, their common tokenizer, the texts, and the pairs of layers."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from compress.data.asked_texts import read_asked
+from compress.data.columns import Columns, columns_of
+from compress.data.examples import Example, Task, check_task
+from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in
+from compress.data.labelled_files import check_there, read_examples
+from compress.data.row_faults import UnreadableFrom
+from compress.input_errors import Faults
+from compress.models.initialise import differing_tokenizers
+from compress.models.layer_maps import spread_layers
+from compress.models.pretrained import HEADS, Opened, open_model, open_tokenizer
+from serve.errors import BadInput
+from stillroom.settings.explain import Explaining
+
+
+class LayerPair(NamedTuple):
+    """A layer of the teacher beside one of the student; both count from 1."""
+
+    teacher: int
+    student: int
+
+
+class Inputs(NamedTuple):
+    """The opened inputs. `task` is that of both models' heads, None if they have no heads for the same labels."""
+
+    teacher: Opened
+    student: Opened
+    tokenizer: Tokenizer
+    max_length: int
+    pairs: list[LayerPair]
+    examples: list[Example]
+    texts_in_data: int
+    has_spans: bool
+    task: Task | None
+    why_no_answers: str
+
+
+def open_inputs(teacher: str, student: str, given: Explaining) -> Inputs:
+    """The models, texts and pairs of layers that `given` names.
+
+    Raises:
+        BadInput: every fault found, in one message; or tokenizers that differ.
+    """
+    faults, columns = Faults(), columns_of(given)
+    theirs = faults.check(lambda: open_model(teacher, role="TEACHER"))
+    ours = faults.check(lambda: open_model(student, role="STUDENT"))
+    task, why = _task_of(theirs, ours) if theirs and ours else (None, "")
+    read = faults.check(lambda: _examples(Path(given.data), task, columns))
+    pairs = faults.check(lambda: _pairs(given.layers, theirs, ours)) if theirs and ours else None
+    faults.raise_if_any()
+    assert theirs
+    assert ours
+    assert read
+    assert pairs
+    if reason := differing_tokenizers(theirs, ours):
+        raise BadInput(
+            f"TEACHER {teacher} and STUDENT {student} have different tokenizers: {reason.rstrip('.')}. Attention is compared token by "
+            "token, so both need the same. Give a student of this teacher, before its vocabulary was trimmed."
+        )
+    examples, has_spans = read
+    tokenizer = open_tokenizer(theirs)
+    max_length = min(given.max_length, theirs.max_length, ours.max_length)
+    tokenizer.enable_truncation(max_length)
+    chosen = _drawn(examples, given.most_texts, given.seed)
+    return Inputs(theirs, ours, tokenizer, max_length, pairs, chosen, len(examples), has_spans, task, why)
+
+
+def _examples(path: Path, task: Task | None, columns: Columns) -> tuple[list[Example], bool]:
+    """The texts of the file, and whether its rows have entities or tags."""
+    if _has_spans(path, columns):
+        return read_examples(path, "token-classification", columns), True
+    return read_asked(path, task or "text-classification", columns, "--data"), False
+
+
+def _has_spans(path: Path, columns: Columns) -> bool:
+    """Whether the first row of the file has entities or tags."""
+    check_there(path)
+    if path.suffix not in SUFFIXES:
+        return path.suffix == ".txt" and looks_like_columns(path)
+    try:
+        _, row = next(rows_in(path, path.suffix, columns, "token-classification", []), (0, None))
+    except UnreadableFrom:
+        return False  # the reader of texts tells where
+    return isinstance(row, dict) and (columns.entities in row or bool(columns.tags_in(row) and columns.tokens in row))
+
+
+def _pairs(asked: Sequence[str], teacher: Opened, student: Opened) -> list[LayerPair]:
+    """The pairs of layers in `asked`; without any, the deeper model's layers that are evenly spread over the other's."""
+    theirs, ours = teacher.config.num_hidden_layers, student.config.num_hidden_layers
+    if not asked:
+        deeper = spread_layers(max(theirs, ours), min(theirs, ours))
+        spread = enumerate(deeper, 1)
+        return [LayerPair(deep, i) if theirs >= ours else LayerPair(i, deep) for i, deep in spread]
+    faults, found = Faults(), []
+    for text in asked:
+        if not re.fullmatch(r"[0-9]{1,4}:[0-9]{1,4}", text):
+            message = f"--layer {text} is not a layer of the teacher, a colon and a layer of the student. Give it as {theirs}:{ours}."
+            faults.messages.append(message)
+            continue
+        pair = LayerPair(*map(int, text.split(":")))
+        if not (1 <= pair.teacher <= theirs and 1 <= pair.student <= ours):
+            faults.messages.append(
+                f"--layer {text} names a layer that is not there: the teacher has {theirs} layers and the student {ours}. Give one from "
+                f"1:1 to {theirs}:{ours}."
+            )
+        found.append(pair)
+    faults.raise_if_any()
+    return list(dict.fromkeys(found))
+
+
+def _task_of(teacher: Opened, student: Opened) -> tuple[Task | None, str]:
+    """The task that both models have a head for, with the same labels; otherwise None, and why as text."""
+    for task in map(check_task, HEADS):
+        theirs, ours = teacher.head_for(task), student.head_for(task)
+        if theirs and ours:
+            if set(theirs) != set(ours) or teacher.multi_label is not student.multi_label:
+                return None, "the heads of the two models have different labels"
+            return task, ""
+    return None, "the two models have no heads for the same task"
+
+
+def _drawn(examples: list[Example], most: int, seed: int) -> list[Example]:
+    """At most so many of `examples`, in their order. A hash of its text and `seed` decides about each, so their order does not."""
+
+    def key(i: int) -> bytes:
+        text = f"{seed}\n{examples[i].text_read}\n{examples[i].text_pair}"
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+    return [examples[i] for i in sorted(sorted(range(len(examples)), key=key)[:most])]

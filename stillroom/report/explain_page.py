@@ -1,0 +1,122 @@
+"""The output of `stillroom explain`: tables for the terminal and the page, and an HTML page with attention to look at."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from stillroom.report.charts import Plane, dot, kind_of, line, linear_axis, plot
+from stillroom.report.drawings import Chart, Key
+from stillroom.report.formats import Cell, Table, score, table
+from stillroom.report.pages import environment, rendered
+
+MODELS = ("teacher", "student")
+
+
+def layer_table(document: dict[str, Any]) -> Table:
+    """A row per pair of layers: the divergences of attention and of value relations."""
+    rows = document["layers"]
+    by_head = [row["attention_by_head"] for row in rows]
+    return table(
+        ("layers", [_layers(row) for row in rows]),
+        ("attention, mean of heads", [score(row["attention"]) for row in rows]),
+        ("head by head, mean", [score(sum(heads) / len(heads)) if heads else None for heads in by_head]),
+        ("closest head", [score(min(heads)) if heads else None for heads in by_head]),
+        ("farthest head", [score(max(heads)) if heads else None for heads in by_head]),
+        ("values", [score(row["value_relation"]) for row in rows]),
+    )
+
+
+def cluster_table(document: dict[str, Any]) -> Table | None:
+    """A row per layer: the agreement of clusters and labels in each model; None where it was left out."""
+    found = document["span_clusters"]
+    if "left_out" in found:
+        return None
+    deepest = max(len(found[name]) for name in MODELS)
+    columns: list[tuple[str, list[Cell]]] = [
+        (name, [score(value) for value in found[name]] + [None] * (deepest - len(found[name]))) for name in MODELS
+    ]
+    return table(("layer", [str(layer) for layer in range(1, deepest + 1)]), *columns)
+
+
+def sentences(document: dict[str, Any]) -> list[str]:
+    """What the tables do not say, in sentences for the terminal."""
+    found = [f"{document[key]['left_out']}." for key in ("span_clusters", "answers") if "left_out" in document[key]]
+    if "left_out" not in document["answers"]:
+        found.append(f"The models answer differently on {document['answers']['differing_texts']} of {document['texts']} texts.")
+    return [sentence[0].upper() + sentence[1:] for sentence in found]
+
+
+def page(document: dict[str, Any], shown: Sequence[dict[str, Any]]) -> str:
+    """One self-contained HTML document. `shown` are texts with their attention, see `stillroom.commands.explain.shown`."""
+    from markupsafe import Markup
+
+    script = environment().get_template("attention.js").render()
+    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rows, clusters = document["layers"], cluster_table(document)
+    by_head = [row for row in rows if row["attention_by_head"]]
+    heads = range(len(by_head[0]["attention_by_head"]) if by_head else 0)
+    return rendered(
+        "explain.html",
+        {
+            "title": "What the student learned",
+            "about": _about(document),
+            "document": document,
+            "layers": layer_table(document),
+            "heads": table(
+                ("layers", [_layers(row) for row in by_head]),
+                *((f"head {head + 1}", [score(row["attention_by_head"][head]) for row in by_head]) for head in heads),
+            ),
+            "clusters": clusters,
+            "agreement": _agreement(document) if clusters else None,
+            "shown": shown,
+            "cut": max((len(text["tokens"]) for text in shown if text["cut"]), default=0),
+            "texts": _texts(document["most_different"]),
+            "answers": _texts(document["answers"].get("differing", [])),
+            "script": Markup(script),  # noqa: S704 - a file of this package
+            "script_hash": f"sha256-{script_hash}",
+        },
+    )
+
+
+def _about(document: dict[str, Any]) -> str:
+    named = [
+        f"{name} {model['name']} ({model['layers']} layers, {model['heads']} heads, {model['width']} wide)"
+        for name, model in ((name, document[name]) for name in MODELS)
+    ]
+    of = "" if document["texts"] == document["texts_in_data"] else f" of {document['texts_in_data']:,}"
+    texts = f"{document['texts']:,}{of} texts with {document['tokens']:,} tokens"
+    cut = f", {document['truncated']:,} of them cut after {document['max_length']} tokens" if document["truncated"] else ""
+    return f"{'; '.join(named)}. {texts}{cut}. This page holds texts of the data.".capitalize()
+
+
+def _layers(row: dict[str, Any]) -> str:
+    return f"teacher {row['teacher_layer']}, student {row['student_layer']}"
+
+
+def _agreement(document: dict[str, Any]) -> Chart:
+    """The agreement of clusters and labels by layer, a line for each model."""
+    found = document["span_clusters"]
+    points = [[(float(layer), value) for layer, value in enumerate(found[name], 1)] for name in MODELS]
+    every = [point for of in points for point in of]
+    plane = Plane(linear_axis("layer", [x for x, _ in every]), linear_axis("NMI", [y for _, y in every]))
+    parts = [line(plane, of, kind_of(i)) for i, of in enumerate(points)]
+    parts += [dot(plane, point, kind_of(i)) for i, of in enumerate(points) for point in of]
+    legend = [Key(i, name, document[name]["name"], "line") for i, name in enumerate(MODELS)]
+    return plot(plane, parts, "Agreement of clusters of spans and labels by layer", legend)
+
+
+def _texts(rows: Sequence[dict[str, Any]]) -> Table:
+    """A row per text, with both answers, if there are any."""
+    texts = [" | ".join(row[key] for key in ("text", "text_pair") if key in row) for row in rows]
+    answers = [(name, [_answer(row, name) for row in rows]) for name in MODELS]
+    return table(("text", list(texts)), ("attention", [score(row["attention"]) for row in rows]), *answers)
+
+
+def _answer(row: dict[str, Any], name: str) -> Cell:
+    """An answer as text: a class, labels, or the pieces of text that are entities."""
+    answer = row.get(f"{name}_answer")
+    if answer is None or isinstance(answer, str):
+        return answer
+    named = [item if isinstance(item, str) else f"{item[2]}: {row['text'][item[0] : item[1]]}" for item in answer]
+    return "; ".join(named) or "none"
