@@ -61,9 +61,7 @@ def open_reader(opened: Opened, task: Task | None) -> Reader:
     model.set_attn_implementation("eager")
     model.config.output_attentions = True
     config = model.config
-    return Reader(
-        model.eval(), opened.family, config.num_hidden_layers, config.num_attention_heads, config.hidden_size
-    )
+    return Reader(model.eval(), opened.family, config.num_hidden_layers, config.num_attention_heads, config.hidden_size)
 
 
 def read_text(reader: Reader, encoded: Encoded, index: int) -> TextRead:

@@ -167,7 +167,9 @@ VERBS = (
         Explaining,
         arguments=(
             Argument("teacher", "Transformers folder or Hub name.", type=click.Path()),
-            Argument("student", "Transformers folder or Hub name of a model with the same tokenizer.", type=click.Path()),
+            Argument(
+                "student", "Transformers folder or Hub name of a model with the same tokenizer.", type=click.Path()
+            ),
         ),
         shown=show_explained,
         examples=(

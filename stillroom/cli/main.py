@@ -31,6 +31,7 @@ BUILD_PACKAGES = {
     "onnxscript",
     "pyarrow",
     "tomli_w",
+    "sklearn",
 }
 
 MAIN_SPEAKS_S = 10.0  # how long the other processes wait for the main one to meet and report the same error

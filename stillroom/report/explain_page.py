@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import Any
 
 from stillroom.report.charts import Plane, dot, kind_of, line, linear_axis, plot
@@ -11,6 +12,7 @@ from stillroom.report.formats import Cell, Table, score, table
 from stillroom.report.pages import environment, rendered
 
 MODELS = ("teacher", "student")
+MOST_CHARACTERS = 300  # of a text in a table of the page; the document has all of it
 
 
 def layer_table(document: dict[str, Any]) -> Table:
@@ -33,17 +35,21 @@ def cluster_table(document: dict[str, Any]) -> Table | None:
     if "left_out" in found:
         return None
     deepest = max(len(found[name]) for name in MODELS)
-    columns: list[tuple[str, list[Cell]]] = [
-        (name, [score(value) for value in found[name]] + [None] * (deepest - len(found[name]))) for name in MODELS
-    ]
-    return table(("layer", [str(layer) for layer in range(1, deepest + 1)]), *columns)
+
+    def cells(values: list[float]) -> list[Cell]:
+        return [*map(score, values), *[None] * (deepest - len(values))]
+
+    layers: list[Cell] = [str(layer) for layer in range(1, deepest + 1)]
+    return table(("layer", layers), *((name, cells(found[name])) for name in MODELS))
 
 
 def sentences(document: dict[str, Any]) -> list[str]:
     """What the tables do not say, in sentences for the terminal."""
     found = [f"{document[key]['left_out']}." for key in ("span_clusters", "answers") if "left_out" in document[key]]
     if "left_out" not in document["answers"]:
-        found.append(f"The models answer differently on {document['answers']['differing_texts']} of {document['texts']} texts.")
+        found.append(
+            f"The models answer differently on {document['answers']['differing_texts']} of {document['texts']} texts."
+        )
     return [sentence[0].upper() + sentence[1:] for sentence in found]
 
 
@@ -61,7 +67,8 @@ def page(document: dict[str, Any], shown: Sequence[dict[str, Any]]) -> str:
         {
             "title": "What the student learned",
             "about": _about(document),
-            "document": document,
+            "document": document
+            | {"settings": {key: value for key, value in document["settings"].items() if value not in ("", ())}},
             "layers": layer_table(document),
             "heads": table(
                 ("layers", [_layers(row) for row in by_head]),
@@ -81,13 +88,17 @@ def page(document: dict[str, Any], shown: Sequence[dict[str, Any]]) -> str:
 
 def _about(document: dict[str, Any]) -> str:
     named = [
-        f"{name} {model['name']} ({model['layers']} layers, {model['heads']} heads, {model['width']} wide)"
+        f"{name.capitalize()} {model['name']} ({model['layers']} layers, {model['heads']} heads, {model['width']} wide)"
         for name, model in ((name, document[name]) for name in MODELS)
     ]
     of = "" if document["texts"] == document["texts_in_data"] else f" of {document['texts_in_data']:,}"
     texts = f"{document['texts']:,}{of} texts with {document['tokens']:,} tokens"
-    cut = f", {document['truncated']:,} of them cut after {document['max_length']} tokens" if document["truncated"] else ""
-    return f"{'; '.join(named)}. {texts}{cut}. This page holds texts of the data.".capitalize()
+    cut = (
+        f", {document['truncated']:,} of them cut after {document['max_length']} tokens"
+        if document["truncated"]
+        else ""
+    )
+    return f"{'. '.join(named)}. {texts}{cut}. This page holds texts of the data."
 
 
 def _layers(row: dict[str, Any]) -> str:
@@ -108,7 +119,8 @@ def _agreement(document: dict[str, Any]) -> Chart:
 
 def _texts(rows: Sequence[dict[str, Any]]) -> Table:
     """A row per text, with both answers, if there are any."""
-    texts = [" | ".join(row[key] for key in ("text", "text_pair") if key in row) for row in rows]
+    whole = [" | ".join(row[key] for key in ("text", "text_pair") if key in row) for row in rows]
+    texts = [shorten(text, MOST_CHARACTERS, placeholder=" ...") for text in whole]
     answers = [(name, [_answer(row, name) for row in rows]) for name in MODELS]
     return table(("text", list(texts)), ("attention", [score(row["attention"]) for row in rows]), *answers)
 

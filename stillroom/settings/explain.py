@@ -30,7 +30,9 @@ class Explaining(RowColumns):
     max_length: int = setting(128, help="Longest text in tokens; of longer ones the beginning is read.", at_least=8)
     spans: int = setting(3000, help="Spans with a label that are clustered, at most.", at_least=0)
     unlabelled_spans: int = setting(
-        500, help="Spans without a label that are clustered with them, at most; they count as one more label.", at_least=0
+        500,
+        help="Spans without a label that are clustered with them, at most; they count as one more label.",
+        at_least=0,
     )
     seed: int = setting(0, help=SEED, at_least=0, at_most=2**32 - 1)
 

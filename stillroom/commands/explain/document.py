@@ -85,7 +85,7 @@ def document_of(
             reads = [read_text(reader, of, i) for reader, of in zip((teacher, student), encoded, strict=True)]
             for kept, read in zip(ends, reads, strict=True):
                 kept.take(i, read)
-            pairs = [pair_figures(pair, *reads, heads) for pair in inputs.pairs]
+            pairs = [pair_figures(pair, reads[0], reads[1], heads) for pair in inputs.pairs]
             figures.append(TextFigures(pairs, _answers(encoded, reads, i) if inputs.task else None))
             advance(i + 1, len(inputs.examples))
     by_difference = sorted(range(len(figures)), key=lambda i: -figures[i].attention)
@@ -197,4 +197,6 @@ def _text(inputs: Inputs, figures: Sequence[TextFigures], i: int) -> dict[str, A
 
 def _as_json(answer: Prediction) -> Any:
     """A class; a sorted list of labels; or a sorted list of `[start, end, label]`."""
-    return answer if isinstance(answer, str) else [item if isinstance(item, str) else list(item) for item in sorted(answer)]
+    if isinstance(answer, str):
+        return answer
+    return sorted(item if isinstance(item, str) else list(item) for item in answer)

@@ -66,7 +66,5 @@ def _pieces(encoding: Encoding, texts: tuple[str, str]) -> list[str]:
     """Each token as the piece of text that it stands for; a special token by its name."""
     return [
         token if sequence is None or start == end else texts[sequence][start:end]
-        for token, sequence, (start, end) in zip(
-            encoding.tokens, encoding.sequence_ids, encoding.offsets, strict=True
-        )
+        for token, sequence, (start, end) in zip(encoding.tokens, encoding.sequence_ids, encoding.offsets, strict=True)
     ]
