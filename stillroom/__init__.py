@@ -17,6 +17,7 @@ _HOME = {
     "select": "stillroom.api",
     "profile": "stillroom.api",
     "evaluate": "stillroom.commands.evaluate",
+    "explain": "stillroom.commands.explain.run",
     "load": "stillroom.api",
     "Pipeline": "serve.model.pipeline",
     "Client": "serve.client",

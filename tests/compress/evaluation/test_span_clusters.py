@@ -1,6 +1,5 @@
 """Which spans are clustered, their vectors, and how far clusters agree with labels."""
 
-
 import numpy as np
 import pytest
 from small_task import make_tokenizer

@@ -88,7 +88,7 @@ def test_the_first_help_lists_every_verb_under_its_group() -> None:
 
 
 def test_shells_complete_verbs_flags_and_choices() -> None:
-    assert completed("stillroom", "ex") == ["export"]
+    assert completed("stillroom", "exp") == ["explain", "export"]
     assert "--variants" in completed("stillroom", "export", "--v")
     assert completed("stillroom", "export", "x", "--variants", "fp32,f") == ["fp32,fp32", "fp32,fp16"]
     assert completed("stillroom", "distill", "--method", "minilmv") == ["minilmv2"]

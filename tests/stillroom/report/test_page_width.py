@@ -7,6 +7,7 @@ import pytest
 from chromium import Tab, browsing
 from synthetic_profile import synthetic_profile
 from test_comparison_page import document as comparison
+from test_explain_page import explained
 from test_run_page import full_report
 
 from stillroom.report.comparison_page import page
@@ -54,6 +55,7 @@ PAGES = {
     "run": run_page,
     "profile": lambda: profile_page(synthetic_profile(models=8)),
     "comparison": lambda: page(comparison("minilmv2")),
+    "explain": explained,
 }
 
 

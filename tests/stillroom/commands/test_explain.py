@@ -1,0 +1,265 @@
+"""`stillroom explain` on small random models: its figures, what decides them, what it refuses, and what it writes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_task import examples, make_teacher, write_rows
+
+import stillroom
+from serve.errors import BadInput
+from stillroom.cli.main import app, guarded
+from stillroom.commands.explain.run import explain
+
+Explain = Callable[..., dict[str, Any]]
+CLASSES = ("praise", "refund", "status")
+
+
+def with_head(folder: Path, seed: int, labels: tuple[str, ...] = CLASSES, **changes: object) -> Path:
+    """A tiny BERT with a head for `labels`, with random weights."""
+    from transformers import BertForSequenceClassification
+    from transformers.models.auto import AutoConfig
+
+    make_teacher(folder, **changes)
+    config = AutoConfig.from_pretrained(folder)
+    config.id2label, config.num_labels = dict(enumerate(labels)), len(labels)
+    config.label2id = {label: i for i, label in enumerate(labels)}
+    torch.manual_seed(seed)
+    BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A student of other sizes: 2 layers, 3 heads, width 24."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    return make_teacher(tmp_path_factory.mktemp("student") / "small", **sizes)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, object]]:
+    return examples(12, seed=3)
+
+
+@pytest.fixture(scope="module")
+def data(rows: list[dict[str, object]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def made(
+    tiny_teacher: Path, student: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("made") / "out"
+    return out, explain(str(tiny_teacher), str(student), data, out, shown_texts=3)
+
+
+def test_the_document_has_every_part_and_the_file_holds_it(made: tuple[Path, dict[str, Any]]) -> None:
+    out, document = made
+    assert json.loads((out / "explain.json").read_text(encoding="utf-8")) == json.loads(json.dumps(
+        {key: value for key, value in document.items() if key != "report"}
+    ))  # fmt: skip
+    assert document["report"] == str(out / "explain.html")
+    assert {path.name for path in out.iterdir()} == {"explain.json", "explain.html"}
+    assert document["teacher"] == {"name": "tiny", "layers": 4, "heads": 4, "width": 32}
+    assert document["student"] == {"name": "small", "layers": 2, "heads": 3, "width": 24}
+    assert document["relation_heads"] == 4
+    pairs = [(row["teacher_layer"], row["student_layer"]) for row in document["layers"]]
+    assert pairs == [(2, 1), (4, 2)]
+    assert [row["attention_by_head"] for row in document["layers"]] == [None, None]
+    assert min(row[key] for row in document["layers"] for key in ("attention", "value_relation")) > 1e-6
+    clusters = document["span_clusters"]
+    assert (len(clusters["teacher"]), len(clusters["student"])) == (4, 2)
+    assert (clusters["labels"], clusters["clusters"]) == (["city", "item"], 3)
+    assert all(0 < value <= 1 for value in clusters["teacher"] + clusters["student"])
+    assert document["answers"] == {
+        "left_out": "answers are not compared: the two models have no heads for the same task"
+    }
+    differences = [row["attention"] for row in document["most_different"]]
+    assert (len(differences), differences) == (12, sorted(differences, reverse=True))
+
+
+def test_a_pair_of_layers_has_the_divergence_of_the_models_own_attentions(
+    tiny_teacher: Path, student: Path, rows: list[dict[str, object]], made: tuple[Path, dict[str, Any]]
+) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_teacher)
+    batch = tokenizer([str(row["text"]) for row in rows], padding=True, return_tensors="pt")
+    attentions = []
+    for folder, layer in ((tiny_teacher, 4), (student, 2)):
+        model = AutoModel.from_pretrained(folder, attn_implementation="eager")
+        with torch.inference_mode():
+            found = model(**batch, output_attentions=True).attentions[layer - 1]
+        attentions.append(found.double().numpy().mean(axis=1))
+    each = []
+    for theirs, ours, mask in zip(*attentions, batch["attention_mask"].numpy(), strict=True):
+        real = slice(0, int(mask.sum()))
+        each.append((theirs[real, real] * np.log(theirs[real, real] / ours[real, real])).sum(axis=1).mean())
+    assert made[1]["layers"][-1]["attention"] == pytest.approx(np.mean(each), rel=1e-4)
+
+
+def test_a_model_is_at_no_distance_from_itself(tiny_teacher: Path, data: Path, tmp_path: Path) -> None:
+    document = explain(str(tiny_teacher), str(tiny_teacher), data, tmp_path / "out", spans=0, unlabelled_spans=0)
+    assert [(row["teacher_layer"], row["student_layer"]) for row in document["layers"]] == [(i, i) for i in range(1, 5)]
+    for row in document["layers"]:
+        assert (row["attention"], row["attention_by_head"], row["value_relation"]) == (0, [0] * 4, 0)
+    assert "fewer than two labels" in document["span_clusters"]["left_out"]
+
+
+def test_the_order_of_texts_changes_no_figure(
+    tiny_teacher: Path, student: Path, rows: list[dict[str, object]], made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    turned = write_rows(tmp_path / "turned.jsonl", rows[::-1])
+    again = explain(str(tiny_teacher), str(student), turned, tmp_path / "out")
+    for part in ("layers", "span_clusters", "most_different", "texts", "tokens"):
+        assert again[part] == made[1][part]
+
+
+def test_as_many_texts_are_drawn_as_asked_for_whatever_their_order(
+    tiny_teacher: Path, rows: list[dict[str, object]], tmp_path: Path
+) -> None:
+    drawn = []
+    for name, given, seed in (("one", rows, 0), ("two", rows[::-1], 0), ("three", rows, 1)):
+        data = write_rows(tmp_path / f"{name}.jsonl", [{"text": row["text"]} for row in given])
+        document = explain(
+            str(tiny_teacher), str(tiny_teacher), data, tmp_path / name, most_texts=4, seed=seed, layers=["1:4"]
+        )
+        assert (document["texts"], document["texts_in_data"]) == (4, 12)
+        assert document["span_clusters"] == {
+            "left_out": "the data gives no clusters of spans: it has no entities and no tags"
+        }
+        drawn.append([row["text"] for row in document["most_different"]])
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]
+
+
+def test_answers_are_compared_where_both_models_have_a_head_for_the_same_labels(
+    data: Path, rows: list[dict[str, object]], tmp_path: Path
+) -> None:
+    from compress.data.encoded import encode
+    from compress.data.examples import Example
+    from compress.evaluation.predictions import predictions, row_logits
+    from compress.models.pretrained import load, open_model, open_tokenizer
+
+    models = [
+        with_head(tmp_path / "a", 1, num_hidden_layers=2),
+        with_head(tmp_path / "b", 2, CLASSES[::-1], num_hidden_layers=1),
+    ]
+    document = explain(*map(str, models), data, tmp_path / "out")
+    expected = []
+    for model in map(str, models):
+        opened = open_model(model)
+        encoded = encode(
+            [Example(str(row["text"])) for row in rows], open_tokenizer(opened), "text-classification",
+            opened.head_for("text-classification") or (),
+        )  # fmt: skip
+        expected.append(predictions(encoded, row_logits(load(opened, "text-classification"), encoded)))
+    apart = {str(row["text"]): (a, b) for row, a, b in zip(rows, *expected, strict=True) if a != b}
+    found = document["answers"]
+    assert apart
+    assert {row["text"]: (row["teacher_answer"], row["student_answer"]) for row in found["differing"]} == apart
+    assert (found["task"], found["differing_texts"]) == ("text-classification", len(apart))
+
+    other = with_head(tmp_path / "c", 2, ("yes", "no"), num_hidden_layers=1)
+    assert explain(str(models[0]), str(other), data, tmp_path / "others")["answers"] == {
+        "left_out": "answers are not compared: the heads of the two models have different labels"
+    }
+
+
+def test_columns_of_words_and_tags_give_clusters(tiny_teacher: Path, student: Path, tmp_path: Path) -> None:
+    words = "the DT B-NP\nkettle NN I-NP\nis VBZ B-VP\ngreat JJ B-ADJP\n. . O\n\nplease UH B-INTJ\nrefund VB B-VP\nit PRP B-NP\n"
+    for name in ("chunks.conll", "chunks.txt"):
+        (tmp_path / name).write_text(words, encoding="utf-8")
+        found = explain(str(tiny_teacher), str(student), tmp_path / name, tmp_path / f"{name}.out", unlabelled_spans=4)
+        clusters = found["span_clusters"]
+        assert (clusters["spans"], clusters["unlabelled_spans"]) == (6, 4)
+        assert clusters["labels"] == ["ADJP", "INTJ", "NP", "VP"]
+
+
+def test_plain_text_is_enough(tiny_teacher: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("the kettle is great\nplease refund it\n", encoding="utf-8")
+    assert explain(str(tiny_teacher), str(tiny_teacher), tmp_path / "texts.txt", tmp_path / "out")["texts"] == 2
+
+
+def test_all_that_is_wrong_is_told_at_once(tiny_teacher: Path, student: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="3 faults") as refused:
+        explain("no/such", str(student / "neither"), tmp_path / "gone.jsonl", tmp_path / "out")
+    for fault in ("TEACHER no/such", "STUDENT", "gone.jsonl is not a file"):
+        assert fault in refused.value.message
+    with pytest.raises(BadInput, match="3 faults") as refused:
+        explain(str(tiny_teacher), str(student), data, tmp_path / "out", layers=["5:1", "4:0", "last", "4:2"])
+    assert (
+        "--layer 5:1 names a layer that is not there: the teacher has 4 layers and the student 2."
+        in refused.value.message
+    )
+    assert (
+        "--layer last is not a layer of the teacher, a colon and a layer of the student. Give it as 4:2."
+        in refused.value.message
+    )
+    for name, content, message in (
+        ("empty.jsonl", "", "holds no text"),
+        ("empty.conll", "", "holds no text"),
+        ("a.pdf", "x", "does not end in"),
+    ):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        with pytest.raises(BadInput, match=message):
+            explain(str(tiny_teacher), str(student), tmp_path / name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_with_different_tokenizers_are_refused(tiny_teacher: Path, data: Path, tmp_path: Path) -> None:
+    other = make_teacher(tmp_path / "other", num_hidden_layers=1)
+    words = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = words["model"]["vocab"]
+    vocabulary["kettle"], vocabulary["lamp"] = vocabulary["lamp"], vocabulary["kettle"]
+    (other / "tokenizer.json").write_text(json.dumps(words), encoding="utf-8")
+    with pytest.raises(BadInput) as refused:
+        explain(str(tiny_teacher), str(other), data, tmp_path / "out")
+    assert f"TEACHER {tiny_teacher} and STUDENT {other} have different tokenizers: " in refused.value.message
+    assert "both need the same. Give a student of this teacher" in refused.value.message
+
+
+def test_a_folder_with_other_files_is_left_alone(tiny_teacher: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").touch()
+    with pytest.raises(BadInput, match="already exists and holds other files"):
+        explain(str(tiny_teacher), str(tiny_teacher), data, tmp_path / "out")
+
+
+def test_the_command_prints_tables_or_its_document(
+    tiny_teacher: Path, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [
+        "stillroom",
+        "explain",
+        str(tiny_teacher),
+        str(tiny_teacher),
+        "--data",
+        str(data),
+        "--layer",
+        "2:4",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    monkeypatch.setattr("sys.argv", command)
+    assert guarded(app) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert "teacher 2, student 4" in said
+    assert "NMI of clusters of spans and their labels" in said
+    assert f"Report {tmp_path / 'out' / 'explain.html'}" in said
+    monkeypatch.setattr("sys.argv", [*command, "--json"])
+    assert guarded(app) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["layers"][0]["teacher_layer"] == 2
+    monkeypatch.setattr("sys.argv", [*command, "--layer", "9:9"])
+    assert guarded(app) == 2
+
+
+def test_it_is_a_function_of_the_package(tiny_teacher: Path) -> None:
+    with pytest.raises(BadInput, match="is not a file"):
+        stillroom.explain(str(tiny_teacher), str(tiny_teacher), "gone.jsonl", "out")
