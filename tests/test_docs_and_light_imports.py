@@ -140,8 +140,10 @@ def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
     from serve.options import make
     from stillroom import api
     from stillroom.commands.evaluate import evaluate
+    from stillroom.commands.explain.run import explain
     from stillroom.inputs.recipe import Recipe
     from stillroom.settings.evaluate import Evaluation
+    from stillroom.settings.explain import Explaining
     from stillroom.settings.export import Exporting
     from stillroom.settings.load import Loading
     from stillroom.settings.profile import Profiling
@@ -153,6 +155,7 @@ def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
         "label": (api.label, Labelling),
         "export": (api.export, Exporting),
         "evaluate": (evaluate, Evaluation),
+        "explain": (explain, Explaining),
         "profile": (api.profile, Profiling),
         "load": (api.load, Loading),
     }
@@ -168,6 +171,13 @@ def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
             given = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
             bound = inspect.signature(function).bind(*map(ast.literal_eval, call.args), **given).arguments
             values = bound.pop("settings", {}) | bound
-            arguments = {"checkpoint", "model", "models", "url"} - kind.__dataclass_fields__.keys()  # no settings
+            arguments = {
+                "checkpoint",
+                "model",
+                "models",
+                "url",
+                "teacher",
+                "student",
+            } - kind.__dataclass_fields__.keys()  # no settings
             assert make(kind, {name: values[name] for name in values.keys() - arguments}), page
-    assert seen >= {"run", "finetune", "label", "export", "evaluate", "profile"}
+    assert seen >= {"run", "finetune", "label", "export", "evaluate", "explain", "profile"}

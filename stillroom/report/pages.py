@@ -48,7 +48,7 @@ def page_or(path: Path, instead: str) -> Path:
 
 
 def rendered(template: str, values: Mapping[str, object]) -> str:
-    """`template` with `values`, as one self-contained HTML document without scripts."""
+    """`template` with `values`, as one self-contained HTML document, without scripts other than the template's own."""
     return environment().get_template(template).render(values)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from repository import ROOT
 from small_task import examples, make_teacher, write_rows
 
 import stillroom
@@ -81,6 +82,26 @@ def test_the_document_has_every_part_and_the_file_holds_it(made: tuple[Path, dic
     }
     differences = [row["attention"] for row in document["most_different"]]
     assert (len(differences), differences) == (12, sorted(differences, reverse=True))
+
+
+def test_the_docs_name_every_key_of_the_document(made: tuple[Path, dict[str, Any]]) -> None:
+    page = (ROOT / "docs" / "explaining.md").read_text(encoding="utf-8")
+    document = made[1]
+    parts = [
+        document,
+        document["teacher"],
+        document["layers"][0],
+        document["span_clusters"],
+        document["most_different"][0],
+    ]
+    keys = {key for part in parts for key in part} | {
+        "left_out",
+        "differing",
+        "differing_texts",
+        "teacher_answer",
+        "text_pair",
+    }
+    assert not {key for key in keys if f"`{key}`" not in page}
 
 
 def test_a_pair_of_layers_has_the_divergence_of_the_models_own_attentions(
