@@ -1,6 +1,6 @@
 """How well the vectors of a layer tell kinds of phrases apart: spans are clustered, and the clusters compared with their labels.
 
-It is the analysis of MiniLM, section 4.4 and table 10, which follows Jawahar et al. 2019, section 3: spans of CoNLL-2000 chunks and
+It is the analysis of MiniLM, section 4.4 and table 10, which follows Jawahar et al. 2019: spans of CoNLL-2000 chunks and
 spans that are no chunk are clustered by k-means, and normalised mutual information says how well clusters and labels agree.
 """
 
@@ -68,7 +68,7 @@ def _spans_of(number: int, example: Example, encoding: Encoding) -> Iterator[Spa
 
 
 def span_vectors(first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """The vectors of spans, (spans, 4 width): first and last token, their product and their difference (Jawahar et al. 2019, section 3).
+    """The vectors of spans, (spans, 4 width): first and last token, their product and their difference (Jawahar et al. 2019).
 
     Args:
         first: (spans, width), the vectors of the first tokens.

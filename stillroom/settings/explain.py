@@ -16,7 +16,7 @@ class Explaining(RowColumns):
     out: str = setting(metavar="FOLDER", help="Folder for explain.json and explain.html, which hold texts of the data.")
     layers: tuple[str, ...] = setting(
         (),
-        help="A layer of the teacher and one of the student to compare, from 1, such as 12:6. May be given again.",
+        help="A layer of the teacher and one of the student to compare, from 1, such as 12:6.",
         flag="--layer",
         metavar="T:S",
         shown="the layers of both models evenly spread, ending with the last of each",
