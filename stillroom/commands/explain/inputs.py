@@ -21,6 +21,8 @@ from compress.models.pretrained import HEADS, Opened, open_model, open_tokenizer
 from serve.errors import BadInput
 from stillroom.settings.explain import Explaining
 
+NAMED = 5  # labels that only one model has
+
 
 class LayerPair(NamedTuple):
     """A layer of the teacher beside one of the student; both count from 1."""
@@ -122,8 +124,11 @@ def _task_of(teacher: Opened, student: Opened) -> tuple[Task | None, str]:
     for task in map(check_task, HEADS):
         theirs, ours = teacher.head_for(task), student.head_for(task)
         if theirs and ours:
-            if set(theirs) != set(ours) or teacher.multi_label is not student.multi_label:
-                return None, "the heads of the two models have different labels"
+            if apart := sorted(set(theirs) ^ set(ours)):
+                more = " and others" if apart[NAMED:] else ""
+                return None, f"only one of the two models has the labels {', '.join(apart[:NAMED])}{more}"
+            if teacher.multi_label is not student.multi_label:
+                return None, "only one of the two models gives a text any number of labels"
             return task, ""
     return None, "the two models have no heads for the same task"
 

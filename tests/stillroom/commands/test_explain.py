@@ -188,7 +188,7 @@ def test_answers_are_compared_where_both_models_have_a_head_for_the_same_labels(
 
     other = with_head(tmp_path / "c", 2, ("yes", "no"), num_hidden_layers=1)
     assert explain(str(models[0]), str(other), data, tmp_path / "others")["answers"] == {
-        "left_out": "answers are not compared: the heads of the two models have different labels"
+        "left_out": "answers are not compared: only one of the two models has the labels no, praise, refund, status, yes"
     }
 
 
