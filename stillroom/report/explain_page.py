@@ -47,10 +47,16 @@ def sentences(document: dict[str, Any]) -> list[str]:
     """What the tables do not say, in sentences for the terminal."""
     found = [f"{document[key]['left_out']}." for key in ("span_clusters", "answers") if "left_out" in document[key]]
     if "left_out" not in document["answers"]:
-        found.append(
-            f"The models answer differently on {document['answers']['differing_texts']} of {document['texts']} texts."
-        )
+        found.append(_answers(document))
     return [sentence[0].upper() + sentence[1:] for sentence in found]
+
+
+def _answers(document: dict[str, Any]) -> str:
+    """How far the answers of both models are apart, in a sentence."""
+    found = document["answers"]
+    if "mean_difference" in found:
+        return f"The numbers that the models give differ by {found['mean_difference']:.4g} on average."
+    return f"The models answer differently on {found['differing_texts']} of {document['texts']} texts."
 
 
 def page(document: dict[str, Any], shown: Sequence[dict[str, Any]]) -> str:
@@ -79,6 +85,7 @@ def page(document: dict[str, Any], shown: Sequence[dict[str, Any]]) -> str:
             "shown": shown,
             "cut": max((len(text["tokens"]) for text in shown if text["cut"]), default=0),
             "texts": _texts(document["most_different"]),
+            "answers_said": None if "left_out" in document["answers"] else _answers(document),
             "answers": _texts(document["answers"].get("differing", [])),
             "script": Markup(script),  # noqa: S704 - a file of this package
             "script_hash": f"sha256-{script_hash}",
@@ -126,9 +133,9 @@ def _texts(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _answer(row: dict[str, Any], name: str) -> Cell:
-    """An answer as text: a class, labels, or the pieces of text that are entities."""
+    """An answer as text: a class, a number, labels, or the pieces of text that are entities."""
     answer = row.get(f"{name}_answer")
-    if answer is None or isinstance(answer, str):
+    if answer is None or isinstance(answer, str | float):
         return answer
     named = [item if isinstance(item, str) else f"{item[2]}: {row['text'][item[0] : item[1]]}" for item in answer]
     return "; ".join(named) or "none"

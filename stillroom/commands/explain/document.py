@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -179,9 +179,21 @@ def _answers(encoded: Sequence[Encoded], reads: Sequence[TextRead], i: int) -> t
 def _all_answers(inputs: Inputs, figures: Sequence[TextFigures], by_difference: Sequence[int]) -> dict[str, Any]:
     if not inputs.task:
         return {"left_out": f"answers are not compared: {inputs.why_no_answers}"}
+    numbers = {i: abs(both[0] - both[1]) for i, of in enumerate(figures) if (both := of.answers) and _are_numbers(both)}
+    if numbers:
+        farthest = sorted(numbers, key=lambda i: -numbers[i])[:LISTED]
+        return {
+            "task": inputs.task,
+            "mean_difference": math.fsum(numbers.values()) / len(numbers),
+            "differing": [_text(inputs, figures, i) for i in farthest],
+        }
     apart = [i for i in by_difference if (both := figures[i].answers) and both[0] != both[1]]
     differing = [_text(inputs, figures, i) for i in apart[:LISTED]]
     return {"task": inputs.task, "differing_texts": len(apart), "differing": differing}
+
+
+def _are_numbers(both: tuple[Prediction, Prediction]) -> TypeGuard[tuple[float, float]]:
+    return all(isinstance(answer, float) for answer in both)
 
 
 def _text(inputs: Inputs, figures: Sequence[TextFigures], i: int) -> dict[str, Any]:
@@ -196,7 +208,7 @@ def _text(inputs: Inputs, figures: Sequence[TextFigures], i: int) -> dict[str, A
 
 
 def _as_json(answer: Prediction) -> Any:
-    """A class; a sorted list of labels; or a sorted list of `[start, end, label]`."""
-    if isinstance(answer, str):
+    """A class; a number; a sorted list of labels; or a sorted list of `[start, end, label]`."""
+    if isinstance(answer, str | float):
         return answer
     return sorted(item if isinstance(item, str) else list(item) for item in answer)

@@ -13,6 +13,7 @@ from small_task import examples, make_teacher, write_rows
 
 import stillroom
 from serve.errors import BadInput
+from stillroom.cli.judge import show_explained
 from stillroom.cli.main import app, guarded
 from stillroom.commands.explain.run import explain
 
@@ -190,6 +191,24 @@ def test_answers_are_compared_where_both_models_have_a_head_for_the_same_labels(
     assert explain(str(models[0]), str(other), data, tmp_path / "others")["answers"] == {
         "left_out": "answers are not compared: only one of the two models has the labels no, praise, refund, status, yes"
     }
+
+
+def test_numbers_are_compared_by_their_difference(
+    data: Path, rows: list[dict[str, object]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    models = [
+        with_head(tmp_path / name, seed, (name,), num_hidden_layers=1) for seed, name in enumerate(("score", "stars"))
+    ]
+    document = explain(*map(str, models), data, tmp_path / "out", spans=0, unlabelled_spans=0)
+    found = document["answers"]
+    differences = [abs(row["teacher_answer"] - row["student_answer"]) for row in found["differing"]]
+    assert len(differences) == len(rows)
+    assert differences == sorted(differences, reverse=True)
+    assert found["mean_difference"] == pytest.approx(np.mean(differences))
+    assert found["mean_difference"] > 0
+    show_explained(document)
+    assert f"differ by {found['mean_difference']:.4g} on average" in capfd.readouterr().out
+    assert "farthest apart" in (tmp_path / "out" / "explain.html").read_text(encoding="utf-8")
 
 
 def test_columns_of_words_and_tags_give_clusters(tiny_teacher: Path, student: Path, tmp_path: Path) -> None:
