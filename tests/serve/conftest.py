@@ -11,6 +11,8 @@ from lookup_bundles import (
     VOCABULARY,
     city_table,
     intent_table,
+    number_table,
+    write_bundle,
     write_graph,
     write_manifest,
     write_relations_bundle,
@@ -41,6 +43,12 @@ def intents_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def relations_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_relations_bundle(tmp_path_factory.mktemp("bundles") / "relations")
+
+
+@pytest.fixture(scope="session")
+def numbers_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "stars"
+    return write_bundle(folder, number_table(), task="text-regression", labels=["score"])
 
 
 @pytest.fixture

@@ -46,8 +46,8 @@ JSON_PAGES = (HTTP, "reference/errors.md", "serving.md", "monitoring.md", "deplo
 
 
 @pytest.fixture(scope="module")
-def url(entities_bundle: Path, intents_bundle: Path, relations_bundle: Path) -> Iterator[str]:
-    with serving([entities_bundle, intents_bundle, relations_bundle]) as url:
+def url(entities_bundle: Path, intents_bundle: Path, relations_bundle: Path, numbers_bundle: Path) -> Iterator[str]:
+    with serving([entities_bundle, intents_bundle, relations_bundle, numbers_bundle]) as url:
         yield url
 
 

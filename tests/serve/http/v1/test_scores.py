@@ -19,15 +19,14 @@ from stillroom.commands.annotate.runner import Annotation, annotate
 TEXTS = ["i love it", "please refund", "fly", "", "love " * 90]
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundles") / "stars"
-    return write_bundle(folder, number_table(), task="text-regression", labels=["score"])
+@pytest.fixture
+def bundle(numbers_bundle: Path) -> Path:
+    return numbers_bundle
 
 
 @pytest.fixture(scope="module")
-def url(bundle: Path, intents_bundle: Path) -> Iterator[str]:
-    with serving([bundle, intents_bundle]) as url:
+def url(numbers_bundle: Path, intents_bundle: Path) -> Iterator[str]:
+    with serving([numbers_bundle, intents_bundle]) as url:
         yield url
 
 
