@@ -41,8 +41,10 @@ LEAST_CONTRAST = """
 
 
 @pytest.fixture(scope="module")
-def url(entities_bundle: Path, intents_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of cities, intents, relations, and a model that takes every unknown word for a city, in any script."""
+def url(
+    entities_bundle: Path, intents_bundle: Path, numbers_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A server of cities, intents, relations, numbers, and a model that takes every unknown word for a city, in any script."""
     folder = tmp_path_factory.mktemp("bundles")
     table = city_table()
     table[VOCABULARY.index("[UNK]")] = [0.0, 4.0, 1.0]
@@ -50,7 +52,7 @@ def url(entities_bundle: Path, intents_bundle: Path, tmp_path_factory: pytest.Te
     relations = write_bundle(
         folder / "relations", intent_table(), task="text-classification", labels=INTENTS, relations=True
     )
-    with running(entities_bundle, intents_bundle, strangers, relations) as (url, _):
+    with running(entities_bundle, intents_bundle, strangers, relations, numbers_bundle) as (url, _):
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             wait_until_ready(client)
         yield url
@@ -67,7 +69,7 @@ def tab(browser: Tab, url: str) -> Tab:
     """The page, just opened and ready."""
     browser.problems.clear()
     browser.open(url)
-    browser.wait_for("byId('model').length === 4")
+    browser.wait_for("byId('model').length === 5")
     return browser
 
 
@@ -243,7 +245,7 @@ def test_the_keyboard_reaches_everything_in_the_order_it_is_read(tab: Tab) -> No
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_text_stands_out_from_its_background(browser: Tab, url: str, dark: bool) -> None:
     browser.open(url, dark=dark)
-    browser.wait_for("byId('model').length === 4")
+    browser.wait_for("byId('model').length === 5")
     background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     browser.evaluate("byId('more').open = true")
     paste_and_run(browser, "to rome")
@@ -263,7 +265,7 @@ def test_every_text_stands_out_from_its_background(browser: Tab, url: str, dark:
 @pytest.mark.parametrize("width", [360, 390, 1280])
 def test_no_width_needs_scrolling_sideways(browser: Tab, url: str, width: int) -> None:
     browser.open(url, width=width)
-    browser.wait_for("byId('model').length === 4")
+    browser.wait_for("byId('model').length === 5")
     browser.evaluate("byId('more').open = true; byId('parts').hidden = false")
     paste_and_run(browser, "to rome " + "Donaudampfschifffahrtsgesellschaftskapitän" * 3)
     browser.wait_for("document.querySelector('#answer mark')")
@@ -303,4 +305,16 @@ def test_two_parts_of_a_text_are_taken_from_its_selection_and_asked_about(tab: T
     tab.evaluate("byId('go').click()")
     tab.wait_for("document.querySelector('#answer .bars')")
     assert marks(tab) == ["Rome", "Italy"]
+    assert tab.problems == []
+
+
+def test_a_model_of_numbers_shows_its_number_and_takes_a_second_text(tab: Tab) -> None:
+    choose(tab, "stars")
+    assert tab.evaluate("byId('answer').textContent") == "This model gives a text a number."
+    assert not tab.evaluate("byId('pair-field').hidden")
+    paste_and_run(tab, "i love it")
+    tab.wait_for("document.querySelector('#answer .score')")
+    assert tab.evaluate("document.querySelector('#answer .score').textContent") == "2.4"
+    assert tab.evaluate("byId('status').textContent").startswith("Score 2.4 · ")
+    assert "/v1/score" in tab.evaluate("byId('curl').textContent")
     assert tab.problems == []
