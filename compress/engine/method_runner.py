@@ -180,6 +180,8 @@ def _begin(folder: Path, given: MethodInputs, link: Link, source: Path | Opened,
             model, given.opened.family, link.shape, seed=given.seed, chosen=_chosen(given, link, model.config),
             new_layers=given.start == RANDOM,
         )  # fmt: skip
+        if link.starts_from != "corpus" and origin["head"] == "new":
+            _start_numbers(student, given.labelled[link.starts_from])
     _save(student, folder, given, {"role": "start", "student": str(link.shape), "origin": origin})
 
 
@@ -270,11 +272,17 @@ def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: b
     wanted, several = labelled.train.labels, labelled.train.multi_label
     kept = keeps and own == wanted and opened.multi_label == several
     student = load(opened, labelled.task, None if kept else wanted, multi_label=several)
-    if not kept and labelled.task == "text-regression":
-        number_head.start_at(student, np.concatenate(labelled.train.targets))
+    if not kept:
+        _start_numbers(student, labelled)
     if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
         _give_pooler(student, given)
     return student
+
+
+def _start_numbers(student: Any, labelled: Labelled) -> None:
+    """Let a new head begin at the numbers of train, if these are what it learns."""
+    if labelled.task == "text-regression":
+        number_head.start_at(student, np.concatenate(labelled.train.targets))
 
 
 def _on_living_layers(stage: Stage, teacher: Any, given: MethodInputs) -> tuple[Stage, dict[str, Any]]:
