@@ -18,7 +18,7 @@ from serve.bundle.manifest import Task
 from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput
 from serve.model.session import OUTPUT
-from serve.text.labels import MULTI_LABEL
+from serve.text.labels import MULTI_LABEL, REGRESSION
 
 if TYPE_CHECKING:
     import torch
@@ -279,6 +279,15 @@ def _check_size(checkpoint: Path, model: "PreTrainedModel", max_length: int) -> 
 def is_multi_label(checkpoint: Path) -> bool:
     """Whether any number of labels may apply to a text, by the checkpoint's `problem_type`. BadInput without a `config.json`."""
     return _config(checkpoint).get("problem_type") == MULTI_LABEL
+
+
+def gives_number(checkpoint: Path) -> bool:
+    """Whether the checkpoint gives a text a number: it says so, or has one label and says nothing. BadInput without a `config.json`."""
+    config = _config(checkpoint)
+    kind = config.get("problem_type")
+    if not _architecture(checkpoint).endswith("ForSequenceClassification"):
+        return False
+    return bool(kind == REGRESSION or (kind is None and len(config.get("id2label") or (0, 1)) == 1))
 
 
 def _architecture(checkpoint: Path) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from export.graph.exporter import graph_inputs, is_multi_label, load_classifier
+from export.graph.exporter import gives_number, graph_inputs, is_multi_label, load_classifier
 from export.settings import ATOL, Precision
 from serve.bundle.runtimes import Runtime
 from serve.errors import BadInput
@@ -57,7 +57,8 @@ class Parity:
     runtime: Runtime
     absolute_tolerance: float
     relative_tolerance: float
-    """A difference of absolute + relative * |reference| is tolerated. For int8 both only decide what is a tie."""
+    """A difference of absolute + relative * |reference| is tolerated. For int8 both only decide what is a tie. The absolute part for
+    numbers is that of `TOLERANCES` times their standard deviation."""
     batches: tuple[int, ...]
     texts: int
     shortest_tokens: int
@@ -112,6 +113,7 @@ def graph_parity(
         Session(onnx_file, threads, runtime, max_length).run,
         shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
         multi_label=is_multi_label(checkpoint),
+        numbers=gives_number(checkpoint),
         company_texts=company_texts,
         seed=seed,
     )
@@ -144,6 +146,7 @@ def variant_parity(
         Session(onnx_file, threads, runtime, max_length).run,
         shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
         multi_label=is_multi_label(checkpoint),
+        numbers=gives_number(checkpoint),
         company_texts=company_texts,
         seed=seed,
     )
@@ -181,10 +184,13 @@ def _compare(
     encodings: Sequence[Encoding],
     *,
     multi_label: bool,
+    numbers: bool,
     company_texts: int,
     seed: int,
 ) -> Parity:
     expected = [reference([encoding])[0] for encoding in encodings]
+    if numbers:  # which are of any unit: a tolerance is a share of their spread
+        tolerance = (tolerance[0] * (float(np.std(expected)) or 1.0), tolerance[1])
     differences: list[np.ndarray] = []  # per text and batch size: the largest of each position, (positions,)
     largest, largest_at = -1.0, Worst(0, 0, 0, 0)
     beyond = changed = ties = 0

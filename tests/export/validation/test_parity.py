@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from small_checkpoints import MAX_LENGTH, Exported
 
 from export.precision.int8 import quantise_dynamic
-from export.validation.parity import SHAPES, graph_parity, shapes_of, variant_parity
+from export.validation.parity import SHAPES, TOLERANCES, _compare, graph_parity, shapes_of, variant_parity
 from serve.errors import BadInput
 from serve.model.session import Session
 from serve.text.tokenizer import load_tokenizer
@@ -175,3 +175,22 @@ def test_where_any_number_of_labels_may_apply_a_text_changes_when_one_of_them_tu
     assert parity.labels_changed == 3 * turned  # once for each batch size
     nudged = with_logit_moved(classifier.onnx_file, tmp_path / "nudged.onnx", label, 1e-6)
     assert graph_parity(several, nudged, texts, MAX_LENGTH, threads=1).passed
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e4])
+def test_numbers_may_differ_by_a_share_of_their_spread_whatever_their_unit(
+    unit: float, bert: Exported, texts: list[str]
+) -> None:
+    encodings = shapes_of(texts[:20], load_tokenizer(bert.checkpoint, MAX_LENGTH), MAX_LENGTH)
+    numbers = {id(each): np.array([unit * (number - 3.0)]) for number, each in enumerate(encodings)}
+
+    def passes(off: float) -> bool:
+        return _compare(
+            "fp32", TOLERANCES["fp32"], "onnxruntime",
+            lambda batch: [numbers[id(each)] for each in batch],
+            lambda batch: [numbers[id(each)] + unit * off for each in batch],
+            encodings, multi_label=False, numbers=True, company_texts=4, seed=0,
+        ).passed  # fmt: skip
+
+    assert passes(1e-4)
+    assert not passes(1e-2)
