@@ -16,6 +16,7 @@ _HOME = {
     "label": "stillroom.api",
     "select": "stillroom.api",
     "profile": "stillroom.api",
+    "push": "stillroom.api",
     "evaluate": "stillroom.commands.evaluate",
     "explain": "stillroom.commands.explain.run",
     "load": "stillroom.api",

@@ -107,7 +107,7 @@ def export(checkpoint: Path | str, out: Path | str, data: Path | str = "", **set
 
 
 def profile(models: Sequence[Path | str], **settings: Any) -> dict[str, Any]:
-    """Time bundles, checkpoints and ONNX files side by side on real text, with their metric and what they cost.
+    """Time bundles (folders or URLs), checkpoints and ONNX files side by side on real text, with their metric and what they cost.
 
     The others are compared with the first. Settings are the fields of `stillroom.settings.profile.Profiling`: data,
     device, seconds, budget_ms, and so on. Returns the document that `stillroom profile --json` prints.
@@ -120,7 +120,22 @@ def profile(models: Sequence[Path | str], **settings: Any) -> dict[str, Any]:
 
     chosen = make(Profiling, settings)
     out = Path(chosen.out) if chosen.out else None
-    return dict(profile_these([Path(model) for model in models], chosen, out=out))
+    return dict(profile_these(models, chosen, out=out))
+
+
+def push(bundle: Path | str, url: str, **settings: Any) -> dict[str, Any]:
+    """Upload a bundle to `url`, which `Pipeline`, `evaluate` and `profile` then take in place of its folder.
+
+    Settings are the fields of `stillroom.settings.push.Pushing`: replace, public. Returns the document that `stillroom push --json`
+    prints.
+
+    Raises:
+        BadInput: the bundle is damaged, the URL cannot be written, or it holds something else and `replace` is not given.
+    """
+    from stillroom.commands.push import push as push_bundle
+    from stillroom.settings.push import Pushing
+
+    return push_bundle(bundle, url, make(Pushing, settings))
 
 
 def load(url: str, data: Path | str, **settings: Any) -> dict[str, Any]:

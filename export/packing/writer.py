@@ -20,6 +20,7 @@ from serve.bundle.manifest import (
     digest,
     sha256_file,
 )
+from serve.bundle.replaced_files import sync, write_through
 from serve.errors import BadInput
 
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -118,7 +119,7 @@ def pack(
             "cpu": list(needs.get(default_variant, ())),
         }
         (folder / MANIFEST).write_bytes(canonical_json({**manifest, "digest": digest(manifest)}))
-        _write_through(folder)
+        write_through(folder)
         _swap_in(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # already renamed on success
@@ -244,21 +245,6 @@ def _files_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
 
 
-def _write_through(folder: Path) -> None:
-    """Sync every file and folder to the disk, so that a crash after the rename does not leave an incomplete bundle."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _swap_in(folder: Path, out: Path) -> None:
     """Rename `folder` to `out`. An existing bundle is moved aside first, and moved back if the rename fails."""
     if not out.exists():
@@ -274,4 +260,4 @@ def _swap_in(folder: Path, out: Path) -> None:
             os.rename(aside, out)
             raise
         shutil.rmtree(aside, ignore_errors=True)
-    _sync(out.parent)
+    sync(out.parent)

@@ -9,13 +9,14 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import msgspec
 
+from serve.bundle.remote_files import is_url
 from serve.errors import BadInput, BundleError
 
 # 3: the digest leaves out model card and reports. In 1 and 2 it covers all files. All three versions can be read.
@@ -155,8 +156,15 @@ def digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(kept)).hexdigest()
 
 
-def open_bundle(path: Path | str) -> Bundle:
-    """The bundle in folder `path`, with every file checked. BundleError lists what is wrong with it."""
+def open_bundle(path: Path | str, *, known: Collection[str] = ()) -> Bundle:
+    """The bundle in folder `path`, or at this URL, with every file checked. BundleError lists what is wrong with it.
+
+    A URL whose last bundle has one of the digests `known` is not asked again.
+    """
+    if is_url(path):
+        from serve.bundle.fetched import open_remote
+
+        return open_remote(str(path), known=known)
     folder = Path(path)
     manifest = verify(folder)
     card = manifest.files.get(CARD)
@@ -190,7 +198,11 @@ def _read_manifest(path: Path) -> Manifest:
         raise BundleError(f"{path.parent}: {MANIFEST} {fault}; copy the bundle with its files")
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise BundleError(f"{path} has {path.stat().st_size:,} bytes; a manifest may have {MAX_MANIFEST_BYTES:,} bytes")
-    content = path.read_bytes()
+    return parse_manifest(path.read_bytes(), path)
+
+
+def parse_manifest(content: bytes, path: Path | str) -> Manifest:
+    """The checked manifest in `content`; `path` names it in messages. BundleError says what is wrong with it."""
     try:
         raw = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,10 +59,12 @@ def create_app(
     bodies_bytes: int = ConnectionLimits.bodies_bytes,
     log_texts: bool = False,
     aliases: Mapping[str, str] | None = None,
+    known: Collection[str] = (),
 ) -> Starlette:
     """The ASGI app that serves `bundles`, each verified here. Its `state.service` is the `Service`.
 
-    `variant`, `threads`, `processes` and `device` are as in `ServedModel`, for every bundle. `aliases` maps other names to names of models.
+    `bundles` are folders or URLs. `variant`, `threads`, `processes`, `device` and `known` are as in `ServedModel`, for every
+    bundle. `aliases` maps other names to names of models.
     `access` checks keys and origins; without it every client may ask. `bodies_bytes` bounds the bytes of request bodies in memory.
     BundleError when a bundle is damaged; BadInput when there is none, two have the same name, or an alias is wrong.
     """
@@ -70,7 +72,9 @@ def create_app(
         raise BadInput("no bundle was given; name at least one folder that `stillroom run`, `demo` or `export` wrote")
     limits, metrics = limits or Limits(), Metrics()
     models = [
-        ServedModel(bundle, limits, metrics, variant=variant, threads=threads, processes=processes, device=device)
+        ServedModel(
+            bundle, limits, metrics, variant=variant, threads=threads, processes=processes, device=device, known=known
+        )
         for bundle in bundles
     ]
     names = [model.manifest.name for model in models]
@@ -216,6 +220,7 @@ def _server(
         access=access,
         bodies_bytes=settings.connections.bodies_bytes,
         log_texts=settings.log_texts,
+        known=share.digests.values() if share else (),  # a front that replaces another serves what the others do
     )
     service: Service = app.state.service
     most = openable_connections(settings.connections.connections)

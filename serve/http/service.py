@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from serve.bundle.manifest import Manifest
+from serve.bundle.remote_files import shown
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import reloading_on_hangup
@@ -304,7 +305,7 @@ class Service:
                 new = await asyncio.to_thread(old.opened_again)
                 if new.manifest.name != name:
                     raise BundleError(
-                        f"{old.path} now holds {new.manifest.name!r}, not {name!r}; restart the server to serve it"
+                        f"{shown(old.source)} now holds {new.manifest.name!r}, not {name!r}; restart the server to serve it"
                     )
                 await new.start()
             except (StillroomError, OSError) as error:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -38,8 +38,8 @@ class ServedModel:
     """One served bundle, as it was when it was opened.
 
     `variant`, `threads` and `device` are as in `Pipeline`, but `threads` is 1 by default. `processes` is the number of worker
-    processes, by default as in `processes_for`. `whole` as in `Opening`. BundleError when the bundle is damaged, or its variant
-    cannot run here; BadInput for a `device` that is not here.
+    processes, by default as in `processes_for`. `whole` as in `Opening`, `known` as in `open_bundle`. BundleError when the bundle is
+    damaged, or its variant cannot run here; BadInput for a `device` that is not here.
     """
 
     def __init__(
@@ -53,9 +53,10 @@ class ServedModel:
         processes: int | None = None,
         device: Device = "cpu",
         whole: bool = False,
+        known: Collection[str] = (),
     ) -> None:
-        bundle = open_bundle(bundle_path)
-        self.path = Path(bundle_path)
+        bundle = open_bundle(bundle_path, known=known)
+        self.source = bundle_path
         self._limits, self._variant, self._threads, self._processes = limits, variant, threads, processes
         self.device: Device = device
         self.manifest: Manifest = bundle.manifest
@@ -66,7 +67,7 @@ class ServedModel:
         self.threads = threads or 1
         self.processes = processes or processes_for(device, self.threads)
         self._opening = Opening(
-            str(bundle_path), self.manifest.digest, variant, self.threads, choice.runtime, device, whole
+            str(bundle.path), self.manifest.digest, variant, self.threads, choice.runtime, device, whole
         )
         self._metrics = metrics
         self.batcher: Batcher[Asked, Answered] = Batcher(
@@ -108,9 +109,12 @@ class ServedModel:
         )
 
     def opened_again(self) -> "ServedModel":
-        """A model with the same settings from the bundle that is in the folder now; not started. BundleError as in `__init__`."""
+        """A model with the same settings from the bundle that is in the folder, or at the URL, now; not started.
+
+        BundleError as in `__init__`.
+        """
         return ServedModel(
-            self.path,
+            self.source,
             self._limits,
             self._metrics,
             variant=self._variant,

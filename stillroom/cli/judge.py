@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from serve.bundle.remote_files import shown
 from serve.errors import GateMissed
-from stillroom.cli.options import Argument, Document, Verb
+from stillroom.cli.options import Argument, Document, FolderOrUrl, Verb
 from stillroom.console import result, say, table
 from stillroom.settings.evaluate import Evaluation
 from stillroom.settings.explain import Explaining
@@ -72,7 +73,7 @@ def show_explained(document: Document) -> None:
     result(f"Report  {document['report']}")
 
 
-def profile(models: tuple[Path, ...], settings: Profiling) -> Document:
+def profile(models: tuple[Path | str, ...], settings: Profiling) -> Document:
     """Latency and accuracy of models side by side, on this machine.
 
     Names the best model, precision and runtime within a budget.
@@ -139,11 +140,13 @@ def show_load(document: Document) -> None:
         result(line)
 
 
-def inspect(bundle: Path) -> Document:
+def inspect(bundle: Path | str) -> Document:
     """Verify every file of a bundle and describe it."""
     from stillroom.commands.inspect import inspected
+    from stillroom.inputs.local_bundle import local_bundle
 
-    return inspected(bundle) | {"bundle": str(bundle)}
+    folder = local_bundle(bundle)
+    return inspected(folder) | {"bundle": shown(bundle), "folder": str(folder)}
 
 
 def show_bundle(document: Document) -> None:
@@ -151,14 +154,14 @@ def show_bundle(document: Document) -> None:
     from serve.bundle.manifest import open_bundle
     from stillroom.commands.inspect import explain
 
-    explain(open_bundle(Path(document["bundle"])))
+    explain(open_bundle(Path(document["folder"])))
 
 
 VERBS = (
     Verb(
         evaluate,
         Evaluation,
-        arguments=(Argument("model", "Bundle, checkpoint folder or Hub name.", type=click.Path()),),
+        arguments=(Argument("model", "Bundle (folder or URL), checkpoint folder or Hub name.", type=click.Path()),),
         shown=show_evaluation,
         examples=("stillroom evaluate ner.bundle --data my-data/test.jsonl --variant int8",),
     ),
@@ -183,9 +186,9 @@ VERBS = (
         arguments=(
             Argument(
                 "models",
-                "Bundles, checkpoint folders and .onnx files; the others are compared with the first.",
+                "Bundles (folders or URLs), checkpoint folders and .onnx files; the others are compared with the first.",
                 nargs=-1,
-                type=click.Path(path_type=Path),
+                type=FolderOrUrl(),
             ),
         ),
         shown=show_profile,
@@ -210,8 +213,8 @@ VERBS = (
     ),
     Verb(
         inspect,
-        arguments=(Argument("bundle", "A bundle.", type=click.Path(path_type=Path)),),
+        arguments=(Argument("bundle", "A bundle: its folder or URL.", type=FolderOrUrl()),),
         shown=show_bundle,
-        examples=("stillroom inspect ner.bundle",),
+        examples=("stillroom inspect ner.bundle", "stillroom inspect https://example.com/models/ner"),
     ),
 )

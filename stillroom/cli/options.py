@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from compress.settings import COLUMNS
+from serve.bundle.remote_files import is_url
 from serve.errors import BadInput, GateMissed
 from serve.options import Option, described, make, options_of
 from stillroom.console import console, libraries_speak
@@ -148,6 +149,17 @@ class Argument(click.Argument):
     def __init__(self, name: str, about: str, **how: Any) -> None:
         self.about = about
         super().__init__([name], **how)
+
+
+class FolderOrUrl(click.Path):
+    """A path, or a URL as it was given: paths have no `//`."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """`value` as a path, unless it is a URL."""
+        return value if is_url(value) else super().convert(value, param, ctx)
 
 
 def write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from serve.bundle.manifest import MANIFEST
+from serve.bundle.remote_files import is_url, shown
 from serve.errors import BadInput
 from serve.options import make
 from serve.text.labels import entity_labels
+from stillroom.inputs.local_bundle import local_bundle
 from stillroom.settings.evaluate import Evaluation
 
 if TYPE_CHECKING:
@@ -57,15 +59,16 @@ def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
     from compress.evaluation.metrics import by_language, gold_of, metric_name, per_label, score
     from compress.evaluation.numbers import number_scores
 
-    answer = _of_bundle if (Path(model) / MANIFEST).is_file() else _of_checkpoint
-    found = answer(model, Path(given.data), given)
+    folder = str(local_bundle(model)) if is_url(model) else model
+    answer = _of_bundle if (Path(folder) / MANIFEST).is_file() else _of_checkpoint
+    found = answer(folder, Path(given.data), given)
     gold = [gold_of(example, found.task) for example in found.examples]
     reached = score(gold, found.said)
     known = entity_labels(found.labels) if found.task == "token-classification" else found.labels
     languages = by_language(found.examples, gold, found.said)
     counted = Counter(example.language for example in found.examples)
     document = {
-        "model": str(model),
+        "model": shown(model),
         "variant": found.variant,
         "task": found.task,
         "metric": metric_name(found.task, multi_label=found.multi_label),

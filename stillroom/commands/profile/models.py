@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,6 +147,8 @@ def _of_bundle(folder: Path, ways: Ways, left_out: Notify) -> list[Candidate]:
         found += _graph(
             folder, name, bundle.onnx_file(name), graph_ways, ways.threads, reads, manifest.max_length, left_out
         )
+    if folder.name == manifest.digest:  # the cache of URLs names its folders so
+        found = [replace(each, name=each.name.replace(manifest.digest, manifest.name, 1)) for each in found]
     return found
 
 

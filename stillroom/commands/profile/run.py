@@ -50,6 +50,7 @@ from stillroom.commands.profile.speed_regression import (
 )
 from stillroom.commands.profile.texts import CALIBRATION_TEXTS, TIMED_TEXTS, Given, given_texts
 from stillroom.console import bar, say
+from stillroom.inputs.local_bundle import local_bundle
 from stillroom.inputs.out_folder import check_out_folder
 from stillroom.report.pages import can_write_pages, write_page, write_text
 from stillroom.report.profile_page import profile_markdown, profile_page
@@ -91,7 +92,7 @@ NOT_OF_THE_PAPER = (
 
 
 def profile(
-    models: Sequence[Path], settings: Profiling, *, out: Path | None = None, command: str = ""
+    models: Sequence[Path | str], settings: Profiling, *, out: Path | None = None, command: str = ""
 ) -> ProfileDocument:
     """Runs `profile_paper` if the settings ask for the papers' table, otherwise `profile_models`.
 
@@ -99,7 +100,9 @@ def profile(
         BadInput: as those two; or models or an earlier report are given with `paper`, which makes its own models.
     """
     if not settings.paper:
-        return profile_models(models, settings, out=out, against=settings.against, command=command)
+        return profile_models(
+            [*map(local_bundle, models)], settings, out=out, against=settings.against, command=command
+        )
     if models or settings.against:
         raise BadInput("--paper makes its own models; leave MODEL and --against out.")
     return profile_paper(settings, out=out, command=command)

@@ -1,0 +1,216 @@
+"""Bundles behind URLs: fetched once into a cache, by digest, and verified before anything opens them.
+
+The cache is `~/.cache/stillroom`, or the folder that STILLROOM_CACHE names. `bundles/DIGEST` is a whole bundle: it was written beside,
+verified, synced to the disk and renamed. `urls/` remembers the last digest of each URL, for when the URL cannot be reached.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from serve.bundle.manifest import (
+    CARD,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Bundle,
+    Manifest,
+    canonical_json,
+    open_bundle,
+    parse_manifest,
+)
+from serve.bundle.remote_files import Unreachable, copy, read, shown
+from serve.bundle.replaced_files import replacing, sync, write_through
+from serve.errors import BundleError, no_room
+
+log = logging.getLogger("serve")
+
+CACHE_VARIABLE = "STILLROOM_CACHE"
+DIGEST = re.compile(r"[0-9a-f]{64}")
+FIRST_NEWS_S, NEWS_S = 2.0, 15.0  # when the log says how far a download is
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are there and those of the whole bundle."""
+
+
+def fetched(url: str, progress: Progress | None = None) -> Path:
+    """The folder of the bundle at `url`; see `open_remote`."""
+    return open_remote(url, progress).path
+
+
+def open_remote(url: str, progress: Progress | None = None, *, known: Collection[str] = ()) -> Bundle:
+    """The bundle at `url`, downloaded now or before, with every file checked.
+
+    If `url` cannot be reached, its last bundle is taken from the cache, with a warning. The URL is not asked at all if its last
+    bundle has one of the digests `known`: that one is meant.
+
+    Raises:
+        BundleError: there is no bundle, it may not be read, it differs from its manifest, or it cannot be written to the cache.
+    """
+    last = _remembered(url)
+    if last in known and (bundle := _cached(last)):
+        return bundle
+    try:
+        manifest, content = remote_manifest(url)
+        try:
+            bundle = _cached(manifest.digest) or _download(url, manifest, content, progress or _logged(url))
+        except Unreachable:
+            raise
+        except BundleError:
+            # Perhaps the bundle was replaced between the reading of its manifest and that of its files.
+            again, content = remote_manifest(url)
+            if again.digest == manifest.digest:
+                raise
+            bundle = _cached(again.digest) or _download(url, again, content, progress or _logged(url))
+    except Unreachable as fault:
+        return _last_one(url, last, fault)
+    if bundle.manifest.digest != last:
+        _remember(url, bundle.manifest.digest)
+    return bundle
+
+
+def remote_manifest(url: str) -> tuple[Manifest, bytes]:
+    """The checked manifest at `url`, and its bytes. Errors as in `serve.bundle.remote_files.read`."""
+    content = read(url, MANIFEST, MAX_MANIFEST_BYTES)
+    return parse_manifest(content, f"{shown(url)}/{MANIFEST}"), content
+
+
+def cache_folder() -> Path:
+    """Where bundles of URLs are kept."""
+    return Path(os.path.expanduser(os.environ.get(CACHE_VARIABLE) or "~/.cache/stillroom"))
+
+
+def _folder_of(digest: str) -> Path:
+    return cache_folder() / "bundles" / digest
+
+
+def _cached(digest: str) -> Bundle | None:
+    """The bundle of that digest in the cache, verified; None if there is none, or a damaged one."""
+    if not _folder_of(digest).is_dir():
+        return None
+    try:
+        bundle = open_bundle(_folder_of(digest))
+    except (BundleError, OSError):
+        return None
+    return bundle if bundle.manifest.digest == digest else None
+
+
+def _last_one(url: str, digest: str, fault: Unreachable) -> Bundle:
+    if not digest:
+        raise Unreachable(
+            f"{fault.message}, and the cache {cache_folder()} has no bundle of it; check the network"
+        ) from None
+    bundle = _cached(digest)
+    if bundle is None:
+        raise Unreachable(
+            f"{fault.message}, and its bundle in the cache, {_folder_of(digest)}, is missing or damaged; check the network"
+        ) from None
+    log.warning("%s; its last bundle, %s, is taken from the cache", fault.message, digest[:12])
+    return bundle
+
+
+def _download(url: str, manifest: Manifest, content: bytes, progress: Progress) -> Bundle:
+    folder = _folder_of(manifest.digest)
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            if bundle := _cached(manifest.digest):  # another process has downloaded it meanwhile
+                return bundle
+            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+            try:
+                _fill(partial, url, manifest, content, progress)
+                try:
+                    bundle = open_bundle(partial)
+                except BundleError as fault:
+                    why = fault.message.replace(str(partial), shown(url))
+                    raise BundleError(f"{why}, or upload it again: `stillroom push BUNDLE URL --replace`") from None
+                write_through(partial)
+                if folder.exists():
+                    log.warning("the bundle %s in the cache is damaged; it was fetched again", folder)
+                    shutil.rmtree(folder)
+                os.rename(partial, folder)
+                sync(folder.parent)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)  # already renamed on success
+    except OSError as error:
+        whole = sum(file.bytes for file in manifest.files.values())
+        what = f"there is no room for its {whole:,} bytes" if no_room(error) else "it cannot be written"
+        remedy = "make room, or set" if no_room(error) else "set"
+        raise BundleError(
+            f"{shown(url)} was not fetched into the cache {cache_folder()}: {what} ({error.strerror or error}); "
+            f"{remedy} {CACHE_VARIABLE} to another folder"
+        ) from None
+    return replace(bundle, path=folder)
+
+
+def _fill(partial: Path, url: str, manifest: Manifest, content: bytes, progress: Progress) -> None:
+    """Copies every listed file of `url` to the new folder `partial`."""
+    whole, before = sum(file.bytes for file in manifest.files.values()), 0
+    partial.mkdir()
+    for name, file in sorted(manifest.files.items()):
+        target = partial / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # A model card may be edited where it is, as on the Hub. The names were checked: none leads out of the folder.
+        most = max(file.bytes, MAX_MANIFEST_BYTES) if name == CARD else file.bytes
+        copy(url, name, target, most, lambda done, before=before: progress(before + done, whole))  # type: ignore[misc]
+        before += file.bytes
+    (partial / MANIFEST).write_bytes(content)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Within this context no other process downloads to `folder`. Its lock ends with the process, however that ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with folder.with_name(f".{folder.name}.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process fetches %s; waiting for it", folder.name[:12])
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _memory_of(url: str) -> Path:
+    # Of the URL as it is shown, so that no secret gets onto the disk, and a new signature finds the old bundle.
+    return cache_folder() / "urls" / f"{hashlib.sha256(shown(url).encode()).hexdigest()}.json"
+
+
+def _remembered(url: str) -> str:
+    """The digest of the last bundle of `url`; empty if none is known."""
+    try:
+        digest = json.loads(_memory_of(url).read_bytes())["digest"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+    return digest if isinstance(digest, str) and DIGEST.fullmatch(digest) else ""
+
+
+def _remember(url: str, digest: str) -> None:
+    with suppress(OSError):  # a cache that may only be read serves as well
+        _memory_of(url).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(_memory_of(url)) as file:
+            file.write_bytes(canonical_json({"url": shown(url), "digest": digest}))
+
+
+def _logged(url: str) -> Progress:
+    """Writes to the log how far a download is, once it has taken two seconds."""
+    due_s = time.monotonic() + FIRST_NEWS_S
+
+    def progress(done: int, whole: int) -> None:
+        nonlocal due_s
+        if time.monotonic() >= due_s:
+            due_s = time.monotonic() + NEWS_S
+            log.info("fetching %s: %.1f of %.1f MB", shown(url), done / 1e6, whole / 1e6)
+
+    return progress
