@@ -19,13 +19,9 @@ from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_o
 
 from serve.errors import BundleError
 
-# Of each scheme that fsspec reads: what to install for it, and how a user proves who they are.
-LIBRARIES = {
-    "s3": 'pip install "stillroom[s3]"',
-    "gs": 'pip install "stillroom[gs]"',
-    "az": 'pip install "stillroom[az]"',
-}
-LIBRARIES |= dict.fromkeys(("file", "memory"), "pip install fsspec")
+# The library by which fsspec reads each scheme, and how a user proves who they are.
+LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "file": "fsspec", "memory": "fsspec"}
+EXTRAS = ("s3", "gs", "az")  # of pyproject.toml; each brings fsspec
 CREDENTIALS = {
     "s3": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
@@ -41,6 +37,7 @@ LONGEST_PAUSE_S = 30.0
 TIMEOUT_S = 30.0  # without a byte
 PIECE_BYTES = 1 << 20
 PASSING = frozenset({408, 425, 429})  # statuses that may pass, beside those from 500
+MISTAKES = (ValueError, TypeError, ImportError, NotADirectoryError, IsADirectoryError)  # of the URL, not of the network
 HUB = "https://huggingface.co"
 HUB_URL = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?/?")
 SECRET = "..."  # noqa: S105 - what a message has in the place of one
@@ -139,8 +136,9 @@ def store_of(url: str) -> tuple[Any, str]:
         import fsspec
 
         store = fsspec.filesystem(scheme)  # not by the whole URL: fsspec would follow `::` in it to other places
-    except ImportError as error:
-        raise BundleError(f"{shown(url)}: {scheme}:// needs {error.name or 'a library'}; {LIBRARIES[scheme]}") from None
+    except ImportError:
+        how = f"in a clone of stillroom, pip install '.[{scheme}]'" if scheme in EXTRAS else "pip install fsspec"
+        raise BundleError(f"{shown(url)}: {scheme}:// needs {LIBRARIES[scheme]}; {how}") from None
     return store, str(store._strip_protocol(url)).rstrip("/")
 
 
@@ -183,7 +181,7 @@ def definite(url: str, name: str, error: BaseException) -> BundleError | None:
         )
     elif 0 < status < 500 and status not in PASSING:
         fault = BundleError(f"{place} is answered with {why}; give the URL of a bundle's folder")
-    elif isinstance(error, ValueError | TypeError | ImportError | NotADirectoryError | IsADirectoryError):
+    elif isinstance(error, MISTAKES) or "Validation" in type(error).__name__:
         fault = BundleError(f"{place} cannot be read ({why}); check the URL, or {hint}")
     return fault
 
@@ -251,6 +249,7 @@ class _Redirects(HTTPRedirectHandler):
     ) -> Request | None:
         old, target = urlsplit(req.full_url), urlsplit(newurl)
         if target.scheme != "https" and (target.scheme != "http" or old.scheme == "https"):
+            fp.close()
             raise BundleError(
                 f"{shown(req.full_url)} leads to {shown(newurl)}, which is not https; give the URL that it should be"
             )

@@ -142,7 +142,9 @@ def _to_hub(bundle: Bundle, url: str, sizes: dict[str, int], before: set[str], s
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
-        raise BadInput(f'{url}: uploading to the Hub needs huggingface_hub; pip install "stillroom[hf]"') from None
+        raise BadInput(
+            f"{url}: uploading to the Hub needs huggingface_hub; in a clone of stillroom, pip install '.[hf]'"
+        ) from None
     api = HfApi()
     operations: list[Any] = [CommitOperationAdd(name, str(bundle.path / name)) for name in sorted(sizes)]
     operations += [CommitOperationDelete(name) for name in sorted(before - set(sizes))]

@@ -1,0 +1,373 @@
+"""Bundles of URLs: whatever goes wrong on the way, what is opened is whole, and nothing half-fetched is left."""
+
+import logging
+import random
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from bundle_store import CUT, DROPPED, HELD, BundleStore, bundle_store, opening
+from loopback import answer, self_signed, serving
+from patience import PATIENCE_S
+
+from benchmarks.export.corruptions import KINDS
+from serve import Pipeline, open_bundle
+from serve.bundle import fetched, remote_files
+from serve.bundle.remote_files import Absent, Refused, Unreachable, is_url, shown
+from serve.errors import BundleError
+
+MODEL = "model.onnx"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache, and attempts that follow each other at once."""
+    monkeypatch.setenv(fetched.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(remote_files, "PAUSES_S", (0.0, 0.0, 0.0, 0.0))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def store(tmp_path: Path, entities_bundle: Path, cache: Path) -> Iterator[BundleStore]:
+    """A store with a bundle at /ner."""
+    shutil.copytree(entities_bundle, tmp_path / "store" / "ner")
+    with bundle_store(tmp_path / "store") as running:
+        yield running
+
+
+def left(cache: Path) -> list[str]:
+    """What is in the folder of bundles, the locks aside."""
+    folder = cache / "bundles"
+    return sorted(each.name for each in folder.iterdir() if not each.name.endswith(".lock")) if folder.exists() else []
+
+
+def test_a_bundle_of_a_url_is_fetched_once_and_answers(store: BundleStore, cache: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    folder = fetched.fetched(store.url("ner"), lambda done, whole: progress.append((done, whole)))
+    digest = open_bundle(store.root / "ner").manifest.digest
+    assert folder == cache / "bundles" / digest
+    assert left(cache) == [digest]
+    assert progress[-1][0] == progress[-1][1] > 1000
+    assert Pipeline(store.url("ner") + "/")("fly to Rome")["entities"][0]["text"] == "Rome"
+    assert (store.count(MODEL), store.count("tokenizer.json"), store.count("manifest.json")) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("how", [503, 500, 429, 408, CUT, DROPPED])
+@pytest.mark.parametrize("file", ["manifest.json", MODEL])
+def test_a_failure_that_passes_is_tried_again(store: BundleStore, how: int | str, file: str) -> None:
+    store.spoiled[file] = [how] * 4
+    assert open_bundle(store.url("ner")).manifest.name == "cities"
+    assert store.count(file) == 5
+
+
+@pytest.mark.parametrize("how", [503, CUT, DROPPED])
+def test_a_server_that_goes_on_failing_is_given_up(store: BundleStore, cache: Path, how: int | str) -> None:
+    store.spoiled[MODEL] = [how] * 99
+    with pytest.raises(
+        Unreachable, match=r"onnx/model.onnx cannot be reached after 5 attempts .* has no bundle of it; check the"
+    ):
+        open_bundle(store.url("ner"))
+    assert left(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "said"),
+    [
+        (404, Absent, "there is no http://.*/ner/manifest.json; give the URL of a bundle's folder"),
+        (401, Refused, r"may not be read \(HTTP 401\), or does not exist; give a URL that may be read"),
+        (403, Refused, "may not be read"),
+        (400, BundleError, "is answered with HTTP 400"),
+    ],
+)
+def test_an_answer_that_will_not_change_is_not_asked_for_again(
+    store: BundleStore, status: int, kind: type[BundleError], said: str
+) -> None:
+    store.spoiled["manifest.json"] = [status]
+    with pytest.raises(kind, match=said):
+        open_bundle(store.url("ner"))
+    assert store.count("manifest.json") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+            r"onnx/model.onnx was changed \(its SHA-256 differs\)",
+        ),
+        (lambda content: content[:-7], "onnx/model.onnx has .* bytes instead of"),
+        (lambda content: content + b"more", "onnx/model.onnx has more than .* bytes"),
+        (lambda content: b"", "onnx/model.onnx has 0 bytes instead of"),
+    ],
+    ids=["other-bytes", "cut", "longer", "empty"],
+)
+def test_a_file_that_is_not_what_the_manifest_lists_is_refused(
+    store: BundleStore, cache: Path, change: Callable[[bytes], bytes], said: str
+) -> None:
+    file = store.root / "ner" / "onnx" / MODEL
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(BundleError, match=said) as refused:
+        open_bundle(store.url("ner"))
+    assert left(cache) == []
+    assert str(cache) not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<html>", "is not JSON"),
+        (b" " * (16 * 2**20 + 1), "manifest.json has more than 16,777,216 bytes"),
+    ],
+    ids=["no-json", "too-large"],
+)
+def test_what_is_no_manifest_is_refused(store: BundleStore, cache: Path, content: bytes, said: str) -> None:
+    (store.root / "ner" / "manifest.json").write_bytes(content)
+    with pytest.raises(BundleError, match=said):
+        open_bundle(store.url("ner"))
+    assert left(cache) == []
+
+
+def test_a_manifest_with_another_digest_is_refused(store: BundleStore, cache: Path) -> None:
+    manifest = store.root / "ner" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"max_length": 32', b'"max_length": 31'))
+    with pytest.raises(BundleError, match=r"manifest.json was changed: its digest is"):
+        open_bundle(store.url("ner"))
+    assert left(cache) == []
+
+
+def test_names_that_lead_out_of_the_bundle_are_not_asked_for(
+    store: BundleStore, cache: Path, manifest_writer: Callable[..., None]
+) -> None:
+    (store.root / "outside.json").write_text("{}")
+    listed = open_bundle(store.root / "ner").manifest.files
+    files = {name: {"sha256": each.sha256, "bytes": each.bytes} for name, each in listed.items()}
+    manifest_writer(store.root / "ner", files=files | {"../outside.json": {"sha256": "0" * 64, "bytes": 2}})
+    with pytest.raises(BundleError, match="is not a plain path inside the bundle"):
+        open_bundle(store.url("ner"))
+    assert set(store.asked) == {"manifest.json"}
+
+
+def test_a_bundle_that_is_replaced_while_it_is_fetched_is_fetched_again(
+    store: BundleStore, cache: Path, manifest_writer: Callable[..., None]
+) -> None:
+    def replace(name: str) -> None:
+        if name == "manifest.json":
+            store.after = lambda _: None
+            tokenizer = store.root / "ner" / "tokenizer.json"
+            tokenizer.write_text(tokenizer.read_text() + "\n")
+            manifest_writer(store.root / "ner", name="new")
+
+    store.after = replace
+    assert open_bundle(store.url("ner")).manifest.name == "new"
+    assert len(left(cache)) == 1
+
+
+def test_without_a_network_the_last_bundle_of_a_url_is_opened_with_a_warning(
+    store: BundleStore, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = store.url("ner")
+    first = open_bundle(url)
+    store.spoiled = {"manifest.json": [503] * 99}
+    with caplog.at_level(logging.WARNING, "serve"):
+        assert open_bundle(url) == first
+    assert [
+        f"its last bundle, {first.manifest.digest[:12]}, is taken from the cache" in m for m in caplog.messages
+    ] == [True]
+    with pytest.raises(Unreachable, match="has no bundle of it; check the network"):
+        open_bundle(store.url("other"))
+    (first.path / "onnx" / MODEL).unlink()
+    with pytest.raises(Unreachable, match="is missing or damaged; check the network"):
+        open_bundle(url)
+
+
+def test_a_server_that_dies_in_the_middle_leaves_the_bundle_before(
+    store: BundleStore, cache: Path, manifest_writer: Callable[..., None]
+) -> None:
+    first = open_bundle(store.url("ner")).manifest
+    manifest_writer(store.root / "ner", name="new")
+    store.spoiled = {MODEL: [CUT] * 99}
+    assert open_bundle(store.url("ner")).manifest == first
+    assert left(cache) == [first.digest]
+    store.spoiled = {}
+    assert open_bundle(store.url("ner")).manifest.name == "new"
+
+
+def test_a_url_whose_last_bundle_is_known_is_not_asked_again(
+    store: BundleStore, manifest_writer: Callable[..., None]
+) -> None:
+    first = open_bundle(store.url("ner")).manifest
+    manifest_writer(store.root / "ner", name="new")
+    store.asked.clear()
+    assert open_bundle(store.url("ner"), known={first.digest}).manifest == first
+    assert not store.asked
+    assert open_bundle(store.url("ner"), known={"0" * 64}).manifest.name == "new"
+
+
+def test_two_processes_fetch_a_bundle_once(store: BundleStore, cache: Path) -> None:
+    store.spoiled = {MODEL: [HELD]}
+    both = [opening(store.url("ner")), opening(store.url("ner"))]
+    assert store.holding.wait(PATIENCE_S)
+    while store.count("manifest.json") < 2:
+        assert all(process.poll() is None for process in both)
+        time.sleep(0.01)
+    store.held.set()
+    said = [process.communicate(timeout=PATIENCE_S) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert len({out for out, _ in said}) == 1
+    assert (store.count(MODEL), store.count("tokenizer.json")) == (1, 1)
+
+
+def test_what_a_killed_process_left_is_never_used(store: BundleStore, cache: Path) -> None:
+    store.spoiled = {"tokenizer.json": [HELD]}
+    process = opening(store.url("ner"))
+    assert store.holding.wait(PATIENCE_S)
+    assert [name.endswith(".partial") for name in left(cache)] == [True]
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=PATIENCE_S)
+    assert len(left(cache)) == 1
+    store.held.set()
+    bundle = open_bundle(store.url("ner"))
+    assert left(cache) == [bundle.manifest.digest]
+
+
+def test_a_disk_without_room_is_named(store: BundleStore, cache: Path) -> None:
+    def little() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    process = opening(store.url("ner"), preexec_fn=little)
+    said = process.communicate(timeout=PATIENCE_S)[1]
+    assert "there is no room for its" in said
+    assert "make room, or set STILLROOM_CACHE to another folder" in said
+    assert left(cache) == []
+
+
+def test_a_cache_that_cannot_be_made_is_named(
+    store: BundleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(fetched.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    with pytest.raises(BundleError, match=r"it cannot be written .*; set STILLROOM_CACHE to another folder"):
+        open_bundle(store.url("ner"))
+
+
+def corrupted(store: BundleStore, count: int, seed: int) -> None:
+    """Corrupts the copy in the cache again and again: it is fetched again, or refused where it cannot be."""
+    chance = random.Random(seed)
+    url = store.url("ner")
+    good = open_bundle(url)
+    names = sorted(good.path.rglob("*"))
+    for number in range(count):
+        what, undo = chance.choice(KINDS)(good.path, chance)
+        if number % 2:
+            store.spoiled = {"manifest.json": [503] * 5}
+            with pytest.raises(Unreachable, match="damaged"):
+                open_bundle(url)
+            undo()
+        before = store.count(MODEL)
+        assert open_bundle(url) == good, what
+        assert store.count(MODEL) == before + (number + 1) % 2, what
+        assert sorted(good.path.rglob("*")) == names
+
+
+def test_a_corrupted_copy_in_the_cache_is_fetched_again(store: BundleStore) -> None:
+    corrupted(store, 200, seed=1)
+
+
+@pytest.mark.slow
+def test_a_copy_in_the_cache_that_is_corrupted_in_a_thousand_ways_is_fetched_again(store: BundleStore) -> None:
+    corrupted(store, 1000, seed=2)
+
+
+def test_a_user_a_password_and_a_query_are_sent_and_never_shown(
+    store: BundleStore, cache: Path, tmp_path: Path
+) -> None:
+    signed = store.url("ner").replace("http://", "http://someone:s3cret%21@") + "?signature=hidden"
+    open_bundle(signed)
+    assert set(store.authorizations) == {"Basic c29tZW9uZTpzM2NyZXQh"}
+    assert all(path.endswith("?signature=hidden") for path in store.paths)
+    assert store.url("ner") == shown(signed)
+    kept = b"".join(file.read_bytes() for file in cache.rglob("*") if file.is_file())
+    assert b"s3cret" not in kept
+    assert b"hidden" not in kept
+    for how in (403, 404, 400, b"{", DROPPED):
+        store.spoiled = {"manifest.json": [how] * 5}
+        shutil.rmtree(cache, ignore_errors=True)
+        with pytest.raises(BundleError) as refused:
+            open_bundle(signed)
+        assert not any(secret in refused.value.message for secret in ("s3cret", "someone", "signature", "hidden"))
+
+
+def test_a_redirect_to_another_server_gets_no_password(store: BundleStore, tmp_path: Path) -> None:
+    with bundle_store(store.root) as other:
+        store.redirect = other.url("").rstrip("/")
+        open_bundle(store.url("ner").replace("http://", "http://someone:s3cret@"))
+    assert set(store.authorizations) == {"Basic c29tZW9uZTpzM2NyZXQ="}
+    assert set(other.authorizations) == {None}
+
+
+def test_https_is_checked_and_never_left(
+    store: BundleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entities_bundle: Path
+) -> None:
+    certificate, tls = self_signed(tmp_path)
+
+    async def file(asked: object) -> bytes:
+        path = str(asked.head).split()[1]  # type: ignore[attr-defined]
+        if path.startswith("/away"):
+            return answer(302, b"", f"Location: {store.url('ner')}/manifest.json")
+        return answer(200, (entities_bundle / path.removeprefix("/ner/")).read_bytes())
+
+    with serving(file, tls) as secure:
+        url = f"https://localhost:{secure.port}"
+        with pytest.raises(BundleError, match="the server's certificate is not trusted"):
+            open_bundle(f"{url}/ner")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert open_bundle(f"{url}/ner").manifest.name == "cities"
+        with pytest.raises(BundleError, match=r"leads to .* which is not https"):
+            open_bundle(f"{url}/away")
+    assert not store.asked
+
+
+def test_a_repository_of_the_hub_is_read_with_the_token(
+    store: BundleStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for revision in ("main", "v1"):
+        shutil.copytree(store.root / "ner", store.root / "us" / "ner" / "resolve" / revision)
+    monkeypatch.setenv("HF_ENDPOINT", store.url("").rstrip("/"))
+    monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert open_bundle("hf://us/ner") == open_bundle("hf://us/ner@v1")
+    assert set(store.authorizations) == {"Bearer hf_of_a_test"}
+    with pytest.raises(Absent, match=r"there is no hf://us/ner@v2/manifest.json"):
+        open_bundle("hf://us/ner@v2")
+    with pytest.raises(BundleError, match="give hf://OWNER/NAME"):
+        open_bundle("hf://ner")
+    store.asked.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert open_bundle("hf://us/ner").manifest.name == "cities"
+    assert not store.asked
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("s3fs", "gcsfs", "adlfs"):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+    for scheme, library in (("s3", "s3fs"), ("gs", "gcsfs"), ("az", "adlfs")):
+        with pytest.raises(
+            BundleError, match=rf"{scheme}:// needs {library}; in a clone of stillroom, pip install '\.\[{scheme}\]'"
+        ):
+            open_bundle(f"{scheme}://models/ner")
+
+
+def test_other_schemes_are_refused(cache: Path) -> None:
+    with pytest.raises(
+        BundleError, match=r"ftp://host/ner: bundles are read from s3://, gs://, .* and folders; give one"
+    ):
+        open_bundle("ftp://someone:s3cret@host/ner")
+
+
+def test_paths_are_no_urls(tmp_path: Path) -> None:
+    assert not any(map(is_url, ("ner", "./s3:/x", "C:\\ner", "/a//b", Path("s3://x"), "x:y", "")))
+    assert all(map(is_url, ("s3://x/y", "https://x", "hf://a/b", "HTTPS://x")))
