@@ -188,8 +188,11 @@ def definite(url: str, name: str, error: BaseException) -> BundleError | None:
 
 def _retried(url: str, name: str, use: Callable[[Iterator[bytes]], T]) -> T:
     """What `use` makes of the pieces of the file; it is called again after a failure that may pass."""
-    scheme = scheme_of(url)
-    if scheme == "hf" and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if (
+        scheme_of(url) == "hf"
+        and hub_repository(url)
+        and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    ):
         raise Unreachable(f"{shown(url)} was not asked for: HF_HUB_OFFLINE is set")
     last: BaseException = _Failed()
     for pause_s in (*PAUSES_S, None):
