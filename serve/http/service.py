@@ -5,11 +5,12 @@ import base64
 import hashlib
 import logging
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 from starlette.applications import Starlette
@@ -41,6 +42,8 @@ from serve.workers.supervisor import ServedModel
 log = logging.getLogger("serve")
 
 WARMING = Unavailable("the models are warming up; ask again in a second")
+
+Result = TypeVar("Result")
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 
@@ -302,7 +305,7 @@ class Service:
         self.read_again()
         for name, old in list(self.models.items()):
             try:
-                new = await asyncio.to_thread(old.opened_again)
+                new = await _in_a_thread(old.opened_again)
                 if new.manifest.name != name:
                     raise BundleError(
                         f"{shown(old.source)} now holds {new.manifest.name!r}, not {name!r}; restart the server to serve it"
@@ -355,6 +358,32 @@ def content_security_policy(page: str) -> str:
         f"default-src 'none'; style-src {hashes['style']}; script-src {hashes['script']}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
+
+
+async def _in_a_thread(call: Callable[[], Result]) -> Result:
+    """What `call` returns or raises. Unlike with asyncio.to_thread, the program may end before it does: a download may take long."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Result] = loop.create_future()
+
+    def give(result: Result | None, error: BaseException | None) -> None:
+        if outcome.done():  # cancelled
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(cast(Result, result))
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(give, result, error)
+
+    threading.Thread(target=work, name="reload", daemon=True).start()
+    return await outcome
 
 
 async def _hung_up(request: Request) -> None:

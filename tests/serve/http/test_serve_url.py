@@ -117,3 +117,16 @@ def test_a_server_that_is_stopped_while_it_fetches_ends_and_leaves_no_bundle(
     assert "Traceback" not in said
     kept = [each.name for each in (tmp_path / "cache" / "bundles").iterdir() if not each.name.startswith(".")]
     assert not kept
+
+
+def test_a_server_that_is_stopped_while_it_reloads_does_not_wait_for_the_store(
+    store: BundleStore, manifest_writer: Callable[..., None]
+) -> None:
+    with serving(store.url("ner")) as server:
+        manifest_writer(store.root / "ner", name="cities", max_length=31)
+        store.spoiled = {"model.onnx": [HELD]}
+        server.process.send_signal(signal.SIGHUP)
+        assert store.holding.wait(PATIENCE_S)
+        server.process.terminate()
+        assert server.process.wait(PATIENCE_S) == 0
+        assert store.count("model.onnx") == 2  # the attempt under way is the last one
