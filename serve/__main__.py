@@ -13,7 +13,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve until stopped; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m serve", description="Serve bundles over HTTP.")
     parser.add_argument(
-        "bundles", nargs="+", metavar="BUNDLE", help="folder that `stillroom run`, `demo` or `export` wrote"
+        "bundles", nargs="+", metavar="BUNDLE", help="folder that `stillroom run`, `demo` or `export` wrote, or its URL"
     )
     add_options(parser)
     given = parser.parse_args(arguments)

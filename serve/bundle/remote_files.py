@@ -188,12 +188,10 @@ def definite(url: str, name: str, error: BaseException) -> BundleError | None:
 
 def _retried(url: str, name: str, use: Callable[[Iterator[bytes]], T]) -> T:
     """What `use` makes of the pieces of the file; it is called again after a failure that may pass."""
-    if (
-        scheme_of(url) == "hf"
-        and hub_repository(url)
-        and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    ):
-        raise Unreachable(f"{shown(url)} was not asked for: HF_HUB_OFFLINE is set")
+    if scheme_of(url) == "hf":
+        hub_repository(url)  # a name that is none is told first
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise Unreachable(f"{shown(url)} was not asked for: HF_HUB_OFFLINE is set")
     last: BaseException = _Failed()
     for pause_s in (*PAUSES_S, None):
         try:

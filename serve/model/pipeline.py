@@ -56,7 +56,7 @@ Answered = Answer | Logits | StillroomError
 
 
 class Pipeline:
-    """An opened bundle; call it with texts.
+    """An opened bundle, of a folder or a URL; call it with texts.
 
     `variant` is a precision that the bundle has (None: its default), `threads` the threads of one call of the model (None: one
     for every core that this process may use). `openvino` says whether a variant for OpenVINO runs in it (None: where it is

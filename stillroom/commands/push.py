@@ -24,7 +24,7 @@ from serve.bundle.remote_files import (
     store_of,
 )
 from serve.errors import BadInput, BundleError
-from stillroom.console import bar
+from stillroom.console import bar, say
 from stillroom.inputs.local_bundle import MB, local_bundle
 from stillroom.settings.push import Pushing
 
@@ -60,6 +60,7 @@ def push(place: Path | str, url: str, settings: Pushing) -> dict[str, Any]:
         )
     sizes = {name: (bundle.path / name).stat().st_size for name in [*bundle.manifest.files, MANIFEST]}
     if uploaded:
+        say(f"uploading {sum(sizes.values()) / 1e6:.1f} MB to {shown(url)}")
         to_store = _to_hub if scheme == "hf" else _to_store
         to_store(bundle, url, sizes, before, settings)
     return {
@@ -158,11 +159,9 @@ def _to_hub(bundle: Bundle, url: str, sizes: dict[str, int], before: set[str], s
         strange = sorted({each.rfilename for each in found.siblings or ()} - {*HUB_FILES, HUB_CARD})
         if strange and not before and not settings.replace:
             raise _foreign(url, strange)
-        with _bar(sizes):
-            api.create_commit(
-                repository, operations, revision=revision or None,
-                commit_message=f"{bundle.manifest.name}, bundle {bundle.manifest.digest[:12]}",
-            )  # fmt: skip
+        # The Hub's library draws bars of its own.
+        summary = f"{bundle.manifest.name}, bundle {bundle.manifest.digest[:12]}"
+        api.create_commit(repository, operations, revision=revision or None, commit_message=summary)
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise BadInput(f"{url} was not written ({in_words(url, error)}); {CREDENTIALS['hf']}") from None
 
