@@ -82,7 +82,12 @@ def shown(place: Path | str) -> str:
         return str(place)
     scheme, _, rest = str(place).partition("://")
     host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    return f"{scheme}://{host if scheme == 'hf' else host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+
+
+def pauses_s(url: str) -> tuple[float, ...]:
+    """The pauses before further attempts at `url`. The libraries of s3, gs and az try again by themselves in each attempt."""
+    return PAUSES_S[:1] if scheme_of(url) in EXTRAS else PAUSES_S
 
 
 def read(url: str, name: str, most_bytes: int) -> bytes:
@@ -193,7 +198,7 @@ def _retried(url: str, name: str, use: Callable[[Iterator[bytes]], T]) -> T:
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise Unreachable(f"{shown(url)} was not asked for: HF_HUB_OFFLINE is set")
     last: BaseException = _Failed()
-    for pause_s in (*PAUSES_S, None):
+    for pause_s in (*pauses_s(url), None):
         try:
             return use(_pieces(url, name))
         except _Failed as failed:
@@ -203,7 +208,7 @@ def _retried(url: str, name: str, use: Callable[[Iterator[bytes]], T]) -> T:
         if pause_s is not None:
             time.sleep(max(pause_s, _asked_pause_s(last)))
     raise Unreachable(
-        f"{shown(url)}/{name} cannot be reached after {len(PAUSES_S) + 1} attempts ({in_words(url, last)})"
+        f"{shown(url)}/{name} cannot be reached after {len(pauses_s(url)) + 1} attempts ({in_words(url, last)})"
     )
 
 

@@ -12,13 +12,13 @@ from serve.bundle.manifest import MANIFEST, Bundle, open_bundle
 from serve.bundle.remote_files import (
     CREDENTIALS,
     LIBRARIES,
-    PAUSES_S,
     Absent,
     Refused,
     Unreachable,
     definite,
     hub_repository,
     in_words,
+    pauses_s,
     scheme_of,
     shown,
     store_of,
@@ -117,7 +117,7 @@ def _to_store(bundle: Bundle, url: str, sizes: dict[str, int], before: set[str],
 
 def _tried(url: str, name: str, act: Callable[[], T]) -> T:
     """What `act` gives, which is called again after a failure that may pass."""
-    for pause_s in (*PAUSES_S, None):
+    for pause_s in (*pauses_s(url), None):
         try:
             return act()
         except Exception as error:

@@ -254,6 +254,14 @@ def test_a_cache_that_cannot_be_made_is_named(
         open_bundle(store.url("ner"))
 
 
+def test_another_bundle_in_the_place_of_the_cached_one_is_fetched_over(
+    store: BundleStore, manifest_writer: Callable[..., None]
+) -> None:
+    good = open_bundle(store.url("ner"))
+    manifest_writer(good.path, name="another")  # a whole bundle, whose digest is not the folder's name
+    assert open_bundle(store.url("ner")) == good
+
+
 def corrupted(store: BundleStore, count: int, seed: int) -> None:
     """Corrupts the copy in the cache again and again: it is fetched again, or refused where it cannot be."""
     chance = random.Random(seed)

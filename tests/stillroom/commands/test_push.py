@@ -23,7 +23,6 @@ from serve.bundle import fetched, remote_files
 from serve.errors import BadInput, BundleError
 from stillroom import push
 from stillroom.cli.main import app, guarded
-from stillroom.commands import push as push_file
 from stillroom.commands.profile.models import Ways, candidates_of
 from stillroom.inputs.local_bundle import local_bundle
 
@@ -33,8 +32,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(fetched.CACHE_VARIABLE, str(tmp_path / "cache"))
-    for module in (remote_files, push_file):
-        monkeypatch.setattr(module, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(remote_files, "PAUSES_S", (0.0, 0.0))
     return tmp_path / "cache"
 
 

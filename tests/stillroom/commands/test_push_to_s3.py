@@ -11,7 +11,6 @@ from serve.bundle import fetched, remote_files
 from serve.bundle.remote_files import Absent, Refused
 from serve.errors import BadInput, BundleError
 from stillroom import push
-from stillroom.commands import push as push_file
 
 s3fs = pytest.importorskip("s3fs", reason="needs s3fs")
 moto = pytest.importorskip("moto.server", reason="needs moto[server]")
@@ -26,8 +25,7 @@ KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of an empty bucket, with keys for it in the environment."""
     monkeypatch.setenv(fetched.CACHE_VARIABLE, str(tmp_path / "cache"))
-    for module in (remote_files, push_file):
-        monkeypatch.setattr(module, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(remote_files, "PAUSES_S", (0.0,))
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     settings = dict.fromkeys(KEYS, "test") | {
