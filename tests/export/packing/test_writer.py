@@ -157,7 +157,7 @@ def test_a_crash_midway_leaves_nothing(packed: Packer, tmp_path: Path, monkeypat
     def fail(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export.packing.writer, "_write_through", fail)
+    monkeypatch.setattr(export.packing.writer, "write_through", fail)
     with pytest.raises(OSError, match="No space left"):
         packed(tmp_path / "places")
     assert entries(tmp_path) == []

@@ -5,6 +5,7 @@ import random
 import resource
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -359,9 +360,20 @@ def test_a_repository_of_the_hub_is_read_with_the_token(
     assert not store.asked
 
 
+def test_https_and_the_hub_need_no_library(store: BundleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("fsspec", "aiohttp", "httpx", "requests", "huggingface_hub"):
+        monkeypatch.setitem(sys.modules, module, None)
+    shutil.copytree(store.root / "ner", store.root / "us" / "ner" / "resolve" / "main")
+    monkeypatch.setenv("HF_ENDPOINT", store.url("").rstrip("/"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert open_bundle(store.url("ner")) == open_bundle("hf://us/ner")
+    with pytest.raises(BundleError, match="memory:// needs fsspec; pip install fsspec"):
+        open_bundle("memory://ner")
+
+
 def test_a_library_that_is_missing_is_named_with_its_extra(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("s3fs", "gcsfs", "adlfs"):
-        monkeypatch.setitem(__import__("sys").modules, module, None)
+        monkeypatch.setitem(sys.modules, module, None)
     for scheme, library in (("s3", "s3fs"), ("gs", "gcsfs"), ("az", "adlfs")):
         with pytest.raises(
             BundleError, match=rf"{scheme}:// needs {library}; in a clone of stillroom, pip install '\.\[{scheme}\]'"
