@@ -64,7 +64,8 @@ class VariantSettings:
     promise_confidence: float = setting(0.95, help=PROMISE_CONFIDENCE, at_least=0.5, at_most=0.9999, panel=CHECKS)
     atol: float = setting(
         ATOL,
-        help="Largest allowed difference of a logit of fp32 from torch's, beside 1e-5 of the logit.",
+        help="Largest allowed difference of a logit of fp32 from torch's, beside 1e-5 of the logit; of numbers, as a share of their "
+        "standard deviation.",
         at_least=0,
         panel=CHECKS,
     )

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any
 
 MOST_CHARACTERS = 10_000_000  # of one text or cell, in every format; a longer one lacks a separator and is not a text
@@ -51,7 +52,7 @@ def number_in(given: object, name: str) -> float:
         ValueError: it is none, or not finite; the message describes the fault.
     """
     number = math.nan
-    if isinstance(given, int | float | str) and not isinstance(given, bool):
+    if isinstance(given, int | float | Decimal | str) and not isinstance(given, bool) and "_" not in str(given):
         with suppress(ValueError, OverflowError):
             number = float(given)
     if not abs(number) <= LARGEST_NUMBER:

@@ -11,6 +11,7 @@ from compress.data.examples import Example, Splits, check_task
 from compress.data.teacher_labels import LEAST, Held, TeacherLabels
 from compress.engine.data_checks import counted
 from compress.evaluation.metrics import Score, chance, gold_of, score
+from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import constant_predictions, predictions
 from serve.errors import BadInput
 from serve.text.labels import entity_labels
@@ -115,6 +116,8 @@ def _score(inputs: "TaskInputs", teacher: TeacherLabels) -> tuple[Score | None, 
         [gold_of(gold[i], task) for i in chosen],
     )
     reached, blind = score(right, said), chance(right, said, constant_predictions(texts))
+    if task == "text-regression":
+        check_unit(teacher.name, right, said)
     if reached.low <= blind and len(chosen) >= min(ENOUGH_TEXTS, len(gold)):
         raise BadInput(
             f"{teacher.name} is not shown to be better than chance on this task: {inputs.metric} {reached} on "

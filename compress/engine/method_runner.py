@@ -203,6 +203,7 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
     asks = bool(stage.objective.layers) or stage.objective.asks_teacher
     validation = None
     details: dict[str, Any] = {}
+    unit: number_head.Unit | None = None
     text: CorpusText | TaskText | CachedTeacherText
     if stage.text == "corpus":
         text = _corpus(given, stage, tokens)
@@ -221,6 +222,9 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
         texts = labelled.train
         if labelled.unlabelled and not any(term.loss == "labels" for term in stage.objective.outputs):
             texts += labelled.unlabelled
+        if labelled.task == "text-regression":
+            unit = number_head.unit_of(labelled.train)
+            texts = unit.texts(texts)
         text = TaskText(texts, stage.batch or given.batch, given.seed, labelled.validation.ids)
         came_from = link.starts_from if number == 1 else link.stages[number - 2].text
         student = with_head(before, labelled, given, keeps=came_from == stage.text)
@@ -234,7 +238,8 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
                 return validating(student, labelled.validation, labelled.gold, every, remap)
 
     maps = _maps(stage, theirs, student, before, given.seed)
-    with advancing(given.notify, stage.name) as shown:
+    heads = [model for model in (student, theirs) if model is not None] if unit else []
+    with number_head.standardised(unit or number_head.Unit(), *heads), advancing(given.notify, stage.name) as shown:
         progress = train_stage(
             stage,
             theirs,
@@ -280,9 +285,9 @@ def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: b
 
 
 def _start_numbers(student: Any, labelled: Labelled) -> None:
-    """Let a new head begin at the numbers of train, if these are what it learns."""
+    """Let a new head begin with the mean and the deviation of train's numbers, if these are what it learns."""
     if labelled.task == "text-regression":
-        number_head.start_at(student, np.concatenate(labelled.train.targets))
+        number_head.into_data(student, number_head.unit_of(labelled.train))
 
 
 def _on_living_layers(stage: Stage, teacher: Any, given: MethodInputs) -> tuple[Stage, dict[str, Any]]:

@@ -19,6 +19,7 @@ from compress.engine.resumable_stages import METRICS, STATE, TENSORBOARD, TRAINI
 from compress.engine.soft_labels import fold_of, read_confidence, read_soft_labels
 from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import chance, gold_of, score
+from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import constant_predictions, predictions, row_logits
 from compress.models import number_head
 from compress.models.initialise import open_start, starting_layers, student_of
@@ -51,9 +52,9 @@ def with_new_head(opened: Opened, inputs: TaskInputs) -> Any:
 
 
 def _start_numbers(model: Any, inputs: TaskInputs) -> None:
-    """Let a new head of `model` begin at the numbers of train, if these are what it learns."""
+    """Let a new head of `model` begin with the mean and the deviation of train's numbers, if these are what it learns."""
     if inputs.train.task == "text-regression":
-        number_head.start_at(model, np.concatenate(inputs.train.targets))
+        number_head.into_data(model, number_head.unit_of(inputs.train))
 
 
 def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
@@ -179,6 +180,8 @@ def check_teacher(model: Any, inputs: TaskInputs, best_step: int) -> float:
         inputs.notify,
         f"  teacher on validation: {inputs.metric} {reached}; chance is {blind:.4f}",
     )
+    if task == "text-regression" and inputs.teacher_has_head:
+        check_unit(inputs.opened.role + " " + inputs.opened.name, gold, answers)
     if reached.low <= blind:
         raise BadInput(
             f"The teacher is not shown to be better than chance on this task: {inputs.metric} {reached} on {len(gold)} validation "

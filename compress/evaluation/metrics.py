@@ -21,6 +21,7 @@ RESAMPLES = 2_000
 METRICS = {"token-classification": "entity_f1", "text-classification": "accuracy", "text-regression": "pearson"}
 # A variance of so small a share of the mean square is rounding: the numbers are equal.
 NO_VARIANCE = 1e-12
+FEWEST_NUMBERS = 10  # texts of a language, for a correlation of its own
 MOMENTS = 6  # columns of the rows of numbers, see `counts`
 
 
@@ -193,7 +194,8 @@ def by_language(
 ) -> dict[str, Score]:
     """The score of the texts of each language, sorted by its name; empty where fewer than two are named.
 
-    Texts without a language count under the empty name.
+    Texts without a language count under the empty name. For numbers a language needs `FEWEST_NUMBERS` texts: a correlation of two is
+    1 or -1, whatever they are.
     """
     places: dict[str, list[int]] = {}
     for i, example in enumerate(examples):
@@ -203,6 +205,7 @@ def by_language(
     return {
         language: score([gold[i] for i in chosen], [predicted[i] for i in chosen])
         for language, chosen in sorted(places.items())
+        if len(chosen) >= FEWEST_NUMBERS or not isinstance(gold[chosen[0]], float)
     }
 
 

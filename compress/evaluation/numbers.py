@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from compress.evaluation.metrics import Prediction, Score, resamples
+from serve.errors import BadInput
 
-# Two numbers of one text are told apart from this share of the standard deviation of all numbers on.
-TOLD_APART = 0.1
+# Two numbers of one text are distinguishable from this share of the standard deviation of all numbers on.
+DISTINGUISHABLE = 0.1
 
 
 def number_scores(gold: Sequence[Prediction], predicted: Sequence[Prediction], *, seed: int = 0) -> dict[str, Score]:
@@ -43,14 +44,30 @@ def number_scores(gold: Sequence[Prediction], predicted: Sequence[Prediction], *
     }
 
 
+def check_unit(named: str, gold: Sequence[Prediction], said: Sequence[Prediction]) -> None:
+    """Check that the numbers of a teacher, `named` so in messages, are in the unit of the data's, to which a correlation is blind.
+
+    Raises:
+        BadInput: they are further from the data's numbers than the mean of these is.
+    """
+    right, theirs = as_numbers(gold), as_numbers(said)
+    error, variance = float(((theirs - right) ** 2).mean()), float(right.var())
+    if variance and error > variance:
+        raise BadInput(
+            f"{named} gives numbers in another unit than the data, or bad ones: on validation they are {theirs.min():.4g} to "
+            f"{theirs.max():.4g}, and those of the data {right.min():.4g} to {right.max():.4g}; their mean squared error, {error:.4g}, is "
+            f"above the variance, {variance:.4g}. Give data in the teacher's unit, or fine-tune it on the data first (--new-head)."
+        )
+
+
 def as_numbers(answers: Sequence[Prediction]) -> np.ndarray:
     """Answers that are numbers as an array, (texts,), float64."""
     return np.array([answer for answer in answers if isinstance(answer, float)], dtype=np.float64)
 
 
-def told_apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Which texts get other numbers from `a` than from `b`: they differ by more than `TOLD_APART` standard deviations of `a`; (texts,)."""
-    return np.asarray(np.abs(a - b) > TOLD_APART * a.std())
+def distinguishable(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which texts get other numbers from `a` than from `b`: apart by more than `DISTINGUISHABLE` standard deviations of `a`; (texts,)."""
+    return np.asarray(np.abs(a - b) > DISTINGUISHABLE * a.std())
 
 
 class _Ranked:

@@ -164,12 +164,16 @@ def head_for(config: Any, task: Task) -> tuple[str, ...] | None:
         return None
     if task != "token-classification" and gives_number(config) is not (task == "text-regression"):
         return None
+    if (
+        task == "text-classification" and config.problem_type == REGRESSION
+    ):  # several numbers a text, which no task here has
+        return None
     return tuple(config.id2label[index] for index in range(config.num_labels))
 
 
 def gives_number(config: Any) -> bool:
     """Whether the head in `config` gives a text a number: it says so, or has one output and says nothing, as transformers reads it."""
-    return bool(config.problem_type == REGRESSION or (config.num_labels == 1 and config.problem_type is None))
+    return bool(config.num_labels == 1 and config.problem_type in (REGRESSION, None))
 
 
 def open_unread(name: str, role: str, wanted: str, revision: str) -> tuple[Path, Any]:

@@ -19,6 +19,7 @@ from compress.evaluation.predictions import predictions, row_logits
 from compress.losses.outputs import mixed_loss
 from compress.methods.presets import Schedule
 from compress.models.embedding_rows import rows_in_use
+from compress.models.number_head import standardised, unit_of
 from compress.training.checkpoint import Progress
 from compress.training.loop import Report, Validation, train
 from compress.training.prefetch import Prefetcher
@@ -64,6 +65,8 @@ def train_on_task(
 ) -> Progress:
     """Train `model` in place; it ends with the weights that scored best on validation.
 
+    Numbers are learned in deviations from their mean, see `compress.models.number_head`.
+
     Args:
         model: has a head whose labels are `labelled.labels`, by index.
         labelled: training texts with targets.
@@ -76,12 +79,16 @@ def train_on_task(
         read: how often each labelled text is read in an epoch, (texts,), if not once.
         report: called after each step.
     """
-    spread = _spread(labelled)
+    unit = unit_of(labelled) if labelled.task == "text-regression" else None
     texts = labelled if unlabelled is None or soft is None else labelled + unlabelled
+    if unit:
+        texts, soft = unit.texts(texts), None if soft is None else unit.soft(soft)
     lengths = np.array([len(ids) for ids in texts.ids])
     counts = None if read is None else np.concatenate([read, np.ones(len(texts) - len(labelled))])
     order = Sampler(lengths, settings.batch, settings.seed, counts)
     with ExitStack() as stack:
+        if unit:
+            stack.enter_context(standardised(unit, model))
         remap = stack.enter_context(rows_in_use(model, [*texts.ids, *validation.ids], texts.pad_id))
 
         def batch_of(step: int) -> Batch:
@@ -100,7 +107,7 @@ def train_on_task(
                 soft_weight=settings.soft_weight,
             )
             weights = {"labels": batch.weights.labelled, "soft_labels": batch.weights.rows}
-            return {name: weights[name] / spread * term for name, term in terms.items()}
+            return {name: weights[name] * term for name, term in terms.items()}
 
         every = settings.validate_every or -(-len(labelled) // settings.batch)
         return train(
@@ -118,13 +125,6 @@ def train_on_task(
             batches=batches,
             report=report,
         )
-
-
-def _spread(labelled: Encoded) -> float:
-    """The variance of the numbers of `labelled`, so that errors count as shares of it whatever their unit; 1 for labels."""
-    if labelled.task != "text-regression":
-        return 1.0
-    return float(np.nanvar(np.concatenate(labelled.targets).astype(np.float64))) or 1.0
 
 
 def validation_interval(steps: int, steps_per_epoch: int) -> int:

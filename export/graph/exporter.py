@@ -153,7 +153,6 @@ def load_classifier(checkpoint: Path) -> tuple["PreTrainedModel", Task]:
     classes: dict[Task, type] = {
         "token-classification": AutoModelForTokenClassification,
         "text-classification": AutoModelForSequenceClassification,
-        "text-regression": AutoModelForSequenceClassification,
     }
     task: Task
     if architecture.endswith("ForTokenClassification"):
@@ -287,7 +286,7 @@ def gives_number(checkpoint: Path) -> bool:
     kind = config.get("problem_type")
     if not _architecture(checkpoint).endswith("ForSequenceClassification"):
         return False
-    return bool(kind == REGRESSION or (kind is None and len(config.get("id2label") or (0, 1)) == 1))
+    return kind in (REGRESSION, None) and len(config.get("id2label") or (0, 1)) == 1
 
 
 def _architecture(checkpoint: Path) -> str:

@@ -16,7 +16,7 @@ from export.packing.variants import Gate, Split, Variants, run_name
 from export.packing.writer import pack
 from export.precision.int8_search import Evaluator, Verdict, with_intervals
 from export.settings import Precision
-from export.validation.promises import Kept, Promise, answers_of
+from export.validation.promises import Kept, Promise, answers_of, with_outside
 from export.validation.promises import in_words as promises_in_words
 from export.validation.temperature import Confidence, Reliability, as_metrics, in_words
 from serve.errors import GateMissed
@@ -55,6 +55,7 @@ def scores_on_test(variants: Variants, test: Split, threads: int) -> tuple[OnTes
             found.reliability[variant] = chosen.on(test.encoded, said[name], strange)
             if made := variants.promises.get(variant):
                 answers = answers_of(test.examples, test.encoded, said[name], chosen.temperature)
+                answers = with_outside(answers, strange, chosen.temperature)
                 found.promises[variant] = [promise.on(answers) for promise in made]
     return found, said
 

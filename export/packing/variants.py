@@ -22,7 +22,7 @@ from export.precision.int8 import Quantised, quantise_dynamic, quantise_weight_o
 from export.precision.int8_search import Evaluator, Judged, Prepared, Progress, Search, Verdict, find_int8
 from export.settings import ATOL, VARIANTS, Precision, VariantSettings
 from export.validation.parity import Parity, Text, graph_parity, variant_parity
-from export.validation.promises import Promise, answers_of, can_be_promised, make_promise
+from export.validation.promises import Promise, answers_of, can_be_promised, make_promise, with_outside
 from export.validation.temperature import Confidence, choose_confidence
 from serve.bundle.manifest import ONNX_NAMES
 from serve.bundle.runtimes import Runtime, has_openvino
@@ -263,13 +263,13 @@ def run_name(variant: Precision, runtime: Runtime) -> str:
 
 def nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> list[str]:
     """A warning when fp32 scores 0 on validation, else nothing. BadInput when another variant must keep a share of it."""
-    if evaluator.fp32.value:
+    if evaluator.fp32.value > 0:
         return []
     texts = f"{len(evaluator.gold)} {'text' if len(evaluator.gold) == 1 else 'texts'}"
     what = f"finds none of the labels of {texts}. It was trained for other labels, or too little"
     if evaluator.encoded.task == "text-regression":
-        what = f"gives {texts} one number, or these have one. It was trained too little"
-    zero = f"The checkpoint scores 0 on validation in fp32: it {what}"
+        what = f"gives {texts} numbers that do not rise with theirs. It was trained too little, or on another task"
+    zero = f"The checkpoint scores {min(evaluator.fp32.value, 0):.4g} on validation in fp32: it {what}"
     gated = [variant for variant in wanted.variants if variant != "fp32"]
     if gated and wanted.gate:
         raise BadInput(
@@ -328,8 +328,8 @@ def _compare(
                 )
                 if not found.confidence[variant].fitted:
                     found.notes.append(f"{name} keeps temperature 1: no other from 0.05 to 20 is best on validation")
-                if found.wanted.promises:
-                    _promise(found, variant, validation, logits)
+                if found.wanted.promises and variant in found.wanted.variants:
+                    _promise(found, variant, validation, logits, strange)
 
 
 def check_promises(wanted: VariantSettings, validation: Split) -> None:
@@ -349,10 +349,17 @@ def check_promises(wanted: VariantSettings, validation: Split) -> None:
         )
 
 
-def _promise(found: Variants, variant: Precision, validation: Split, logits: Sequence[np.ndarray]) -> None:
-    """Add the promises of `variant`, from its logits on validation; one that cannot be kept is a fault."""
+def _promise(
+    found: Variants,
+    variant: Precision,
+    validation: Split,
+    logits: Sequence[np.ndarray],
+    outside: Sequence[np.ndarray],
+) -> None:
+    """Add the promises of `variant`, from its logits on validation and on texts out of scope; one that cannot be kept is a fault."""
     wanted, temperature = found.wanted, found.confidence[variant].temperature
     answers = answers_of(validation.examples, validation.encoded, logits, temperature)
+    answers = with_outside(answers, outside, temperature)
     made = found.promises.setdefault(variant, [])
     for promise in dict.fromkeys(wanted.promises):
         try:

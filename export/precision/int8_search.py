@@ -19,7 +19,7 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.subset import subset
 from compress.evaluation.metrics import Prediction, Score, gold_of, score
-from compress.evaluation.numbers import as_numbers, told_apart
+from compress.evaluation.numbers import as_numbers, distinguishable
 from compress.evaluation.predictions import predictions
 from export.graph.exact_sums import with_exact_sums
 from export.graph.nodes import Wiring
@@ -175,7 +175,7 @@ class Evaluator:
     def _changed(self, said: Sequence[Prediction]) -> int:
         """The texts whose answer is another than float32's."""
         if self.encoded.task == "text-regression":
-            return int(told_apart(as_numbers(self.said), as_numbers(said)).sum())
+            return int(distinguishable(as_numbers(self.said), as_numbers(said)).sum())
         return sum(ours != theirs for ours, theirs in zip(said, self.said, strict=True))
 
     def cost(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> tuple[float, float]:
@@ -216,7 +216,7 @@ def number_distance(expected: np.ndarray, actual: np.ndarray) -> tuple[float, fl
     """The mean squared difference of numbers (texts,) as a share of the variance of `expected`, and the share that can be told apart."""
     expected, actual = expected.astype(np.float64), actual.astype(np.float64)
     squares = float(((actual - expected) ** 2).mean())
-    return squares / (float(expected.var()) or 1.0), float(told_apart(expected, actual).mean())
+    return squares / (float(expected.var()) or 1.0), float(distinguishable(expected, actual).mean())
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -201,7 +201,7 @@ class Pipeline:
         labels, abstain_below = self.manifest.labels, self._abstain_below
         if options.promise is not None:
             abstain_below = self._promises[options.promise]
-            options = replace(options, min_score=max(options.min_score, abstain_below), abstain=True)
+            options = replace(options, min_score=abstain_below, abstain=True)
         if self.manifest.task == "token-classification":
             return entities_answer(text, tokens, logits, labels, options, truncated=truncated)
         if self.manifest.task == "text-regression":
@@ -305,8 +305,8 @@ class Pipeline:
         if not works:
             return []
         for options in {work.options for work in works}:
-            self._check_abstaining(options)
             self._check_promise(options)
+            self._check_abstaining(options)
         if self.manifest.relations:
             for work in works:
                 check_marked(work.text)
@@ -331,7 +331,9 @@ class Pipeline:
             return
         if self.manifest.task != "text-classification":
             does = (
-                "gives a number" if self.manifest.task == "text-regression" else "finds entities; use min_score instead"
+                "gives a number, which it does for every text; leave it out"
+                if self.manifest.task == "text-regression"
+                else "finds entities; use min_score instead"
             )
             raise BadInput(f"abstain: {self.manifest.name!r} {does}", field="abstain")
         if self._abstain_below is None:
@@ -342,8 +344,16 @@ class Pipeline:
             )
 
     def _check_promise(self, options: AnswerOptions) -> None:
-        """BadInput for a promise that the bundle does not make."""
-        if options.promise is None or options.promise in self._promises:
+        """BadInput for a promise that the bundle does not make, or with options that would give other answers than it was made for."""
+        if options.promise is None:
+            return
+        others = {"min_score": 0.0, "abstain": False, "aggregation": "first", "constrained": False}
+        if voided := [name for name, usual in others.items() if getattr(options, name) != usual]:
+            raise BadInput(
+                f"{voided[0]}: promise {options.promise!r} was made for answers without {voided[0]}; leave one of the two out",
+                field=voided[0],
+            )
+        if options.promise in self._promises:
             return
         known = f"its promises are {', '.join(sorted(self._promises))}" if self._promises else "it makes none"
         raise BadInput(

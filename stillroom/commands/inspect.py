@@ -31,6 +31,8 @@ def labels_line(manifest: Manifest) -> str:
     """The names of the labels, on lines of their own where they are many; for tags the entity types."""
     tags = manifest.task == "token-classification"
     labels = entity_labels(manifest.labels) if tags else manifest.labels
+    if manifest.task == "text-regression":
+        return "It gives a text a number."
     count = f"{len(labels)} label{'s' * (len(labels) != 1)}"
     if len(labels) <= IN_ONE_LINE:
         return f"{count}: {', '.join(labels)}"
@@ -71,6 +73,10 @@ def explain(bundle: Bundle) -> None:
             result(f"Note: {note}")
     except BundleError as fault:
         result(f"This machine runs no variant: {fault.message}.")
+    for name, variant in manifest.variants.items():
+        if variant.promises:
+            made = ", ".join(f"{promise} from {least:g} on" for promise, least in variant.promises.items())
+            result(f"{name} promises, by the score of an answer: {made}.")
     features, rows = cpu_features(), []
     for name, variant in manifest.variants.items():
         needs = " or ".join(variant.cpu) or "any processor"

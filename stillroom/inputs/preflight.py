@@ -94,6 +94,11 @@ def prepare(recipe: Recipe) -> RunInputs:
         checks = (*checks, partial(read_promise, promise))
     opened = open_task(recipe, out, more_checks=checks, notify=show, may_ask=True)
     inputs = RunInputs(**{each.name: getattr(opened, each.name) for each in fields(opened)}, workdir=workdir)
+    if recipe.promises and inputs.splits.held_out and inputs.splits.answered:
+        raise BadInput(
+            f"--promise {recipe.promises[0]} needs a validation file with labels: without one validation is the teacher's own answers, "
+            "with which any student agrees. Give --data a validation file, or leave the flag out."
+        )
     check_promises(VariantSettings(promises=recipe.promises), Split(inputs.splits.validation, inputs.validation))
     if recipe.keep_words_of or recipe.vocabulary_size:
         check_vocabulary(inputs)

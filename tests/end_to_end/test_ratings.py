@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from small_task import ratings, write_rows
 from test_run import stillroom
 
@@ -17,10 +18,14 @@ from compress.data.row_faults import BadRows
 from compress.engine.soft_labels import fold_of
 from compress.engine.task_inputs import open_task
 from compress.engine.understood import understood, understood_lines
-from compress.models.pretrained import load, open_model
+from compress.evaluation.numbers import check_unit
+from compress.evaluation.predictions import predictions, row_logits
+from compress.models import number_head
+from compress.models.pretrained import head_for, load, open_model
 from compress.settings import TaskSettings
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
+from serve.model.pipeline import Pipeline
 
 TASK = "text-regression"
 SHAPE = "layers=1,hidden=32,heads=4,ffn=64"
@@ -75,6 +80,11 @@ def test_the_bundle_keeps_the_numbers_in_int8_and_its_card_says_what_it_gives(
     fp32, int8 = (face.evaluate(bundle, rated, variant=name) for name in ("fp32", "int8"))
     assert fp32["value"] == pytest.approx(face.evaluate(checkpoint, rated)["value"], abs=1e-4)
     assert int8["value"] >= 0.99 * fp32["value"]
+    texts = [str(row["text"]) for row in ratings(100, 2)]
+    encoded = encode(read_examples(rated / "test.jsonl", TASK), inputs_tokenizer(checkpoint), TASK, ("score",))
+    of_torch = predictions(encoded, row_logits(load(open_model(str(checkpoint)), TASK), encoded))
+    served = [answer["score"] for answer in Pipeline(bundle, "fp32")(texts, truncate=True)]
+    np.testing.assert_allclose(served, of_torch, rtol=1e-4, atol=0.05)  # of numbers from -600 to 600
     card = (bundle / "README.md").read_text(encoding="utf-8")
     assert "gives a text a number" in card
     assert "localhost:8000/v1/score" in card
@@ -120,6 +130,35 @@ def inputs_tokenizer(checkpoint: Path) -> Any:
     from serve.text.tokenizer import load_tokenizer
 
     return load_tokenizer(checkpoint, 64)
+
+
+@pytest.mark.parametrize("unit", [number_head.Unit(2000.0, 5.0), number_head.Unit(3e-7, 1e-6)])
+def test_a_head_gives_standard_numbers_in_training_and_the_datas_before_and_after(
+    checkpoint: Path, unit: number_head.Unit
+) -> None:
+    model = load(open_model(str(checkpoint)), TASK, ("score",)).eval()
+    ids = torch.tensor([[2, 9, 11, 3]])
+    new = model(ids).logits.detach()
+    number_head.into_data(model, unit)
+    torch.testing.assert_close(
+        model(ids).logits, unit.mean + unit.deviation * new, rtol=1e-6, atol=1e-6 * unit.deviation
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with number_head.standardised(unit, model):
+        torch.testing.assert_close(model(ids).logits, new, rtol=1e-4, atol=1e-4)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=1e-6, atol=1e-7 * unit.deviation)
+
+
+def test_a_teacher_of_another_unit_and_a_head_of_several_numbers_are_refused(checkpoint: Path) -> None:
+    gold = [1.0, 2.0, 3.0]
+    check_unit("M", gold, [1.5, 2.5, 3.5])
+    with pytest.raises(BadInput, match="M gives numbers in another unit than the data, or bad ones"):
+        check_unit("M", gold, [100.0, 200.0, 300.0])
+    config = open_model(str(checkpoint)).config
+    config.id2label = {0: "a", 1: "b"}
+    assert (config.problem_type, config.num_labels) == ("regression", 2)
+    assert [head_for(config, task) for task in (TASK, "text-classification")] == [None, None]
 
 
 @pytest.mark.parametrize(

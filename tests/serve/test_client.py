@@ -434,6 +434,7 @@ def test_its_page_names_every_option() -> None:
     kinds = {
         "entities": client_module.EntitiesOptions,
         "classify": client_module.ClassifyOptions,
+        "score": client_module.ScoreOptions,
         "relations": client_module.RelationsOptions,
     }
     for method, kind in kinds.items():

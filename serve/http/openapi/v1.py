@@ -200,6 +200,10 @@ def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits
             schema.update(OPTION_SCHEMAS.get(name, {}))
         if names := [name for name, manifest in models.items() if FITTING[kind](manifest)]:
             properties["model"] = {"enum": [*names, None], "description": properties["model"]["description"]}
+        if "promise" in properties:
+            fitting = [manifest for manifest in models.values() if FITTING[kind](manifest)]
+            made = {name for manifest in fitting for variant in manifest.variants.values() for name in variant.promises}
+            properties["promise"] = {"enum": [*sorted(made), None], "description": properties["promise"]["description"]}
         for name in properties.keys() & {"text", "text_pair", "items"}:
             properties[name].update(minItems=1, maxItems=limits.texts, maxLength=limits.text_characters)
             for alternative in properties[name].get("anyOf", []):

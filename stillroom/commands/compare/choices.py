@@ -107,6 +107,8 @@ def _check_texts(method: str, inputs: TaskInputs, given: Comparison) -> set[str]
     chain = method_chain(method, inputs.shape, inputs.opened.config)
     refuse_classes(inputs.settings.task, chain)
     texts = chain.texts
+    if "source" in texts:
+        refuse_classes(given.source_task or inputs.settings.task, chain)
     if "corpus" in texts and not inputs.corpus:
         raise BadInput(f"--method {method} learns from plain text, and no --corpus was given. Give --corpus too.")
     if "source" in texts and not given.source_data:

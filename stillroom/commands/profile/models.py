@@ -253,7 +253,7 @@ def _reads(folder: Path) -> tuple[Reads | None, int]:
         return Reads(folder, "token-classification", names), length
     if "ForSequenceClassification" in heads:
         kind = config.get("problem_type")
-        numbers = kind == REGRESSION or (kind is None and len(names) == 1)
+        numbers = kind in (REGRESSION, None) and len(names) == 1
         return Reads(folder, "text-regression" if numbers else "text-classification", names, multi_label), length
     return None, length
 

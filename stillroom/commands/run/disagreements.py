@@ -7,7 +7,7 @@ import numpy as np
 
 from compress.data.examples import Example
 from compress.evaluation.metrics import Prediction
-from compress.evaluation.numbers import as_numbers, told_apart
+from compress.evaluation.numbers import as_numbers, distinguishable
 
 SHOWN = 40
 
@@ -25,7 +25,7 @@ def disagreements(
     """
     if gold and isinstance(gold[0], float):
         ours, theirs = as_numbers(student), as_numbers(teacher)
-        apart = told_apart(theirs, ours)
+        apart = distinguishable(theirs, ours)
         order = np.argsort(-np.abs(theirs - ours), kind="stable").tolist()
         differing = [i for i in order if apart[i]]
     else:

@@ -84,8 +84,8 @@ def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path | 
     ours = inputs.read_by(student)
     if teacher:
         export_graph(teacher, folder / "teacher.onnx", inputs.max_length)
-    # A student with a score of 0 has no share to keep here: the stage of the scores reports the missed gates.
-    finds_nothing = max(value for _, value in read_lineage(student)["validation"]) == 0
+    # A student with a score of 0 or less has no share to keep here: the stage of the scores reports the missed gates.
+    finds_nothing = max(value for _, value in read_lineage(student)["validation"]) <= 0
     variants = make_variants(
         folder,
         student,

@@ -130,7 +130,7 @@ def test_a_head_of_the_teachers_own_is_told_with_the_labels_that_occur(tagger: P
     )
 
 
-def test_texts_out_of_scope_are_told_apart(tiny_teacher: Path, task_data: Path) -> None:
+def test_texts_out_of_scope_are_distinguishable(tiny_teacher: Path, task_data: Path) -> None:
     inputs = opened(tiny_teacher, "text-classification", task_data, out_of_scope="praise")
     found = understood(inputs)
     assert set(found["labels"]) == {"refund", "status"}

@@ -6,7 +6,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_squared_error
 
 from compress.evaluation.metrics import chance, counts, difference, mean_score, metric_of, per_label, score
-from compress.evaluation.numbers import number_scores, told_apart
+from compress.evaluation.numbers import distinguishable, number_scores
 
 
 def drawn(generator: np.random.Generator) -> tuple[list[float], list[float]]:
@@ -84,4 +84,4 @@ def test_differences_and_means_of_trainings_are_of_the_same_texts() -> None:
 def test_a_tenth_of_the_deviation_tells_two_numbers_apart() -> None:
     ours = np.array([0.0, 10.0, 20.0])
     step = 0.1 * ours.std()
-    assert told_apart(ours, ours + np.array([0, 0.99, 1.01]) * step).tolist() == [False, False, True]
+    assert distinguishable(ours, ours + np.array([0, 0.99, 1.01]) * step).tolist() == [False, False, True]

@@ -162,7 +162,7 @@ def test_a_model_that_answers_something_else_is_refused(encoder: Path, task_data
         face.select([bank], task_data, tmp_path / "out.jsonl", task="token-classification", **given)
 
 
-def test_texts_are_told_apart_by_their_letters_digits_and_symbols(
+def test_texts_are_distinguishable_by_their_letters_digits_and_symbols(
     encoder: Path, task_data: Path, tmp_path: Path
 ) -> None:
     differ = [

@@ -13,7 +13,7 @@ from compress.data.encoded import Encoded, encode
 from compress.data.examples import Entity, Example
 from compress.evaluation.predictions import predictions
 from export.graph.nodes import Wiring
-from export.precision.int8_search import Evaluator, Prepared, distance, find_int8, session_logits
+from export.precision.int8_search import Evaluator, Prepared, distance, find_int8, number_distance, session_logits
 from serve.model.session import Session
 from serve.text.tokenizer import load_tokenizer
 
@@ -179,3 +179,12 @@ def test_without_labels_the_share_is_that_of_rows_with_the_label_of_float32(bert
     assert share == pytest.approx((said[0] == said[1]).mean())
     assert 0 < share < 1
     assert evaluator.judge(bert.onnx_file).verdict.share == 1
+
+
+def test_the_distance_of_numbers_is_a_share_of_their_variance() -> None:
+    expected = np.array([0.0, 10.0, 20.0, 30.0], dtype=np.float32)
+    actual = expected + np.array([0.0, 0.5, -0.5, 5.0], dtype=np.float32)
+    divergence, changed = number_distance(expected, actual)
+    assert divergence == pytest.approx((0.25 + 0.25 + 25) / 4 / 125)
+    assert changed == 0.25  # a tenth of the deviation, 11.2, is 1.12
+    assert number_distance(expected, expected) == (0, 0)

@@ -290,7 +290,7 @@ def _alive(pid: int) -> bool:
     return bool(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
 
 
-def test_candidates_that_cannot_be_told_apart_or_are_none_are_refused(
+def test_candidates_that_cannot_be_distinguishable_or_are_none_are_refused(
     onnx_candidate: Candidate, workload: Workload
 ) -> None:
     with pytest.raises(BadInput, match="two candidates are named student"):

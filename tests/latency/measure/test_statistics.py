@@ -112,7 +112,7 @@ def test_the_interval_of_a_ratio_ends_where_the_signed_rank_test_turns(pairs: in
         assert outside < 0.05 <= inside or (pairs > 60 and abs(outside - 0.05) < 0.003)
 
 
-def test_equal_candidates_are_told_apart_about_once_in_twenty_whatever_the_noise() -> None:
+def test_equal_candidates_are_distinguishable_about_once_in_twenty_whatever_the_noise() -> None:
     rng = np.random.default_rng(1)
     claims = 0
     for _ in range(800):

@@ -287,6 +287,7 @@ def test_models_are_described(client: httpx.Client, entities_bundle: Path) -> No
         "max_length": 32,
         "variant": "fp32",
         "variants": ["fp32"],
+        "promises": [],
         "device": "cpu",
         "digest": manifest["digest"],
     }
@@ -338,6 +339,7 @@ def test_openapi_describes_every_endpoint_and_resolves(client: httpx.Client) -> 
         "aggregation",
         "constrained",
         "truncate",
+        "promise",
     }
     assert entities["required"] == ["text"]
 

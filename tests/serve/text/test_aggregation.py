@@ -61,7 +61,7 @@ def test_the_aggregations_are_those_of_transformers(aggregation: Aggregation) ->
     assert sum(map(len, found)) > 20
 
 
-def test_the_tokens_of_a_word_are_told_apart_by_the_three() -> None:
+def test_the_tokens_of_a_word_are_distinguishable_by_the_three() -> None:
     text, encoding, tags = "ab c", pieces().encode("ab c"), ["O", "B-city", "I-city"]  # [CLS] a ##b c [SEP]
     probabilities = np.array([[1, 0, 0], [0.6, 0.4, 0], [0.1, 0.85, 0.05], [0.05, 0.0, 0.95], [1, 0, 0]])
 

@@ -438,7 +438,19 @@ def test_a_gpu_with_too_little_memory_is_no_fault_of_ours(capfd: pytest.CaptureF
 def test_the_face_gives_its_names_and_refuses_others() -> None:
     import stillroom
 
-    verbs = {"run", "distill", "finetune", "label", "select", "export", "profile", "evaluate", "explain", "push", "load"}
+    verbs = {
+        "run",
+        "distill",
+        "finetune",
+        "label",
+        "select",
+        "export",
+        "profile",
+        "evaluate",
+        "explain",
+        "push",
+        "load",
+    }
     assert set(stillroom.__all__) == {*verbs, "Pipeline", "Client"}
     assert all(callable(getattr(stillroom, name)) for name in stillroom.__all__)
     with pytest.raises(AttributeError, match="stillroom has no 'teach'"):

@@ -308,7 +308,7 @@ def test_a_missing_teacher_is_bad_input_with_the_line_that_installs_it(monkeypat
         teacher_folder()
 
 
-def test_a_teacher_package_without_its_model_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_package_without_its_model_is_distinguishable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_command, "TEACHER_PACKAGE", "json")
     with pytest.raises(BadInput, match="is installed without its model"):
         teacher_folder()

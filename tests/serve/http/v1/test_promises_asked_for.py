@@ -58,11 +58,23 @@ def test_a_class_is_given_from_its_score_on_and_the_answer_says_where_it_is_not(
     assert "abstained" not in pipeline("to")
 
 
-def test_entities_below_the_score_are_left_out_and_a_higher_least_score_counts_too(cities: Path) -> None:
+def test_entities_below_the_score_are_left_out(cities: Path) -> None:
     pipeline = Pipeline(cities)
     assert pipeline("fly to rome", promise="precision=0.99")["entities"] == []
     assert len(pipeline("fly to rome", promise="recall=0.9")["entities"]) == 1
-    assert pipeline("fly to rome", promise="recall=0.9", min_score=0.95)["entities"] == []
+    assert len(pipeline("fly to rome", promise="recall=0.9", truncate=True)["entities"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("min_score", 0.1), ("aggregation", "max"), ("constrained", True), ("abstain", True)]
+)
+def test_an_option_that_gives_other_answers_than_the_promise_was_made_for_is_refused(
+    cities: Path, intents: Path, option: str, value: object
+) -> None:
+    bundle = intents if option == "abstain" else cities
+    with pytest.raises(BadInput, match=f"{option}: promise 'recall=.*' was made for answers without {option}") as told:
+        Pipeline(bundle)("fly to rome", promise="recall=0.5" if bundle == intents else "recall=0.9", **{option: value})
+    assert told.value.field == option
 
 
 def test_every_way_to_ask_takes_a_promise(client: httpx.Client, url: str, cities: Path, tmp_path: Path) -> None:
