@@ -1,4 +1,4 @@
-"""A real server of three small models (entities, classes, relations) in its own process, for tests of bad requests."""
+"""A real server of four small models (entities, classes, relations, numbers) in its own process, for tests of bad requests."""
 
 import contextlib
 import json
@@ -22,14 +22,15 @@ serve(sys.argv[2:], ServeSettings(port=0, threads=1, processes=1, access_log=Fal
 
 
 def write_bundles(folder: Path) -> list[Path]:
-    """Writes the three bundles into `folder`; `tests/lookup_bundles.py` has the answers of their models."""
+    """Writes the four bundles into `folder`; `tests/lookup_bundles.py` has the answers of their models."""
     sys.path += [folder for folder in (str(ROOT), str(ROOT / "tests")) if folder not in sys.path]
-    from lookup_bundles import INTENTS, city_table, intent_table, write_bundle, write_relations_bundle
+    from lookup_bundles import INTENTS, city_table, intent_table, number_table, write_bundle, write_relations_bundle
 
     return [
         write_bundle(folder / "cities", city_table()),
         write_bundle(folder / "intents", intent_table(), task="text-classification", labels=INTENTS),
         write_relations_bundle(folder / "relations"),
+        write_bundle(folder / "stars", number_table(), task="text-regression", labels=["score"]),
     ]
 
 
@@ -50,7 +51,7 @@ def serving(bundles: list[Path], **limits: float) -> Iterator[str]:
 
 @contextlib.contextmanager
 def small_server(**limits: float) -> Iterator[str]:
-    """The URL of a server of the three small models."""
+    """The URL of a server of the four small models."""
     with tempfile.TemporaryDirectory() as folder, serving(write_bundles(Path(folder)), **limits) as url:
         yield url
 
