@@ -106,6 +106,7 @@ def unsure(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, task
     return face.finetune(str(shallow_teacher), "text-classification", str(task_data), out, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["static", "dynamic"])
 def test_served_in_any_company_static_int8_gives_the_same_bytes_and_dynamic_does_not(
     unsure: Path, task_data: Path, tmp_path: Path, scheme: str
@@ -249,6 +250,7 @@ def test_on_a_processor_without_vnni_eight_bits_are_not_tried_and_what_costs_goe
     assert "8-bit weights need a processor" not in (out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,10 +365,12 @@ def test_licences_language_and_the_teachers_name_on_the_hub_are_on_the_card_and_
     assert report["latency"]["machine"] == report["machine"]  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_a_bundle_says_whether_its_texts_come_in_pairs(trimmed: tuple[Path, str]) -> None:
     assert open_bundle(trimmed[0]).manifest.pairs
 
 
+@pytest.mark.slow
 def test_what_is_doubtful_about_the_data_is_told_as_a_run_tells_it(trimmed: tuple[Path, str]) -> None:
     out, said = trimmed
     expected = [
@@ -481,6 +485,7 @@ def test_openvino_is_pinned_when_asked_for(classifier: Path, task_data: Path, tm
     assert "| **int8 openvino** | accuracy |" in (out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(trimmed: tuple[Path, str], classifier: Path) -> None:
     from transformers import pipeline
 

@@ -111,6 +111,7 @@ def test_a_run_on_relations_ends_with_a_bundle_whose_tokenizer_holds_the_markers
     assert tokens == ["[E1]", "oslo", "[/E1]", "to", "[E2]", "basel", "[/E2]"]
 
 
+@pytest.mark.slow
 def test_a_model_of_lists_of_labels_says_so_to_transformers_and_in_the_manifest(
     list_checkpoint: Path, list_bundle: Path
 ) -> None:

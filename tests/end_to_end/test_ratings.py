@@ -70,6 +70,7 @@ def test_a_head_learns_numbers_of_any_size_and_transformers_gives_them(checkpoin
     assert theirs["score"] > 200
 
 
+@pytest.mark.slow
 def test_the_bundle_keeps_the_numbers_in_int8_and_its_card_says_what_it_gives(
     bundle: Path, checkpoint: Path, rated: Path
 ) -> None:

@@ -77,6 +77,7 @@ def made(
     return out, json.loads(done.stdout), [str(part) for part in command]
 
 
+@pytest.mark.slow
 def test_labelling_that_was_killed_goes_on_to_the_same_soft_labels(
     made: tuple[Path, dict[str, object], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_rerun_finds_it_made_and_changes_nothing(made: tuple[Path, dict[str, f
     assert sha256_file(out / "manifest.json") == before
 
 
+@pytest.mark.slow
 def test_another_recipe_does_not_replace_it(made: tuple[Path, dict[str, float], list[str]]) -> None:
     _, _, command = made
     refused = stillroom(*command, "--seed", "7")

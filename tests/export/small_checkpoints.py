@@ -30,7 +30,7 @@ FAMILIES = [
     pytest.param("xlm-roberta", "TokenClassification", id="xlm-roberta", marks=pytest.mark.slow),
     pytest.param("distilbert", "TokenClassification", id="distilbert", marks=pytest.mark.slow),
     pytest.param("electra", "TokenClassification", id="electra", marks=pytest.mark.slow),
-    pytest.param("mpnet", "SequenceClassification", id="mpnet"),
+    pytest.param("mpnet", "SequenceClassification", id="mpnet", marks=pytest.mark.slow),
     pytest.param("modernbert", "TokenClassification", id="modernbert"),
 ]
 

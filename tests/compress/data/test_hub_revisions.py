@@ -39,6 +39,7 @@ def hub(tiny_teacher: Path) -> Iterator[Hub]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_opened_at_the_revision_that_is_given(hub: Hub, tmp_path: Path) -> None:
     environment = os.environ | {
         "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "HF_TOKEN": "hf_mine",

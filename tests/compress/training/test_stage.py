@@ -37,10 +37,14 @@ def run(kind: str, stage: Stage, folder: Path, steps: int = 20, **settings: Any)
     return student, progress.loss
 
 
-# BERT learns by every stage; the other families by stages that together read all that is read of a model. The rest is slow.
+# BERT learns by every stage; two families that differ most from it by stages that together read all that is read of a model. The rest is
+# slow.
+NEAR = {"distilbert", "modernbert"}
 TELLING = {"minilmv2", "tinybert-general", "output-distribution", "soft-labels"}
 LEARNING = [
-    pytest.param(kind, method, number, marks=() if kind == "bert" or method in TELLING else pytest.mark.slow)
+    pytest.param(
+        kind, method, number, marks=() if kind == "bert" or (kind in NEAR and method in TELLING) else pytest.mark.slow
+    )
     for kind in sorted(FAMILIES)
     for method, number in EVERY_STAGE
 ]

@@ -22,7 +22,7 @@ FAMILIES = [
     pytest.param("electra", "TokenClassification", id="electra-tokens", marks=pytest.mark.slow),
     pytest.param("mpnet", "SequenceClassification", id="mpnet-texts", marks=pytest.mark.slow),
     pytest.param("modernbert", "TokenClassification", id="modernbert-tokens", marks=pytest.mark.slow),
-    pytest.param("modernbert", "SequenceClassification", id="modernbert-texts"),
+    pytest.param("modernbert", "SequenceClassification", id="modernbert-texts", marks=pytest.mark.slow),
 ]
 
 
@@ -51,6 +51,7 @@ def test_batch_and_sequence_are_free_down_to_one(exported: Callable[..., Exporte
         assert logits.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_segments_are_an_input_only_where_the_model_tells_them_apart(exported: Callable[..., Exported]) -> None:
     plain = ("input_ids", "attention_mask")
     assert exported("bert", "TokenClassification").info.inputs == (*plain, "token_type_ids")

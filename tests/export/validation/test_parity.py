@@ -156,6 +156,7 @@ def test_pairs_are_compared_with_both_segments(bert: Exported, texts: list[str])
     assert graph_parity(bert.checkpoint, bert.onnx_file, pairs, MAX_LENGTH, threads=1).passed
 
 
+@pytest.mark.slow
 def test_where_any_number_of_labels_may_apply_a_text_changes_when_one_of_them_turns(
     exported: Callable[..., Exported], texts: list[str], tmp_path: Path
 ) -> None:

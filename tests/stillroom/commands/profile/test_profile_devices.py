@@ -18,12 +18,14 @@ NO_TORCH_CUDA = pytest.mark.skipif(not missing("torch", "cuda"), reason="torch h
 QUICK = {"seconds": 0.1, "batches": (1,), "lengths": (8,), "threads": 1}
 
 
+@pytest.mark.slow
 def test_the_texts_that_are_timed_are_drawn_and_not_the_first_of_the_file(on_both: Profiled) -> None:
     work = on_both.document["work"]
     assert work["texts"] == TIMED_TEXTS
     assert 5 < work["tokens_mean"] < 10  # the first thousand have 3, the others 12
 
 
+@pytest.mark.slow
 @NO_ONNX_CUDA
 @NO_TORCH_CUDA
 def test_what_a_gpu_lacks_is_said_once_and_the_rest_is_measured(on_both: Profiled) -> None:

@@ -127,6 +127,7 @@ def test_a_model_of_few_tokens_is_timed_without_being_told_lengths(models: Model
     assert [row["tokens"] for row in document["candidates"]] == [16, 32]
 
 
+@pytest.mark.slow
 def test_pairs_of_texts_are_scored_as_pairs(slower: Profiled, models: Models, pairs: Path) -> None:
     told = face.evaluate(str(models.slow), pairs)
     metric = by_name(slower.document)["slow ORT fp32"]["metric"]
@@ -158,6 +159,7 @@ def test_the_same_bundle_in_another_place_runs_beside_the_one_of_before(together
     assert together.code == (3 if any(row["slower"] for row in found) else 0)
 
 
+@pytest.mark.slow
 def test_a_slower_model_ends_with_3_when_its_report_is_written(slower: Profiled) -> None:
     assert slower.code == 3
     found = slower.document["regression"]
@@ -207,6 +209,7 @@ def test_graphs_that_were_exported_for_the_same_texts_are_found_again(
         candidates_of(models.checkpoint, Ways(), work, [*calibration[:10], "another text"], say)
 
 
+@pytest.mark.slow
 def test_a_model_of_another_kind_of_labels_gets_no_metric_and_says_why(slower: Profiled) -> None:
     row = by_name(slower.document)["several ORT fp32"]
     assert "metric" not in row

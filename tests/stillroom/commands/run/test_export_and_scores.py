@@ -33,6 +33,7 @@ from stillroom.inputs.preflight import RunInputs, prepare
 from stillroom.inputs.recipe import Recipe
 
 
+@pytest.mark.slow
 def test_a_student_that_finds_nothing_is_exported_and_left_to_the_gates(tmp_path: Path) -> None:
     for name in ("train", "validation", "test"):
         write_rows(tmp_path / f"{name}.jsonl", examples(8, seed=0))
