@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from graphs_once import graphs_made_once
 from hypothesis import HealthCheck, settings
-from small_task import examples, make_teacher, write_rows
+from small_task import examples, make_teacher, write_splits
 
 # Read by OpenMP when torch is loaded, which nothing above does. These models are too small for a second thread, and one
 # that waits by spinning makes a busy machine many times slower.
@@ -31,10 +31,7 @@ settings.load_profile("any machine")
 @pytest.fixture(scope="session")
 def task_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with train, validation and test of a small task, good for entities and for classes."""
-    folder = tmp_path_factory.mktemp("data")
-    for seed, (name, count) in enumerate((("train", 240), ("validation", 40), ("test", 60))):
-        write_rows(folder / f"{name}.jsonl", examples(count, seed))
-    return folder
+    return write_splits(tmp_path_factory.mktemp("data"), examples)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 CITIES = ("Lisbon", "Porto", "Ghent", "Turin", "Basel", "Oslo")
@@ -43,6 +44,16 @@ def examples(count: int, seed: int) -> list[dict[str, object]]:
 def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def write_splits(
+    folder: Path, rows: Callable[[int, int], list[dict[str, object]]], counts: Sequence[int] = (240, 40, 60)
+) -> Path:
+    """`folder` with train, validation and test of what `rows(count, seed)` makes, so many rows each."""
+    folder.mkdir(exist_ok=True)
+    for seed, (name, count) in enumerate(zip(("train", "validation", "test"), counts, strict=True)):
+        write_rows(folder / f"{name}.jsonl", rows(count, seed))
+    return folder
 
 
 def make_tokenizer(folder: Path) -> None:

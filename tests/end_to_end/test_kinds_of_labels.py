@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_task import examples, relations, with_label_lists, write_rows
+from small_task import examples, relations, with_label_lists, write_rows, write_splits
 from starlette.testclient import TestClient
 from test_run import stillroom
 
@@ -38,22 +38,14 @@ latency_seconds = 0.5
 """
 
 
-def written(folder: Path, rows: Any) -> Path:
-    """`folder` with the three splits of what `rows(count, seed)` makes."""
-    folder.mkdir(exist_ok=True)
-    for seed, (name, count) in enumerate((("train", 240), ("validation", 40), ("test", 60))):
-        write_rows(folder / f"{name}.jsonl", rows(count, seed))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def related(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("relations"), relations)
+    return write_splits(tmp_path_factory.mktemp("relations"), relations)
 
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("lists"), lambda count, seed: with_label_lists(examples(count, seed)))
+    return write_splits(tmp_path_factory.mktemp("lists"), lambda count, seed: with_label_lists(examples(count, seed)))
 
 
 @pytest.fixture(scope="module")
@@ -180,9 +172,9 @@ def test_a_model_is_not_used_on_labels_of_another_kind(
     way, _ = relation_bundle
     several, unmarked = r"gives a text any number of labels .*, but `label` is one string", "lacks the markers"
     single = listed.parent / "single"
-    written(single, examples)
+    write_splits(single, examples)
     marked = listed.parent / "marked"
-    written(marked, lambda count, seed: [row | {"label": [row["label"]]} for row in relations(count, seed)])
+    write_splits(marked, lambda count, seed: [row | {"label": [row["label"]]} for row in relations(count, seed)])
     for model, data, message in (
         (list_bundle, single, several),
         (list_checkpoint, single, several),
@@ -204,7 +196,7 @@ def test_a_model_of_relations_is_not_used_on_texts_that_do_not_say_where_head_an
     out, document = relation_bundle
     student = out.with_name("ways.work") / "student"
     bare = tmp_path / "bare"
-    written(bare, lambda count, seed: [{"text": r["text"], "label": r["label"]} for r in relations(count, seed)])
+    write_splits(bare, lambda count, seed: [{"text": r["text"], "label": r["label"]} for r in relations(count, seed)])
     refusal = (
         r"finds the relation of two parts of a text, but 60 of 60 rows do not mark .* the first is 'send the .*"
         r"Give each row `head` and `tail`, or the markers \[E1\]"

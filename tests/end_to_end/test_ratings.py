@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_task import ratings, write_rows
+from small_task import ratings, write_rows, write_splits
 from test_run import stillroom
 
 import compress
@@ -33,10 +33,7 @@ SHAPE = "layers=1,hidden=32,heads=4,ffn=64"
 
 @pytest.fixture(scope="module")
 def rated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ratings")
-    for seed, (name, count) in enumerate((("train", 320), ("validation", 60), ("test", 100))):
-        write_rows(folder / f"{name}.jsonl", ratings(count, seed))
-    return folder
+    return write_splits(tmp_path_factory.mktemp("ratings"), ratings, (320, 60, 100))
 
 
 @pytest.fixture(scope="module")
@@ -210,14 +207,11 @@ def test_what_cannot_learn_numbers_says_so_before_any_training(
 def test_a_run_on_pairs_ends_with_a_bundle_that_keeps_its_teachers_numbers(
     shallow_teacher: Path, tmp_path: Path
 ) -> None:
-    data = tmp_path / "pairs"
-    data.mkdir()
-    for seed, (name, count) in enumerate((("train", 320), ("validation", 60), ("test", 100))):
-        rows = []
-        for row in ratings(count, seed):
-            first, second = str(row["text"]).split(" and ", 1)
-            rows.append({"text": first, "text_pair": second, "label": row["label"]})
-        write_rows(data / f"{name}.jsonl", rows)
+    def pairs(count: int, seed: int) -> list[dict[str, object]]:
+        halves = [(str(row["text"]).split(" and ", 1), row["label"]) for row in ratings(count, seed)]
+        return [{"text": first, "text_pair": second, "label": label} for (first, second), label in halves]
+
+    data = write_splits(tmp_path / "pairs", pairs, (320, 60, 100))
     done = stillroom(
         "run", "--teacher", shallow_teacher, "--task", TASK, "--data", data, "--student", SHAPE, "--out", tmp_path / "out",
         "--teacher-epochs", "8", "--student-epochs", "8", "--teacher-learning-rate", "2e-3", "--student-learning-rate", "2e-3",

@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx
 import pytest
 from lookup_bundles import INTENTS, TAGS, city_table, intent_table, write_bundle, write_manifest
-from patience import PATIENCE_S
 
 from benchmarks.serve.small_server import serving
 from serve.bundle.manifest import open_bundle
@@ -41,12 +40,6 @@ def cities(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(intents: Path, cities: Path) -> Iterator[str]:
     with serving([intents, cities]) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        yield client
 
 
 def test_a_class_is_given_from_its_score_on_and_the_answer_says_where_it_is_not(intents: Path) -> None:

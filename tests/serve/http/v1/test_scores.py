@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx
 import pytest
 from lookup_bundles import number_table, write_bundle, write_manifest
-from patience import PATIENCE_S
 
 from benchmarks.serve.small_server import serving
 from serve.bundle.manifest import open_bundle
@@ -28,12 +27,6 @@ def bundle(numbers_bundle: Path) -> Path:
 def url(numbers_bundle: Path, intents_bundle: Path) -> Iterator[str]:
     with serving([numbers_bundle, intents_bundle]) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        yield client
 
 
 def test_a_text_gets_the_number_of_its_model_to_seven_digits(bundle: Path) -> None:
