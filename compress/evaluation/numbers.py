@@ -56,7 +56,7 @@ def check_unit(named: str, gold: Sequence[Prediction], said: Sequence[Prediction
         raise BadInput(
             f"{named} gives numbers in another unit than the data, or bad ones: on validation they are {theirs.min():.4g} to "
             f"{theirs.max():.4g}, and those of the data {right.min():.4g} to {right.max():.4g}; their mean squared error, {error:.4g}, is "
-            f"above the variance, {variance:.4g}. Give data in the teacher's unit, or fine-tune it on the data first (--new-head)."
+            f"above the variance, {variance:.4g}. Give data in the teacher's unit, or a teacher in the data's."
         )
 
 

@@ -17,7 +17,7 @@ from compress.data.hub import download_model, may_be_on_hub
 from compress.models.families import Family, encoder_of, family_of
 from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
-from serve.text.labels import MULTI_LABEL, REGRESSION
+from serve.text.labels import MULTI_LABEL, REGRESSION, gives_number
 from serve.text.tokenizer import load_tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
@@ -162,18 +162,15 @@ def head_for(config: Any, task: Task) -> tuple[str, ...] | None:
     """The labels of the head for `task` in `config`, by index; None if it has no such head."""
     if not any(str(name).endswith(HEADS[task]) for name in config.architectures or []):
         return None
-    if task != "token-classification" and gives_number(config) is not (task == "text-regression"):
+    if task != "token-classification" and gives_number(config.problem_type, config.num_labels) is not (
+        task == "text-regression"
+    ):
         return None
     if (
         task == "text-classification" and config.problem_type == REGRESSION
     ):  # several numbers a text, which no task here has
         return None
     return tuple(config.id2label[index] for index in range(config.num_labels))
-
-
-def gives_number(config: Any) -> bool:
-    """Whether the head in `config` gives a text a number: it says so, or has one output and says nothing, as transformers reads it."""
-    return bool(config.num_labels == 1 and config.problem_type in (REGRESSION, None))
 
 
 def open_unread(name: str, role: str, wanted: str, revision: str) -> tuple[Path, Any]:

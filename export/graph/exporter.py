@@ -18,7 +18,7 @@ from serve.bundle.manifest import Task
 from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput
 from serve.model.session import OUTPUT
-from serve.text.labels import MULTI_LABEL, REGRESSION
+from serve.text.labels import MULTI_LABEL, gives_number
 
 if TYPE_CHECKING:
     import torch
@@ -280,13 +280,11 @@ def is_multi_label(checkpoint: Path) -> bool:
     return _config(checkpoint).get("problem_type") == MULTI_LABEL
 
 
-def gives_number(checkpoint: Path) -> bool:
-    """Whether the checkpoint gives a text a number: it says so, or has one label and says nothing. BadInput without a `config.json`."""
+def is_of_numbers(checkpoint: Path) -> bool:
+    """Whether the checkpoint gives a text a number. BadInput without a `config.json`."""
     config = _config(checkpoint)
-    kind = config.get("problem_type")
-    if not _architecture(checkpoint).endswith("ForSequenceClassification"):
-        return False
-    return kind in (REGRESSION, None) and len(config.get("id2label") or (0, 1)) == 1
+    of_texts = _architecture(checkpoint).endswith("ForSequenceClassification")
+    return of_texts and gives_number(config.get("problem_type"), len(config.get("id2label") or (0, 1)))
 
 
 def _architecture(checkpoint: Path) -> str:

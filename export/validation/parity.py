@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from export.graph.exporter import gives_number, graph_inputs, is_multi_label, load_classifier
+from export.graph.exporter import graph_inputs, is_multi_label, is_of_numbers, load_classifier
 from export.settings import ATOL, Precision
 from serve.bundle.runtimes import Runtime
 from serve.errors import BadInput
@@ -113,7 +113,7 @@ def graph_parity(
         Session(onnx_file, threads, runtime, max_length).run,
         shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
         multi_label=is_multi_label(checkpoint),
-        numbers=gives_number(checkpoint),
+        numbers=is_of_numbers(checkpoint),
         company_texts=company_texts,
         seed=seed,
     )
@@ -146,7 +146,7 @@ def variant_parity(
         Session(onnx_file, threads, runtime, max_length).run,
         shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
         multi_label=is_multi_label(checkpoint),
-        numbers=gives_number(checkpoint),
+        numbers=is_of_numbers(checkpoint),
         company_texts=company_texts,
         seed=seed,
     )

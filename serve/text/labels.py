@@ -82,6 +82,15 @@ def kind_of(
     return ("multi-label" if multi_label else "single label") + of
 
 
+def gives_number(problem_type: str | None, labels: int) -> bool:
+    """Whether a head with so many `labels` gives a text a number, by its configuration, as transformers reads it.
+
+    >>> gives_number(None, 1), gives_number(None, 2), gives_number("multi_label_classification", 1)
+    (True, False, False)
+    """
+    return labels == 1 and problem_type in (REGRESSION, None)
+
+
 def applies(logits: np.ndarray) -> np.ndarray:
     """Which labels apply, where each is decided on its own: a bool for each of `logits`.
 

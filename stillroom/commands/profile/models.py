@@ -13,7 +13,7 @@ from latency.candidates.candidate import Candidate, Reads, Runtime
 from serve.bundle.manifest import MANIFEST, open_bundle
 from serve.bundle.runtimes import Device, has_openvino
 from serve.errors import BadInput
-from serve.text.labels import MULTI_LABEL, REGRESSION
+from serve.text.labels import MULTI_LABEL, gives_number
 from serve.text.tokenizer import load_tokenizer
 from stillroom.settings.profile import TorchPrecision
 
@@ -252,8 +252,7 @@ def _reads(folder: Path) -> tuple[Reads | None, int]:
     if "ForTokenClassification" in heads:
         return Reads(folder, "token-classification", names), length
     if "ForSequenceClassification" in heads:
-        kind = config.get("problem_type")
-        numbers = kind in (REGRESSION, None) and len(names) == 1
+        numbers = gives_number(config.get("problem_type"), len(names))
         return Reads(folder, "text-regression" if numbers else "text-classification", names, multi_label), length
     return None, length
 
