@@ -2,11 +2,15 @@
 
     python benchmarks/latency/instrument.py --equal 400 --more 100
     python benchmarks/latency/instrument.py --equal 400 --more 100 --loaded
+    python benchmarks/latency/instrument.py --equal 0 --more 0 --alone 20
 
 Two encoders with random weights, of 20 and 21 layers, run as ONNX files in onnxruntime. Like `stillroom profile`, every comparison
 starts new processes and runs until the ratio is known to within 2 %, or for `--seconds`. The result is how often the 95 % interval
 excludes equality. For an encoder and itself that is a false positive; for the two encoders, in the right direction, a true positive.
 The median ratio shows how much time the layer adds. `--loaded` keeps one core busy with another process throughout.
+
+`--alone N` compares the ratio of 60 layers to 20 when the two take turns with the ratio when each has the machine to itself. An
+instrument that lets idle threads spin gets them wrong by a factor of three.
 """
 
 import argparse
@@ -52,10 +56,27 @@ def encoder(folder: Path, layers: int) -> Path:
     return folder / f"{layers}.onnx"
 
 
+def in_turns_and_alone(a: Path, b: Path, patience: Patience) -> tuple[float, float]:
+    """The ratio of `a`'s median time to `b`'s: taking turns, and one after the other."""
+    workload, candidates = (
+        work(0),
+        [Candidate(name, "onnxruntime", "fp32", file, 1) for name, file in (("a", a), ("b", b))],
+    )
+    with at_work(candidates, [workload]) as workers:
+        first, second = (row.p50_ms for row in measure(workers, workload, patience=patience))
+        alone = [measure({name: worker}, workload, patience=patience)[0].p50_ms for name, worker in workers.items()]
+    return first / second, alone[0] / alone[1]
+
+
+def work(seed: int) -> Workload:
+    """One text of random token ids."""
+    input_ids = np.random.default_rng(seed).integers(5, 1000, size=(1, TOKENS))
+    return Workload(f"batch 1 x {TOKENS} tokens", 1, TOKENS, input_ids)
+
+
 def compared(a: Path, b: Path, patience: Patience, seed: int) -> tuple[Ratio, dict[str, object]]:
     """The ratio of `a`'s time to `b`'s, each in its own process."""
-    input_ids = np.random.default_rng(seed).integers(5, 1000, size=(1, TOKENS))
-    workload = Workload(f"batch 1 x {TOKENS} tokens", 1, TOKENS, input_ids)
+    workload = work(seed)
     candidates = [Candidate("a", "onnxruntime", "fp32", a, 1), Candidate("b", "onnxruntime", "fp32", b, 1)]
     with at_work(candidates, [workload]) as workers:
         first, second = measure(workers, workload, patience=patience, seed=seed)
@@ -67,6 +88,7 @@ def main() -> None:
     parser.add_argument("--equal", type=int, default=400)
     parser.add_argument("--more", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=Patience.seconds)
+    parser.add_argument("--alone", type=int, default=0)
     parser.add_argument("--loaded", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -87,8 +109,17 @@ def main() -> None:
             rows.append({"kind": str(kind), **found._asdict(), **conditions})
             if (i + 1) % 10 == 0 or i + 1 == len(kinds):
                 say(rows, time.monotonic() - began_s)
+        alone = []
+        if given.alone:
+            deep = encoder(folder, 3 * LAYERS)
+            alone = [in_turns_and_alone(deep, equal, Patience(seconds=1.5, tight=0.01)) for _ in range(given.alone)]
+            shares = [turns / lonely for turns, lonely in alone]
+            print(
+                f"ratio in turns by the ratio alone: median {np.median(shares):.3f}, from {min(shares):.3f} to {max(shares):.3f}"
+            )
     if given.json:
-        given.json.write_text(json.dumps({"machine": machine, "loaded": given.loaded, "comparisons": rows}, indent=1))
+        found = {"machine": machine, "loaded": given.loaded, "comparisons": rows, "in_turns_and_alone": alone}
+        given.json.write_text(json.dumps(found, indent=1))
 
 
 def say(rows: list[dict[str, object]], seconds: float) -> None:

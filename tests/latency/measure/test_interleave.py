@@ -10,7 +10,6 @@ import numpy as np
 import psutil
 import pytest
 from patience import PATIENCE_S
-from product_chains import product_chain
 
 from latency.candidates.candidate import Candidate
 from latency.measure import interleave
@@ -154,19 +153,6 @@ def test_under_a_quota_of_time_candidates_are_not_bound_to_cores(
     with at_work([onnx_candidate], [workload]) as workers:
         (found,) = measure(workers, workload, patience=QUICK)
     assert found.conditions["cores"] == "all"
-
-
-def test_taking_turns_gives_what_running_alone_gives(tmp_path: Path) -> None:
-    """Work of a known ratio, 3 to 1: the same ratio whether the two take turns or each has the machine to itself."""
-    small, large = (product_chain(tmp_path / f"{links}.onnx", links) for links in (20, 60))
-    rows = Workload("batch 1 x 16 tokens", 1, 16, np.arange(1, 17)[None])
-    patience = Patience(seconds=1.5, tight=0.01)
-    candidates = [Candidate(file.stem, "onnxruntime", "fp32", file, 1) for file in (small, large)]
-    with at_work(candidates, [rows]) as workers:
-        together = [m.p50_ms for m in measure(workers, rows, patience=patience)]
-        alone = [measure({name: worker}, rows, patience=patience)[0].p50_ms for name, worker in workers.items()]
-    # Wide, since the machine may change between the two; an instrument that lets threads spin was wrong threefold.
-    assert together[1] / together[0] == pytest.approx(alone[1] / alone[0], rel=0.4)
 
 
 def test_a_worker_keeps_its_channel_clean_when_a_library_prints_to_stdout(
