@@ -3,6 +3,8 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# One more than cores, since tests of the server and of other processes wait a quarter of their time; 9 at most, for their memory.
+PROCESSES ?= $(shell $(PYTHON) -c "import os; print(min(8, os.cpu_count() or 1) + 1)")
 
 .PHONY: demo test test-slow test-gpu check format benchmark clean
 
@@ -10,7 +12,7 @@ demo: $(INSTALLED)  ## `run` on generated support messages; ends with a table an
 	$(BIN)/stillroom demo --out demo
 
 test: $(INSTALLED)  ## every test that needs neither minutes of training nor a GPU
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --benchmark-disable
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --benchmark-disable
 
 test-slow: $(INSTALLED)  ## whole runs, kills and resumes included
 	$(BIN)/python -m pytest -m slow

@@ -135,6 +135,7 @@ def test_served_in_any_company_static_int8_gives_the_same_bytes_and_dynamic_does
     assert (found["differing"] == 0, done.returncode) == ((True, 0) if scheme == "static" else (False, 1))
 
 
+@pytest.mark.slow
 def test_every_precision_is_made_checked_and_served(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     document = face.export(classifier, tmp_path / "one", task_data, variants="fp32,fp16,int8", **FAST)
     out = tmp_path / "one"

@@ -145,6 +145,7 @@ def test_a_name_that_the_hub_does_not_know_is_said_to_be_none(hub: Hub, tmp_path
     assert hub.asked == ["/api/models/nosuch"]
 
 
+@pytest.mark.slow
 def test_a_model_and_data_of_the_hub_are_downloaded_and_found_again_without_it(
     hub: Hub, tmp_path: Path, tiny_teacher: Path, task_data: Path
 ) -> None:
