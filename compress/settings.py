@@ -10,10 +10,12 @@ from compress.training.trackers import TRACKERS
 from serve.bundle.manifest import Task
 from serve.options import check, setting
 
-TASKS: tuple[str, ...] = get_args(Task)
+VECTORS = "feature-extraction"
+TASKS = tuple(task for task in get_args(Task) if task != VECTORS)  # those that labels teach
 # Methods that need plain text alone, in the order of docs/reference/methods.md; the last four are ablations.
 TextMethod = Literal[
-    "minilmv2", "minilm", "directminilm", "hidden-states", "output-distribution", "tinybert-general", "distilbert", "mlm-kd", "mlm",
+    "minilmv2", "minilm", "directminilm", "hidden-states", "output-distribution", "sentence-vectors", "tinybert-general",
+    "distilbert", "mlm-kd", "mlm",
     "minilm-no-value-relation", "minilm-value-mse", "minilm-hidden-relation", "minilm-layer-to-layer",
 ]  # fmt: skip
 TEXT_METHODS: tuple[str, ...] = get_args(TextMethod)

@@ -60,6 +60,14 @@ class ScoreOptions(TypedDict, total=False):
     truncate: bool
 
 
+class EmbedOptions(TypedDict, total=False):
+    """Optional arguments of `Client.embed`."""
+
+    model: str
+    dimensions: int
+    truncate: bool
+
+
 class ClassifyOptions(TypedDict, total=False):
     """Optional arguments of `Client.classify`."""
 
@@ -225,6 +233,19 @@ class Client:
         return results[0] if isinstance(text, str) else results
 
     @overload
+    def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]: ...
+
+    @overload
+    def embed(self, text: list[str], **options: Unpack[EmbedOptions]) -> list[list[float]]: ...
+
+    def embed(self, text: str | list[str], **options: Unpack[EmbedOptions]) -> list[float] | list[list[float]]:
+        """The vector of one text, or of each text of a list, in order."""
+        found: list[list[float]] = [
+            each["embedding"] for each in self._results("/v1/embeddings", {"input": text, **options}, "data")
+        ]
+        return found[0] if isinstance(text, str) else found
+
+    @overload
     def relations(self, items: RelationItem, **options: Unpack[RelationsOptions]) -> LabelsAnswer: ...
 
     @overload
@@ -255,13 +276,13 @@ class Client:
             return answer.status == 200
         raise error_of(answer.status, answer.reason, answer.headers, answer.body, self.url)
 
-    def _results(self, path: str, asked: Mapping[str, object]) -> list[Any]:
-        """The answers to `asked`, in several requests if its lists are too long for one."""
+    def _results(self, path: str, asked: Mapping[str, object], name: str = "results") -> list[Any]:
+        """The answers to `asked`, which the server's answer has as `name`, in several requests if its lists are too long for one."""
         deadline_s = time.monotonic() + self.timeout_s
         body = encoded(asked)
         lists = {name: each for name, each in asked.items() if isinstance(each, list)}
         if len(body) <= self.request_bytes and all(len(each) <= self.request_texts for each in lists.values()):
-            return self._fields("POST", path, body, "results", deadline_s)
+            return self._fields("POST", path, body, name, deadline_s)
         sizes_bytes = [len(encoded(items)) for items in zip(*lists.values(), strict=True)]
         parts = list(
             parts_of(
@@ -272,7 +293,7 @@ class Client:
         def ask(part: slice) -> list[Any]:
             of_part = {**asked, **{name: each[part] for name, each in lists.items()}}
             try:
-                return self._fields("POST", path, encoded(of_part), "results", deadline_s)
+                return self._fields("POST", path, encoded(of_part), name, deadline_s)
             except StillroomError as error:
                 name_place(error, part, list(lists))
                 raise

@@ -17,7 +17,7 @@ _HOME = {
     "select": "stillroom.api",
     "profile": "stillroom.api",
     "push": "stillroom.api",
-    "evaluate": "stillroom.commands.evaluate",
+    "evaluate": "stillroom.commands.evaluate.run",
     "explain": "stillroom.commands.explain.run",
     "load": "stillroom.api",
     "Pipeline": "serve.model.pipeline",

@@ -178,3 +178,21 @@ def number_table() -> np.ndarray:
     for token, adds in (("love", 12.0), ("refund", -6.5), ("fly", 1.0)):
         table[VOCABULARY.index(token)] = adds
     return table
+
+
+def vector_table() -> np.ndarray:
+    """(vocabulary, 4): what each word adds to a text's vector, which is the mean over its tokens."""
+    table = np.zeros((len(VOCABULARY), 4))
+    for token, adds in (
+        ("love", [3, 4, 0, 0]),
+        ("refund", [-6, 0, 8, 0]),
+        ("fly", [0, 0, 0, 2]),
+        ("rome", [0, 1, 0, 2]),
+    ):
+        table[VOCABULARY.index(token)] = adds
+    return table
+
+
+def write_vectors_bundle(folder: Path) -> Path:
+    """A bundle of vectors."""
+    return write_bundle(folder, vector_table(), task="feature-extraction", labels=[], vector_width=4, normalised=True)

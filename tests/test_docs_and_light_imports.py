@@ -139,7 +139,7 @@ def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
     from compress.settings import Distillation, FineTuning, Labelling
     from serve.options import make
     from stillroom import api
-    from stillroom.commands.evaluate import evaluate
+    from stillroom.commands.evaluate.run import evaluate
     from stillroom.commands.explain.run import explain
     from stillroom.inputs.recipe import Recipe
     from stillroom.settings.evaluate import Evaluation

@@ -10,7 +10,7 @@ from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers, marked
 from serve.text.labels import NUMBER
 
-Task = Literal["token-classification", "text-classification", "text-regression"]
+Task = Literal["token-classification", "text-classification", "text-regression", "feature-extraction"]
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 

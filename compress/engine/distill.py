@@ -36,6 +36,7 @@ from compress.models.layer_maps import LAYER_MAPS
 from compress.models.packed_inputs import row_tokens_for
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer
+from compress.models.sentence_pooling import pooling_in
 from compress.models.shapes import BY_RULE, Shape, shape_of
 from compress.progress import Notify, message, silent
 from compress.settings import Distillation
@@ -44,6 +45,7 @@ from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.options import make
 
+VECTORS = "sentence-vectors"
 BATCH, TOKENS = 32, 128  # defaults if neither a setting nor a schedule gives a value
 
 
@@ -131,10 +133,17 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     if s.start == "layer-map" and not s.layer_map:
         raise BadInput(f"--start layer-map needs --layer-map. Give {', '.join(LAYER_MAPS[:-1])} or {LAYER_MAPS[-1]}.")
     choices = {name: getattr(s, name) for name in USED_BY}
+    how = pooling_in(opened.folder, f"--teacher {teacher}") if s.method == VECTORS else None
     chain = method_chain(
-        "@".join((s.method, *s.assistants)), shape, opened.config, start=s.start, pack=s.pack, **choices
-    )
+        "@".join((s.method, *s.assistants)), shape, opened.config, start=s.start, pack=s.pack,
+        pooling=how.pooling if how else "mean", **choices,
+    )  # fmt: skip
     shapes, stages, messages = chain.shapes, chain.stages, chain.warnings
+    if s.method == VECTORS and how is None:
+        messages = (
+            "The teacher's folder has no modules.json: its vectors are the means of a text's tokens.",
+            *messages,
+        )
     if tuple(s.assistants) == (BY_RULE,):
         none = "none; the student has more than half of the teacher's layers or width"
         messages = (f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or none}.", *messages)

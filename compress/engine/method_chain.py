@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compress.engine.method_runner import RANDOM, Link, is_checkpoint
+from compress.losses.vectors import Pooling
 from compress.methods.catalogue import METHODS, Stage, chain_of
 from compress.models.initialise import layers_fit, open_start, shape_in, starting_layers
 from compress.models.pretrained import Opened
@@ -85,6 +86,7 @@ def method_chain(
     teacher_layer: int = 0,
     relation_heads: int = 0,
     pack: bool = True,
+    pooling: Pooling = "mean",
     stages: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Chain:
     """The chain of `method`, which may name assistants (`minilm@12x384`), for a student of `shape`.
@@ -97,6 +99,7 @@ def method_chain(
         layer_map: in place of the method's own; empty leaves it.
         teacher_layer: the same for the layer whose relations are learned; 0 leaves it.
         relation_heads: the same for their heads.
+        pooling: how the teacher makes the vector of a text.
         pack: whether stages for which the catalogue says so pack plain text; otherwise those alone that `stages` name.
         stages: settings by the name of a stage, see `STAGE_SETTINGS`.
 
@@ -119,6 +122,7 @@ def method_chain(
     shapes = (*assistants_of(between, shape, teacher), shape)
     check_start(start, shapes, teacher, layer_map)
     layers = "" if start == RANDOM or is_checkpoint(start) else start
+    choices["pooling"] = pooling
     chain = Chain(
         name if len(shapes) == 1 else method, shapes, chain_of(name, shapes, teacher, start=layers, **choices)
     )

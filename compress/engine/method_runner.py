@@ -30,6 +30,7 @@ from compress.models.families import encoder_of
 from compress.models.initialise import STARTS, starting_layers, student_from, student_of
 from compress.models.living_layers import relative_changes
 from compress.models.pretrained import Opened, has_vocabulary_head, load, load_encoder, open_model
+from compress.models.sentence_pooling import SentencePooling, max_tokens_in, write_pooling
 from compress.models.shapes import Shape
 from compress.progress import Notify, advancing, message, silent
 from compress.training.checkpoint import write_safetensors
@@ -267,6 +268,10 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
         "doubts": warnings,
     }
     _save(student, folder, given, details)
+    if pooling := stage.objective.pooling:
+        longest = max_tokens_in(given.opened.folder) or given.opened.max_length
+        # The loss compares directions, so the student's vectors have no length of their own.
+        write_pooling(folder, SentencePooling(pooling, normalised=True), student.config.hidden_size, longest)
 
 
 def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: bool) -> Any:

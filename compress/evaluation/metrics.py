@@ -2,6 +2,7 @@
 
 Entities: micro F1 over exact spans (start, end and label must match), the CoNLL shared task's measure.
 Classes: accuracy; if any number of labels may apply to a text, micro F1 over pairs of a text and a label.
+Vectors: Spearman's rho between the similarities of texts by both models.
 Numbers: Pearson's r with the correct numbers; `compress.evaluation.numbers` has their other scores.
 """
 
@@ -13,12 +14,16 @@ from typing import Any, cast
 import numpy as np
 
 from compress.data.examples import Example, Task, number_of
-from serve.text.answers import Answer, EntitiesAnswer, NumberAnswer
+from compress.evaluation.vectors import similarity_moments
+from serve.text.answers import Answer, EntitiesAnswer, NumberAnswer, VectorAnswer
 
-# A model's answer to one text: its set of (start, end, label), its class, the set of labels that apply, or its number.
-Prediction = frozenset[tuple[int, int, str]] | str | frozenset[str] | float
+# A model's answer to one text: its set of (start, end, label), its class, the set of labels that apply, its number, or its vector.
+Prediction = frozenset[tuple[int, int, str]] | str | frozenset[str] | float | np.ndarray
 RESAMPLES = 2_000
-METRICS = {"token-classification": "entity_f1", "text-classification": "accuracy", "text-regression": "pearson"}
+METRICS = {
+    "token-classification": "entity_f1", "text-classification": "accuracy", "text-regression": "pearson",
+    "feature-extraction": "similarity_spearman",
+}  # fmt: skip
 # A variance of so small a share of the mean square is rounding: the numbers are equal.
 NO_VARIANCE = 1e-12
 FEWEST_NUMBERS = 10  # texts of a language, for a correlation of its own
@@ -58,6 +63,8 @@ def prediction_of(answer: Answer, *, multi_label: bool) -> Prediction:
         return frozenset((each["start"], each["end"], each["label"]) for each in found)
     if "score" in answer:
         return cast(NumberAnswer, answer)["score"]
+    if "embedding" in answer:
+        return np.asarray(cast(VectorAnswer, answer)["embedding"], dtype=np.float32)
     labels = answer["labels"]
     return frozenset(each["label"] for each in labels) if multi_label else labels[0]["label"]
 
@@ -65,10 +72,13 @@ def prediction_of(answer: Answer, *, multi_label: bool) -> Prediction:
 def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.ndarray:
     """Per text the numbers of correct, predicted and gold items, (texts, 3); a class is one item. ValueError if lengths differ.
 
-    For numbers, per text the terms of the sums of Pearson's r, (texts, 6): 1, x, y, x^2, y^2, xy.
+    For numbers, per text the terms of the sums of Pearson's r, (texts, 6): 1, x, y, x^2, y^2, xy; for vectors those of the ranks of
+    similarities.
     """
     if len(gold) != len(predicted):
         raise ValueError(f"{len(gold)} gold answers but {len(predicted)} predictions")
+    if gold and isinstance(gold[0], np.ndarray):
+        return similarity_moments(cast(Sequence[np.ndarray], gold), cast(Sequence[np.ndarray], predicted))
     if gold and isinstance(gold[0], float):
         x, y = (_centred(np.array(numbers, dtype=np.float64)) for numbers in (gold, predicted))
         return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=-1)
@@ -77,6 +87,8 @@ def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.nd
         if isinstance(theirs, str | float) or isinstance(ours, str | float):
             row[:] = theirs == ours, 1, 1
         else:
+            assert not isinstance(theirs, np.ndarray)
+            assert not isinstance(ours, np.ndarray)
             row[:] = len(set(theirs) & set(ours)), len(ours), len(theirs)
     return rows
 
@@ -167,8 +179,8 @@ def chance(
 
 
 def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
-    """For each label: precision, recall, f1 and support (how often it occurs in the gold); none for numbers."""
-    if gold and isinstance(gold[0], float):
+    """For each label: precision, recall, f1 and support (how often it occurs in the gold); none for numbers and vectors."""
+    if gold and isinstance(gold[0], float | np.ndarray):
         return {}
     right: Counter[str] = Counter()
     said: Counter[str] = Counter()
@@ -205,13 +217,13 @@ def by_language(
     return {
         language: score([gold[i] for i in chosen], [predicted[i] for i in chosen])
         for language, chosen in sorted(places.items())
-        if len(chosen) >= FEWEST_NUMBERS or not isinstance(gold[chosen[0]], float)
+        if len(chosen) >= FEWEST_NUMBERS or not isinstance(gold[chosen[0]], float | np.ndarray)
     }
 
 
 def _items(answer: Prediction) -> set[str | tuple[int, int, str]]:
-    """The items of an answer that is no number: its entities, its labels, or its one class."""
-    assert not isinstance(answer, float)
+    """The items of an answer that is no number and no vector: its entities, its labels, or its one class."""
+    assert not isinstance(answer, float | np.ndarray)
     return {answer} if isinstance(answer, str) else set(answer)
 
 

@@ -52,7 +52,9 @@ def shared_row_logits(model: Any, encoded: Encoded, advance: Any = None) -> list
 
 
 def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
-    """The answers that serving would give from each text's `logits` (rows, labels): a class, labels that apply, a number, or spans."""
+    """The answers that serving gives from each text's `logits` (rows, labels): a class, labels that apply, a number, a vector or spans."""
+    if encoded.task == "feature-extraction":
+        return [rows[0] for rows in logits]
     if encoded.task == "text-regression":
         return [float(rows[0, 0]) for rows in logits]
     if encoded.multi_label:

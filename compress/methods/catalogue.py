@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from compress.losses.vectors import Pooling
 from compress.methods.objectives import LayerTerm, Objective, OutputTerm, check_objective
 from compress.models.initialise import layers_fit, starting_layers
 from compress.models.layer_maps import covering, layer_map
@@ -46,6 +47,7 @@ class Sizes:
     teacher_layer: int = 0
     layer_map: str = ""
     copied_layer: int = 0  # the teacher layer that the student's last layer starts from
+    pooling: Pooling = "mean"  # how the teacher makes the vector of a text
 
 
 QKV = ("queries", "keys", "values")
@@ -150,6 +152,20 @@ def distilbert(sizes: Sizes) -> tuple[Stage, ...]:
     return (Stage("distilbert", objective),)
 
 
+def sentence_vectors(sizes: Sizes) -> tuple[Stage, ...]:
+    """The teacher's vector of each text, and its similarities to the others of the batch (ours).
+
+    The first is compared through a matrix if the widths differ; the second needs none.
+    """
+    last = (sizes.teacher_layers, sizes.student_layers)
+    mapped = "vectors" if sizes.student_width != sizes.teacher_width else ""
+    terms = (
+        LayerTerm("text cosine", "hidden", *last, projection=mapped, pooling=sizes.pooling),
+        LayerTerm("similarities", "hidden", *last, pooling=sizes.pooling),
+    )
+    return (Stage("sentence-vectors", Objective(terms), betas=(0.9, 0.999)),)
+
+
 def tinybert_general(sizes: Sizes) -> tuple[Stage, ...]:
     """Embeddings, hidden states and attention scores by a uniform map, on plain text (TinyBERT, section 3)."""
     return (Stage("tinybert-general", _tinybert(sizes)),)
@@ -210,6 +226,7 @@ METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
     "directminilm": directminilm,
     "hidden-states": hidden_states,
     "output-distribution": output_distribution,
+    "sentence-vectors": sentence_vectors,
     "tinybert-general": tinybert_general,
     "tinybert": tinybert,
     "distilbert": distilbert,

@@ -14,11 +14,14 @@ from compress.losses.hidden import cosine_loss, hidden_loss, summed_hidden_loss
 from compress.losses.outputs import full, label_loss, logit_loss, soft_loss
 from compress.losses.relations import check_relation_heads, direct_loss, split_heads
 from compress.losses.tiled_relations import Dots, tiled_loss
+from compress.losses.vectors import Pooling, pooled, similarity_loss, vector_loss
 from compress.models.activations import Activations, Part, Unprojected
 from serve.errors import BadInput
 
 # Losses of vectors (batch, tokens, width).
 VECTOR_LOSSES = {"mse": hidden_loss, "half squares": summed_hidden_loss, "cosine": cosine_loss}
+# Losses of one vector a text (texts, width), which `LayerTerm.pooling` makes of its hidden states.
+TEXT_LOSSES = {"text cosine": vector_loss, "similarities": similarity_loss}
 # Logits over a vocabulary that are held at once: 72 MB of float32, 589 rows of 30,522 words. glibc gives blocks back to the
 # system when they are above 32 MB; with blocks below, which it scattered, the peak was as high as with all logits.
 LOGITS_AT_ONCE = 18_000_000
@@ -29,7 +32,8 @@ class LayerTerm:
     """Agreement of one part of a student layer with the same part of a teacher layer.
 
     `of` is hidden, queries, keys, values or scores (see `compress.models.activations.Part`). `loss` is one of
-    `compress.losses.tiled_relations.TILE_LOSSES` for scores; for the others one of `VECTOR_LOSSES`, `relation` or `direct`.
+    `compress.losses.tiled_relations.TILE_LOSSES` for scores; for the others one of `VECTOR_LOSSES`, `TEXT_LOSSES`,
+    `relation` or `direct`.
     `projection` names the learned map from the student's width to the teacher's. Terms with the same name share the map;
     without a name the widths must agree.
     """
@@ -43,12 +47,15 @@ class LayerTerm:
     heads: int = 0
     projection: str = ""
     bias: bool = False
+    pooling: Pooling = "mean"  # for `TEXT_LOSSES`
 
     @property
     def name(self) -> str:
         """The term's name in metrics; terms of several layers with one name are added up."""
         if self.of == "scores" and self.loss != "mse":
             return f"attention {self.loss}"
+        if self.loss in TEXT_LOSSES:
+            return self.loss
         return f"{'embeddings' if self.student_layer == 0 else self.of} {self.loss}"
 
 
@@ -94,6 +101,11 @@ class Objective:
         """Whether a cache can hold all that it reads of the teacher: activations on unmasked text."""
         return bool(self.layers) and not self.masks_tokens and not self.asks_teacher
 
+    @property
+    def pooling(self) -> Pooling | None:
+        """How it makes the vector of a text; None if it compares no such vectors."""
+        return next((term.pooling for term in self.layers if term.loss in TEXT_LOSSES), None)
+
     def teacher_parts(self) -> set[Part]:
         """The parts of the teacher that it reads."""
         return {Part(term.of, term.teacher_layer) for term in self.layers}
@@ -133,7 +145,8 @@ def check_objective(objective: Objective, teacher: Any, student: Any) -> None:
                 f"This method needs as many attention heads in the student as in the teacher, but the student has {ours} and the "
                 f"teacher {theirs}. Give a student with {theirs} heads, or the method minilmv2, which re-splits them."
             )
-        unmapped = term.of != "scores" and term.loss in VECTOR_LOSSES and not term.projection
+        compared = term.loss in VECTOR_LOSSES or term.loss == "text cosine"
+        unmapped = term.of != "scores" and compared and not term.projection
         if unmapped and teacher.hidden_size != student.hidden_size:
             raise BadInput(
                 "This method compares hidden states without a learned map, so the student must be as wide as its teacher, but the "
@@ -231,7 +244,11 @@ def _loss(
         weight = projections.maps[_key(term)].weight
         assert isinstance(weight, Tensor)
         return direct_loss(split_heads(teacher, heads), split_heads(student, heads), weight, mask)
+    if term.loss in TEXT_LOSSES:
+        teacher, student = pooled(teacher, mask, term.pooling), pooled(student, mask, term.pooling)
     mapped = projections.maps[_key(term)](student) if term.projection else student
+    if term.loss in TEXT_LOSSES:
+        return TEXT_LOSSES[term.loss](teacher, mapped)
     return VECTOR_LOSSES[term.loss](teacher, mapped, mask)
 
 

@@ -160,7 +160,7 @@ def _check_ids(tokenizer: Tokenizer, config: Any, named: str) -> None:
 
 def head_for(config: Any, task: Task) -> tuple[str, ...] | None:
     """The labels of the head for `task` in `config`, by index; None if it has no such head."""
-    if not any(str(name).endswith(HEADS[task]) for name in config.architectures or []):
+    if task not in HEADS or not any(str(name).endswith(HEADS[task]) for name in config.architectures or []):
         return None
     if task != "token-classification" and gives_number(config.problem_type, config.num_labels) is not (
         task == "text-regression"

@@ -11,8 +11,10 @@ from tokenizers import Tokenizer
 
 from compress.data.batches import batches_by_length, inputs_for, moved, padded
 from compress.data.examples import Example
+from compress.losses.vectors import pooled
 from compress.models.answering import cut_tokenizer
 from compress.models.pretrained import check_weights, fast_tokenizer, open_unread, quiet
+from compress.models.sentence_pooling import SentencePooling, pooling_in
 from serve.errors import BadInput
 
 
@@ -26,6 +28,7 @@ class SentenceEncoder:
     pad_id: int
     model: Any
     tokenizer: Tokenizer
+    how: SentencePooling
 
 
 def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_length: int = 0) -> SentenceEncoder:
@@ -56,7 +59,8 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
             folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
         ).eval()
     backend, length = cut_tokenizer(name, model, tokenizer, max_length)
-    return SentenceEncoder(name, folder, length, int(config.pad_token_id or 0), model, backend)
+    how = pooling_in(folder, named) or SentencePooling()
+    return SentenceEncoder(name, folder, length, int(config.pad_token_id or 0), model, backend, how)
 
 
 def on_device(encoder: SentenceEncoder, device: torch.device) -> SentenceEncoder:
@@ -69,8 +73,8 @@ def sentence_vectors(
 ) -> np.ndarray:
     """The vectors of `texts`, (texts, width), float32, of length 1: their products are the cosines of the angles between them.
 
-    A vector is the mean of the last hidden states of a text's tokens (Sentence-BERT, section 3); the two texts of a pair are read
-    together. `advance(texts)` is called after each batch.
+    A vector is the mean of the last hidden states of a text's tokens (Sentence-BERT, section 3), or that of the first token where the
+    encoder's folder says so; the two texts of a pair are read together. `advance(texts)` is called after each batch.
     """
     asked = [(each.text_read, each.text_pair) if each.text_pair else each.text_read for each in texts]
     encodings = encoder.tokenizer.encode_batch(asked)
@@ -86,9 +90,8 @@ def sentence_vectors(
             }
             given = {name: moved(torch.from_numpy(value), device) for name, value in inputs.items()}
             states = encoder.model(**inputs_for(encoder.model, given))[0].float()
-            mask = given["attention_mask"][..., None].float()
-            means = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
-            found[chosen] = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
+            vectors = pooled(states, given["attention_mask"], encoder.how.pooling)
+            found[chosen] = torch.nn.functional.normalize(vectors, dim=-1).cpu().numpy()
             if advance:
                 advance(len(chosen))
     return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress.models.sentence_pooling import pooling_in
 from export.graph.nodes import Wiring
 from serve.bundle.manifest import Task
 from serve.bundle.replaced_files import replacing
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import torch
     from onnx import GraphProto, ModelProto
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from compress.models.sentence_model import SentenceModel
 
 # Model families whose first position is the padding token's id plus one.
 POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
@@ -57,12 +60,13 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
 
     Inputs are `input_ids`, `attention_mask` and, where the model has two or more segment types, `token_type_ids`, int64
     (batch, sequence), for any batch size and 1 to `max_length` tokens. The output `logits` is float32:
-    (batch, sequence, labels) for token classification, (batch, labels) for text classification. Equal checkpoints give
-    equal bytes. BadInput when the folder is not an exportable classifier, or has fewer positions than `max_length`.
+    (batch, sequence, labels) for token classification, (batch, labels) for text classification, and for an encoder of sentences
+    (batch, width): the vector of each text. Equal checkpoints give equal bytes. BadInput when the folder is not exportable, or has
+    fewer positions than `max_length`.
     """
     import torch
 
-    model, task = load_classifier(checkpoint)
+    model, task = load_answering_model(checkpoint)
     inputs = graph_inputs(model)
     _check_size(checkpoint, model, max_length)
     # torch.export takes sizes 0 and 1 for constants, so the example has 2 rows of several tokens. A padded position keeps the mask.
@@ -100,7 +104,9 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
     write_model(graph, out)
     return GraphInfo(
         task=task,
-        labels=tuple(model.config.id2label[index] for index in range(model.config.num_labels)),
+        labels=()
+        if task == "feature-extraction"
+        else tuple(model.config.id2label[index] for index in range(model.config.num_labels)),
         inputs=inputs,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         size_bytes=out.stat().st_size,
@@ -119,7 +125,7 @@ def _name_products(model: "ModelProto") -> None:
         metadata = {entry.key: entry.value for entry in node.metadata_props}
         # A printed list of strings: the modules from the outermost to the innermost, then the operator.
         scopes = re.findall(r"'([^']*)'", metadata.get("pkg.torch.onnx.name_scopes", ""))
-        if node.op_type == "MatMul" and len(scopes) > 1 and (module := scopes[-2].removeprefix("model.")):
+        if node.op_type == "MatMul" and len(scopes) > 1 and (module := re.sub(r"^(model\.)+", "", scopes[-2])):
             uses[module] += 1
             node.name = module if uses[module] == 1 else f"{module}#{uses[module]}"
 
@@ -141,10 +147,10 @@ def _keep_gelu_apart(model: "ModelProto") -> None:
                 wiring.initializers[name].CopyFrom(numpy_helper.from_array(row, name))
 
 
-def load_classifier(checkpoint: Path) -> tuple["PreTrainedModel", Task]:
+def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceModel", Task]:
     """The model in folder `checkpoint`, in float32 and evaluation mode, and its task, from `config.architectures`.
 
-    BadInput when the folder is not a checkpoint of a token or text classifier.
+    Without a head for a task it is an encoder of sentences, if its folder says how vectors are made. BadInput when it is neither.
     """
     import torch
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
@@ -159,10 +165,16 @@ def load_classifier(checkpoint: Path) -> tuple["PreTrainedModel", Task]:
         task = "token-classification"
     elif architecture.endswith("ForSequenceClassification"):
         task = "text-classification"
+    elif how := pooling_in(checkpoint):
+        from compress.models.sentence_model import load_sentence_model
+
+        with quiet():
+            return load_sentence_model(checkpoint, how), "feature-extraction"
     else:
         raise BadInput(
             f"{checkpoint} holds a {architecture or 'model that names no architecture'}; export needs a "
-            "...ForTokenClassification or ...ForSequenceClassification: fine-tune it for the task first"
+            "...ForTokenClassification or ...ForSequenceClassification: fine-tune it for the task first; or an encoder of sentences, "
+            "whose folder has a modules.json"
         )
     # "eager" writes attention as two products and a softmax, which onnxruntime optimises best: a 3x384 model takes about
     # 0.9 times as long as its "sdpa" graph, which adds NaN guards and slices.
@@ -227,7 +239,7 @@ def _strip_graph(graph: "GraphProto") -> None:
                 _strip_graph(attribute.g)
 
 
-def _logits_of(model: "PreTrainedModel", inputs: tuple[str, ...]) -> "torch.nn.Module":
+def _logits_of(model: "PreTrainedModel | SentenceModel", inputs: tuple[str, ...]) -> "torch.nn.Module":
     """`model` as a module that takes tensors in the order of `inputs` and returns only the logits."""
     import torch
 
@@ -245,7 +257,7 @@ def _logits_of(model: "PreTrainedModel", inputs: tuple[str, ...]) -> "torch.nn.M
     return Logits().eval()
 
 
-def graph_inputs(model: "PreTrainedModel") -> tuple[str, ...]:
+def graph_inputs(model: "PreTrainedModel | SentenceModel") -> tuple[str, ...]:
     """The inputs that the logits depend on. `token_type_ids` is one only for a model with two or more segment types."""
     takes_segments = "token_type_ids" in inspect.signature(model.forward).parameters
     segments = ("token_type_ids",) if takes_segments and getattr(model.config, "type_vocab_size", 0) > 1 else ()
@@ -261,7 +273,7 @@ def position_limit(config: "PretrainedConfig") -> int | None:
     return int(table) - (config.pad_token_id + 1 if config.model_type in POSITIONS_FROM_PADDING else 0)
 
 
-def _check_size(checkpoint: Path, model: "PreTrainedModel", max_length: int) -> None:
+def _check_size(checkpoint: Path, model: "PreTrainedModel | SentenceModel", max_length: int) -> None:
     limit = position_limit(model.config)
     if max_length < 3:
         raise BadInput(f"max_length {max_length}: a text needs at least 3 tokens, two of them special; give 3 or more")
@@ -285,6 +297,12 @@ def is_of_numbers(checkpoint: Path) -> bool:
     config = _config(checkpoint)
     of_texts = _architecture(checkpoint).endswith("ForSequenceClassification")
     return of_texts and gives_number(config.get("problem_type"), len(config.get("id2label") or (0, 1)))
+
+
+def is_of_vectors(checkpoint: Path) -> bool:
+    """Whether the checkpoint is an encoder of sentences. BadInput without a `config.json`, or for a damaged `modules.json`."""
+    headed = _architecture(checkpoint).endswith(("ForSequenceClassification", "ForTokenClassification"))
+    return not headed and pooling_in(checkpoint) is not None
 
 
 def _architecture(checkpoint: Path) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from export.graph.exporter import POSITIONS_FROM_PADDING, load_classifier, quiet
+from export.graph.exporter import POSITIONS_FROM_PADDING, load_answering_model, quiet
 from serve.errors import BadInput
 
 SHOWN = 20
@@ -312,7 +312,10 @@ def _trim_model(checkpoint: Path, new_ids: dict[int, int]) -> int:
     """Keep the rows `new_ids` of the word embeddings, write the checkpoint, and return the bytes removed."""
     import torch
 
-    model, _ = load_classifier(checkpoint)
+    from compress.models.sentence_model import SentenceModel
+
+    found, _ = load_answering_model(checkpoint)
+    model = found.model if isinstance(found, SentenceModel) else found
     config = model.config
     check_padding(config, new_ids, str(checkpoint))
     table = model.get_input_embeddings()

@@ -28,6 +28,7 @@ DOCUMENTED = ("gates", "scores", "variants", "claims", "warnings")
 """The parts of the report that every `--json` document about a bundle also has."""
 
 UNSCORED = "No scores were measured: the export was given no labelled texts."
+UNCOMPARED = "Its vectors were compared with those of its fp32 graph, not with its teacher's."
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class ModelReport:
         split = "test" if self.test else "validation"
         verdicts = self.test.scores if self.test else variants.validation
         sizes = self._sizes()
-        unscored = [] if variants.labelled else [UNSCORED]
+        unscored = self._unscored()
         return {
             "title": self.facts.name,
             "task": self.facts.task,
@@ -191,6 +192,8 @@ class ModelReport:
             name=facts.name,
             task=facts.task,
             labels=facts.labels,
+            vector_width=facts.vector_width,
+            normalised=facts.normalised,
             multi_label=facts.multi_label,
             relations=facts.relations,
             pairs=facts.pairs,
@@ -208,7 +211,7 @@ class ModelReport:
         scores, sizes = self.scores.get("test", {}), self._sizes()
         runs = {name: variant for name, variant, _ in self.variants.runs}
         served = self.variants.served
-        unscored = [] if self.variants.labelled else [UNSCORED]
+        unscored = self._unscored()
         return replace(
             self.facts,
             figures=[
@@ -221,6 +224,11 @@ class ModelReport:
             limits=[*unscored, *self.variants.limits],
             confidence=self._confidence_lines(),
         )
+
+    def _unscored(self) -> list[str]:
+        if self.variants.labelled:
+            return []
+        return [UNCOMPARED if self.facts.vector_width else UNSCORED]
 
     def _sizes(self) -> dict[str, int]:
         files = {name: self.variants.file(variant) for name, variant, _ in self.variants.runs}

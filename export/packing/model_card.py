@@ -9,7 +9,13 @@ from serve.text.entity_markers import MARKERS
 from serve.text.labels import entity_labels
 
 # stillroom's metric -> its name on the Hub.
-HUB_METRICS = {"entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1", "pearson": "pearsonr"}
+HUB_METRICS = {
+    "entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1", "pearson": "pearsonr", "similarity_spearman": "spearmanr",
+}  # fmt: skip
+# Where the server answers, and the field of its request that has the text.
+ENDPOINTS = {
+    "token-classification": ("entities", "text"), "text-regression": ("score", "text"), "feature-extraction": ("embeddings", "input"),
+}  # fmt: skip
 # Tasks whose name on the Hub is another one.
 HUB_TASKS = {"text-regression": "text-classification"}
 
@@ -65,6 +71,10 @@ class CardFacts:
     """Whether labels name the relation between two marked parts of a text."""
     pairs: bool = False
     """Whether an input is a pair of texts."""
+    vector_width: int = 0
+    """How many numbers the vector of a text has; 0 for a model that gives no vectors."""
+    normalised: bool = False
+    """Whether these vectors have length 1."""
 
     @property
     def distilled(self) -> bool:
@@ -125,6 +135,7 @@ def _summary(facts: CardFacts) -> str:
     kind = {
         "token-classification": "finds entities in text",
         "text-classification": "gives a text its label",
+        "feature-extraction": f"gives a text a vector of {facts.vector_width} numbers",
         "text-regression": f"gives a {'pair of texts' if facts.pairs else 'text'} a number",
     }
     does = "says which labels apply to a text" if facts.multi_label else kind[facts.task]
@@ -143,7 +154,7 @@ def _summary(facts: CardFacts) -> str:
     )
     names = entity_labels(facts.labels) if facts.task == "token-classification" else tuple(facts.labels)
     shown = ", ".join(f"`{name}`" for name in names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
-    listed = "" if facts.task == "text-regression" else f"\n\nLabels ({len(names)}): {shown}."
+    listed = "" if facts.task in ("text-regression", "feature-extraction") else f"\n\nLabels ({len(names)}): {shown}."
     return (
         f"A small encoder that {does}, {made}. It reads {facts.max_length} tokens at once. {_of_longer(facts)}{listed}"
     )
@@ -173,12 +184,12 @@ def _figures(facts: CardFacts) -> list[str]:
 
 
 def _use(facts: CardFacts) -> str:
-    endpoint = {"token-classification": "entities", "text-regression": "score"}.get(facts.task, "classify")
+    endpoint, field = ENDPOINTS.get(facts.task, ("classify", "text"))
     return f"""As a server, from this folder:
 
 ```sh
 stillroom serve . --port 8000
-curl -s localhost:8000/v1/{endpoint} -H 'content-type: application/json' -d '{{"text": "..."}}'
+curl -s localhost:8000/v1/{endpoint} -H 'content-type: application/json' -d '{{"{field}": "..."}}'
 ```
 
 In Python:

@@ -128,6 +128,8 @@ class Variants:
     def gates(self) -> list[Gate]:
         """The share of fp32's metric that each variant keeps, in the runtime that serves it."""
         kept = "fp32's numbers" if self.numbers else "fp32's labels"
+        if self.graph.task == "feature-extraction":
+            kept = "fp32's similarities"
         of = "over fp32, validation" if self.labelled else f"has {kept}, {self.validated_on} texts"
         return [
             gate(f"{name} {of}", self.validation[name].share, self.wanted.gate)

@@ -23,6 +23,7 @@ from serve.bundle.manifest import (
 from serve.bundle.replaced_files import sync, write_through
 from serve.errors import BadInput
 
+POOLING_FILES = ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json")
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 # Keys that record how a tokenizer was opened or last called; they mean nothing elsewhere.
@@ -43,6 +44,8 @@ def pack(
     name: str,
     task: Task,
     labels: Sequence[str],
+    vector_width: int = 0,
+    normalised: bool = False,
     max_length: int,
     inputs: Sequence[str],
     default_variant: str,
@@ -66,6 +69,7 @@ def pack(
     suffices), `runtimes` (default onnxruntime), `temperatures` (default 1), `abstains_below` (probabilities; default None) and
     `promises` (the least score by the name of each promise). Keys of `extra_files` are paths in the bundle (`README.md`,
     `report.html`, `report.json`, `recipe.toml`).
+    `vector_width` and `normalised` describe the vectors of a model without labels.
     `multi_label`: any number of labels may apply to a text. `relations`: labels are about two marked parts of it. `pairs`:
     an input is a pair of texts. The folder is written beside `out`, synced to the disk and renamed, so a reader of `out`
     sees no bundle, the old one or the new one. Equal inputs give an equal digest, which does not cover the card and the
@@ -94,6 +98,7 @@ def pack(
             "name": name,
             "task": task,
             "labels": list(labels),
+            **({"vector_width": vector_width, "normalised": normalised} if vector_width else {}),
             "multi_label": multi_label,
             "relations": relations,
             "pairs": pairs,
@@ -196,6 +201,9 @@ def _write_checkpoint(
     )
     if with_checkpoint:
         shutil.copyfile(checkpoint / "model.safetensors", folder / "model.safetensors")
+    for name in POOLING_FILES:  # with which sentence-transformers opens the folder
+        if (checkpoint / name).is_file():
+            _file_at(folder, name).write_bytes((checkpoint / name).read_bytes())
 
 
 def _portable(tokenizer_config: Mapping[str, object]) -> dict[str, object]:

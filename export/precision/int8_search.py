@@ -21,6 +21,7 @@ from compress.data.subset import subset
 from compress.evaluation.metrics import Prediction, Score, gold_of, score
 from compress.evaluation.numbers import as_numbers, distinguishable
 from compress.evaluation.predictions import predictions
+from compress.evaluation.vectors import nearest, vector_distance
 from export.graph.exact_sums import with_exact_sums
 from export.graph.nodes import Wiring
 from export.precision.calibration import TensorRange, channel_ranges, tensor_ranges
@@ -54,12 +55,14 @@ class Verdict:
     low: float
     high: float
     share: float
-    """Share of float32's metric; without labels, share of the rows with float32's label, or for numbers the metric against float32's."""
+    """Share of float32's metric; without labels, share of the rows with float32's label, or for numbers and vectors the metric against
+    float32's."""
     divergence: float
     """Mean over rows of the Kullback-Leibler divergence from float32's label distribution, in nats. For numbers, the mean squared
-    difference as a share of their variance."""
+    difference as a share of their variance; for vectors, the mean of one minus the cosine."""
     labels_changed_per_10k: float
-    """Per 10,000 rows; a row is a word in token classification, else a text. Numbers change where they can be told apart."""
+    """Per 10,000 rows; a row is a word in token classification, else a text. Numbers change where they can be told apart, a vector
+    where the nearest text is another."""
     answers_changed: int
     """Texts whose answer differs from float32's in any part."""
     spans_changed: int
@@ -170,10 +173,12 @@ class Evaluator:
     def _share(self, reached: float, changed: float) -> float:
         if self.labelled:
             return reached / max(self.fp32.value, 1e-12)
-        return reached if self.encoded.task == "text-regression" else 1 - changed
+        return reached if self.encoded.task in ("text-regression", "feature-extraction") else 1 - changed
 
     def _changed(self, said: Sequence[Prediction]) -> int:
         """The texts whose answer is another than float32's."""
+        if self.encoded.task == "feature-extraction":
+            return int((nearest(self.said, 1) != nearest(said, 1)).any(axis=-1).sum())  # type: ignore[arg-type]
         if self.encoded.task == "text-regression":
             return int(distinguishable(as_numbers(self.said), as_numbers(said)).sum())
         return sum(ours != theirs for ours, theirs in zip(said, self.said, strict=True))
@@ -189,6 +194,8 @@ class Evaluator:
 
     def _distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
         ours, theirs = np.concatenate(expected), np.concatenate(actual)
+        if self.encoded.task == "feature-extraction":
+            return vector_distance(ours, theirs)  # type: ignore[arg-type]
         if self.encoded.task == "text-regression":
             return number_distance(ours[:, 0], theirs[:, 0])
         return distance(ours, theirs, multi_label=self.encoded.multi_label)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from export.graph.exporter import graph_inputs, is_multi_label, is_of_numbers, load_classifier
+from export.graph.exporter import graph_inputs, is_multi_label, is_of_numbers, is_of_vectors, load_answering_model
 from export.settings import ATOL, Precision
 from serve.bundle.runtimes import Runtime
 from serve.errors import BadInput
@@ -19,6 +19,8 @@ from serve.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from compress.models.sentence_model import SentenceModel
 
 # By how much two logits may differ, absolute and relative: float16 has an 11-bit mantissa, and errors add up over layers.
 # int8 has a gate on the task metric instead; its tolerance only decides what counts as a tie.
@@ -58,7 +60,7 @@ class Parity:
     absolute_tolerance: float
     relative_tolerance: float
     """A difference of absolute + relative * |reference| is tolerated. For int8 both only decide what is a tie. The absolute part for
-    numbers is that of `TOLERANCES` times their standard deviation."""
+    numbers and vectors is that of `TOLERANCES` times their standard deviation."""
     batches: tuple[int, ...]
     texts: int
     shortest_tokens: int
@@ -104,7 +106,7 @@ def graph_parity(
     changed except in ties. Whether the batch changes bits is reported, but does not fail: float32 sums may be ordered by
     shape. Give `texts` like those that will be served; all are used. BadInput when none has a token.
     """
-    model, _ = load_classifier(checkpoint)
+    model, _ = load_answering_model(checkpoint)
     return _compare(
         "fp32",
         (atol, TOLERANCES["fp32"][1]),
@@ -113,7 +115,7 @@ def graph_parity(
         Session(onnx_file, threads, runtime, max_length).run,
         shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
         multi_label=is_multi_label(checkpoint),
-        numbers=is_of_numbers(checkpoint),
+        numbers=is_of_numbers(checkpoint) or is_of_vectors(checkpoint),
         company_texts=company_texts,
         seed=seed,
     )
@@ -146,7 +148,7 @@ def variant_parity(
         Session(onnx_file, threads, runtime, max_length).run,
         shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
         multi_label=is_multi_label(checkpoint),
-        numbers=is_of_numbers(checkpoint),
+        numbers=is_of_numbers(checkpoint) or is_of_vectors(checkpoint),
         company_texts=company_texts,
         seed=seed,
     )
@@ -189,7 +191,7 @@ def _compare(
     seed: int,
 ) -> Parity:
     expected = [reference([encoding])[0] for encoding in encodings]
-    if numbers:  # which are of any unit: a tolerance is a share of their spread
+    if numbers:  # or vectors, which are of any unit: a tolerance is a share of their spread
         tolerance = (tolerance[0] * (float(np.std(expected)) or 1.0), tolerance[1])
     differences: list[np.ndarray] = []  # per text and batch size: the largest of each position, (positions,)
     largest, largest_at = -1.0, Worst(0, 0, 0, 0)
@@ -200,7 +202,7 @@ def _compare(
             actual = candidate([encodings[index] for index in members])
             for row, index in enumerate(members):
                 difference, text_beyond, text_changed, text_ties = _compare_text(
-                    expected[index], actual[row], tolerance, multi_label=multi_label
+                    expected[index], actual[row], tolerance, multi_label=multi_label, labels=not numbers
                 )
                 beyond, changed, ties = beyond + text_beyond, changed + text_changed, ties + text_ties
                 differences.append(difference)
@@ -236,14 +238,16 @@ def _compare(
 
 
 def _compare_text(
-    expected: np.ndarray, actual: np.ndarray, tolerance: tuple[float, float], *, multi_label: bool
+    expected: np.ndarray, actual: np.ndarray, tolerance: tuple[float, float], *, multi_label: bool, labels: bool = True
 ) -> tuple[np.ndarray, int, int, int]:
     """For one text: each position's largest difference, then the numbers beyond the tolerance, of changed labels, of ties."""
     expected, actual = np.atleast_2d(expected), np.atleast_2d(actual)  # (positions, labels)
     assert expected.shape == actual.shape, (expected.shape, actual.shape)
     difference = np.abs(expected - actual)
     tolerated = tolerance[0] + tolerance[1] * np.abs(expected)
-    if multi_label:
+    if not labels:
+        differs = tie = np.zeros(len(expected), dtype=bool)
+    elif multi_label:
         turned = applies(expected) != applies(actual)  # (positions, labels)
         differs = turned.any(axis=-1)
         tie = differs & (~turned | (np.abs(expected) <= tolerated)).all(axis=-1)
@@ -282,7 +286,7 @@ def _mixed_batches(texts: int, batch: int, seed: int) -> Iterable[list[int]]:
     return (order[start : start + batch] for start in range(0, texts, batch))
 
 
-def _torch_logits(model: "PreTrainedModel", batch: Sequence[Encoding]) -> list[np.ndarray]:
+def _torch_logits(model: "PreTrainedModel | SentenceModel", batch: Sequence[Encoding]) -> list[np.ndarray]:
     """The logits of each text from torch, one text at a time, so that the reference has no padding."""
     import torch
 

@@ -235,7 +235,7 @@ def _possible(kind: PromiseKind, answers: Answers, risk: float) -> str:
 
 def can_be_promised(encoded: Encoded) -> bool:
     """Whether each answer of the model is right or wrong with a score of its own: one class a text, or entities."""
-    return encoded.task != "text-regression" and not encoded.multi_label
+    return encoded.task in ("token-classification", "text-classification") and not encoded.multi_label
 
 
 def in_words(promises: Mapping[Precision, Sequence[Promise]], test: Mapping[Precision, Sequence[Kept]]) -> list[str]:

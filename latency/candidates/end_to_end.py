@@ -21,6 +21,7 @@ from serve.text.answers import (
     entities_answer,
     labels_answer,
     number_answer,
+    vector_answer,
 )
 from serve.text.tokenizer import load_tokenizer
 
@@ -111,5 +112,9 @@ def _decoder(candidate: Candidate) -> Callable[[Text, Encoding, np.ndarray], Ans
         )
     if reads.task == "text-regression":
         return lambda _text, encoding, row: number_answer(row, truncated=bool(encoding.overflowing))
+    if reads.task == "feature-extraction":
+        return lambda _text, encoding, row: vector_answer(
+            row, len(encoding), options, normalised=False, truncated=bool(encoding.overflowing)
+        )
     answer = applying_labels_answer if reads.multi_label else labels_answer
     return lambda _text, encoding, row: answer(row, labels, options, truncated=bool(encoding.overflowing))

@@ -4,11 +4,14 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from compress.models.sentence_pooling import SentencePooling, pooling_in
 from latency.candidates.availability import missing
 from latency.candidates.candidate import Call, Candidate, Int64s
 from serve.errors import BadInput
@@ -16,6 +19,8 @@ from serve.errors import BadInput
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+    from compress.models.sentence_model import SentenceModel
 
 WARM_UPS = 3  # runs on a side stream before a CUDA graph is captured, as torch's documentation requires
 
@@ -99,7 +104,7 @@ def _replayed(forward: Forward) -> Forward:
     return run
 
 
-def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel]":
+def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceModel]":
     """The `from_pretrained` that opens the checkpoint with the head in its config.json."""
     import transformers
 
@@ -118,7 +123,18 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel]":
         opener = transformers.AutoModelForTokenClassification.from_pretrained
     elif "ForSequenceClassification" in architectures:
         opener = transformers.AutoModelForSequenceClassification.from_pretrained
+    elif how := pooling_in(candidate.path):
+        return partial(_sentence_model, how)
     return opener
+
+
+def _sentence_model(how: SentencePooling, path: Path, **settings: Any) -> "SentenceModel":
+    """The encoder of sentences in folder `path`."""
+    from transformers import AutoModel
+
+    from compress.models.sentence_model import SentenceModel
+
+    return SentenceModel(AutoModel.from_pretrained(path, **settings), how)
 
 
 def _cannot_be_opened(candidate: Candidate, error: Exception) -> BadInput:

@@ -46,7 +46,7 @@ CARD = "README.md"
 # These files describe the bundle; the digest leaves them out.
 ABOUT_IT = frozenset({"README.md", "report.html", "report.json"})
 
-Task = Literal["token-classification", "text-classification", "text-regression"]
+Task = Literal["token-classification", "text-classification", "text-regression", "feature-extraction"]
 
 
 class BundleFile(msgspec.Struct, frozen=True):
@@ -79,7 +79,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     task: Task
     labels: list[str]
-    """Names in the order of the logits; for token classification these are tags (`O`, `B-city`, ...), for regression `score` alone."""
+    """Names in the order of the logits; for token classification these are tags (`O`, `B-city`, ...), for regression `score` alone, for
+    vectors none."""
+    vector_width: int = 0
+    """How many numbers the vector of a text has; 0 for every task but feature extraction. Older bundles lack this key and the next."""
+    normalised: bool = False
+    """Whether vectors have length 1."""
     multi_label: bool = False
     """Whether any number of labels may apply to a text, each decided on its own. Older bundles lack this key and the next two."""
     relations: bool = False
@@ -99,6 +104,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parity: dict[str, object]
     cpu: list[str]
     digest: str
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the graph gives a text, or a token: logits of the labels, or the vector."""
+        return self.vector_width or len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -241,8 +251,7 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
         yield f"schema_version is {manifest.schema_version}, and the first version is 1"
     if not manifest.name:
         yield "name is empty"
-    if not manifest.labels or len(set(manifest.labels)) != len(manifest.labels):
-        yield "labels are missing or repeated"
+    yield from _output_faults(manifest)
     for kind in ("multi_label", "relations", "pairs"):
         of_numbers = kind == "pairs" and manifest.task == "text-regression"
         if getattr(manifest, kind) and manifest.task != "text-classification" and not of_numbers:
@@ -261,6 +270,17 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
         yield f"it lists {len(manifest.files):,} files, more than {MAX_FILES:,}"
     for name, file in manifest.files.items():
         yield from _listing_faults(name, file)
+
+
+def _output_faults(manifest: Manifest) -> Iterator[str]:
+    """Faults of what the model gives: vectors, or the labels of its logits."""
+    of_vectors = manifest.task == "feature-extraction"
+    if of_vectors is not (manifest.vector_width > 0):
+        yield f"vector_width is {manifest.vector_width}, and {manifest.task} {'needs one above 0' if of_vectors else 'has no vectors'}"
+    if of_vectors and manifest.labels:
+        yield "feature-extraction has no labels"
+    if not of_vectors and (not manifest.labels or len(set(manifest.labels)) != len(manifest.labels)):
+        yield "labels are missing or repeated"
 
 
 def _variant_faults(name: str, variant: Variant, files: dict[str, BundleFile]) -> Iterator[str]:

@@ -26,7 +26,15 @@ from serve.http.middleware import JsonResponse
 from serve.http.openapi.docs_page import at_address, docs_page
 from serve.http.openapi.v1 import openapi
 from serve.http.v1.relations import decode_relations, marked_texts
-from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, ScoreRequest, check_limits, read_json, read_request
+from serve.http.v1.requests import (
+    ClassifyRequest,
+    EmbeddingsRequest,
+    EntitiesRequest,
+    ScoreRequest,
+    check_limits,
+    read_json,
+    read_request,
+)
 from serve.model.work_items import TextWork, Work
 from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import FIELDS
@@ -48,13 +56,19 @@ Result = TypeVar("Result")
 PAGE = Path(__file__).parent / "page" / "index.html"
 
 # The kind of a model: its task, or relations.
-Kind = Literal["token-classification", "text-classification", "text-regression", "relations"]
+Kind = Literal["token-classification", "text-classification", "text-regression", "feature-extraction", "relations"]
 ENDPOINT_OF: dict[Kind, str] = {
     "token-classification": "/v1/entities",
     "text-classification": "/v1/classify",
     "text-regression": "/v1/score",
+    "feature-extraction": "/v1/embeddings",
     "relations": "/v1/relations",
 }
+
+
+class _Vector(msgspec.Struct):
+    embedding: msgspec.Raw
+    tokens: int
 
 
 class Described(NamedTuple):
@@ -144,6 +158,31 @@ class Service:
         pairs = pairs_of(asked.text, asked.text_pair)
         model = self._model(asked.model, "text-regression")
         return await self._answer(request, model, as_texts(asked.text), pairs, AnswerOptions(truncate=asked.truncate))
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings: a vector for each text, in the form of OpenAI's endpoint."""
+        asked = await read_request(request, EmbeddingsRequest, self.limits)
+        options = AnswerOptions(
+            encoding_format=asked.encoding_format, dimensions=asked.dimensions, truncate=asked.truncate
+        )
+        model = self._model(asked.model, "feature-extraction")
+        texts = as_texts(asked.input, "input")
+        check_limits(texts, "input", self.limits)
+        answers = await self.answers(request, model, [TextWork(text, None, options) for text in texts])
+        vectors = [msgspec.json.decode(answer, type=_Vector) for answer in answers if isinstance(answer, bytes)]
+        tokens = sum(vector.tokens for vector in vectors)
+        return JsonResponse(
+            {
+                "object": "list",
+                "data": [
+                    {"object": "embedding", "index": index, "embedding": vector.embedding}
+                    for index, vector in enumerate(vectors)
+                ],
+                "model": model.manifest.name,
+                "variant": model.variant,
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            }
+        )
 
     async def relations(self, request: Request) -> Response:
         """POST /v1/relations: the relation of one part of each text to another."""

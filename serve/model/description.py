@@ -10,6 +10,7 @@ class ModelDescription(TypedDict):
     aliases: list[str]
     task: str
     labels: list[str]
+    vector_width: int
     multi_label: bool
     relations: bool
     max_length: int

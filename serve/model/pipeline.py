@@ -20,11 +20,13 @@ from serve.model.work_items import Logits, Parts, TextWork, TokenWork, Work
 from serve.text.answers import (
     Answer,
     AnswerOptions,
+    EncodingFormat,
     OffsetUnit,
     applying_labels_answer,
     entities_answer,
     labels_answer,
     number_answer,
+    vector_answer,
 )
 from serve.text.entity_markers import MARKERS
 from serve.text.inputs import as_texts, pairs_of, require_unicode
@@ -50,6 +52,10 @@ GPU_RUN_COSTS_TOKENS = 1024
 
 # (texts, words in each) of the runs of the warm-up. The first run of each shape is slow.
 WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))
+
+
+# What models do that read one text, never a pair.
+ONE_TEXT = {"token-classification": "finds entities in", "feature-extraction": "gives a vector to"}
 
 
 Answered = Answer | Logits | StillroomError
@@ -117,6 +123,8 @@ class Pipeline:
         truncate: bool = False,
         abstain: bool = False,
         promise: str | None = None,
+        encoding_format: EncodingFormat = "float",
+        dimensions: int | None = None,
     ) -> Answer: ...
 
     @overload
@@ -133,6 +141,8 @@ class Pipeline:
         truncate: bool = False,
         abstain: bool = False,
         promise: str | None = None,
+        encoding_format: EncodingFormat = "float",
+        dimensions: int | None = None,
     ) -> list[Answer]: ...
 
     def __call__(
@@ -148,16 +158,22 @@ class Pipeline:
         truncate: bool = False,
         abstain: bool = False,
         promise: str | None = None,
+        encoding_format: EncodingFormat = "float",
+        dimensions: int | None = None,
     ) -> Answer | list[Answer]:
         """The answer for one text, or a list of answers in the order of the texts: the elements of `results` of the server.
 
-        `text_pair` is for classes and numbers of texts, `top_k` and `abstain` are for classes; `min_score`, `offsets` (the unit of
+        `text_pair` is for classes and numbers of texts, `top_k` and `abstain` are for classes, `encoding_format` and `dimensions` for
+        vectors; `min_score`, `offsets` (the unit of
         `start` and `end`), `aggregation` and `constrained` for entities; see `AnswerOptions`. A model of relations takes a text with
         markers, or `{"text", "head": {"start", "end"}, "tail": {"start", "end"}}` in place of a text, as `/v1/relations` does; then
         `offsets` is the unit of `start` and `end`. `promise` is one that the bundle makes, for classes and entities. BadInput for
         anything that is not text, and for a relation without its parts.
         """
-        options = AnswerOptions(min_score, offsets, top_k, aggregation, constrained, truncate, abstain, promise)
+        options = AnswerOptions(
+            min_score=min_score, offsets=offsets, top_k=top_k, encoding_format=encoding_format, dimensions=dimensions,
+            aggregation=aggregation, constrained=constrained, truncate=truncate, abstain=abstain, promise=promise,
+        )  # fmt: skip
         given = _marked_items(text, offsets) if self.manifest.relations else text
         texts, pairs = as_texts(given), pairs_of(given, text_pair)
         self._check(texts, pairs)
@@ -184,9 +200,9 @@ class Pipeline:
 
     def _check(self, texts: list[str], pairs: list[str] | None) -> None:
         """BadInput for half a surrogate pair, and for pairs if the model reads single texts."""
-        if pairs is not None and (self.manifest.relations or self.manifest.task == "token-classification"):
-            does = "is for relations" if self.manifest.relations else "finds entities"
-            raise BadInput(f"text_pair: {self.manifest.name!r} {does} in one text; leave it out", field="text_pair")
+        if pairs is not None and (self.manifest.relations or self.manifest.task in ONE_TEXT):
+            does = "is for relations in" if self.manifest.relations else ONE_TEXT[self.manifest.task]
+            raise BadInput(f"text_pair: {self.manifest.name!r} {does} one text; leave it out", field="text_pair")
         for field, given in (("text", texts), ("text_pair", pairs or [])):
             for index, text in enumerate(given):
                 require_unicode(text, field, index, len(given))
@@ -206,6 +222,8 @@ class Pipeline:
             return entities_answer(text, tokens, logits, labels, options, truncated=truncated)
         if self.manifest.task == "text-regression":
             return number_answer(logits, truncated=truncated)
+        if self.manifest.task == "feature-extraction":
+            return vector_answer(logits, len(tokens), options, normalised=self.manifest.normalised, truncated=truncated)
         of_classes = applying_labels_answer if self.manifest.multi_label else labels_answer
         return of_classes(logits, labels, options, truncated=truncated, abstain_below=abstain_below)
 
@@ -307,6 +325,7 @@ class Pipeline:
         for options in {work.options for work in works}:
             self._check_promise(options)
             self._check_abstaining(options)
+            self._check_dimensions(options)
         if self.manifest.relations:
             for work in works:
                 check_marked(work.text)
@@ -331,9 +350,9 @@ class Pipeline:
             return
         if self.manifest.task != "text-classification":
             does = (
-                "gives a number, which it does for every text; leave it out"
-                if self.manifest.task == "text-regression"
-                else "finds entities; use min_score instead"
+                "finds entities; use min_score instead"
+                if self.manifest.task == "token-classification"
+                else f"gives a {'number' if self.manifest.labels else 'vector'}, which it does for every text; leave it out"
             )
             raise BadInput(f"abstain: {self.manifest.name!r} {does}", field="abstain")
         if self._abstain_below is None:
@@ -341,6 +360,15 @@ class Pipeline:
                 f"abstain: variant {self.variant!r} of {self.manifest.name!r} has no `abstain_below` in its manifest; export "
                 "the bundle again, which finds one on validation data, or leave abstain out and use the scores",
                 field="abstain",
+            )
+
+    def _check_dimensions(self, options: AnswerOptions) -> None:
+        """BadInput for more numbers than a vector has."""
+        width = self.manifest.vector_width
+        if width and options.dimensions is not None and options.dimensions > width:
+            raise BadInput(
+                f"dimensions is {options.dimensions:,}; the vectors of {self.manifest.name!r} have {width:,} numbers",
+                field="dimensions",
             )
 
     def _check_promise(self, options: AnswerOptions) -> None:
@@ -404,8 +432,8 @@ class Pipeline:
 
     def _check_graph(self) -> None:
         encoding = self.encode(["shape"])[0]
-        labels = len(self.manifest.labels)
-        expected = (len(encoding), labels) if self.manifest.task == "token-classification" else (labels,)
+        outputs = self.manifest.outputs
+        expected = (len(encoding), outputs) if self.manifest.task == "token-classification" else (outputs,)
         shape = self.session.run([encoding])[0].shape
         if shape != expected:
             raise BundleError(

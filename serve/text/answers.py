@@ -1,5 +1,6 @@
-"""Logits -> answers: entities with offsets in the caller's unit, labels with scores, or a number."""
+"""Logits -> answers: entities with offsets in the caller's unit, labels with scores, a number, or a vector."""
 
+import base64
 from dataclasses import dataclass
 from typing import Literal, NotRequired, TypedDict, get_args
 
@@ -12,11 +13,15 @@ from serve.text.spans import Aggregation, Span, decode_spans
 from serve.text.windows import Row
 
 OffsetUnit = Literal["codepoints", "utf16", "utf8"]
+EncodingFormat = Literal["float", "base64"]
 
 # Six decimals keep all that float32 logits determine, and are short in JSON.
 SCORE_DECIMALS = 6
 # A number may be of any size; float32 holds about so many of its digits.
 NUMBER_DIGITS = 7
+# Of a number of a vector of length 1; shorter in JSON than all the digits of its float32.
+VECTOR_DECIMALS = 7
+WIDEST_VECTOR = 1_000_000  # numbers, as `MOST_LABELS`
 # More labels than any model has. A bound is needed: the message to the worker process holds 64-bit integers only.
 MOST_LABELS = 1_000_000
 
@@ -64,7 +69,18 @@ class NumberAnswer(TypedDict):
     truncated: bool
 
 
-Answer = EntitiesAnswer | LabelsAnswer | NumberAnswer
+class VectorAnswer(TypedDict):
+    """The vector that a model of `feature-extraction` gives one text: numbers, or as `base64` their bytes in float32, little-endian.
+
+    `tokens` are those of the text; `truncated` is true if the model did not read the whole text.
+    """
+
+    embedding: list[float] | str
+    tokens: int
+    truncated: bool
+
+
+Answer = EntitiesAnswer | LabelsAnswer | NumberAnswer | VectorAnswer
 
 
 @dataclass(frozen=True)
@@ -76,6 +92,13 @@ class AnswerOptions:
     top_k: int | None = setting(
         None, help="Number of labels, likeliest first.", at_least=1, at_most=MOST_LABELS,
         shown="all; the labels that apply, if any number may",
+    )  # fmt: skip
+    encoding_format: EncodingFormat = setting(
+        "float", help="Form of a vector: numbers, or their float32 bytes in base64."
+    )
+    dimensions: int | None = setting(
+        None, help="Numbers of a vector to keep, the first ones, brought to length 1 again.", at_least=1, at_most=WIDEST_VECTOR,
+        shown="all",
     )  # fmt: skip
     # See `serve.text.spans.decode_spans`.
     aggregation: Aggregation = setting("first", help="How the tags of tokens become entities.")
@@ -98,6 +121,12 @@ class AnswerOptions:
             wrong["aggregation"] = f"aggregation is {self.aggregation!r}; give one of {options}"
         if self.top_k is not None and not 1 <= self.top_k <= MOST_LABELS:
             wrong["top_k"] = f"top_k is {self.top_k}; give a whole number from 1 to {MOST_LABELS:,}, or leave it out"
+        if self.encoding_format not in get_args(EncodingFormat):
+            wrong["encoding_format"] = f"encoding_format is {self.encoding_format!r}; give float or base64"
+        if self.dimensions is not None and not 1 <= self.dimensions <= WIDEST_VECTOR:
+            wrong["dimensions"] = (
+                f"dimensions is {self.dimensions}; give a whole number from 1 to the model's, or leave it out"
+            )
         if wrong:
             raise BadInput("; ".join(wrong.values()), field=next(iter(wrong)))
 
@@ -157,6 +186,26 @@ def applying_labels_answer(
 def number_answer(logits: np.ndarray, *, truncated: bool) -> NumberAnswer:
     """The number of one text, which is its logit; `logits` has shape (1,)."""
     return {"score": float(f"{logits[0]:.{NUMBER_DIGITS}g}"), "truncated": truncated}
+
+
+def vector_answer(
+    vector: np.ndarray, tokens: int, options: AnswerOptions, *, normalised: bool, truncated: bool
+) -> VectorAnswer:
+    """The vector of one text, of shape (width,), or its first `options.dimensions` numbers.
+
+    A vector that was cut, or is the mean of windows, has another length; with `normalised` it has length 1 again.
+    """
+    kept = vector[: options.dimensions].astype(np.float64)
+    whole = options.dimensions is None and vector.dtype == np.float32  # what the graph gave
+    if not whole and (normalised or options.dimensions is not None):
+        kept = kept / max(float(np.linalg.norm(kept)), 1e-12)
+    if options.encoding_format == "base64":
+        return {
+            "embedding": base64.b64encode(kept.astype("<f4").tobytes()).decode(),
+            "tokens": tokens,
+            "truncated": truncated,
+        }
+    return {"embedding": np.round(kept, VECTOR_DECIMALS).tolist(), "tokens": tokens, "truncated": truncated}
 
 
 def _likeliest(probabilities: np.ndarray, labels: list[str], count: int | None, truncated: bool) -> LabelsAnswer:

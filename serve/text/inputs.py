@@ -3,16 +3,16 @@
 from serve.errors import BadInput
 
 
-def as_texts(text: object) -> list[str]:
-    """One text or several, as a list. BadInput for anything else, and for an empty list."""
+def as_texts(text: object, field: str = "text") -> list[str]:
+    """One text or several, as a list. BadInput, which names `field`, for anything else and for an empty list."""
     texts = [text] if isinstance(text, str) else text
     if not isinstance(texts, list):
-        raise BadInput(f"text is {_kind(text)}; give a string or a list of strings", field="text")
+        raise BadInput(f"{field} is {_kind(text)}; give a string or a list of strings", field=field)
     if not texts:
-        raise BadInput("text is an empty list; give at least one text", field="text")
+        raise BadInput(f"{field} is an empty list; give at least one text", field=field)
     for index, each in enumerate(texts):
         if not isinstance(each, str):
-            raise BadInput(f"text[{index}] is {_kind(each)}; give a string", field=f"text[{index}]")
+            raise BadInput(f"{field}[{index}] is {_kind(each)}; give a string", field=f"{field}[{index}]")
     return texts
 
 

@@ -67,13 +67,15 @@ def schemes(tags: tuple[str, ...]) -> dict[str, Scheme]:
 def kind_of(
     task: str, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
 ) -> str:
-    """The kind of labels in words: entities with the scheme of their tags, a number, or how many labels a text may have.
+    """The kind of answers in words: entities with the scheme of their tags, a number, vectors, or how many labels a text may have.
 
     >>> kind_of("token-classification", ("O", "B-city", "I-city"))
     'entities, BIO'
     >>> kind_of("text-classification", ("no", "yes"), multi_label=True, pairs=True)
     'multi-label, text pairs'
     """
+    if task == "feature-extraction":
+        return "sentence vectors"
     if task == "text-regression":
         return "a number" + (" for text pairs" if pairs else "")
     if task == "token-classification":

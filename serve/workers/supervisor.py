@@ -189,6 +189,7 @@ class ServedModel:
             "aliases": list(aliases),
             "task": self.manifest.task,
             "labels": self.manifest.labels,
+            "vector_width": self.manifest.vector_width,
             "multi_label": self.manifest.multi_label,
             "relations": self.manifest.relations,
             "max_length": self.manifest.max_length,

@@ -20,14 +20,14 @@ def evaluate(model: str, settings: Evaluation) -> Document:
     """The task metric of a bundle or checkpoint on labelled data.
 
     The score comes with a bootstrap interval."""
-    from stillroom.commands.evaluate import evaluate_on
+    from stillroom.commands.evaluate.run import evaluate_on
 
     return evaluate_on(model, settings)
 
 
 def show_evaluation(document: Document) -> None:
     """Prints a row per label, then the score."""
-    from stillroom.commands.evaluate import LABEL_COLUMNS, LANGUAGE_COLUMNS, label_rows, language_rows
+    from stillroom.commands.evaluate.run import LABEL_COLUMNS, LANGUAGE_COLUMNS, label_rows, language_rows
 
     if document["labels"]:
         table("each label", LABEL_COLUMNS, label_rows(document))

@@ -21,6 +21,8 @@ from compress.engine.task_inputs import usable_length
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
 from compress.models.pretrained import HEADS, Opened, open_model, save_tokenizer, with_markers
+from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in, write_pooling
+from compress.settings import VECTORS
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
 from export.packing.builder import ModelReport, scores_on_test
 from export.packing.model_card import CardFacts
@@ -110,6 +112,8 @@ class _Given:
     name: str
     kept_texts: list[str]
     """Texts whose words the trimmed vocabulary keeps; empty: it is not trimmed."""
+    how: SentencePooling | None
+    """How vectors are made; None for a model with a head."""
     beside: Beside | None
 
     @property
@@ -161,10 +165,15 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
     texts = faults.check(lambda: _unlabelled(settings)) if not settings.data else []
     faults.raise_if_any()
     assert opened is not None
-    task = next(check_task(task) for task in HEADS if opened.head_for(check_task(task)))
+    task = next((check_task(task) for task in HEADS if opened.head_for(check_task(task))), check_task(VECTORS))
+    how = pooling_in(opened.folder, f"CKPT {checkpoint}") if task == VECTORS else None
+    if how and settings.data:
+        raise BadInput(
+            f"--data is given, and {checkpoint} gives vectors, which have no labels. Give --texts, files of text like that of requests."
+        )
     splits = outside = None
     labels = opened.head_for(task) or ()
-    length = usable_length(settings.max_length, opened)
+    length = usable_length(settings.max_length or (max_tokens_in(opened.folder) if how else 0), opened)
     if settings.data:
         splits = read_splits(settings.data, task, columns_of(settings), revision=settings.data_revision)
         if settings.out_of_scope:
@@ -184,6 +193,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
         settings.threads or available_cores(),
         settings.name or out.name,
         kept_texts or [],
+        how,
         beside,
     )
 
@@ -192,8 +202,11 @@ def _opened(checkpoint: str, revision: str) -> Opened:
     opened = open_model(checkpoint, role="CKPT", revision=revision)
     if not (opened.folder / "model.safetensors").is_file():
         raise BadInput(f"CKPT {checkpoint} has no model.safetensors; save its weights in that one file.")
-    if not any(opened.head_for(check_task(task)) for task in HEADS):
-        raise BadInput(f"{checkpoint} has no head for {' or '.join(HEADS)}; fine-tune it for a task first.")
+    if not opened.has_head and not pooling_in(opened.folder, f"CKPT {checkpoint}"):
+        raise BadInput(
+            f"{checkpoint} has no head for {' or '.join(HEADS)}, nor a modules.json that makes it an encoder of sentences; fine-tune it "
+            "for a task first, or distil one by --method sentence-vectors."
+        )
     return opened
 
 
@@ -256,6 +269,8 @@ def _ready(folder: Path, given: _Given) -> _Ready:
     for file in given.opened.folder.iterdir():
         if file.name in ("config.json", "model.safetensors", LINEAGE):
             shutil.copyfile(file, folder / file.name)
+    if given.how:
+        write_pooling(folder, given.how, given.opened.config.hidden_size, given.max_length)
     trimmed = _trim(folder, given) if given.kept_texts else None
     tokenizer = load_tokenizer(folder, given.max_length)
 
@@ -318,6 +333,8 @@ def _facts(given: _Given, ready: _Ready) -> CardFacts:
         multi_label=given.multi_label,
         relations=ready.relations,
         pairs=given.splits.pairs if given.splits else False,
+        vector_width=given.opened.config.hidden_size if given.how else 0,
+        normalised=bool(given.how and given.how.normalised),
     )
 
 

@@ -20,6 +20,10 @@ class Evaluation(RowColumns):
     device: Device = setting(
         "cpu", help="Where the model runs; cuda is an NVIDIA GPU, and a bundle needs onnxruntime-gpu there."
     )
+    teacher: str = setting(
+        "", help="Model with whose vectors those of an encoder of sentences are compared: a bundle, a transformers folder or a Hub name.",
+        metavar="MODEL", shown="none",
+    )  # fmt: skip
     task: str | None = setting(None, help="Task of a checkpoint.", choices=TASKS, shown="that of its head")
     revision: str = setting("", help=REVISION, shown="its main branch")
 

@@ -6,17 +6,17 @@ a running server against it.
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
 from serve.bundle.manifest import Manifest
 from serve.http.v1.relations import RelationItemsRequest, RelationRequest
-from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, ScoreRequest
+from serve.http.v1.requests import ClassifyRequest, EmbeddingsRequest, EntitiesRequest, ScoreRequest
 from serve.model.description import ModelDescription
 from serve.observe.request_context import TIMEOUT_HEADER
 from serve.settings import Limits
-from serve.text.answers import MOST_LABELS, EntitiesAnswer, LabelsAnswer, NumberAnswer
+from serve.text.answers import MOST_LABELS, WIDEST_VECTOR, EntitiesAnswer, LabelsAnswer, NumberAnswer
 
 
 class EntitiesResponse(TypedDict):
@@ -41,6 +41,31 @@ class ScoreResponse(TypedDict):
     model: str
     variant: str
     results: list[NumberAnswer]
+
+
+class Embedding(TypedDict):
+    """The vector of the text with this place in `input`: numbers, or their float32 bytes in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(TypedDict):
+    """The tokens of all texts, special ones included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(TypedDict):
+    """One vector for each text, in the order of the texts."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    variant: str
+    usage: Usage
 
 
 class ModelsResponse(TypedDict):
@@ -131,17 +156,20 @@ SECURITY_SCHEMES: Schema = {
 OPTION_SCHEMAS: dict[str, Schema] = {
     "min_score": {"minimum": 0, "maximum": 1},
     "top_k": {"minimum": 1, "maximum": MOST_LABELS},
+    "dimensions": {"minimum": 1, "maximum": WIDEST_VECTOR},
 }
 
 ENTITIES_EXAMPLE = {"text": ["Ms Keller moved to Graz", "fly to Rome"], "min_score": 0.5, "offsets": "utf16"}
 CLASSIFY_EXAMPLE = {"text": "Where is my parcel?", "top_k": 2}
 SCORE_EXAMPLE = {"text": "A man plays a guitar.", "text_pair": "Someone makes music."}
+EMBEDDINGS_EXAMPLE = {"input": ["A man plays a guitar.", "Someone makes music."]}
 RELATIONS_EXAMPLE = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}}
 # The requests, and the models that each may name.
 FITTING: dict[type[msgspec.Struct], Callable[[Manifest], bool]] = {
     EntitiesRequest: lambda manifest: manifest.task == "token-classification",
     ClassifyRequest: lambda manifest: manifest.task == "text-classification" and not manifest.relations,
     ScoreRequest: lambda manifest: manifest.task == "text-regression",
+    EmbeddingsRequest: lambda manifest: manifest.task == "feature-extraction",
     RelationRequest: lambda manifest: manifest.relations,
     RelationItemsRequest: lambda manifest: manifest.relations,
 }
@@ -150,7 +178,9 @@ REQUESTS = tuple(FITTING)
 
 def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]:
     """The OpenAPI document of a server with `models`, by their names and aliases."""
-    responses = (EntitiesResponse, ClassifyResponse, ScoreResponse, ModelsResponse, StateResponse, ErrorResponse)
+    responses = (
+        EntitiesResponse, ClassifyResponse, ScoreResponse, EmbeddingsResponse, ModelsResponse, StateResponse, ErrorResponse,
+    )  # fmt: skip
     references, schemas = msgspec.json.schema_components(
         (*REQUESTS, *responses), ref_template="#/components/schemas/{name}"
     )
@@ -165,6 +195,13 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
         "/v1/classify": _post("Classify texts", "classify", reference["ClassifyRequest"], labels, CLASSIFY_EXAMPLE),
         "/v1/score": _post(
             "Give texts a number", "score", reference["ScoreRequest"], reference["ScoreResponse"], SCORE_EXAMPLE
+        ),
+        "/v1/embeddings": _post(
+            "Give texts their vectors",
+            "embeddings",
+            reference["EmbeddingsRequest"],
+            reference["EmbeddingsResponse"],
+            EMBEDDINGS_EXAMPLE,
         ),
         "/v1/relations": _post(
             "Classify the relation of two parts of a text", "relations", asked_relations, labels, RELATIONS_EXAMPLE
@@ -204,7 +241,7 @@ def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits
             fitting = [manifest for manifest in models.values() if FITTING[kind](manifest)]
             made = {name for manifest in fitting for variant in manifest.variants.values() for name in variant.promises}
             properties["promise"] = {"enum": [*sorted(made), None], "description": properties["promise"]["description"]}
-        for name in properties.keys() & {"text", "text_pair", "items"}:
+        for name in properties.keys() & {"text", "text_pair", "items", "input"}:
             properties[name].update(minItems=1, maxItems=limits.texts, maxLength=limits.text_characters)
             for alternative in properties[name].get("anyOf", []):
                 if alternative["type"] == "array":

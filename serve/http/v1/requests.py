@@ -1,4 +1,4 @@
-"""Request bodies of `/v1/entities`, `/v1/classify` and `/v1/score`: their fields, and the checks of bodies and limits."""
+"""Request bodies of `/v1/entities`, `/v1/classify`, `/v1/score` and `/v1/embeddings`: their fields, and the checks of bodies and limits."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from serve.errors import BadInput, BadRequest, TooLarge, UnsupportedMedia
 from serve.observe.request_context import headers_of
 from serve.settings import Limits
-from serve.text.answers import AnswerOptions, OffsetUnit
+from serve.text.answers import AnswerOptions, EncodingFormat, OffsetUnit
 from serve.text.spans import Aggregation
 
 # Each description is also the end of an error message: "top_k: ...; give a whole number from 1, ...".
@@ -79,6 +79,22 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: ModelName = None
     text_pair: TextPair = None
     truncate: Truncate = False
+
+
+class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Give one text, or each text of a list, its vector. The form is that of OpenAI's endpoint of this name."""
+
+    input: Text
+    model: ModelName = None
+    encoding_format: Annotated[
+        EncodingFormat, Meta(description='"float" (default: numbers) or "base64" (their float32 bytes, little-endian)')
+    ] = "float"
+    dimensions: Annotated[
+        int | None,
+        Meta(description="a whole number from 1, how many numbers to keep, at length 1 again; default: all"),
+    ] = None
+    truncate: Truncate = False
+    user: Annotated[str | None, Meta(description="a string, which is not used")] = None
 
 
 def options_of(kind: type[msgspec.Struct]) -> list[str]:

@@ -4,6 +4,7 @@ A model takes texts, and answers with JSON in a BYTES tensor; or token ids, and 
 and writes the tensors. `serve.http.middleware` gives errors the protocol's form: `{"error": message}`.
 """
 
+import base64
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -18,7 +19,15 @@ from serve.errors import BadInput, NotFound, TooLarge, Unavailable, UnsupportedM
 from serve.http.middleware import JsonResponse
 from serve.http.openapi.v1 import program_version
 from serve.http.service import Service
-from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, ScoreRequest, check_limits, options_of, read_body
+from serve.http.v1.requests import (
+    ClassifyRequest,
+    EmbeddingsRequest,
+    EntitiesRequest,
+    ScoreRequest,
+    check_limits,
+    options_of,
+    read_body,
+)
 from serve.http.v2.tensors import Datatype, InferRequest, OutputTensor, Tensor, read_tensors, written
 from serve.model.work_items import Logits, TextWork, TokenWork, Work
 from serve.settings import Limits
@@ -43,18 +52,30 @@ REQUEST_OF: dict[str, type[msgspec.Struct]] = {
     "token-classification": EntitiesRequest,
     "text-classification": ClassifyRequest,
     "text-regression": ScoreRequest,
+    "feature-extraction": EmbeddingsRequest,
 }
 # The outputs of texts beside `answer`.
 OUTPUTS: dict[str, dict[str, Datatype]] = {
     "token-classification": {},
     "text-classification": {"label": "BYTES", "score": "FP32"},
     "text-regression": {"score": "FP32"},
+    "feature-extraction": {"embedding": "FP32"},
 }
 
 
 class _Top(msgspec.Struct):
     labels: list[LabelScore] = []
     score: float = 0.0  # of an answer that is a number
+
+
+class _Vector(msgspec.Struct):
+    embedding: list[float] | str
+
+    def numbers(self) -> np.ndarray:
+        """The vector's float32, whichever form was asked for."""
+        if isinstance(self.embedding, str):
+            return np.frombuffer(base64.b64decode(self.embedding), dtype="<f4")
+        return np.asarray(self.embedding, dtype="<f4")
 
 
 def routes(service: Service) -> list[Route]:
@@ -115,9 +136,10 @@ def metadata(model: ServedModel) -> dict[str, object]:
     A request has texts or token ids, never both. A size of -1 means any size.
     """
     manifest = model.manifest
-    labels = len(manifest.labels)
+    width = manifest.outputs
     per_text = manifest.task != "token-classification"
-    texts = TEXT_INPUTS if per_text and not manifest.relations else TEXT_INPUTS[:1]
+    of_pairs = manifest.task in ("text-classification", "text-regression") and not manifest.relations
+    texts = TEXT_INPUTS if of_pairs else TEXT_INPUTS[:1]
     return {
         "name": manifest.name,
         "versions": [manifest.digest],
@@ -132,8 +154,11 @@ def metadata(model: ServedModel) -> dict[str, object]:
         ],
         "outputs": [
             {"name": "answer", "datatype": "BYTES", "shape": [-1]},
-            *({"name": name, "datatype": kind, "shape": [-1]} for name, kind in OUTPUTS[manifest.task].items()),
-            {"name": "logits", "datatype": "FP32", "shape": [-1, labels] if per_text else [-1, -1, labels]},
+            *(
+                {"name": name, "datatype": kind, "shape": [-1, width] if name == "embedding" else [-1]}
+                for name, kind in OUTPUTS[manifest.task].items()
+            ),
+            {"name": "logits", "datatype": "FP32", "shape": [-1, width] if per_text else [-1, -1, width]},
         ],
     }
 
@@ -300,6 +325,11 @@ def outputs_of(answers: list[Answered], names: list[str]) -> list[OutputTensor]:
         return [OutputTensor("logits", "FP32", shape, b"".join(each.data for each in logits))]
     texts = [answer for answer in answers if isinstance(answer, bytes)]
     made = {"answer": OutputTensor("answer", "BYTES", [len(texts)], texts)}
+    if "embedding" in names:
+        vectors = [msgspec.json.decode(text, type=_Vector).numbers() for text in texts]
+        made["embedding"] = OutputTensor(
+            "embedding", "FP32", [len(texts), len(vectors[0])], np.stack(vectors).tobytes()
+        )
     if {"label", "score"} & set(names):
         tops = [msgspec.json.decode(text, type=_Top) for text in texts]
         labels = [top.labels[0]["label"].encode("utf-8") if top.labels else b"" for top in tops]

@@ -8,7 +8,7 @@ import msgspec
 
 from compress.input_errors import Faults
 from serve.http.v1.relations import RelationRequest
-from serve.http.v1.requests import ClassifyRequest, EntitiesRequest, ScoreRequest
+from serve.http.v1.requests import ClassifyRequest, EmbeddingsRequest, EntitiesRequest, ScoreRequest
 from serve.text.answers import AnswerOptions
 from serve.workers.offline_pool import OfflinePool
 from stillroom.commands.annotate.reader import STDIN, InputFile, input_faults
@@ -20,6 +20,7 @@ REQUEST_OF: dict[str, type[msgspec.Struct]] = {
     "token-classification": EntitiesRequest,
     "text-classification": ClassifyRequest,
     "text-regression": ScoreRequest,
+    "feature-extraction": EmbeddingsRequest,
     "relations": RelationRequest,
 }
 

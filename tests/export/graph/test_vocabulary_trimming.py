@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from export.graph.exporter import load_classifier, quiet
+from export.graph.exporter import load_answering_model, quiet
 from export.graph.vocabulary_trimming import trim_vocabulary, trimming_to
 from serve.errors import BadInput
 
@@ -110,7 +110,7 @@ def logits_of(checkpoint: Path, texts: list[str]) -> Any:
     """(texts, labels), each text alone."""
     import torch
 
-    model, _ = load_classifier(checkpoint)
+    model, _ = load_answering_model(checkpoint)
     tokenizer = tokenizer_of(checkpoint)
     with torch.no_grad():
         return torch.cat([model(torch.tensor([tokenizer.encode(text).ids])).logits for text in texts])

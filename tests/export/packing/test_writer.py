@@ -74,10 +74,10 @@ def test_each_variant_says_how_sure_it_is(packed: Packer, tmp_path: Path) -> Non
 def test_the_folder_opens_in_transformers(packed: Packer, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    from export.graph.exporter import load_classifier
+    from export.graph.exporter import load_answering_model
 
     out = packed(tmp_path / "places")
-    model, task = load_classifier(out)
+    model, task = load_answering_model(out)
     assert task == "token-classification"
     assert [model.config.id2label[index] for index in range(5)] == TAGS
     assert AutoTokenizer.from_pretrained(out)("rome")["input_ids"][0] == 2

@@ -7,7 +7,7 @@ import pytest
 from small_checkpoints import WORDS, Exported
 from tokenizers import Encoding
 
-from export.graph.exporter import load_classifier
+from export.graph.exporter import load_answering_model
 from export.graph.nodes import Product, Wiring
 from export.precision.calibration import CLIPPED, channel_ranges, tensor_ranges, with_long_texts
 from serve.errors import BadInput
@@ -27,7 +27,7 @@ def torch_inputs(bert: Exported, products: list[Product], encodings: list[Encodi
     """What enters each product, (tokens of all texts, channels), read in torch: each text alone."""
     import torch
 
-    classifier, _ = load_classifier(bert.checkpoint)
+    classifier, _ = load_answering_model(bert.checkpoint)
     seen: dict[str, list[np.ndarray]] = {product.activation: [] for product in products}
 
     def keep(name: str):  # type: ignore[no-untyped-def]

@@ -186,7 +186,7 @@ def test_verbose_lets_libraries_speak() -> None:
 
 
 def test_verbose_shows_the_traceback_of_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code = "import sys, stillroom.commands.evaluate as e; e.evaluate_on = None\nfrom stillroom.cli.main import app, guarded\n"
+    code = "import sys, stillroom.commands.evaluate.run as e; e.evaluate_on = None\nfrom stillroom.cli.main import app, guarded\n"
     code += "sys.exit(guarded(lambda: app(sys.argv[1:])))"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     command = [sys.executable, "-c", code, "evaluate", "m", "--data", "d"]

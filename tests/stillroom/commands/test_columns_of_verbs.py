@@ -14,7 +14,7 @@ from compress.settings import TaskSettings
 from serve.errors import BadInput
 from stillroom.api import export, load
 from stillroom.commands.compare.run import compare
-from stillroom.commands.evaluate import evaluate
+from stillroom.commands.evaluate.run import evaluate
 from stillroom.commands.profile.texts import given_texts
 from stillroom.settings.compare import Comparison
 from stillroom.settings.profile import Profiling

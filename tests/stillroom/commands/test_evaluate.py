@@ -11,7 +11,7 @@ from small_task import write_rows
 import stillroom
 from serve.bundle.gpu import gpu_lacks
 from serve.errors import BadInput
-from stillroom.commands.evaluate import LABEL_COLUMNS, label_rows, language_rows
+from stillroom.commands.evaluate.run import LABEL_COLUMNS, label_rows, language_rows
 
 ROWS: list[dict[str, object]] = [
     {"text": "please fly", "label": "book"},

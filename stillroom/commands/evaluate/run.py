@@ -12,6 +12,8 @@ from serve.bundle.remote_files import is_url, shown
 from serve.errors import BadInput
 from serve.options import make
 from serve.text.labels import entity_labels
+from stillroom.commands.evaluate.texts import examples_of, file_of
+from stillroom.commands.evaluate.vectors import gives_vectors, vector_document
 from stillroom.inputs.local_bundle import local_bundle
 from stillroom.settings.evaluate import Evaluation
 
@@ -39,13 +41,17 @@ class _Answered(NamedTuple):
 def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     """The task metric of a bundle, or of a checkpoint with a head, on a labelled file, or on a split of a folder of them.
 
-    Settings are the fields of `stillroom.settings.evaluate.Evaluation`: variant, device, task, split, revision.
+    Settings are the fields of `stillroom.settings.evaluate.Evaluation`: variant, device, task, split, teacher, revision.
 
     Returns `{model, variant, task, metric, value, low, high, examples, labels, unknown_labels}`, where `labels` has for each
     label its `precision`, `recall`, `f1` and `support` (its count in the data). `unknown_labels` are labels of the data that the
     model lacks. Where rows name two languages or more, `languages` has for each `value`, `low`, `high` and `examples`, and
     `mean_of_languages` is the mean of the values. Of a model that gives numbers, `scores` has the `value`, `low` and `high` of
     `spearman` and `mean_squared_error`, and `labels` is empty. For a bundle, torch is not imported.
+
+    An encoder of sentences is compared with its `teacher`: the metric is Spearman's rho between both models' similarities of texts,
+    `scores` has `recall_at_10`, and where a folder of splits has one label a text, `neighbour_accuracy` has for the `model` and the
+    `teacher` the share of texts whose nearest text of train has their label. `data` may be a file of texts without labels.
 
     Raises:
         BadInput: the model, the data or a setting cannot be used.
@@ -60,6 +66,10 @@ def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
     from compress.evaluation.numbers import number_scores
 
     folder = str(local_bundle(model)) if is_url(model) else model
+    if gives_vectors(folder):
+        return vector_document(model, folder, given)
+    if given.teacher:
+        raise BadInput(f"--teacher is for encoders of sentences, and {shown(model)} answers a task. Leave it out.")
     answer = _of_bundle if (Path(folder) / MANIFEST).is_file() else _of_checkpoint
     found = answer(folder, Path(given.data), given)
     gold = [gold_of(example, found.task) for example in found.examples]
@@ -125,7 +135,7 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
     task = check_task(pipeline.manifest.task)
     if given.task and given.task != task:
         raise BadInput(f"--task is {given.task}, but {model} is a bundle for {task}.")
-    examples = _examples(data, given, task)
+    examples = examples_of(data, given, task)
     multi_label = pipeline.manifest.multi_label
     if task == "text-classification":
         check_kind(examples, model, multi_label=multi_label, markers=knows_markers(pipeline.tokenizer))
@@ -162,7 +172,7 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     if not heads:
         raise BadInput(f"{model} has no head for {given.task or ' or '.join(HEADS)}; `stillroom run` gives it one.")
     task = check_task(heads[0])
-    examples = _examples(data, given, task)
+    examples = examples_of(data, given, task)
     labels = opened.head_for(task) or ()
     multi_label = task == "text-classification" and opened.multi_label
     tokenizer = open_tokenizer(opened)
@@ -179,48 +189,7 @@ def _with_data(open_it: Callable[[], T], data: Path, split: str) -> T:
 
     faults = Faults()
     opened = faults.check(open_it)
-    faults.check(lambda: _file_of(data, split))
+    faults.check(lambda: file_of(data, split))
     faults.raise_if_any()
     assert opened is not None
     return opened
-
-
-def _examples(data: Path, given: Evaluation, task: "Task") -> "list[Example]":
-    from compress.data.columns import columns_of
-    from compress.data.labelled_files import read_examples
-    from compress.data.splits import read_splits
-
-    file, columns = _file_of(data, given.split), columns_of(given)
-    if file.is_dir():
-        splits = read_splits(str(file), task, columns)
-        if given.split == "validation" and splits.held_out:
-            raise BadInput(
-                f"--data {data} has no validation split. Give another --split, or a file of labelled examples."
-            )
-        found: list[Example] = getattr(splits, given.split)
-        return found
-    return read_examples(file, task, columns)
-
-
-def _file_of(data: Path, split: str) -> Path:
-    """The file of examples: `data` itself, or the file of `split` in the folder `data`; the folder itself if `datasets` wrote it."""
-    from compress.data.datasets_library import is_saved_dataset
-    from compress.data.file_formats import SUFFIXES
-    from compress.data.labelled_files import check_there
-    from compress.data.splits import split_file
-
-    if not data.is_dir():
-        check_there(data)
-        if split != "test":
-            raise BadInput(
-                f"--split is {split}, and --data {data} is one file. Leave it out, or give a folder of splits."
-            )
-        return data
-    if is_saved_dataset(data):
-        return data
-    if file := split_file(data, split):
-        return file
-    raise BadInput(
-        f"--data {data} has no file {split} with one of the endings {', '.join(SUFFIXES)}. "
-        "Give another --split, or a file of labelled examples."
-    )

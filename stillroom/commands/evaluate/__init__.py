@@ -1,0 +1,1 @@
+"""`stillroom evaluate`: what a model scores on a data set."""
