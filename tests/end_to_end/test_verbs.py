@@ -60,7 +60,16 @@ def test_distill_writes_a_checkpoint_that_automodel_opens(tiny_teacher: Path, co
 
 
 @pytest.mark.parametrize(
-    "method", [name for name in METHODS if all(s.text == "corpus" for s in METHODS[name](Sizes(4, 2, 32, 32)))]
+    "method",
+    [
+        # Of each kind one: relations, several stages, vectors of texts, masked text.
+        pytest.param(
+            name,
+            marks=() if name in ("minilmv2", "output-distribution", "sentence-vectors", "mlm") else pytest.mark.slow,
+        )
+        for name in METHODS
+        if all(s.text == "corpus" for s in METHODS[name](Sizes(4, 2, 32, 32)))
+    ],
 )
 def test_every_method_that_needs_no_task_makes_a_student_and_goes_on_where_it_was_stopped(
     method: str, tiny_teacher: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -125,6 +125,7 @@ def test_a_hub_that_does_not_answer_is_asked_once_for_each_name(hub: Hub, tmp_pa
     assert all("(the Hub does not answer, HfHubHTTPError: Server error '503" in line for line in lines[3:])
 
 
+@pytest.mark.slow
 def test_data_sets_are_not_asked_for_where_their_library_is_offline(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,7 +192,14 @@ def test_a_student_starts_from_a_checkpoint_of_its_own_as_it_stands(tiny_teacher
     assert all(torch.equal(value, saved[name]) for name, value in student.state_dict().items())
 
 
-@pytest.mark.parametrize("method", ["minilmv2", "hidden-states", "minilm", "output-distribution"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "minilmv2",
+        "output-distribution",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("hidden-states", "minilm")),
+    ],
+)
 @pytest.mark.parametrize("kind", ["distilbert", "electra", "mpnet"])
 def test_a_student_of_another_family_learns_from_its_teacher(
     tiny_teacher: Path, tmp_path: Path, kind: str, method: str

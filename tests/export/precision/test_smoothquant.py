@@ -23,7 +23,10 @@ def multiplications(model: onnx.ModelProto) -> int:
     return sum(node.op_type == "Mul" for node in model.graph.node)
 
 
-@pytest.mark.parametrize(("family", "head"), FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [FAMILIES[0], *(pytest.param(*each.values, id=each.id, marks=pytest.mark.slow) for each in FAMILIES[1:])],
+)
 def test_outliers_move_and_the_function_stays(
     exported: Callable[..., Exported], texts: list[str], tmp_path: Path, family: str, head: str
 ) -> None:

@@ -236,12 +236,12 @@ def test_two_at_once_do_not_write_one_file(cities: Path, tmp_path: Path) -> None
 BAD = [
     pytest.param(b"nope", "is not JSON", id="not-json"),
     pytest.param(b'{"id": 1}', "has no field \"text\"; its fields are 'id'", id="no-text"),
-    pytest.param(b'{"text": 7}', "expected `str`, got `int` - at `$.text`", id="a-number"),
-    pytest.param(b'["rome"]', "expected `object`, got `array`", id="a-list"),
+    pytest.param(b'{"text": 7}', "expected `str`, got `int` - at `$.text`", id="a-number", marks=pytest.mark.slow),
+    pytest.param(b'["rome"]', "expected `object`, got `array`", id="a-list", marks=pytest.mark.slow),
     pytest.param(b'{"text": "a\\ud83d"}', "has half a surrogate pair", id="half-a-pair"),
-    pytest.param(b'{"text": "a", "x": "\xff"}', "is not UTF-8", id="not-utf-8"),
-    pytest.param(b'{"text": "a", "answer": 1}', "has a field 'answer' already", id="an-answer"),
-    pytest.param(b'{"text": "a", "x": ' + b"[" * 10_000, "is not JSON", id="very-deep"),
+    pytest.param(b'{"text": "a", "x": "\xff"}', "is not UTF-8", id="not-utf-8", marks=pytest.mark.slow),
+    pytest.param(b'{"text": "a", "answer": 1}', "has a field 'answer' already", id="an-answer", marks=pytest.mark.slow),
+    pytest.param(b'{"text": "a", "x": ' + b"[" * 10_000, "is not JSON", id="very-deep", marks=pytest.mark.slow),
     pytest.param(b'{"text": "' + b"a" * 3000 + b'"}', "is longer than 2,000 bytes", id="too-long"),
     pytest.param(
         b'{"text": "a", "text_pair": "b"}', "text_pair: 'cities' finds entities in one text", id="a-pair-for-entities"
