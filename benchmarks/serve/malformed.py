@@ -2,7 +2,7 @@
 
     python benchmarks/serve/malformed.py --requests 10000 --seed 0 [URL | BUNDLE...]
 
-Without an argument it serves four small models, whose names the requests use. It counts answers by status, answers with a 5xx,
+Without an argument it serves five small models, whose names the requests use. It counts answers by status, answers with a 5xx,
 answers that are not in the server's format, and connections that end without an answer. Before and after, it sends right requests
 and compares their answers. Some bodies never end; their connections stay open throughout, and the server must answer others
 meanwhile. The exit code is 1 if there is a fault (a 5xx, a missing answer or another format), or if a right answer has changed.

@@ -1,4 +1,4 @@
-"""A real server of four small models (entities, classes, relations, numbers) in its own process, for tests of bad requests."""
+"""A real server of five small models (entities, classes, relations, numbers, vectors) in its own process, for tests of bad requests."""
 
 import contextlib
 import json
@@ -22,15 +22,24 @@ serve(sys.argv[2:], ServeSettings(port=0, threads=1, processes=1, access_log=Fal
 
 
 def write_bundles(folder: Path) -> list[Path]:
-    """Writes the four bundles into `folder`; `tests/lookup_bundles.py` has the answers of their models."""
+    """Writes the five bundles into `folder`; `tests/lookup_bundles.py` has the answers of their models."""
     sys.path += [folder for folder in (str(ROOT), str(ROOT / "tests")) if folder not in sys.path]
-    from lookup_bundles import INTENTS, city_table, intent_table, number_table, write_bundle, write_relations_bundle
+    from lookup_bundles import (
+        INTENTS,
+        city_table,
+        intent_table,
+        number_table,
+        write_bundle,
+        write_relations_bundle,
+        write_vectors_bundle,
+    )
 
     return [
         write_bundle(folder / "cities", city_table()),
         write_bundle(folder / "intents", intent_table(), task="text-classification", labels=INTENTS),
         write_relations_bundle(folder / "relations"),
         write_bundle(folder / "stars", number_table(), task="text-regression", labels=["score"]),
+        write_vectors_bundle(folder / "vectors"),
     ]
 
 
@@ -51,7 +60,7 @@ def serving(bundles: list[Path], **limits: float) -> Iterator[str]:
 
 @contextlib.contextmanager
 def small_server(**limits: float) -> Iterator[str]:
-    """The URL of a server of the four small models."""
+    """The URL of a server of the five small models."""
     with tempfile.TemporaryDirectory() as folder, serving(write_bundles(Path(folder)), **limits) as url:
         yield url
 

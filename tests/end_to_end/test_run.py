@@ -31,7 +31,7 @@ QUICK = [
     "--student-learning-rate",
     "5e-3",
     "--student-epochs",
-    "20",
+    "8",
 ]
 QUICK += [
     "--augment",

@@ -17,6 +17,7 @@ from lookup_bundles import (
     write_manifest,
     write_relations_bundle,
     write_tokenizer,
+    write_vectors_bundle,
 )
 
 
@@ -49,6 +50,11 @@ def relations_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def numbers_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles") / "stars"
     return write_bundle(folder, number_table(), task="text-regression", labels=["score"])
+
+
+@pytest.fixture(scope="session")
+def vectors_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vectors_bundle(tmp_path_factory.mktemp("bundles") / "vectors")
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def blocks(name: str, language: str) -> list[str]:
 HTTP = "reference/http.md"
 CALLS = [
     pytest.param(block, id=f"{name}-{number}")
-    for name in (HTTP, "serving.md", "monitoring.md")
+    for name in (HTTP, "serving.md", "monitoring.md", "vectors.md")
     for number, block in enumerate(blocks(name, "sh"))
     if block.startswith("curl")
 ]
@@ -46,8 +46,10 @@ JSON_PAGES = (HTTP, "reference/errors.md", "serving.md", "monitoring.md", "deplo
 
 
 @pytest.fixture(scope="module")
-def url(entities_bundle: Path, intents_bundle: Path, relations_bundle: Path, numbers_bundle: Path) -> Iterator[str]:
-    with serving([entities_bundle, intents_bundle, relations_bundle, numbers_bundle]) as url:
+def url(
+    entities_bundle: Path, intents_bundle: Path, relations_bundle: Path, numbers_bundle: Path, vectors_bundle: Path
+) -> Iterator[str]:
+    with serving([entities_bundle, intents_bundle, relations_bundle, numbers_bundle, vectors_bundle]) as url:
         yield url
 
 
@@ -72,6 +74,14 @@ def test_a_program_on_the_page_runs(program: str, url: str) -> None:
     with contextlib.redirect_stdout(said):
         exec(compile(here(program, url), HTTP, "exec"), {})  # noqa: S102  # the page's own code
     assert "'text': 'rome', 'start': 7, 'end': 11" in said.getvalue()
+
+
+def test_the_program_of_the_page_about_vectors_runs(url: str, vectors_bundle: Path) -> None:
+    (program,) = blocks("vectors.md", "python")
+    found: dict[str, object] = {}
+    exec(compile(here(program, url).replace("small.bundle", str(vectors_bundle)), "vectors.md", "exec"), found)  # noqa: S102
+    assert isinstance(found["vectors"], list)
+    assert [len(vector) for vector in (found["vector"], *found["vectors"])] == [4, 4, 4]  # type: ignore[arg-type]
 
 
 def test_the_pages_show_calls_and_a_program() -> None:

@@ -20,14 +20,14 @@ from stillroom.commands.annotate.runner import Annotation, annotate
 TEXTS = ["i love it", "please refund", "fly", "", "love " * 90]
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vectors_bundle(tmp_path_factory.mktemp("bundles") / "vectors")
+@pytest.fixture
+def bundle(vectors_bundle: Path) -> Path:
+    return vectors_bundle
 
 
 @pytest.fixture(scope="module")
-def url(bundle: Path, intents_bundle: Path) -> Iterator[str]:
-    with serving([bundle, intents_bundle]) as url:
+def url(vectors_bundle: Path, intents_bundle: Path) -> Iterator[str]:
+    with serving([vectors_bundle, intents_bundle]) as url:
         yield url
 
 
