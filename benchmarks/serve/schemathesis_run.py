@@ -2,7 +2,7 @@
 
     python benchmarks/serve/schemathesis_run.py [URL] [--examples 100] [--seed 0]
 
-Without a URL it serves four small models. Prints the number of cases and the failures; the exit code is 1 if there are any.
+Without a URL it serves five small models. Prints the number of cases and the failures; the exit code is 1 if there are any.
 `schemathesis.toml` has the accepted statuses and the reasons.
 """
 
@@ -59,7 +59,7 @@ def hold_against_its_document(url: str, examples: int, seed: int) -> Outcome:
 def main() -> int:
     """Runs schemathesis and prints the results."""
     parser = argparse.ArgumentParser(description="Test a server against its own OpenAPI document.")
-    parser.add_argument("url", nargs="?", help="a running server (default: one of four small models)")
+    parser.add_argument("url", nargs="?", help="a running server (default: one of five small models)")
     parser.add_argument("--examples", type=int, default=100, help="least number of cases per operation in fuzzing")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()

@@ -237,6 +237,9 @@ def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits
             schema.update(OPTION_SCHEMAS.get(name, {}))
         if names := [name for name, manifest in models.items() if FITTING[kind](manifest)]:
             properties["model"] = {"enum": [*names, None], "description": properties["model"]["description"]}
+        if "dimensions" in properties:
+            widths = [manifest.vector_width for manifest in models.values() if FITTING[kind](manifest)]
+            properties["dimensions"]["maximum"] = max(widths, default=WIDEST_VECTOR)
         if "promise" in properties:
             fitting = [manifest for manifest in models.values() if FITTING[kind](manifest)]
             made = {name for manifest in fitting for variant in manifest.variants.values() for name in variant.promises}

@@ -26,15 +26,18 @@ LIMITS = {"texts": 8, "text_characters": 60, "body_bytes": 20_000}
 
 
 @pytest.fixture(scope="module")
-def url(entities_bundle: Path, intents_bundle: Path, relations_bundle: Path, numbers_bundle: Path) -> Iterator[str]:
-    with serving([entities_bundle, intents_bundle, relations_bundle, numbers_bundle], **LIMITS) as url:
+def url(
+    entities_bundle: Path, intents_bundle: Path, relations_bundle: Path, numbers_bundle: Path, vectors_bundle: Path
+) -> Iterator[str]:
+    bundles = [entities_bundle, intents_bundle, relations_bundle, numbers_bundle, vectors_bundle]
+    with serving(bundles, **LIMITS) as url:
         yield url
 
 
 def test_schemathesis_finds_no_answer_that_is_not_as_described(url: str) -> None:
     outcome = hold_against_its_document(url, examples=2, seed=0)
     assert outcome.failures == []
-    assert outcome.operations == 10
+    assert outcome.operations == 11
     assert outcome.cases > 200
 
 
@@ -45,6 +48,7 @@ def test_the_document_knows_the_models_and_the_limits_of_its_server(url: str) ->
     assert schemas["ClassifyRequest"]["properties"]["model"]["enum"] == ["intents", None]
     assert schemas["RelationRequest"]["properties"]["model"]["enum"] == ["relations", None]
     assert schemas["ScoreRequest"]["properties"]["model"]["enum"] == ["stars", None]
+    assert schemas["EmbeddingsRequest"]["properties"]["dimensions"]["maximum"] == 4
     assert schemas["EntitiesRequest"]["properties"]["promise"]["enum"] == [None]  # no model here makes one
     assert schemas["EntitiesRequest"]["properties"]["text"]["maxItems"] == LIMITS["texts"]
     classify = document["paths"]["/v1/classify"]["post"]
@@ -85,7 +89,7 @@ def test_the_page_of_the_document_holds_every_operation_and_its_calls_run(url: s
     assert shown == [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
     calls = [unescape(call) for call in re.findall(r"<pre>(.*?)</pre>", response.text, re.DOTALL)]
     with_bodies = [call for call in calls if " -d " in call]
-    assert len(with_bodies) == 4
+    assert len(with_bodies) == 5
     for call in with_bodies:
         called, body = re.findall(r"curl -s (\S+) .* -d '(.*)'$", call, re.DOTALL)[0]
         assert called.startswith(url)
