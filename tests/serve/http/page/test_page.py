@@ -42,17 +42,27 @@ LEAST_CONTRAST = """
 
 @pytest.fixture(scope="module")
 def url(
-    entities_bundle: Path, intents_bundle: Path, numbers_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+    entities_bundle: Path,
+    intents_bundle: Path,
+    numbers_bundle: Path,
+    vectors_bundle: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """A server of cities, intents, relations, numbers, and a model that takes every unknown word for a city, in any script."""
+    """A server of cities, intents, relations, numbers, vectors, and a model that takes every unknown word for a city, in any script."""
     folder = tmp_path_factory.mktemp("bundles")
     table = city_table()
     table[VOCABULARY.index("[UNK]")] = [0.0, 4.0, 1.0]
-    strangers = write_bundle(folder / "strangers", table, labels=TAGS)
+    promising = {
+        "file": "onnx/model.onnx",
+        "scheme": "fp32",
+        "runtime": "onnxruntime",
+        "promises": {"precision=0.9": 0.99},
+    }
+    strangers = write_bundle(folder / "strangers", table, labels=TAGS, variants={"fp32": promising})
     relations = write_bundle(
         folder / "relations", intent_table(), task="text-classification", labels=INTENTS, relations=True
     )
-    with running(entities_bundle, intents_bundle, strangers, relations, numbers_bundle) as (url, _):
+    with running(entities_bundle, intents_bundle, strangers, relations, numbers_bundle, vectors_bundle) as (url, _):
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             wait_until_ready(client)
         yield url
@@ -69,7 +79,7 @@ def tab(browser: Tab, url: str) -> Tab:
     """The page, just opened and ready."""
     browser.problems.clear()
     browser.open(url)
-    browser.wait_for("byId('model').length === 5")
+    browser.wait_for("byId('model').length === 6")
     return browser
 
 
@@ -168,6 +178,8 @@ def test_options_are_those_of_the_servers_own_schema_and_are_sent_only_when_chan
         choose(tab, model)
         offered = tab.evaluate("[...document.querySelectorAll('#options [name]')].map((control) => control.name)")
         placed = {"text", "text_pair", "model", "offsets"}
+        if schemas[schema]["properties"]["promise"]["enum"] == [None]:  # no model of this endpoint makes one
+            placed |= {"promise"}
         assert set(offered) == set(schemas[schema]["properties"]) - placed
         assert offered
         assert not set(tab.evaluate("Object.keys(question(chosen()))")) - placed
@@ -245,7 +257,7 @@ def test_the_keyboard_reaches_everything_in_the_order_it_is_read(tab: Tab) -> No
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_text_stands_out_from_its_background(browser: Tab, url: str, dark: bool) -> None:
     browser.open(url, dark=dark)
-    browser.wait_for("byId('model').length === 5")
+    browser.wait_for("byId('model').length === 6")
     background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     browser.evaluate("byId('more').open = true")
     paste_and_run(browser, "to rome")
@@ -265,7 +277,7 @@ def test_every_text_stands_out_from_its_background(browser: Tab, url: str, dark:
 @pytest.mark.parametrize("width", [360, 390, 1280])
 def test_no_width_needs_scrolling_sideways(browser: Tab, url: str, width: int) -> None:
     browser.open(url, width=width)
-    browser.wait_for("byId('model').length === 5")
+    browser.wait_for("byId('model').length === 6")
     browser.evaluate("byId('more').open = true; byId('parts').hidden = false")
     paste_and_run(browser, "to rome " + "Donaudampfschifffahrtsgesellschaftskapitän" * 3)
     browser.wait_for("document.querySelector('#answer mark')")
@@ -317,4 +329,43 @@ def test_a_model_of_numbers_shows_its_number_and_takes_a_second_text(tab: Tab) -
     assert tab.evaluate("document.querySelector('#answer .score').textContent") == "2.4"
     assert tab.evaluate("byId('status').textContent").startswith("Score 2.4 · ")
     assert "/v1/score" in tab.evaluate("byId('curl').textContent")
+    assert tab.problems == []
+
+
+def test_a_model_of_vectors_shows_its_numbers_and_how_similar_two_texts_are(tab: Tab) -> None:
+    choose(tab, "vectors")
+    assert (
+        tab.evaluate("byId('answer').textContent")
+        == "This model gives a text a vector, and two texts their similarity."
+    )
+    paste_and_run(tab, "i love it")
+    tab.wait_for("document.querySelector('#answer .vector')")
+    assert tab.evaluate("document.querySelectorAll('#answer .vector i').length") == 4
+    assert "4 numbers, length 1.000, 5 tokens" in tab.evaluate("byId('answer').textContent")
+    tab.evaluate("byId('pair').value = 'fly rome'")
+    tab.evaluate("byId('pair').dispatchEvent(new Event('input', { bubbles: true }))")
+    assert '"input":["i love it","fly rome"]' in tab.evaluate("byId('curl').textContent")
+    assert "/v1/embeddings" in tab.evaluate("byId('curl').textContent")
+    paste_and_run(tab, "i love it")
+    tab.wait_for("document.querySelector('#answer .score')")
+    # (0.6, 0.8, 0, 0) and (0, 1, 0, 4) of length 1.
+    assert tab.evaluate("document.querySelector('#answer .score').textContent") == "0.1940"
+    assert tab.evaluate("document.querySelectorAll('#answer .vector').length") == 2
+    assert tab.problems == []
+
+
+def test_a_promise_is_sent_where_it_is_chosen(tab: Tab) -> None:
+    choose(tab, "strangers")
+    choices = "[...document.querySelector('#options [name=promise]').options].map((each) => each.text)"
+    assert tab.evaluate(choices) == ["none", "precision=0.9"]
+    assert "promise" not in tab.evaluate("byId('curl').textContent")
+    paste_and_run(tab, "to rome")
+    tab.wait_for("document.querySelector('#answer mark')")
+    tab.evaluate("document.querySelector('#options [name=promise]').value = 'precision=0.9'")
+    tab.evaluate(
+        "document.querySelector('#options [name=promise]').dispatchEvent(new Event('input', { bubbles: true }))"
+    )
+    assert '"promise":"precision=0.9"' in tab.evaluate("byId('curl').textContent")
+    paste_and_run(tab, "to rome")
+    tab.wait_for("byId('status').textContent.startsWith('No entities')")  # a score of 0.93 is below the promise's 0.99
     assert tab.problems == []
