@@ -188,6 +188,9 @@ class ModelReport:
             runtimes={variant: variants.wanted.runs_in(variant) for variant in self.packed},
             temperatures={variant: chosen.temperature for variant, chosen in self.confidence.items()},
             abstains_below={variant: chosen.abstain_below for variant, chosen in self.confidence.items()},
+            validation_scores={
+                variant: found for variant, found in self.variants.scores.items() if variant in self.packed
+            },
             promises={variant: {each.name: each.min_score for each in made} for variant, made in self.promises.items()},
             name=facts.name,
             task=facts.task,

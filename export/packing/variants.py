@@ -23,8 +23,8 @@ from export.precision.int8_search import Evaluator, Judged, Prepared, Progress, 
 from export.settings import ATOL, VARIANTS, Precision, VariantSettings
 from export.validation.parity import Parity, Text, graph_parity, variant_parity
 from export.validation.promises import Promise, answers_of, can_be_promised, make_promise, with_outside
-from export.validation.temperature import Confidence, choose_confidence
-from serve.bundle.manifest import ONNX_NAMES
+from export.validation.temperature import Confidence, choose_confidence, validation_scores
+from serve.bundle.manifest import ONNX_NAMES, ValidationScores
 from serve.bundle.runtimes import Runtime, has_openvino
 from serve.errors import BadInput, GateMissed, StillroomError
 
@@ -91,6 +91,8 @@ class Variants:
     """By precision, in the runtime that the manifest pins."""
     promises: dict[Precision, list[Promise]] = field(default_factory=dict)
     """The same."""
+    scores: dict[Precision, ValidationScores] = field(default_factory=dict)
+    """How sure each is of its answers to validation, in the runtime that the manifest pins."""
     search: Search | None = None
     faults: list[str] = field(default_factory=list)
     """Why these graphs may not ship, as text, apart from the metric (see `gates`)."""
@@ -328,6 +330,8 @@ def _compare(
                 found.confidence[variant] = choose_confidence(
                     evaluator.encoded, logits, strange, found.wanted.keep_right
                 )
+                if scores := validation_scores(evaluator.encoded, logits, found.confidence[variant].temperature):
+                    found.scores[variant] = scores
                 if not found.confidence[variant].fitted:
                     found.notes.append(f"{name} keeps temperature 1: no other from 0.05 to 20 is best on validation")
                 if found.wanted.promises and variant in found.wanted.variants:

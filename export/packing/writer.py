@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
+import msgspec
 from tokenizers import Tokenizer
 
 from serve.bundle.manifest import (
@@ -16,6 +17,7 @@ from serve.bundle.manifest import (
     ONNX_NAMES,
     SCHEMA_VERSION,
     Task,
+    ValidationScores,
     canonical_json,
     digest,
     sha256_file,
@@ -58,6 +60,7 @@ def pack(
     temperatures: Mapping[str, float] = MappingProxyType({}),
     abstains_below: Mapping[str, float | None] = MappingProxyType({}),
     promises: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    validation_scores: Mapping[str, ValidationScores] = MappingProxyType({}),
     with_checkpoint: bool = True,
     multi_label: bool = False,
     relations: bool = False,
@@ -67,7 +70,8 @@ def pack(
 
     Keys are variants (`fp32`, `fp16`, `int8`) in `onnx_files`, `schemes`, `needs` (processor features, any one of which
     suffices), `runtimes` (default onnxruntime), `temperatures` (default 1), `abstains_below` (probabilities; default None) and
-    `promises` (the least score by the name of each promise). Keys of `extra_files` are paths in the bundle (`README.md`,
+    `promises` (the least score by the name of each promise) and
+    `validation_scores`. Keys of `extra_files` are paths in the bundle (`README.md`,
     `report.html`, `report.json`, `recipe.toml`).
     `vector_width` and `normalised` describe the vectors of a model without labels.
     `multi_label`: any number of labels may apply to a text. `relations`: labels are about two marked parts of it. `pairs`:
@@ -113,6 +117,11 @@ def pack(
                     "temperature": temperatures.get(variant, 1.0),
                     "abstain_below": abstains_below.get(variant),
                     **({"promises": dict(promises[variant])} if variant in promises else {}),
+                    **(
+                        {"validation_scores": msgspec.to_builtins(validation_scores[variant])}
+                        if variant in validation_scores
+                        else {}
+                    ),
                 }
                 for variant in onnx_files
             },

@@ -56,6 +56,14 @@ class BundleFile(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class ValidationScores(msgspec.Struct, frozen=True):
+    """How sure a variant is of its answers to `texts` texts of validation (`serve.text.sureness`): mean and standard deviation."""
+
+    texts: int
+    mean: float
+    deviation: float
+
+
 class Variant(msgspec.Struct, frozen=True):
     """One precision of the model: the path of its graph in the bundle, how it was quantised, and its runtime."""
 
@@ -70,6 +78,8 @@ class Variant(msgspec.Struct, frozen=True):
     """With `abstain`, a text whose likeliest label has a probability below this gets no label. None: no threshold is known."""
     promises: dict[str, float] = {}
     """By the name of a promise, such as `precision=0.95`: the least score of the answers for which it was made."""
+    validation_scores: ValidationScores | None = None
+    """What its sureness is compared with; None without labelled validation texts, and for numbers and vectors."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,6 +300,9 @@ def _variant_faults(name: str, variant: Variant, files: dict[str, BundleFile]) -
         yield f"variant {name!r} has the temperature {variant.temperature:g}, not a number above 0"
     if variant.abstain_below is not None and not 0 <= variant.abstain_below <= 1:
         yield f"variant {name!r} abstains below {variant.abstain_below:g}, not a probability from 0 to 1"
+    scores = variant.validation_scores
+    if scores and not (scores.texts > 0 and 0 <= scores.mean <= 1 and 0 <= scores.deviation <= 1):
+        yield f"variant {name!r} has validation_scores that no texts have: {scores.mean:g} and {scores.deviation:g} of {scores.texts}"
     for promise, least in variant.promises.items():
         if not 0 <= least <= 1:
             yield f"variant {name!r} keeps {promise!r} from a score of {least:g}, not a probability from 0 to 1"

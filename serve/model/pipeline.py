@@ -31,7 +31,8 @@ from serve.text.answers import (
 from serve.text.entity_markers import MARKERS
 from serve.text.inputs import as_texts, pairs_of, require_unicode
 from serve.text.relation_items import check_marked, item_of, marked_text
-from serve.text.spans import Aggregation
+from serve.text.spans import Aggregation, words
+from serve.text.sureness import sureness
 from serve.text.tokenizer import load_tokenizer
 from serve.text.windows import Row, TokenRow, Windows, cut, marked_window
 
@@ -98,6 +99,7 @@ class Pipeline:
         described = self.bundle.variant(self.variant)[1]
         self._temperature, self._abstain_below = described.temperature, described.abstain_below
         self._promises = described.promises
+        self._scored = described.validation_scores is not None
         self.tokenizer = load_tokenizer(self.bundle.path, self.manifest.max_length)
         # Texts are tokenised whole and cut here. A tokenizer that truncates also builds all the parts that it cuts off: for a pair
         # of long texts every part of one with every part of the other, which are gigabytes.
@@ -227,6 +229,13 @@ class Pipeline:
         of_classes = applying_labels_answer if self.manifest.multi_label else labels_answer
         return of_classes(logits, labels, options, truncated=truncated, abstain_below=abstain_below)
 
+    def sureness(self, text: str, tokens: Row, logits: np.ndarray) -> float | None:
+        """How sure the model is of its answer to one text (see `serve.text.sureness`); None for entities in a text without words."""
+        rows = logits[None] if logits.ndim == 1 else logits
+        if self.manifest.task == "token-classification":
+            rows = rows[[word.first_token for word in words(text, tokens.offsets, tokens.word_ids)]]
+        return sureness(rows / self._temperature, multi_label=self.manifest.multi_label) if len(rows) else None
+
     def answered(
         self,
         works: Sequence[Work],
@@ -268,14 +277,15 @@ class Pipeline:
             run_s = time.perf_counter() - began_s
             began_s = time.perf_counter()
             done: list[tuple[int, Answered]] = []
+            scores: list[float] = []
             for (place, window), of_row in zip(chosen, logits, strict=True):
-                answer = self._done(works[place], read[place], window, of_row) if place in read else None
+                answer = self._done(works[place], read[place], window, of_row, scores) if place in read else None
                 if answer is not None:
                     done.append((place, answer))
                     del read[place]
             decode_s = time.perf_counter() - began_s
             sizes = [len(row) for row in rows]
-            yield done, Parts(len(rows), sum(sizes), len(rows) * max(sizes), tokenise_s, run_s, decode_s)
+            yield done, Parts(len(rows), sum(sizes), len(rows) * max(sizes), tokenise_s, run_s, decode_s, scores)
             tokenise_s = 0.0  # counted with the first run only
 
     def _read(self, works: Sequence[Work]) -> tuple[dict[int, Row | Windows], list[tuple[int, Answered]]]:
@@ -407,9 +417,9 @@ class Pipeline:
             return [error if isinstance(error, StillroomError) else InternalError("the model failed")]
 
     def _done(
-        self, work: Work, read: Row | Windows, window: int, logits: np.ndarray | StillroomError
+        self, work: Work, read: Row | Windows, window: int, logits: np.ndarray | StillroomError, scores: list[float]
     ) -> Answered | None:
-        """The answer to `work`, or None while it has windows to come."""
+        """The answer to `work`, or None while it has windows to come; how sure the model is of it is added to `scores`."""
         if isinstance(logits, StillroomError):
             return logits
         if isinstance(work, TokenWork):
@@ -420,6 +430,8 @@ class Pipeline:
             if of_text is None:
                 return None
             read, logits = read.tokens, of_text
+        if self._scored and (score := self.sureness(work.text, read, logits)) is not None:
+            scores.append(score)
         try:
             return self.answer(work.text, read, logits, work.options, truncated=truncated)
         except StillroomError as error:

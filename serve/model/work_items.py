@@ -55,7 +55,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Parts(msgspec.Struct, frozen=True, array_like=True):
-    """Times of one run of the model, and how many of its tokens were padding."""
+    """Times of one run of the model, how many of its tokens were padding, and how sure it was of the answers that it completed."""
 
     texts: int
     tokens: int
@@ -63,6 +63,7 @@ class Parts(msgspec.Struct, frozen=True, array_like=True):
     tokenise_s: float
     run_s: float
     decode_s: float
+    scores: list[float] = []
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):

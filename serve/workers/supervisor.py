@@ -13,6 +13,7 @@ from serve.bundle.runtimes import Device
 from serve.bundle.variant_choice import choose
 from serve.model.description import ModelDescription
 from serve.model.work_items import Opening, Parts, TextWork, Work, estimated_tokens
+from serve.observe.drift import Drift, Expected
 from serve.observe.metrics import Metrics
 from serve.observe.request_context import RequestContext
 from serve.settings import Limits
@@ -70,6 +71,9 @@ class ServedModel:
             str(bundle.path), self.manifest.digest, variant, self.threads, choice.runtime, device, whole
         )
         self._metrics = metrics
+        scores = bundle.variant(self.variant)[1].validation_scores
+        expected = scores and Expected(scores.texts, scores.mean, scores.deviation)
+        self._drift = Drift(self.manifest.name, expected, metrics) if expected else None
         self.batcher: Batcher[Asked, Answered] = Batcher(
             batch_tokens=limits.batch_tokens,
             max_texts=limits.queued_texts,
@@ -266,6 +270,8 @@ class ServedModel:
             run_s=parts.run_s,
             decode_s=parts.decode_s,
         )
+        if self._drift:
+            self._drift.add(parts.scores)
 
 
 def processes_for(device: Device, threads: int) -> int:

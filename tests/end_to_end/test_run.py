@@ -144,6 +144,9 @@ def test_the_bundle_holds_what_it_says_and_its_card_nothing_of_this_machine(
     assert manifest.parity["int8"]["company_differences"] == 0
     assert manifest.metrics["test"]["int8"]["value"] == document["int8"]
     for name, variant in manifest.variants.items():
+        assert variant.validation_scores is not None
+        assert variant.validation_scores.texts == 40
+        assert 0.5 < variant.validation_scores.mean <= 1
         found = manifest.metrics["confidence"][name]
         assert found["test"]["rows"] > found["validation"]["rows"] > 0
         (claim,) = (each for each in document["claims"] if each.startswith(f"{name}: "))

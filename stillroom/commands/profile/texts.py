@@ -13,6 +13,7 @@ from compress.data.labelled_files import read_examples
 from compress.data.splits import split_file
 from compress.data.subset import subset
 from compress.data.texts import read_texts
+from compress.settings import VECTORS
 from serve.errors import BadInput
 
 TIMED_TEXTS = 1_000  # at most; all texts are scored
@@ -104,6 +105,8 @@ def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Exam
     """The examples of `file` if it has labels for `task`, else a note why there is no metric."""
     if task is None:
         return None, ["The models do not share one task, so there is no metric."]
+    if task == VECTORS:
+        return None, ["Vectors have no labels, so there is no metric; `stillroom evaluate --teacher` compares them."]
     try:
         examples = read_examples(file, cast(Any, task), columns)
     except BadInput as error:

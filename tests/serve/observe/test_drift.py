@@ -1,0 +1,138 @@
+"""The drift alarm: what starts and ends it, what a server tells of it, and that it is about the same number as in the export."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lookup_bundles import INTENTS, TAGS, VOCABULARY, city_table, intent_table, write_bundle, write_manifest
+from starlette.testclient import TestClient
+
+from compress.data.encoded import encode
+from compress.data.examples import Entity, Example
+from export.validation.temperature import validation_scores
+from serve.bundle.manifest import open_bundle
+from serve.errors import BundleError
+from serve.http.app import create_app
+from serve.model.pipeline import Pipeline
+from serve.observe import drift
+from serve.observe.drift import WINDOW_TEXTS, Drift, Expected, deviations
+from serve.observe.metrics import Metrics
+from serve.text.sureness import sureness
+
+EXPECTED = Expected(texts=1000, mean=0.9, deviation=0.1)
+
+
+def test_deviations_are_those_of_two_means() -> None:
+    assert deviations(0.9, 250, EXPECTED) == 0
+    # The standard error of a difference: 0.1 sqrt(1/250 + 1/1000).
+    assert deviations(0.9 - 0.1 * np.sqrt(0.005), 250, EXPECTED) == pytest.approx(-1)
+    assert np.isfinite(deviations(0.5, 250, Expected(10, 0.9, 0.0)))
+
+
+def test_texts_of_another_kind_start_one_alarm_and_texts_as_before_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    watched = Drift("intents", EXPECTED, metrics)
+    rng = np.random.default_rng(0)
+
+    def give(mean: float, texts: int) -> None:
+        for score in rng.normal(mean, 0.1, texts):
+            watched.add([float(score)])
+
+    with caplog.at_level(logging.WARNING, "serve"):
+        give(0.9, 20 * WINDOW_TEXTS)
+        assert (watched.alarmed, caplog.records) == (False, [])
+        give(0.8, 3 * WINDOW_TEXTS)
+        assert watched.alarmed
+        give(0.9, WINDOW_TEXTS)
+    assert not watched.alarmed
+    started, ended = [record.message for record in caplog.records]
+    assert started.startswith("texts are unlike those of validation: -")
+    assert ended == "texts are like those of validation again"
+    assert metrics.drift_alarms.labels("intents").value == 1
+
+
+def test_fewer_texts_than_a_window_say_nothing() -> None:
+    metrics = Metrics()
+    watched = Drift("intents", EXPECTED, metrics)
+    watched.add([0.1] * (WINDOW_TEXTS - 1))
+    text = metrics.text().decode()
+    assert 'stillroom_scores_expected{model="intents"} 0.9' in text
+    assert "stillroom_drift_deviations{" not in text
+    watched.add([0.1])
+    assert 'stillroom_scores_mean{model="intents"} 0.1' in metrics.text().decode()
+
+
+def test_sureness_is_the_probability_of_the_likeliest_label_and_of_each_ones_likelier_outcome() -> None:
+    logits = np.log(np.array([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]])) + 3
+    assert sureness(logits) == pytest.approx(0.6)
+    assert sureness(np.log(np.array([[0.2 / 0.8, 0.9 / 0.1]])), multi_label=True) == pytest.approx(0.85)
+    assert sureness(np.array([[1e5, -1e5]])) == 1
+
+
+def test_what_is_served_is_as_sure_as_what_was_exported(entities_bundle: Path, intents_bundle: Path) -> None:
+    texts = ["fly to rome", "new york please", "i love it", "münchen"]
+    for bundle, task, labels in (
+        (entities_bundle, "token-classification", TAGS),
+        (intents_bundle, "text-classification", INTENTS),
+    ):
+        pipeline = Pipeline(bundle)
+        encoded = encode(
+            [Example(text, entities=(Entity(0, 1, "city"),)) for text in texts], pipeline.tokenizer, task, labels
+        )  # type: ignore[arg-type]
+        rows = pipeline.encode(texts)
+        logits = pipeline.session.run(rows)
+        of_rows = [each[encoded.rows[i]] if each.ndim == 2 else each[None] for i, each in enumerate(logits)]
+        expected = validation_scores(encoded, of_rows, 1.0)
+        assert expected is not None
+        served = [pipeline.sureness(*each) for each in zip(texts, rows, logits, strict=True)]
+        assert (len(texts), np.mean(served), np.std(served)) == (
+            expected.texts, pytest.approx(expected.mean, abs=1e-6), pytest.approx(expected.deviation, abs=1e-6),
+        )  # fmt: skip
+
+
+def test_a_text_without_a_word_has_no_entities_to_be_sure_of(entities_bundle: Path) -> None:
+    pipeline = Pipeline(entities_bundle)
+    (row,) = pipeline.encode([""])
+    assert pipeline.sureness("", row, pipeline.session.run([row])[0]) is None
+
+
+def test_a_server_tells_of_the_texts_it_was_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift, "WINDOW_TEXTS", 20)
+    table = intent_table()
+    table[VOCABULARY.index("b")] = [0.1, 0, 0]
+    scores = {"texts": 500, "mean": 0.95, "deviation": 0.05}
+    variant = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "onnxruntime", "validation_scores": scores}
+    bundle = write_bundle(
+        tmp_path / "intents", table, task="text-classification", labels=INTENTS, variants={"fp32": variant}
+    )
+    with TestClient(create_app([bundle], processes=1)) as client:
+
+        def ask(text: str, times: int) -> None:
+            assert client.post("/v1/classify", json={"text": [text] * times}).status_code == 200
+
+        def told() -> str:
+            return client.get("/metrics").text
+
+        ask("fly", 20)
+        assert "stillroom_scores_mean{" in told()
+        assert 'stillroom_drift_alarms_total{model="intents"}' not in told()
+        ask("b", 20)
+        assert 'stillroom_drift_alarms_total{model="intents"} 1.0' in told()
+        line = next(line for line in told().splitlines() if line.startswith("stillroom_drift_deviations{"))
+        assert float(line.split()[-1]) < -5
+
+
+def test_models_without_scores_of_validation_are_not_watched(intents_bundle: Path) -> None:
+    with TestClient(create_app([intents_bundle], processes=1)) as client:
+        client.post("/v1/classify", json={"text": ["fly"] * 300})
+        assert "stillroom_scores_expected{" not in client.get("/metrics").text
+
+
+def test_scores_that_no_texts_have_are_a_fault_of_the_manifest(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "cities", city_table())
+    variant = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "onnxruntime"}
+    for scores in ({"texts": 0, "mean": 0.5, "deviation": 0.1}, {"texts": 5, "mean": 1.5, "deviation": 0.1}):
+        write_manifest(folder, variants={"fp32": {**variant, "validation_scores": scores}})
+        with pytest.raises(BundleError, match="validation_scores that no texts have"):
+            open_bundle(folder)
