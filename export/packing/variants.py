@@ -163,7 +163,9 @@ class Variants:
     def write(self) -> None:
         """Write all of this as JSON beside the graphs, for `read_variants`."""
         document = {key: value for key, value in asdict(self).items() if key != "folder"}
-        (self.folder / DOCUMENT).write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
+        (self.folder / DOCUMENT).write_text(
+            json.dumps(document, allow_nan=False, default=msgspec.to_builtins), encoding="utf-8"
+        )
 
 
 def read_variants(folder: Path) -> Variants:
