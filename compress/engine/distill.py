@@ -17,7 +17,14 @@ from compress.data.texts import TextFiles, stream_texts
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import device_here, on_this_machine, same_bits
 from compress.engine.lineage import read_lineage
-from compress.engine.method_chain import USED_BY, check_used, method_chain, student_shape
+from compress.engine.method_chain import (
+    USED_BY,
+    check_used,
+    check_whole_batches,
+    method_chain,
+    student_shape,
+    teacher_pooling,
+)
 from compress.engine.method_runner import (
     Link,
     MethodInputs,
@@ -36,7 +43,7 @@ from compress.models.layer_maps import LAYER_MAPS
 from compress.models.packed_inputs import row_tokens_for
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer
-from compress.models.sentence_pooling import pooling_in
+from compress.models.sentence_pooling import MODULES
 from compress.models.shapes import BY_RULE, Shape, shape_of
 from compress.progress import Notify, message, silent
 from compress.settings import Distillation
@@ -45,7 +52,6 @@ from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.options import make
 
-VECTORS = "sentence-vectors"
 BATCH, TOKENS = 32, 128  # defaults if neither a setting nor a schedule gives a value
 
 
@@ -133,13 +139,13 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     if s.start == "layer-map" and not s.layer_map:
         raise BadInput(f"--start layer-map needs --layer-map. Give {', '.join(LAYER_MAPS[:-1])} or {LAYER_MAPS[-1]}.")
     choices = {name: getattr(s, name) for name in USED_BY}
-    how = pooling_in(opened.folder, f"--teacher {teacher}") if s.method == VECTORS else None
     chain = method_chain(
         "@".join((s.method, *s.assistants)), shape, opened.config, start=s.start, pack=s.pack,
-        pooling=how.pooling if how else "mean", **choices,
+        pooling=teacher_pooling(s.method, opened), **choices,
     )  # fmt: skip
     shapes, stages, messages = chain.shapes, chain.stages, chain.warnings
-    if s.method == VECTORS and how is None:
+    check_whole_batches(stages[-1], s.batch or BATCH, s.accumulate)
+    if stages[-1][-1].objective.pooling and not (opened.folder / MODULES).is_file():
         messages = (
             "The teacher's folder has no modules.json: its vectors are the means of a text's tokens.",
             *messages,

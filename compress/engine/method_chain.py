@@ -5,14 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from compress import distributed
 from compress.engine.method_runner import RANDOM, Link, is_checkpoint
 from compress.losses.vectors import Pooling
 from compress.methods.catalogue import METHODS, Stage, chain_of
 from compress.models.initialise import layers_fit, open_start, shape_in, starting_layers
 from compress.models.pretrained import Opened
+from compress.models.sentence_pooling import pooling_in
 from compress.models.shapes import BY_RULE, USUAL_STUDENT, Shape, assistants_of, shape_of
 from serve.errors import BadInput
 
+LEAST_TEXTS = 3  # of a batch whose texts are compared with each other
 # Methods without a stage before training on the task.
 ON_TASK = ("soft-labels", "labels")
 # Choices that only some methods read.
@@ -147,6 +150,46 @@ def method_chain(
         ),
         warnings=_other_layers(chain, teacher, layers, layer_map),
     )
+
+
+def teacher_pooling(method: str, opened: Opened) -> Pooling:
+    """How `opened` makes the vector of a text, if `method` learns it; `mean` where its folder does not say.
+
+    Raises:
+        BadInput: in a way that is not known.
+    """
+    how = (
+        pooling_in(opened.folder, f"{opened.role} {opened.name}")
+        if method.split("@", maxsplit=1)[0] == "sentence-vectors"
+        else None
+    )
+    return how.pooling if how else "mean"
+
+
+def check_whole_batches(stages: Sequence[Stage], batch: int, accumulate: int) -> None:
+    """Check that a stage that compares the texts of a batch with each other gets whole batches of three or more.
+
+    Raises:
+        BadInput: batches are computed in parts, by several processes or one after the other, or have fewer texts.
+    """
+    if not any(stage.objective.pooling for stage in stages):
+        return
+    parts = (
+        f"--accumulate {accumulate}"
+        if accumulate > 1
+        else f"{distributed.count()} processes"
+        if distributed.count() > 1
+        else ""
+    )
+    if parts:
+        raise BadInput(
+            f"{parts}: sentence-vectors compares each text with all others of its batch, and parts of a batch are computed alone. "
+            "Train in one process without --accumulate; a smaller --batch needs less memory."
+        )
+    if batch < LEAST_TEXTS:
+        raise BadInput(
+            f"--batch is {batch}; sentence-vectors compares the texts of a batch, and needs {LEAST_TEXTS} or more of them."
+        )
 
 
 def check_used(method: str, choices: Mapping[str, Any], start: str) -> None:

@@ -269,7 +269,10 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
     }
     _save(student, folder, given, details)
     if pooling := stage.objective.pooling:
-        longest = max_tokens_in(given.opened.folder) or given.opened.max_length
+        readers = [given.opened, *([open_model(given.start)] if is_checkpoint(given.start) else [])]
+        longest = min(
+            [max_tokens_in(given.opened.folder) or given.opened.max_length, *(reader.max_length for reader in readers)]
+        )
         # The loss compares directions, so the student's vectors have no length of their own.
         write_pooling(folder, SentencePooling(pooling, normalised=True), student.config.hidden_size, longest)
 

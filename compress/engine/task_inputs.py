@@ -22,7 +22,15 @@ from compress.engine.answering_teacher import answering_teacher, labels_of, with
 from compress.engine.data_checks import counted, keeps_head, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, on_this_machine
-from compress.engine.method_chain import ON_TASK, Chain, check_method_name, method_chain, student_shape
+from compress.engine.method_chain import (
+    ON_TASK,
+    Chain,
+    check_method_name,
+    check_whole_batches,
+    method_chain,
+    student_shape,
+    teacher_pooling,
+)
 from compress.engine.method_runner import RANDOM, is_checkpoint
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
@@ -381,8 +389,10 @@ def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
     """
     method, _ = method_of(settings, opened, shape)
     chain = method_chain(
-        method, shape, opened.config, start=settings.start, teacher_layer=settings.teacher_layer, stages=settings.stages
-    )
+        method, shape, opened.config, start=settings.start, teacher_layer=settings.teacher_layer,
+        pooling=teacher_pooling(method, opened), stages=settings.stages,
+    )  # fmt: skip
+    check_whole_batches([stage for each in chain.stages for stage in each], settings.batch, settings.accumulate)
     refuse_classes(settings.task, chain)
     if "source" in chain.texts:
         raise BadInput(f"--method {method} learns another task first, which only `stillroom compare` can be given.")

@@ -9,51 +9,71 @@ import numpy as np
 
 # Other texts that each text is compared with. With all of them, 10,000 texts would have 50 million pairs.
 PARTNERS = 64
-ROWS_AT_ONCE = 1024
+ROWS_AT_ONCE = 256
 
 
 def unit(vectors: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
-    """`vectors` (texts, width) at length 1, float32; a vector of zeros stays."""
+    """`vectors` (texts, width) at length 1, float64; a vector of zeros stays."""
     stacked = np.asarray(np.stack(list(vectors)), dtype=np.float64)
-    return np.asarray(stacked / np.maximum(np.linalg.norm(stacked, axis=-1, keepdims=True), 1e-12), dtype=np.float32)
+    return np.asarray(stacked / np.maximum(np.linalg.norm(stacked, axis=-1, keepdims=True), 1e-12))
+
+
+def partners_of(texts: int) -> np.ndarray:
+    """The others that each text is compared with, the same in every call: indices (texts, partners), all others or `PARTNERS`."""
+    order = np.random.default_rng(0).permutation(texts)  # neighbours in a sorted file are alike
+    found = np.empty((texts, max(0, min(PARTNERS, texts - 1))), dtype=np.intp)
+    for column in range(found.shape[1]):
+        found[order, column] = np.roll(order, -(column + 1))
+    return found
 
 
 def similarities(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """The cosine of each text to others, (texts, partners): to all others, or to the same `PARTNERS` in every call.
-
-    Rounded to six decimals, so that float32 does not rank what is equal.
-    """
+    """The cosine of each text to each of `partners_of`, (texts, partners), to six decimals: rounding must not rank what is equal."""
     units = unit(vectors)
-    texts = len(units)
-    order = np.random.default_rng(0).permutation(texts)  # neighbours in a sorted file are alike
-    found = np.empty((texts, min(PARTNERS, texts - 1)))
-    for column in range(found.shape[1]):
-        others = np.empty(texts, dtype=np.intp)
-        others[order] = np.roll(order, -(column + 1))
-        found[:, column] = np.einsum("tw,tw->t", units, units[others])
+    partners = partners_of(len(units))
+    found = np.empty(partners.shape)
+    for column in range(partners.shape[1]):  # one after another, for their memory
+        found[:, column] = np.einsum("tw,tw->t", units, units[partners[:, column]])
     return np.round(found, 6)
 
 
 def similarity_moments(gold: Sequence[np.ndarray], predicted: Sequence[np.ndarray]) -> np.ndarray:
     """Per text the terms of the sums of Spearman's rho between both models' `similarities`: (texts, 6), as `counts` has them.
 
-    Ranks are among all pairs; a resample of texts keeps them.
+    Ranks are among all pairs; a resample of texts keeps them. A pair counts with both of its texts, less its mean, so that the sum is that
+    of all pairs and a resample of texts changes it as it would with the pairs among them: the first-order projection of a statistic of
+    pairs (Hoeffding 1948).
     """
     x, y = (_centred_ranks(similarities(vectors)) for vectors in (gold, predicted))
     terms: np.ndarray = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=-1)  # (texts, partners, 6)
-    return np.asarray(terms.sum(axis=1))
+    of_first = terms.sum(axis=1)
+    of_second = np.zeros_like(of_first)
+    partners = partners_of(len(of_first))
+    for column in range(partners.shape[1]):
+        of_second[partners[:, column]] += terms[:, column]
+    return np.asarray(of_first + of_second - of_first.mean(axis=0))
 
 
 def nearest(vectors: Sequence[np.ndarray], count: int) -> np.ndarray:
     """The `count` nearest other texts of each text by cosine, nearest first: indices (texts, count)."""
-    units = unit(vectors)
+    units = unit(vectors).astype(np.float32)
     found = np.empty((len(units), count), dtype=np.intp)
     for first in range(0, len(units), ROWS_AT_ONCE):
         cosines = units[first : first + ROWS_AT_ONCE] @ units.T
         rows = np.arange(len(cosines))
         cosines[rows, first + rows] = -np.inf
-        found[first : first + len(cosines)] = np.argsort(-cosines, axis=-1, kind="stable")[:, :count]
+        found[first : first + len(cosines)] = _highest(cosines, count)
     return found
+
+
+def _highest(cosines: np.ndarray, count: int) -> np.ndarray:
+    """The places of the `count` highest of each row, highest first; of equal ones the first."""
+    if count < cosines.shape[-1]:
+        chosen = np.sort(np.argpartition(-cosines, count - 1, axis=-1)[:, :count], axis=-1)
+    else:
+        chosen = np.broadcast_to(np.arange(cosines.shape[-1]), cosines.shape)
+    order = np.argsort(-np.take_along_axis(cosines, chosen, axis=-1), axis=-1, kind="stable")
+    return np.asarray(np.take_along_axis(chosen, order, axis=-1))
 
 
 def recall_at(gold: Sequence[np.ndarray], predicted: Sequence[np.ndarray], count: int = 10) -> np.ndarray:
@@ -70,11 +90,11 @@ def neighbour_accuracy(
     known: Sequence[np.ndarray], labels: Sequence[str], asked: Sequence[np.ndarray], gold: Sequence[str], count: int = 1
 ) -> float:
     """The share of texts whose label most of their `count` nearest `known` texts have; of labels as frequent, that of the nearest."""
-    theirs, ours = unit(known), unit(asked)
+    theirs, ours = unit(known).astype(np.float32), unit(asked).astype(np.float32)
     right = 0
     for first in range(0, len(ours), ROWS_AT_ONCE):
         cosines = ours[first : first + ROWS_AT_ONCE] @ theirs.T
-        chosen = np.argsort(-cosines, axis=-1, kind="stable")[:, :count]
+        chosen = _highest(cosines, min(count, len(theirs)))
         for row, wanted in zip(chosen.tolist(), gold[first : first + ROWS_AT_ONCE], strict=True):
             names = [labels[i] for i in row]
             right += max(names, key=lambda name: (names.count(name), -names.index(name))) == wanted
@@ -84,7 +104,7 @@ def neighbour_accuracy(
 def vector_distance(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
     """One minus the cosine of the two vectors of a text, mean over texts; and the share of texts whose nearest text is another one."""
     theirs, ours = unit(expected), unit(actual)
-    apart = 1 - np.einsum("tw,tw->t", theirs.astype(np.float64), ours.astype(np.float64))
+    apart = 1 - np.einsum("tw,tw->t", theirs, ours)
     other = (nearest(expected, 1) != nearest(actual, 1)).any(axis=-1) if len(expected) > 1 else np.zeros(1)
     return float(apart.mean()), float(other.mean())
 

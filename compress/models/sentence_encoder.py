@@ -14,7 +14,7 @@ from compress.data.examples import Example
 from compress.losses.vectors import pooled
 from compress.models.answering import cut_tokenizer
 from compress.models.pretrained import check_weights, fast_tokenizer, open_unread, quiet
-from compress.models.sentence_pooling import SentencePooling, pooling_in
+from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in
 from serve.errors import BadInput
 
 
@@ -38,7 +38,7 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
         name: the folder or the name.
         role: the flag that named it.
         revision: a branch, tag or commit of the Hub's model; empty for its main branch.
-        max_length: the longest text in tokens; 0 for what it can read, at most 512.
+        max_length: the longest text in tokens; 0 for what its folder says, or else what it can read, at most 512.
 
     Raises:
         BadInput: no such folder or name; a model that decodes too; files missing or damaged, pickled weights only, a tokenizer without
@@ -59,6 +59,9 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
             folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
         ).eval()
     backend, length = cut_tokenizer(name, model, tokenizer, max_length)
+    own = max_tokens_in(folder)
+    if own and own < length and not max_length:
+        backend, length = cut_tokenizer(name, model, tokenizer, own)
     how = pooling_in(folder, named) or SentencePooling()
     return SentenceEncoder(name, folder, length, int(config.pad_token_id or 0), model, backend, how)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MODULES, SETTINGS = "modules.json", "sentence_bert_config.json"
 POOLING, NORMALIZE = "1_Pooling", "2_Normalize"
+MEND = "Copy the folder again."
 # As in sentence-transformers: the key of each pooling in its configuration.
 KEYS: "dict[str, Pooling]" = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
 MODES: "dict[str, Pooling]" = {"mean": "mean", "cls": "first"}  # of its later versions
@@ -35,22 +36,24 @@ def pooling_in(folder: Path, named: str = "") -> SentencePooling | None:
     if not (folder / MODULES).is_file():
         return None
     named = named or str(folder)
-    modules = _json(folder / MODULES, named)
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+    modules = _read(folder / MODULES, named, list)
+    if not all(isinstance(module, dict) for module in modules):
+        raise BadInput(f"{named}: {MODULES} is not a list of modules. {MEND}")
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if len(kinds) < 2 or kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Normalize"}:
         raise BadInput(
             f"{named} makes its vectors by {', '.join(kinds) or 'no module'} ({MODULES}); an encoder, its mean or first token, and a "
             "normalisation are known here. Save the encoder without other modules."
         )
-    config = _json(folder / str(modules[1].get("path", POOLING)) / "config.json", named)
+    place = str(modules[1].get("path") or POOLING)
+    config = _read(folder / place / "config.json", named, dict)
     mode = config.get("pooling_mode")
-    chosen = [each for key, each in KEYS.items() if config.get(key)]
-    others = [key for key, value in config.items() if key.startswith("pooling_mode_") and value and key not in KEYS]
-    found = [MODES[mode]] if mode in MODES else chosen if mode is None and not others else []
-    if len(found) != 1:
+    chosen = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
+    found = [MODES.get(mode)] if isinstance(mode, str) else [KEYS.get(key) for key in chosen] if mode is None else []
+    if len(found) != 1 or found[0] is None:
         raise BadInput(
-            f"{named} pools by {mode or ', '.join(others) or 'several modes'} ({modules[1].get('path', POOLING)}/config.json); the mean of "
-            "the tokens or the first token alone is known here."
+            f"{named} pools by {mode or ' and '.join(chosen) or 'nothing'} ({place}/config.json); the mean of the tokens or the first "
+            "token alone is known here."
         )
     return SentencePooling(found[0], "Normalize" in kinds)
 
@@ -58,8 +61,8 @@ def pooling_in(folder: Path, named: str = "") -> SentencePooling | None:
 def max_tokens_in(folder: Path) -> int:
     """The longest text in tokens that the folder's settings name; 0 if they name none."""
     file = folder / SETTINGS
-    length = _json(file, str(folder)).get("max_seq_length") if file.is_file() else None
-    return length if isinstance(length, int) and length > 0 else 0
+    length = _read(file, str(folder), dict).get("max_seq_length") if file.is_file() else None
+    return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else 0
 
 
 def write_pooling(folder: Path, how: SentencePooling, width: int, max_tokens: int) -> None:
@@ -81,8 +84,12 @@ def write_pooling(folder: Path, how: SentencePooling, width: int, max_tokens: in
         file.write_bytes(canonical_json(content))
 
 
-def _json(file: Path, named: str) -> Any:
+def _read(file: Path, named: str, kind: type) -> Any:
+    """The JSON in `file`, which is of `kind`. BadInput where it is not."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{named}: {file.name} cannot be read ({error}). Copy the folder again.") from None
+        raise BadInput(f"{named}: {file.name} cannot be read ({error}). {MEND}") from None
+    if not isinstance(found, kind):
+        raise BadInput(f"{named}: {file.name} holds a {type(found).__name__}, not a {kind.__name__}. {MEND}")
+    return found

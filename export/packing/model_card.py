@@ -165,7 +165,11 @@ def _of_longer(facts: CardFacts) -> str:
     if facts.relations:
         return "Of a longer text it reads the window around the two parts, and the answer says so."
     windows = 'A longer text is read whole, in overlapping windows; `"truncate": true` cuts it, and the answer says so.'
-    return windows if facts.task == "token-classification" else f"{windows} A longer pair of texts is cut."
+    return (
+        windows
+        if facts.task in ("token-classification", "feature-extraction")
+        else f"{windows} A longer pair of texts is cut."
+    )
 
 
 def _figures(facts: CardFacts) -> list[str]:

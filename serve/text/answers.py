@@ -123,7 +123,7 @@ class AnswerOptions:
             wrong["top_k"] = f"top_k is {self.top_k}; give a whole number from 1 to {MOST_LABELS:,}, or leave it out"
         if self.encoding_format not in get_args(EncodingFormat):
             wrong["encoding_format"] = f"encoding_format is {self.encoding_format!r}; give float or base64"
-        if self.dimensions is not None and not 1 <= self.dimensions <= WIDEST_VECTOR:
+        if self.dimensions is not None and not (type(self.dimensions) is int and 1 <= self.dimensions <= WIDEST_VECTOR):
             wrong["dimensions"] = (
                 f"dimensions is {self.dimensions}; give a whole number from 1 to the model's, or leave it out"
             )
@@ -193,7 +193,7 @@ def vector_answer(
 ) -> VectorAnswer:
     """The vector of one text, of shape (width,), or its first `options.dimensions` numbers.
 
-    A vector that was cut, or is the mean of windows, has another length; with `normalised` it has length 1 again.
+    A vector that was cut has length 1 again, and so has the mean of windows with `normalised`.
     """
     kept = vector[: options.dimensions].astype(np.float64)
     whole = options.dimensions is None and vector.dtype == np.float32  # what the graph gave
@@ -205,7 +205,11 @@ def vector_answer(
             "tokens": tokens,
             "truncated": truncated,
         }
-    return {"embedding": np.round(kept, VECTOR_DECIMALS).tolist(), "tokens": tokens, "truncated": truncated}
+    if not normalised and options.dimensions is None:
+        numbers = [float(f"{number:.{NUMBER_DIGITS}g}") for number in kept.tolist()]
+    else:
+        numbers = np.round(kept, VECTOR_DECIMALS).tolist()
+    return {"embedding": numbers, "tokens": tokens, "truncated": truncated}
 
 
 def _likeliest(probabilities: np.ndarray, labels: list[str], count: int | None, truncated: bool) -> LabelsAnswer:

@@ -29,16 +29,22 @@ def show_evaluation(document: Document) -> None:
     """Prints a row per label, then the score."""
     from stillroom.commands.evaluate.run import LABEL_COLUMNS, LANGUAGE_COLUMNS, label_rows, language_rows
 
+    against = f", against {document['teacher']}" if "teacher" in document else ""
     if document["labels"]:
         table("each label", LABEL_COLUMNS, label_rows(document))
     for name, each in document.get("scores", {}).items():
         result(f"{name} {each['value']:.4f} [{each['low']:.4f}, {each['high']:.4f}]")
+    if "neighbour_accuracy" in document:
+        result(
+            "nearest text of train has the label: "
+            + ", ".join(f"{k} {v:.4f}" for k, v in document["neighbour_accuracy"].items())
+        )
     if "languages" in document:
         table("each language", LANGUAGE_COLUMNS, language_rows(document))
         result(f"mean of {len(document['languages'])} languages: {document['mean_of_languages']:.4f}")
     result(
         f"{document['metric']} {document['value']:.4f} [{document['low']:.4f}, {document['high']:.4f}] on "
-        f"{document['examples']} texts, by {document['variant']}"
+        f"{document['examples']} texts, by {document['variant']}{against}"
     )
     if document["unknown_labels"]:
         say(f"warning: the data has labels that the model lacks: {', '.join(document['unknown_labels'])}")

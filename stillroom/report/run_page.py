@@ -193,6 +193,9 @@ def _tables(report: Report) -> dict[str, Table]:
     checked = {name: of for name, of in parity.items() if isinstance(of, Mapping) and "passed" in of}
     fusions = report.get("fusions", {})
     kinds = list(dict.fromkeys(kind for counts in fusions.values() for kind in counts))
+    # Of vectors the distance is one minus a cosine, and a text changes where its nearest text does.
+    of_vectors = report.get("task") == "feature-extraction"
+    divergence, changed = ("1 - cosine", "nearest texts") if of_vectors else ("divergence, nats", "labels")
     return {
         "summary": table(
             ("model", [row["name"] for row in summary]),
@@ -238,21 +241,22 @@ def _tables(report: Report) -> dict[str, Table]:
         "agreement": table(
             ("variant", list(found)),
             ("of fp32's metric", [score(of.get("share")) for of in found.values()]),
-            ("labels changed per 10k", [of["labels_changed_per_10k"] for of in found.values()]),
+            (f"{changed} changed per 10k", [of["labels_changed_per_10k"] for of in found.values()]),
             ("answers changed", [of["answers_changed"] for of in found.values()]),
             ("spans changed", [of["spans_changed"] for of in found.values()]),
-            ("divergence, nats", [f"{of['divergence']:.2g}" for of in found.values()]),
+            (divergence, [f"{of['divergence']:.2g}" for of in found.values()]),
         ),
         # The search for the int8 graph, and the products that it put back to float32.
         "tried": _shares(
             "tried",
+            divergence,
             [
                 (f"{each['weight_bits']} bits, {'clipped' if each['clipped'] else 'whole'} ranges", each["verdict"])
                 for each in search.get("tried", [])
             ],
         ),
-        "repaired": _shares("product", [(each["product"], each) for each in search.get("repaired", [])]),
-        "costs": _shares("product", [(each["product"], each) for each in search.get("costs", [])]),
+        "repaired": _shares("product", divergence, [(each["product"], each) for each in search.get("repaired", [])]),
+        "costs": _shares("product", divergence, [(each["product"], each) for each in search.get("costs", [])]),
         "parity": table(
             ("variant", list(checked)),
             ("outcome", [Outcome(of["passed"]) for of in checked.values()]),
@@ -269,11 +273,11 @@ def _interval(found: Mapping[str, float]) -> tuple[float, float, float]:
     return found["value"], found["low"], found["high"]
 
 
-def _shares(first: str, found: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+def _shares(first: str, divergence: str, found: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     return table(
         (first, [name for name, _ in found]),
         ("of fp32's metric", [score(of["share"]) for _, of in found]),
-        ("divergence, nats", [f"{of['divergence']:.2g}" for _, of in found]),
+        (divergence, [f"{of['divergence']:.2g}" for _, of in found]),
     )
 
 

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import NamedTuple
 
-from compress.engine.method_chain import USED_BY, Chain, method_chain
+from compress.engine.method_chain import USED_BY, Chain, check_whole_batches, method_chain, teacher_pooling
 from compress.engine.task_inputs import TaskInputs, refuse_classes
 from compress.input_errors import Faults
 from compress.models.initialise import layers_fit
@@ -33,7 +33,7 @@ def choices_of(given: Comparison, method: str, inputs: TaskInputs) -> list[Choic
     """
     if method in OF_ONE_START:
         return [Choice(None, None, None)]
-    chain = method_chain(method, inputs.shape, inputs.opened.config)
+    chain = _chain(method, inputs)
     layers = given.teacher_layers if _reads_layer(method) else ()
     tokens = given.distill_tokens if "corpus" in chain.texts else (None,)
     return [
@@ -42,6 +42,10 @@ def choices_of(given: Comparison, method: str, inputs: TaskInputs) -> list[Choic
         for layer in layers or (None,)
         for n in tokens
     ]
+
+
+def _chain(method: str, inputs: TaskInputs) -> Chain:
+    return method_chain(method, inputs.shape, inputs.opened.config, pooling=teacher_pooling(method, inputs.opened))
 
 
 def _reads_layer(method: str) -> bool:
@@ -68,6 +72,7 @@ def chain_with(method: str, choice: Choice, inputs: TaskInputs) -> Chain:
         inputs.opened.config,
         start=choice.start or "spread",
         teacher_layer=choice.teacher_layer or 0,
+        pooling=teacher_pooling(method, inputs.opened),
     )
 
 
@@ -104,7 +109,10 @@ def check_choices(given: Comparison, inputs_of: dict[str, TaskInputs]) -> list[s
 
 def _check_texts(method: str, inputs: TaskInputs, given: Comparison) -> set[str]:
     """The texts that `method` reads. BadInput where it does not fit teacher and student, or a text that it reads was not given."""
-    chain = method_chain(method, inputs.shape, inputs.opened.config)
+    chain = _chain(method, inputs)
+    check_whole_batches(
+        [stage for each in chain.stages for stage in each], inputs.settings.batch, inputs.settings.accumulate
+    )
     refuse_classes(inputs.settings.task, chain)
     texts = chain.texts
     if "source" in texts:

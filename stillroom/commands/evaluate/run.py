@@ -66,10 +66,8 @@ def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
     from compress.evaluation.numbers import number_scores
 
     folder = str(local_bundle(model)) if is_url(model) else model
-    if gives_vectors(folder):
+    if given.teacher or gives_vectors(folder):
         return vector_document(model, folder, given)
-    if given.teacher:
-        raise BadInput(f"--teacher is for encoders of sentences, and {shown(model)} answers a task. Leave it out.")
     answer = _of_bundle if (Path(folder) / MANIFEST).is_file() else _of_checkpoint
     found = answer(folder, Path(given.data), given)
     gold = [gold_of(example, found.task) for example in found.examples]

@@ -1,14 +1,15 @@
 """An encoder of sentences, compared with its teacher."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from serve.bundle.manifest import MANIFEST, open_bundle
+from compress.settings import VECTORS
+from serve.bundle.manifest import MANIFEST, Task, open_bundle
 from serve.bundle.remote_files import is_url, shown
 from serve.errors import BadInput
-from stillroom.commands.evaluate.texts import file_of
+from stillroom.commands.evaluate.texts import examples_of, file_of
 from stillroom.inputs.local_bundle import local_bundle
 from stillroom.settings.evaluate import Evaluation
 
@@ -21,26 +22,33 @@ LEAST_TEXTS = 3
 
 
 def vector_document(model: str, folder: str, given: Evaluation) -> dict[str, Any]:
-    """The document of an encoder of sentences."""
+    """The document of an encoder of sentences, `model`, whose bundle or checkpoint is `folder` or has that name on the Hub."""
     from compress.evaluation.vector_scores import vector_scores
     from compress.evaluation.vectors import neighbour_accuracy
+    from compress.input_errors import Faults
 
     if not given.teacher:
         raise BadInput(
             f"{shown(model)} gives vectors, which have no right answer of their own. Give --teacher, the model that they should agree with."
         )
+    faults = Faults()
     if given.task:
-        raise BadInput(f"--task is {given.task}, but {shown(model)} gives vectors. Leave it out.")
-    teacher = str(local_bundle(given.teacher)) if is_url(given.teacher) else given.teacher
-    known, asked = _texts_of(given)
-    if len(asked) < LEAST_TEXTS:
-        raise BadInput(f"--data {given.data} has {len(asked)} texts; similarities need {LEAST_TEXTS} or more.")
-    ours, variant = _vectors(folder, [*asked, *known], given, "MODEL")
-    theirs, _ = _vectors(teacher, [*asked, *known], replace(given, variant=None, revision=""), "--teacher")
+        faults.messages.append(f"--task is {given.task}, but {shown(model)} gives vectors. Leave it out.")
+    student = faults.check(lambda: _encoding(folder, given, "MODEL"))
+    teacher = faults.check(
+        lambda: _encoding(_local(given.teacher), replace(given, variant=None, revision=""), "--teacher")
+    )
+    texts = faults.check(lambda: _texts_of(given))
+    faults.raise_if_any()
+    assert student
+    assert teacher
+    assert texts
+    known, asked = texts
+    ours, theirs = (encode([*asked, *known]) for encode, _ in (student, teacher))
     scores = vector_scores(theirs[: len(asked)], ours[: len(asked)])
     reached = scores.pop("similarity_spearman")
     document = {
-        "model": shown(model), "variant": variant, "task": "feature-extraction", "metric": "similarity_spearman",
+        "model": shown(model), "variant": student[1], "task": VECTORS, "metric": "similarity_spearman",
         "value": reached.value, "low": reached.low, "high": reached.high, "examples": len(asked), "labels": [], "unknown_labels": [],
         "teacher": shown(given.teacher), "scores": {name: asdict(each) for name, each in scores.items()},
     }  # fmt: skip
@@ -53,52 +61,78 @@ def vector_document(model: str, folder: str, given: Evaluation) -> dict[str, Any
     return document
 
 
+def gives_vectors(folder: str) -> bool:
+    """Whether the bundle or checkpoint in `folder` is an encoder of sentences; False for a name on the Hub."""
+    from export.graph.exporter import is_of_vectors
+
+    if (Path(folder) / MANIFEST).is_file():
+        return open_bundle(folder).manifest.vector_width > 0
+    return (Path(folder) / "config.json").is_file() and is_of_vectors(Path(folder))
+
+
+def _local(model: str) -> str:
+    return str(local_bundle(model)) if is_url(model) else model
+
+
 def _texts_of(given: Evaluation) -> "tuple[list[Example], list[Example]]":
-    """The texts of train, if they have one label each, and those that are compared."""
+    """The texts of train, if they have one label each, and those that are compared. BadInput for too few, and for pairs."""
     from compress.data.columns import columns_of
     from compress.data.examples import Example
     from compress.data.splits import read_splits
     from compress.data.texts import read_texts
 
     file = file_of(Path(given.data), given.split)
-    if not Path(given.data).is_dir():
-        return [], [Example(text) for text in read_texts(file, columns_of(given))]
-    splits = read_splits(given.data, "text-classification", columns_of(given))
-    asked = getattr(splits, given.split)
-    return ([] if splits.multi_label or given.split == "train" else list(splits.train)), list(asked)
+    known: list[Example] = []
+    if Path(given.data).is_dir():
+        asked = examples_of(Path(given.data), given, "text-classification")
+        splits = read_splits(given.data, "text-classification", columns_of(given))
+        known = [] if splits.multi_label or given.split == "train" else list(splits.train)
+    else:
+        asked = [Example(text) for text in read_texts(file, columns_of(given))]
+    if any(each.text_pair for each in (*known, *asked)):
+        raise BadInput(f"--data {given.data} has pairs of texts, and a vector is of one text. Give texts alone.")
+    if len(asked) < LEAST_TEXTS:
+        raise BadInput(f"--data {given.data} has {len(asked)} texts; similarities need {LEAST_TEXTS} or more.")
+    return known, asked
 
 
-def gives_vectors(folder: str) -> bool:
-    """Whether the bundle or checkpoint in `folder` is an encoder of sentences."""
-    from compress.models.sentence_pooling import MODULES
-
-    if (Path(folder) / MANIFEST).is_file():
-        return open_bundle(folder).manifest.vector_width > 0
-    return (Path(folder) / MODULES).is_file() and not _names_head(Path(folder))
-
-
-def _names_head(folder: Path) -> bool:
-    file = folder / "config.json"
-    return file.is_file() and any(
-        name in file.read_text(encoding="utf-8") for name in ("ForSequenceClassification", "ForTokenClassification")
-    )
-
-
-def _vectors(model: str, texts: "Sequence[Example]", given: Evaluation, role: str) -> "tuple[list[np.ndarray], str]":
-    """The vector of each text by the bundle or encoder `model`, which the flag `role` names, and what made them."""
+def _encoding(
+    model: str, given: Evaluation, role: str
+) -> "tuple[Callable[[Sequence[Example]], list[np.ndarray]], str]":
+    """What gives texts their vectors by the bundle or encoder `model`, which the flag `role` names, and its variant."""
     if (Path(model) / MANIFEST).is_file():
-        from compress.evaluation.metrics import prediction_of
-        from serve.model.pipeline import Pipeline
-
-        pipeline = Pipeline(model, given.variant, device=given.device)
-        if not pipeline.manifest.vector_width:
-            raise BadInput(f"{role} {model} is a bundle for {pipeline.manifest.task}; give an encoder of sentences.")
-        answers = pipeline([each.text_read for each in texts], truncate=True)
-        return [prediction_of(answer, multi_label=False) for answer in answers], pipeline.variant  # type: ignore[misc]
+        return _by_bundle(model, given, role)
     from compress.engine.hardware import device_here
+    from compress.models.pretrained import head_for
     from compress.models.sentence_encoder import on_device, open_encoder, sentence_vectors
 
     if given.variant:
         raise BadInput(f"--variant {given.variant}: {model} is not a bundle, and only bundles have variants.")
-    encoder = on_device(open_encoder(model, role=role, revision=given.revision), device_here(given.device))
-    return list(sentence_vectors(encoder, texts)), "torch"
+    encoder = open_encoder(model, role=role, revision=given.revision)
+    if any(head_for(encoder.model.config, task) for task in get_args(Task)):
+        raise BadInput(f"{role} {model} answers a task, and --teacher compares vectors. Give encoders of sentences.")
+    encoder = on_device(encoder, device_here(given.device))
+    return lambda texts: list(sentence_vectors(encoder, texts)), "torch"
+
+
+def _by_bundle(
+    model: str, given: Evaluation, role: str
+) -> "tuple[Callable[[Sequence[Example]], list[np.ndarray]], str]":
+    from compress.evaluation.metrics import prediction_of
+    from serve.model.pipeline import Pipeline
+
+    if given.revision:
+        raise BadInput(
+            f"--revision {given.revision}: {model} is a bundle, and only models of the Hub have revisions. Leave it out."
+        )
+    pipeline = Pipeline(model, given.variant, device=given.device)
+    if not pipeline.manifest.vector_width:
+        raise BadInput(
+            f"{role} {model} is a bundle for {pipeline.manifest.task}, and --teacher compares vectors. Give encoders of sentences."
+        )
+
+    def encode(texts: "Sequence[Example]") -> "list[np.ndarray]":
+        answers = pipeline([each.text_read for each in texts], truncate=True)
+        return [prediction_of(answer, multi_label=False) for answer in answers]  # type: ignore[misc]
+
+    return encode, pipeline.variant
