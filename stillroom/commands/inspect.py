@@ -100,7 +100,12 @@ def explain(bundle: Bundle) -> None:
             "99.9th percentile",
             "answers that depend on the batch",
         ]
-        table("parity with its reference, at shapes that were not used in the export", header, compared)
+        chosen = [column for column in range(len(header)) if column != 1 or manifest.labels]  # vectors have no labels
+        table(
+            "parity with its reference, at shapes that were not used in the export",
+            [header[column] for column in chosen],
+            [[row[column] for column in chosen] for row in compared],
+        )
     files = [[path, f"{file.bytes / 1e6:.2f}", file.sha256[:16]] for path, file in sorted(manifest.files.items())]
     table("files", ["file", "MB", "sha256"], files)
     lineage = {key: value for key, value in manifest.lineage.items() if isinstance(value, str | int | float)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from compress.models.sentence_pooling import MODULES
+from compress.models.sentence_pooling import MODULES, max_tokens_in
 from export.graph.exporter import position_limit
 from latency.candidates.availability import missing
 from latency.candidates.candidate import Candidate, Reads, Runtime
@@ -256,7 +256,7 @@ def _reads(folder: Path) -> tuple[Reads | None, int]:
         numbers = gives_number(config.get("problem_type"), len(names))
         return Reads(folder, "text-regression" if numbers else "text-classification", names, multi_label), length
     if (folder / MODULES).is_file():
-        return Reads(folder, "feature-extraction", ()), length
+        return Reads(folder, "feature-extraction", ()), min(length, max_tokens_in(folder) or length)
     return None, length
 
 
