@@ -23,11 +23,11 @@ from serve.observe.metrics import Metrics
 
 
 def scores_of(pipeline: Pipeline, file: Path) -> np.ndarray:
-    """The sureness of the bundle's answer to each text of `file`, cut to its length."""
+    """The confidence of the bundle's answer to each text of `file`, cut to its length."""
     texts = read_texts(file)
     rows = pipeline.encode(texts)
     found = [
-        pipeline.sureness(text, row, logits)
+        pipeline.confidence(text, row, logits)
         for first in range(0, len(rows), 64)
         for text, row, logits in zip(
             texts[first : first + 64],

@@ -16,7 +16,7 @@ from compress.data.encoded import IGNORED, Encoded
 from export.settings import KEPT_RIGHT, Precision
 from serve.bundle.manifest import ValidationScores
 from serve.text.answers import sigmoid, softmax
-from serve.text.sureness import sureness
+from serve.text.confidence import confidence
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.05, 20.0
 
@@ -221,7 +221,7 @@ def as_metrics(
 
 def validation_scores(encoded: Encoded, logits: Sequence[np.ndarray], temperature: float) -> ValidationScores | None:
     """How sure a variant is of its answers to the validation texts in `encoded`, from its `logits`; None if no text has a word."""
-    sure = [sureness(rows / temperature, multi_label=encoded.multi_label) for rows in logits if len(rows)]
+    sure = [confidence(rows / temperature, multi_label=encoded.multi_label) for rows in logits if len(rows)]
     return ValidationScores(len(sure), round(float(np.mean(sure)), 6), round(float(np.std(sure)), 6)) if sure else None
 
 

@@ -57,7 +57,7 @@ class BundleFile(msgspec.Struct, frozen=True):
 
 
 class ValidationScores(msgspec.Struct, frozen=True):
-    """How sure a variant is of its answers to `texts` texts of validation (`serve.text.sureness`): mean and standard deviation."""
+    """How sure a variant is of its answers to `texts` texts of validation (`serve.text.confidence`): mean and standard deviation."""
 
     texts: int
     mean: float
@@ -79,7 +79,7 @@ class Variant(msgspec.Struct, frozen=True):
     promises: dict[str, float] = {}
     """By the name of a promise, such as `precision=0.95`: the least score of the answers for which it was made."""
     validation_scores: ValidationScores | None = None
-    """What its sureness is compared with; None without labelled validation texts, and for numbers and vectors."""
+    """What its confidence is compared with; None without labelled validation texts, and for numbers and vectors."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,11 +28,11 @@ from serve.text.answers import (
     number_answer,
     vector_answer,
 )
+from serve.text.confidence import confidence
 from serve.text.entity_markers import MARKERS
 from serve.text.inputs import as_texts, pairs_of, require_unicode
 from serve.text.relation_items import check_marked, item_of, marked_text
 from serve.text.spans import Aggregation, words
-from serve.text.sureness import sureness
 from serve.text.tokenizer import load_tokenizer
 from serve.text.windows import Row, TokenRow, Windows, cut, marked_window
 
@@ -229,12 +229,12 @@ class Pipeline:
         of_classes = applying_labels_answer if self.manifest.multi_label else labels_answer
         return of_classes(logits, labels, options, truncated=truncated, abstain_below=abstain_below)
 
-    def sureness(self, text: str, tokens: Row, logits: np.ndarray) -> float | None:
-        """How sure the model is of its answer to one text (see `serve.text.sureness`); None for entities in a text without words."""
+    def confidence(self, text: str, tokens: Row, logits: np.ndarray) -> float | None:
+        """How sure the model is of its answer to one text (see `serve.text.confidence`); None for entities in a text without words."""
         rows = logits[None] if logits.ndim == 1 else logits
         if self.manifest.task == "token-classification":
             rows = rows[[word.first_token for word in words(text, tokens.offsets, tokens.word_ids)]]
-        return sureness(rows / self._temperature, multi_label=self.manifest.multi_label) if len(rows) else None
+        return confidence(rows / self._temperature, multi_label=self.manifest.multi_label) if len(rows) else None
 
     def answered(
         self,
@@ -430,7 +430,7 @@ class Pipeline:
             if of_text is None:
                 return None
             read, logits = read.tokens, of_text
-        if self._scored and (score := self.sureness(work.text, read, logits)) is not None:
+        if self._scored and (score := self.confidence(work.text, read, logits)) is not None:
             scores.append(score)
         try:
             return self.answer(work.text, read, logits, work.options, truncated=truncated)

@@ -1,8 +1,8 @@
 """Whether the texts that a model is asked about are still like those of its validation split, by how sure it is of its answers.
 
-Every `WINDOW_TEXTS` texts, the mean sureness is compared with that of validation: z = (mean - mu) / (sigma sqrt(1/n + 1/N)), with mu and
-sigma of the N texts of validation. Beyond `ALARM_DEVIATIONS` the texts have changed. Texts that are not like each other by chance alone
-reach that once in more than 10,000 windows, though sureness is skewed.
+Every `WINDOW_TEXTS` texts, the mean confidence is compared with that of validation: z = (mean - mu) / (sigma sqrt(1/n + 1/N)), with mu and
+sigma of the N texts of validation. Beyond `ALARM_DEVIATIONS` the texts have changed. None of 32,000 windows
+of texts like those of validation reached that (docs/measurements/server.md, "Drift"), though confidence is skewed.
 """
 
 import logging
@@ -43,7 +43,7 @@ class Drift:
         metrics.scores_expected.labels(model).set(expected.mean)
 
     def add(self, scores: Sequence[float]) -> None:
-        """Adds the sureness of some texts; a whole window is compared, and the next one begins."""
+        """Adds the confidence of some texts; a whole window is compared, and the next one begins."""
         self._texts += len(scores)
         self._sum += sum(scores)
         if self._texts < WINDOW_TEXTS:

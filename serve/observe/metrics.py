@@ -154,13 +154,13 @@ class Metrics:
         )
         self.scores_mean = Gauge(
             "stillroom_scores_mean",
-            "Mean sureness of the answers to the last whole window of texts",
+            "Mean confidence of the answers to the last whole window of texts",
             ["model"],
             registry=registry,
         )
         self.scores_expected = Gauge(
             "stillroom_scores_expected",
-            "Mean sureness of the answers to validation texts",
+            "Mean confidence of the answers to validation texts",
             ["model"],
             registry=registry,
         )

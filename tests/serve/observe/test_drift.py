@@ -18,7 +18,7 @@ from serve.model.pipeline import Pipeline
 from serve.observe import drift
 from serve.observe.drift import WINDOW_TEXTS, Drift, Expected, deviations
 from serve.observe.metrics import Metrics
-from serve.text.sureness import sureness
+from serve.text.confidence import confidence
 
 EXPECTED = Expected(texts=1000, mean=0.9, deviation=0.1)
 
@@ -63,11 +63,11 @@ def test_fewer_texts_than_a_window_say_nothing() -> None:
     assert 'stillroom_scores_mean{model="intents"} 0.1' in metrics.text().decode()
 
 
-def test_sureness_is_the_probability_of_the_likeliest_label_and_of_each_ones_likelier_outcome() -> None:
+def test_confidence_is_the_probability_of_the_likeliest_label_and_of_each_ones_likelier_outcome() -> None:
     logits = np.log(np.array([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]])) + 3
-    assert sureness(logits) == pytest.approx(0.6)
-    assert sureness(np.log(np.array([[0.2 / 0.8, 0.9 / 0.1]])), multi_label=True) == pytest.approx(0.85)
-    assert sureness(np.array([[1e5, -1e5]])) == 1
+    assert confidence(logits) == pytest.approx(0.6)
+    assert confidence(np.log(np.array([[0.2 / 0.8, 0.9 / 0.1]])), multi_label=True) == pytest.approx(0.85)
+    assert confidence(np.array([[1e5, -1e5]])) == 1
 
 
 def test_what_is_served_is_as_sure_as_what_was_exported(entities_bundle: Path, intents_bundle: Path) -> None:
@@ -85,7 +85,7 @@ def test_what_is_served_is_as_sure_as_what_was_exported(entities_bundle: Path, i
         of_rows = [each[encoded.rows[i]] if each.ndim == 2 else each[None] for i, each in enumerate(logits)]
         expected = validation_scores(encoded, of_rows, 1.0)
         assert expected is not None
-        served = [pipeline.sureness(*each) for each in zip(texts, rows, logits, strict=True)]
+        served = [pipeline.confidence(*each) for each in zip(texts, rows, logits, strict=True)]
         assert (len(texts), np.mean(served), np.std(served)) == (
             expected.texts, pytest.approx(expected.mean, abs=1e-6), pytest.approx(expected.deviation, abs=1e-6),
         )  # fmt: skip
@@ -94,7 +94,7 @@ def test_what_is_served_is_as_sure_as_what_was_exported(entities_bundle: Path, i
 def test_a_text_without_a_word_has_no_entities_to_be_sure_of(entities_bundle: Path) -> None:
     pipeline = Pipeline(entities_bundle)
     (row,) = pipeline.encode([""])
-    assert pipeline.sureness("", row, pipeline.session.run([row])[0]) is None
+    assert pipeline.confidence("", row, pipeline.session.run([row])[0]) is None
 
 
 def test_a_server_tells_of_the_texts_it_was_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

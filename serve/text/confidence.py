@@ -5,7 +5,7 @@ import numpy as np
 from serve.text.answers import sigmoid
 
 
-def sureness(logits: np.ndarray, *, multi_label: bool = False) -> float:
+def confidence(logits: np.ndarray, *, multi_label: bool = False) -> float:
     """The mean over rows of the probability of the likeliest label, or with `multi_label` of each label's likelier outcome.
 
     Args:
