@@ -147,7 +147,8 @@ def step_losses(
     projections: Projections,
     remap: np.ndarray | None,
 ) -> dict[str, Tensor]:
-    """The weighted loss terms of a batch, or of a part of one; the terms of all parts add up to those of the batch.
+    """The weighted loss terms of a batch, or of a part of one; the terms of all parts add up to those of the batch, but for
+    those that compare its texts with each other.
 
     `batch` is on the CPU. If the models are on a GPU, this does not wait for it, except for rows that are padded and not packed, for
     outputs of every token, and for losses that `compress.losses.triton_kl` cannot compute.

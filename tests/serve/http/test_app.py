@@ -284,6 +284,7 @@ def test_models_are_described(client: httpx.Client, entities_bundle: Path) -> No
         "multi_label": False,
         "relations": False,
         "labels": ["O", "B-city", "I-city"],
+        "vector_width": 0,
         "max_length": 32,
         "variant": "fp32",
         "variants": ["fp32"],
