@@ -46,6 +46,8 @@ def pooling_in(folder: Path, named: str = "") -> SentencePooling | None:
             "normalisation are known here. Save the encoder without other modules."
         )
     place = str(modules[1].get("path") or POOLING)
+    if Path(place).is_absolute() or ".." in Path(place).parts:
+        raise BadInput(f"{named}: {MODULES} names the folder {place}, which is outside the model's. {MEND}")
     config = _read(folder / place / "config.json", named, dict)
     mode = config.get("pooling_mode")
     chosen = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]

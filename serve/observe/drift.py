@@ -1,8 +1,8 @@
 """Whether the texts that a model is asked about are still like those of its validation split, by how sure it is of its answers.
 
 Every `WINDOW_TEXTS` texts, the mean confidence is compared with that of validation: z = (mean - mu) / (sigma sqrt(1/n + 1/N)), with mu and
-sigma of the N texts of validation. Beyond `ALARM_DEVIATIONS` the texts have changed. None of 32,000 windows
-of texts like those of validation reached that (docs/measurements/server.md, "Drift"), though confidence is skewed.
+sigma of the N texts of validation. Beyond `ALARM_DEVIATIONS` the texts have changed. None of 32,000 windows of texts
+like those of validation reached that (docs/measurements/server.md, "Drift"), though confidence is skewed.
 """
 
 import logging
@@ -17,6 +17,8 @@ log = logging.getLogger("serve")
 
 WINDOW_TEXTS = 250
 ALARM_DEVIATIONS = 5.0
+# Of a model that is as sure of every text of validation: a change of its mean by less than 0.003 is no alarm.
+LEAST_DEVIATION = 0.01
 
 
 class Expected(NamedTuple):
@@ -29,7 +31,7 @@ class Expected(NamedTuple):
 
 def deviations(mean: float, texts: int, expected: Expected) -> float:
     """How many standard deviations a mean over `texts` texts is above that of validation."""
-    deviation = max(expected.deviation, 1e-6)  # a model that is as sure of every text
+    deviation = max(expected.deviation, LEAST_DEVIATION)
     return (mean - expected.mean) / (deviation * math.sqrt(1 / texts + 1 / expected.texts))
 
 

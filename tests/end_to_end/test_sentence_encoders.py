@@ -213,6 +213,7 @@ def test_labels_are_not_asked_of_vectors_nor_vectors_of_a_model_of_a_task(
         ("modules.json", "[]", "makes its vectors by no module"),
         ("modules.json", "null", "modules.json holds a NoneType, not a list"),
         ("modules.json", "[5, 5]", "is not a list of modules"),
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "../x"}], "../x, which is outside the model's"),
         ("1_Pooling/config.json", [], "config.json holds a list, not a dict"),
         ("1_Pooling/config.json", {"pooling_mode": ["mean"]}, "pools by"),
         ("modules.json", "{", "modules.json cannot be read"),

@@ -27,7 +27,9 @@ def test_deviations_are_those_of_two_means() -> None:
     assert deviations(0.9, 250, EXPECTED) == 0
     # The standard error of a difference: 0.1 sqrt(1/250 + 1/1000).
     assert deviations(0.9 - 0.1 * np.sqrt(0.005), 250, EXPECTED) == pytest.approx(-1)
-    assert np.isfinite(deviations(0.5, 250, Expected(10, 0.9, 0.0)))
+    # A model that was as sure of every text of validation.
+    assert deviations(0.5, 250, Expected(10**9, 1.0, 0.0)) < -100
+    assert abs(deviations(0.998, 250, Expected(10**9, 1.0, 0.0))) < 5
 
 
 def test_texts_of_another_kind_start_one_alarm_and_texts_as_before_end_it(caplog: pytest.LogCaptureFixture) -> None:
