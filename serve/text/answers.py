@@ -193,11 +193,11 @@ def vector_answer(
 ) -> VectorAnswer:
     """The vector of one text, of shape (width,), or its first `options.dimensions` numbers.
 
-    A vector that was cut has length 1 again, and so has the mean of windows with `normalised`.
+    A vector that was cut is brought to length 1, and with `normalised` every one: the mean of windows has another length.
     """
     kept = vector[: options.dimensions].astype(np.float64)
-    whole = options.dimensions is None and vector.dtype == np.float32  # what the graph gave
-    if not whole and (normalised or options.dimensions is not None):
+    of_length_1 = normalised or options.dimensions is not None
+    if of_length_1:
         kept = kept / max(float(np.linalg.norm(kept)), 1e-12)
     if options.encoding_format == "base64":
         return {
@@ -205,10 +205,10 @@ def vector_answer(
             "tokens": tokens,
             "truncated": truncated,
         }
-    if not normalised and options.dimensions is None:
-        numbers = [float(f"{number:.{NUMBER_DIGITS}g}") for number in kept.tolist()]
-    else:
+    if of_length_1:
         numbers = np.round(kept, VECTOR_DECIMALS).tolist()
+    else:
+        numbers = [float(f"{number:.{NUMBER_DIGITS}g}") for number in kept.tolist()]
     return {"embedding": numbers, "tokens": tokens, "truncated": truncated}
 
 
