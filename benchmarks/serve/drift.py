@@ -79,12 +79,12 @@ def main() -> None:
         "test": {
             "texts": len(test),
             "mean": float(test.mean()),
-            "deviations_of_a_window": deviations(test.mean(), 250, expected),
+            "deviations_of_a_window": deviations(test.mean(), WINDOW_TEXTS, expected),
         },
         "other": {
             "texts": len(other),
             "mean": float(other.mean()),
-            "deviations_of_a_window": deviations(other.mean(), 250, expected),
+            "deviations_of_a_window": deviations(other.mean(), WINDOW_TEXTS, expected),
         },
         "false_alarms": false,
         "noticed_after_texts": after,

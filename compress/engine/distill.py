@@ -144,7 +144,7 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
         pooling=teacher_pooling(s.method, opened), **choices,
     )  # fmt: skip
     shapes, stages, messages = chain.shapes, chain.stages, chain.warnings
-    check_whole_batches(stages[-1], s.batch or BATCH, s.accumulate)
+    check_whole_batches(chain, s.batch or BATCH, s.accumulate)
     if stages[-1][-1].objective.pooling and not (opened.folder / MODULES).is_file():
         messages = (
             "The teacher's folder has no modules.json: its vectors are the means of a text's tokens.",

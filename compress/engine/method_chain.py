@@ -118,14 +118,15 @@ def method_chain(
             "student_learning_rate and batch set."
         )
     given: dict[str, dict[str, Any]] = {stage: dict(values) for stage, values in (stages or {}).items()}
-    choices: dict[str, Any] = {"layer_map": layer_map, "teacher_layer": teacher_layer, "relation_heads": relation_heads}
+    choices: dict[str, Any] = {
+        "layer_map": layer_map, "teacher_layer": teacher_layer, "relation_heads": relation_heads, "pooling": pooling,
+    }  # fmt: skip
     for values in given.values():
         choices |= {key: values.pop(key) for key in LAYER_SETTINGS if key in values}
     check_used(name, choices, start)
     shapes = (*assistants_of(between, shape, teacher), shape)
     check_start(start, shapes, teacher, layer_map)
     layers = "" if start == RANDOM or is_checkpoint(start) else start
-    choices["pooling"] = pooling
     chain = Chain(
         name if len(shapes) == 1 else method, shapes, chain_of(name, shapes, teacher, start=layers, **choices)
     )
@@ -158,37 +159,32 @@ def teacher_pooling(method: str, opened: Opened) -> Pooling:
     Raises:
         BadInput: in a way that is not known.
     """
-    how = (
-        pooling_in(opened.folder, f"{opened.role} {opened.name}")
-        if method.split("@", maxsplit=1)[0] == "sentence-vectors"
-        else None
-    )
+    if check_method_name(method) != "sentence-vectors":
+        return "mean"
+    how = pooling_in(opened.folder, f"{opened.role} {opened.name}")
     return how.pooling if how else "mean"
 
 
-def check_whole_batches(stages: Sequence[Stage], batch: int, accumulate: int) -> None:
+def check_whole_batches(chain: Chain, batch: int, accumulate: int) -> None:
     """Check that a stage that compares the texts of a batch with each other gets whole batches of three or more.
 
     Raises:
         BadInput: batches are computed in parts, by several processes or one after the other, or have fewer texts.
     """
-    if not any(stage.objective.pooling for stage in stages):
+    if not any(stage.objective.pooling for stages in chain.stages for stage in stages):
         return
-    parts = (
-        f"--accumulate {accumulate}"
-        if accumulate > 1
-        else f"{distributed.count()} processes"
-        if distributed.count() > 1
-        else ""
-    )
-    if parts:
-        raise BadInput(
-            f"{parts}: sentence-vectors compares each text with all others of its batch, and parts of a batch are computed alone. "
-            "Train in one process without --accumulate; a smaller --batch needs less memory."
-        )
+    for parts, what in (
+        (accumulate, f"--accumulate {accumulate}"),
+        (distributed.count(), f"{distributed.count()} processes"),
+    ):
+        if parts > 1:
+            raise BadInput(
+                f"{what}: --method {chain.method} compares each text with all others of its batch, and parts of a batch are computed "
+                "alone. Train in one process without --accumulate; a smaller --batch needs less memory."
+            )
     if batch < LEAST_TEXTS:
         raise BadInput(
-            f"--batch is {batch}; sentence-vectors compares the texts of a batch, and needs {LEAST_TEXTS} or more of them."
+            f"--batch is {batch}; --method {chain.method} compares the texts of a batch, and needs {LEAST_TEXTS} or more of them."
         )
 
 

@@ -19,6 +19,7 @@ from compress.data.packing import rows_a_step
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
 from compress.engine.lineage import save_with_lineage
 from compress.engine.resumable_stages import TRAINING, Workdir
+from compress.losses.vectors import Pooling
 from compress.methods.catalogue import Stage
 from compress.methods.living_target import learns_relations, on_living_layers
 from compress.methods.mlm_head import HEAD_STAGE
@@ -268,13 +269,15 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
         "doubts": warnings,
     }
     _save(student, folder, given, details)
-    if pooling := stage.objective.pooling:
-        readers = [given.opened, *([open_model(given.start)] if is_checkpoint(given.start) else [])]
-        longest = min(
-            [max_tokens_in(given.opened.folder) or given.opened.max_length, *(reader.max_length for reader in readers)]
-        )
-        # The loss compares directions, so the student's vectors have no length of their own.
-        write_pooling(folder, SentencePooling(pooling, normalised=True), student.config.hidden_size, longest)
+    if stage.objective.pooling:
+        _write_pooling(folder, given, stage.objective.pooling, student.config.hidden_size)
+
+
+def _write_pooling(folder: Path, given: MethodInputs, pooling: Pooling, width: int) -> None:
+    """Say in `folder` how the student there makes vectors. The loss compares directions, so these have no length of their own."""
+    readers = [given.opened, *([open_model(given.start)] if is_checkpoint(given.start) else [])]
+    longest = max_tokens_in(given.opened.folder, min(reader.max_length for reader in readers))
+    write_pooling(folder, SentencePooling(pooling, normalised=True), width, longest)
 
 
 def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: bool) -> Any:

@@ -392,7 +392,7 @@ def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
         method, shape, opened.config, start=settings.start, teacher_layer=settings.teacher_layer,
         pooling=teacher_pooling(method, opened), stages=settings.stages,
     )  # fmt: skip
-    check_whole_batches([stage for each in chain.stages for stage in each], settings.batch, settings.accumulate)
+    check_whole_batches(chain, settings.batch, settings.accumulate)
     refuse_classes(settings.task, chain)
     if "source" in chain.texts:
         raise BadInput(f"--method {method} learns another task first, which only `stillroom compare` can be given.")

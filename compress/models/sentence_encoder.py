@@ -59,8 +59,7 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
             folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
         ).eval()
     backend, length = cut_tokenizer(name, model, tokenizer, max_length)
-    own = max_tokens_in(folder)
-    if own and own < length and not max_length:
+    if not max_length and (own := max_tokens_in(folder, length)) < length:
         backend, length = cut_tokenizer(name, model, tokenizer, own)
     how = pooling_in(folder, named) or SentencePooling()
     return SentenceEncoder(name, folder, length, int(config.pad_token_id or 0), model, backend, how)

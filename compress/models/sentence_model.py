@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from compress.losses.vectors import pooled
@@ -45,11 +44,9 @@ class SentenceModel(nn.Module):
         return Vectors(nn.functional.normalize(vectors, dim=-1) if self.how.normalised else vectors)
 
 
-def load_sentence_model(checkpoint: Path, how: SentencePooling) -> SentenceModel:
-    """The encoder in folder `checkpoint`, in float32 and evaluation mode, with the attention that exports best."""
+def load_sentence_model(how: SentencePooling, folder: Path, **settings: Any) -> SentenceModel:
+    """The encoder in `folder`, in evaluation mode; `settings` are those of `from_pretrained`."""
     from transformers import AutoModel
 
-    encoder = AutoModel.from_pretrained(
-        checkpoint, attn_implementation="eager", dtype=torch.float32, local_files_only=True, use_safetensors=True
-    )
+    encoder = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, **settings)
     return SentenceModel(encoder, how).eval()

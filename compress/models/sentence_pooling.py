@@ -60,11 +60,11 @@ def pooling_in(folder: Path, named: str = "") -> SentencePooling | None:
     return SentencePooling(found[0], "Normalize" in kinds)
 
 
-def max_tokens_in(folder: Path) -> int:
-    """The longest text in tokens that the folder's settings name; 0 if they name none."""
+def max_tokens_in(folder: Path, limit: int) -> int:
+    """The longest text in tokens that the folder's settings name, and at most `limit`, which it is if they name none."""
     file = folder / SETTINGS
     length = _read(file, str(folder), dict).get("max_seq_length") if file.is_file() else None
-    return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else 0
+    return min(length, limit) if isinstance(length, int) and not isinstance(length, bool) and length > 0 else limit
 
 
 def write_pooling(folder: Path, how: SentencePooling, width: int, max_tokens: int) -> None:

@@ -169,7 +169,8 @@ def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceM
         from compress.models.sentence_model import load_sentence_model
 
         with quiet():
-            return load_sentence_model(checkpoint, how), "feature-extraction"
+            encoder = load_sentence_model(how, checkpoint, attn_implementation="eager", dtype=torch.float32)
+        return encoder, "feature-extraction"
     else:
         raise BadInput(
             f"{checkpoint} holds a {architecture or 'model that names no architecture'}; export needs a "

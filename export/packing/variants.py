@@ -274,9 +274,8 @@ def nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> list[str]:
     texts = f"{len(evaluator.gold)} {'text' if len(evaluator.gold) == 1 else 'texts'}"
     what = f"finds none of the labels of {texts}. It was trained for other labels, or too little"
     if evaluator.encoded.task == "feature-extraction":
-        raise BadInput(
-            f"The similarities of {texts} have no order to keep: there are too few texts, or the checkpoint gives all the same vector. "
-            "Give a few hundred --texts, of which one half checks, or another checkpoint."
+        what = (
+            f"ranks no similarities of {texts}. These are too few (half of --texts checks), or all get the same vector"
         )
     if evaluator.encoded.task == "text-regression":
         what = f"gives {texts} numbers that do not rise with theirs. It was trained too little, or on another task"

@@ -5,13 +5,12 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from compress.models.sentence_pooling import SentencePooling, pooling_in
+from compress.models.sentence_pooling import pooling_in
 from latency.candidates.availability import missing
 from latency.candidates.candidate import Call, Candidate, Int64s
 from serve.errors import BadInput
@@ -46,7 +45,7 @@ def load_torch(candidate: Candidate) -> Call:
         torch.set_num_interop_threads(1)
     # dtype is given because transformers 5 otherwise uses the precision of the saved checkpoint.
     try:
-        model = opener(candidate.path, dtype=dtypes[candidate.precision], local_files_only=True, use_safetensors=True)
+        model = opener(candidate.path, dtype=dtypes[candidate.precision])
     except Exception as error:
         # Everything that transformers raises here (damaged weights, unusable values) is about the given folder.
         raise _cannot_be_opened(candidate, error) from None
@@ -105,7 +104,7 @@ def _replayed(forward: Forward) -> Forward:
 
 
 def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceModel]":
-    """The `from_pretrained` that opens the checkpoint with the head in its config.json."""
+    """What opens the local checkpoint, of safetensors alone, with the head in its config.json or the pooling in its modules.json."""
     import transformers
 
     config_file = candidate.path / "config.json"
@@ -124,17 +123,10 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
     elif "ForSequenceClassification" in architectures:
         opener = transformers.AutoModelForSequenceClassification.from_pretrained
     elif how := pooling_in(candidate.path):
-        return partial(_sentence_model, how)
-    return opener
+        from compress.models.sentence_model import load_sentence_model
 
-
-def _sentence_model(how: SentencePooling, path: Path, **settings: Any) -> "SentenceModel":
-    """The encoder of sentences in folder `path`."""
-    from transformers import AutoModel
-
-    from compress.models.sentence_model import SentenceModel
-
-    return SentenceModel(AutoModel.from_pretrained(path, **settings), how)
+        return partial(load_sentence_model, how)
+    return partial(opener, local_files_only=True, use_safetensors=True)
 
 
 def _cannot_be_opened(candidate: Candidate, error: Exception) -> BadInput:

@@ -173,8 +173,9 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
         )
     splits = outside = None
     labels = opened.head_for(task) or ()
-    own = min(max_tokens_in(opened.folder), opened.max_length) if how else 0
-    length = usable_length(settings.max_length or own, opened)
+    length = usable_length(settings.max_length, opened)
+    if how and not settings.max_length:
+        length = max_tokens_in(opened.folder, length)
     if settings.data:
         splits = read_splits(settings.data, task, columns_of(settings), revision=settings.data_revision)
         if settings.out_of_scope:

@@ -125,7 +125,9 @@ def test_pairs_of_texts_and_models_of_a_task_are_not_compared(
     few.write_text("a\nb\n")
     with pytest.raises(BadInput, match=r"(?s)--teacher /nowhere.*has 2 texts; similarities need 3"):
         face.evaluate(str(student), few, teacher="/nowhere")  # both faults in one message
-    with pytest.raises(BadInput, match=r"similarities of 1 text have no order to keep"):
+    with pytest.raises(
+        BadInput, match=r"ranks no similarities of 1 text. These are too few.*int8 cannot keep 0.99 of 0"
+    ):
         face.export(student, tmp_path / "out", texts=(str(few),), variants=("int8",), latency_seconds=0)
     assert not (tmp_path / "out").exists()
 
@@ -133,8 +135,8 @@ def test_pairs_of_texts_and_models_of_a_task_are_not_compared(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"accumulate": 2}, "--accumulate 2: sentence-vectors compares"),
-        ({"batch": 2}, "--batch is 2; sentence-vectors compares"),
+        ({"accumulate": 2}, "--accumulate 2: --method sentence-vectors compares"),
+        ({"batch": 2}, "--batch is 2; --method sentence-vectors compares"),
     ],
 )
 def test_texts_of_a_batch_are_compared_whole(

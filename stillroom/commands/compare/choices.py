@@ -25,6 +25,9 @@ class Choice(NamedTuple):
     distill_tokens: int | None
 
 
+AS_IT_IS = Choice(None, None, None)  # what the method takes without choices
+
+
 def choices_of(given: Comparison, method: str, inputs: TaskInputs) -> list[Choice]:
     """Every combination of the given values that `method` reads; of a choice that it does not read there is one value, None.
 
@@ -32,8 +35,8 @@ def choices_of(given: Comparison, method: str, inputs: TaskInputs) -> list[Choic
         BadInput: the method does not fit teacher and student.
     """
     if method in OF_ONE_START:
-        return [Choice(None, None, None)]
-    chain = _chain(method, inputs)
+        return [AS_IT_IS]
+    chain = chain_with(method, AS_IT_IS, inputs)
     layers = given.teacher_layers if _reads_layer(method) else ()
     tokens = given.distill_tokens if "corpus" in chain.texts else (None,)
     return [
@@ -42,10 +45,6 @@ def choices_of(given: Comparison, method: str, inputs: TaskInputs) -> list[Choic
         for layer in layers or (None,)
         for n in tokens
     ]
-
-
-def _chain(method: str, inputs: TaskInputs) -> Chain:
-    return method_chain(method, inputs.shape, inputs.opened.config, pooling=teacher_pooling(method, inputs.opened))
 
 
 def _reads_layer(method: str) -> bool:
@@ -109,10 +108,8 @@ def check_choices(given: Comparison, inputs_of: dict[str, TaskInputs]) -> list[s
 
 def _check_texts(method: str, inputs: TaskInputs, given: Comparison) -> set[str]:
     """The texts that `method` reads. BadInput where it does not fit teacher and student, or a text that it reads was not given."""
-    chain = _chain(method, inputs)
-    check_whole_batches(
-        [stage for each in chain.stages for stage in each], inputs.settings.batch, inputs.settings.accumulate
-    )
+    chain = chain_with(method, AS_IT_IS, inputs)
+    check_whole_batches(chain, inputs.settings.batch, inputs.settings.accumulate)
     refuse_classes(inputs.settings.task, chain)
     texts = chain.texts
     if "source" in texts:

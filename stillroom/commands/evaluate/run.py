@@ -12,6 +12,7 @@ from serve.bundle.remote_files import is_url, shown
 from serve.errors import BadInput
 from serve.options import make
 from serve.text.labels import entity_labels
+from stillroom.commands.evaluate.foreign_settings import refuse_revision, refuse_variant
 from stillroom.commands.evaluate.texts import examples_of, file_of
 from stillroom.commands.evaluate.vectors import gives_vectors, vector_document
 from stillroom.inputs.local_bundle import local_bundle
@@ -125,10 +126,7 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
     from serve.model.pipeline import Pipeline
     from serve.text.entity_markers import knows_markers
 
-    if given.revision:
-        raise BadInput(
-            f"--revision {given.revision}: {model} is a bundle, and only models of the Hub have revisions. Leave it out."
-        )
+    refuse_revision(model, given)
     pipeline = _with_data(lambda: Pipeline(model, given.variant, device=given.device), data, given.split)
     task = check_task(pipeline.manifest.task)
     if given.task and given.task != task:
@@ -160,8 +158,7 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     from compress.models.pretrained import HEADS, load, open_model, open_tokenizer
     from serve.text.entity_markers import knows_markers
 
-    if given.variant:
-        raise BadInput(f"--variant {given.variant}: {model} is not a bundle, and only bundles have variants.")
+    refuse_variant(model, given)
     device = device_here(given.device)
     wanted = "a bundle or a transformers folder"
     opener = partial(open_model, str(model), role="MODEL", wanted=wanted, revision=given.revision)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from compress.settings import VECTORS
 from serve.bundle.manifest import MANIFEST, Task, open_bundle
-from serve.bundle.remote_files import is_url, shown
+from serve.bundle.remote_files import shown
 from serve.errors import BadInput
+from stillroom.commands.evaluate.foreign_settings import refuse_revision, refuse_variant
 from stillroom.commands.evaluate.texts import examples_of, file_of
 from stillroom.inputs.local_bundle import local_bundle
 from stillroom.settings.evaluate import Evaluation
@@ -36,7 +37,7 @@ def vector_document(model: str, folder: str, given: Evaluation) -> dict[str, Any
         faults.messages.append(f"--task is {given.task}, but {shown(model)} gives vectors. Leave it out.")
     student = faults.check(lambda: _encoding(folder, given, "MODEL"))
     teacher = faults.check(
-        lambda: _encoding(_local(given.teacher), replace(given, variant=None, revision=""), "--teacher")
+        lambda: _encoding(str(local_bundle(given.teacher)), replace(given, variant=None, revision=""), "--teacher")
     )
     texts = faults.check(lambda: _texts_of(given))
     faults.raise_if_any()
@@ -68,10 +69,6 @@ def gives_vectors(folder: str) -> bool:
     if (Path(folder) / MANIFEST).is_file():
         return open_bundle(folder).manifest.vector_width > 0
     return (Path(folder) / "config.json").is_file() and is_of_vectors(Path(folder))
-
-
-def _local(model: str) -> str:
-    return str(local_bundle(model)) if is_url(model) else model
 
 
 def _texts_of(given: Evaluation) -> "tuple[list[Example], list[Example]]":
@@ -106,8 +103,7 @@ def _encoding(
     from compress.models.pretrained import head_for
     from compress.models.sentence_encoder import on_device, open_encoder, sentence_vectors
 
-    if given.variant:
-        raise BadInput(f"--variant {given.variant}: {model} is not a bundle, and only bundles have variants.")
+    refuse_variant(model, given)
     encoder = open_encoder(model, role=role, revision=given.revision)
     if any(head_for(encoder.model.config, task) for task in get_args(Task)):
         raise BadInput(f"{role} {model} answers a task, and --teacher compares vectors. Give encoders of sentences.")
@@ -121,10 +117,7 @@ def _by_bundle(
     from compress.evaluation.metrics import prediction_of
     from serve.model.pipeline import Pipeline
 
-    if given.revision:
-        raise BadInput(
-            f"--revision {given.revision}: {model} is a bundle, and only models of the Hub have revisions. Leave it out."
-        )
+    refuse_revision(model, given)
     pipeline = Pipeline(model, given.variant, device=given.device)
     if not pipeline.manifest.vector_width:
         raise BadInput(

@@ -256,7 +256,7 @@ def _reads(folder: Path) -> tuple[Reads | None, int]:
         numbers = gives_number(config.get("problem_type"), len(names))
         return Reads(folder, "text-regression" if numbers else "text-classification", names, multi_label), length
     if (folder / MODULES).is_file():
-        return Reads(folder, "feature-extraction", ()), min(length, max_tokens_in(folder) or length)
+        return Reads(folder, "feature-extraction", ()), max_tokens_in(folder, length)
     return None, length
 
 
