@@ -6,6 +6,10 @@ INSTALLED := $(VENV)/.installed
 # One more than cores, since tests of the server and of other processes wait a quarter of their time; 9 at most, for their memory.
 PROCESSES ?= $(shell $(PYTHON) -c "import os; print(min(8, os.cpu_count() or 1) + 1)")
 
+# Modules are compiled once and kept, even where the shell forbids it: the suite starts hundreds of processes, and each would
+# compile torch, transformers and the rest again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-slow test-gpu check format benchmark clean
 
 demo: $(INSTALLED)  ## `run` on generated support messages; ends with a table and a curl line

@@ -30,9 +30,10 @@ class Server:
         self.address = ("127.0.0.1", int(url.rpartition(":")[2]))
 
     def log(self) -> list[str]:
-        """The lines of its log so far."""
+        """The whole lines of its log so far; one that it is still writing is not among them."""
         self._log.seek(0)
-        return self._log.read().splitlines()
+        written, _, _ = self._log.read().rpartition("\n")
+        return written.splitlines()
 
     def entries(self, message: str = "request") -> list[dict[str, Any]]:
         """The entries of its JSON log with that message."""
@@ -87,7 +88,8 @@ def serving(
     if "--linger-s" not in command:
         command += ["--linger-s", "0"]
     with (
-        tempfile.TemporaryFile("w+") as log,
+        # Appended to: the server shares this file's position, which reading it moves, and would write over its own lines.
+        tempfile.TemporaryFile("a+") as log,
         subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **(environment or {})}
         ) as process,
