@@ -79,16 +79,9 @@ def student_of(
             f"teacher's layers 1 to {teacher.config.num_hidden_layers}. Give as many of these."
         )
     fits = layers_fit(teacher.config, shape) and not new_layers
-    config = copy.deepcopy(teacher.config)
-    config.num_hidden_layers = shape.layers
-    config.hidden_size = shape.hidden
-    config.num_attention_heads = shape.heads
-    setattr(config, family.ffn_size, shape.ffn)
-    if getattr(config, "embedding_size", None) == teacher.config.hidden_size:
-        config.embedding_size = shape.hidden
-    kinds = getattr(config, "layer_types", None)
-    if kinds:  # ModernBERT: a copied layer keeps its window
-        config.layer_types = [kinds[layer - 1] for layer in chosen] if fits else (kinds * shape.layers)[: shape.layers]
+    config = student_config(teacher.config, family, shape)
+    if fits and getattr(config, "layer_types", None):  # ModernBERT: a copied layer keeps its window
+        config.layer_types = [teacher.config.layer_types[layer - 1] for layer in chosen]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = type(teacher)(config)
@@ -97,6 +90,20 @@ def student_of(
         origin |= _layers(teacher, student, family, shape, chosen) if fits else {"layers": "new"}
         origin |= _head(teacher, student)
     return student.eval(), origin
+
+
+def student_config(teacher: Any, family: Family, shape: Shape) -> Any:
+    """The configuration of a student of `shape`, of a teacher with the configuration `teacher`. Layers of several kinds keep theirs."""
+    config = copy.deepcopy(teacher)
+    config.num_hidden_layers = shape.layers
+    config.hidden_size = shape.hidden
+    config.num_attention_heads = shape.heads
+    setattr(config, family.ffn_size, shape.ffn)
+    if getattr(config, "embedding_size", None) == teacher.hidden_size:
+        config.embedding_size = shape.hidden
+    if getattr(config, "layer_types", None):  # ModernBERT
+        config.layer_types = (config.layer_types * shape.layers)[: shape.layers]
+    return config
 
 
 # Text that tokenizers with the same vocabulary may split differently: case, accents, digits, scripts, spaces, long words.
