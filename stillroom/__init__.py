@@ -17,6 +17,7 @@ _HOME = {
     "select": "stillroom.api",
     "profile": "stillroom.api",
     "push": "stillroom.api",
+    "search": "stillroom.commands.search",
     "evaluate": "stillroom.commands.evaluate.run",
     "explain": "stillroom.commands.explain.run",
     "load": "stillroom.api",

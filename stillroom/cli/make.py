@@ -1,4 +1,4 @@
-"""The verbs that make models: run, distill, finetune, compare, export."""
+"""The verbs that make models: run, distill, finetune, label, select, compare, search, export."""
 
 import dataclasses
 from pathlib import Path
@@ -12,6 +12,7 @@ from stillroom.console import result, say, table
 from stillroom.inputs.recipe import Recipe
 from stillroom.settings.compare import Comparison
 from stillroom.settings.export import Exporting
+from stillroom.settings.search import Searching
 
 
 def run(recipe: Path | None, dry_run: bool, settings: dict[str, Any]) -> Document:
@@ -176,6 +177,31 @@ def show_comparison(document: Document) -> None:
     result(f"Report  {document['report']}")
 
 
+def search(settings: Searching) -> Document:
+    """Find the student that learns best within a latency budget.
+
+    Predicts the time of every shape on this machine, from students with random weights that it times once. Then it trains some that
+    meet the budget for a few steps each, chosen by optuna, and times the best. Give the same command again to resume a stopped search.
+    """
+    from stillroom.commands.search import search_for
+
+    return search_for(settings)
+
+
+def show_search(document: Document) -> None:
+    """Prints a row per trained student, what was found, and the next command."""
+    from stillroom.report.formats import written
+    from stillroom.report.search_page import sentences, tried
+
+    made = tried(document)
+    table("short trainings, best first", made.header, [[written(cell) for cell in row] for row in made.rows])
+    for sentence in sentences(document):
+        result(sentence)
+    result(f"Report  {document['report']}")
+    if "command" in document:
+        say(f"Next    {document['command']}")
+
+
 def export(checkpoint: Path, settings: Exporting) -> Document:
     """Export a checkpoint to a bundle of ONNX files: fp32, fp16, int8.
 
@@ -278,6 +304,17 @@ VERBS = (
             "stillroom compare --teacher my_teacher --task text-classification \\\n"
             "      --data my-data --corpus text.txt --out compared \\\n"
             "      --method minilmv2 --method soft-labels",
+        ),
+    ),
+    Verb(
+        search,
+        Searching,
+        shown=show_search,
+        examples=(
+            "stillroom search --teacher my_teacher --task text-classification \\\n"
+            "      --data my-data --budget-ms 2 --out found",
+            "stillroom search --teacher my_teacher --task token-classification \\\n"
+            "      --data my-data --budget-ms 5 --percentile 99 --tokens 64 --out found",
         ),
     ),
     Verb(

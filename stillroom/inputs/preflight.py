@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from compress.data.columns import columns_of
 from compress.data.texts import read_texts
@@ -30,6 +30,8 @@ class RunInputs(TaskInputs):
     """The opened inputs of one run: those of its training, and the folder of its stages."""
 
     workdir: Workdir = field(kw_only=True)
+    found: dict[str, Any] | None = field(default=None, kw_only=True)
+    """The search that found the student, see `stillroom.student_search.search`."""
 
     @property
     def recipe(self) -> Recipe:

@@ -5,13 +5,14 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from compress.settings import MACHINE, STUDENT, WHAT, TaskSettings
 from export.settings import GATE, KEPT_RIGHT, PROMISE_CONFIDENCE, PROMISES
 from serve.errors import BadInput
 from serve.options import make, options_of, setting
 from stillroom.settings.model_card import OfCard
+from stillroom.settings.search import BUDGET, BUDGET_MS, MOST_MINUTES, PERCENTILE, TOKENS, USUAL_TOKENS
 
 # The settings at the top of a written recipe.
 FIRST = ("teacher", "task", "data", "out", "student", "name")
@@ -59,6 +60,15 @@ class Recipe(OfCard, TaskSettings):
     promise_confidence: float = setting(0.95, help=PROMISE_CONFIDENCE, at_least=0.5, at_most=0.9999, panel=GATES)
     max_minutes: float = setting(
         0.0, help="Fit the training to this many minutes.", at_least=0, shown="no limit", panel=MACHINE
+    )
+    budget_ms: float | None = setting(
+        None, help=f"{BUDGET_MS} A student that is slower does not ship; with --student auto, the best that meets it is found.",
+        above=0, panel=BUDGET,
+    )  # fmt: skip
+    percentile: Literal[50, 99] = setting(50, help=PERCENTILE, metavar="N", panel=BUDGET)
+    tokens: int = setting(0, help=TOKENS, at_least=0, at_most=512, shown=USUAL_TOKENS, panel=BUDGET)
+    search_minutes: float = setting(
+        MOST_MINUTES, help="Minutes of short trainings for --student auto.", above=0, panel=BUDGET
     )
     latency_seconds: float = setting(60.0, help="Seconds for timing all models together.", at_least=0, panel=MACHINE)
 

@@ -13,6 +13,7 @@ from stillroom.report.drawings import Chart, Interval, curve, intervals
 from stillroom.report.formats import Outcome, Table, score, scored, size, table
 from stillroom.report.latency_table import PAIRED, all_figures, shapes
 from stillroom.report.pages import can_write_pages, page_bytes, rendered, write_page, write_text
+from stillroom.report.search_page import sentences, tried
 
 
 class SummaryRow(TypedDict):
@@ -114,7 +115,8 @@ class Report(TypedDict, total=False):
     disagreements: Sequence[Disagreement]
     training: Sequence[TrainingStage]
     agreement: Mapping[str, object]
-    search: Mapping[str, object] | None
+    search: Mapping[str, object] | None  # of int8
+    found: dict[str, Any]  # the search that found the student, see `stillroom.report.search_page`
     fusions: Mapping[str, Mapping[str, int]]
     vocabulary: Mapping[str, object]
     parity: Mapping[str, object]
@@ -164,6 +166,7 @@ def report_page(report: Report) -> str:
             for stage in report.get("training", [])
         ],
         "parity_notes": _parity_notes(report.get("parity", {})),
+        "found_lines": sentences(report["found"]) if "found" in report else [],
     }
     if latency := report.get("latency"):
         values |= {
@@ -197,6 +200,7 @@ def _tables(report: Report) -> dict[str, Table]:
     of_vectors = report.get("task") == "feature-extraction"
     divergence, changed = ("1 - cosine", "nearest texts") if of_vectors else ("divergence, nats", "labels")
     return {
+        "found": tried(report["found"]) if "found" in report else table(),
         "summary": table(
             ("model", [row["name"] for row in summary]),
             (

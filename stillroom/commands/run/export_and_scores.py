@@ -39,7 +39,8 @@ from stillroom.commands.run.languages import behind_in_languages, per_language
 from stillroom.console import bar, say
 from stillroom.inputs.preflight import TRIMMED, RunInputs
 from stillroom.inputs.recipe import write_recipe
-from stillroom.report.run_page import Report, report_files, write_report
+from stillroom.report.run_page import Report, report_files
+from stillroom.student_search.search import usual_tokens
 
 BATCHES = (1, 8)
 LENGTHS = (16, 128)  # tokens: a short message, a paragraph
@@ -268,6 +269,8 @@ def make_latency(
     keys = [*["teacher"] * (len(candidates) - 3), "student", "fp32", "int8"]
     metrics = {candidate.name: test[key]["value"] for candidate, key in zip(candidates, keys, strict=True)}
     lengths = [length for length in LENGTHS if length <= inputs.max_length] or [inputs.max_length]
+    if inputs.recipe.budget_ms:
+        lengths = sorted({*lengths, budget_tokens(inputs)})
     with bar("latency") as shown:
         document = time_grid(
             candidates,
@@ -279,6 +282,11 @@ def make_latency(
             progress=shown,
         )
     (folder / "latency.json").write_bytes(canonical_json({**document, "machine": machine}))
+
+
+def budget_tokens(inputs: RunInputs) -> int:
+    """The length in tokens of the call that --budget-ms bounds."""
+    return min(inputs.recipe.tokens or usual_tokens(inputs), inputs.max_length)
 
 
 def speedup(document: ProfileDocument) -> RatioRow:
@@ -319,6 +327,8 @@ def report_of(
     shown = ("numbers", "per_label", "per_language", "disagreeing", "disagreements")
     document |= {key: scores[key] for key in shown if key in scores}
     document |= _vocabulary(folders["student"])
+    if inputs.found:
+        document["found"] = inputs.found
     if latency is not None:
         document["latency"] = latency
         times = latency_by_model(latency)
@@ -455,17 +465,14 @@ def write_bundle(
     out: Path,
     inputs: RunInputs,
     folders: dict[str, Path],
-    scores: dict[str, Any],
+    full: Report,
     model_report: ModelReport,
-    latency: ProfileDocument,
     minutes: float,
 ) -> None:
     """Packs graphs, report, card and manifest, renamed into place in one step.
 
-    The report with texts of the data stays in the work folder. The bundle, which may be passed on, has the report without them.
+    The `full` report with texts of the data stays in the work folder. The bundle, which may be passed on, has it without them.
     """
-    full = report_of(inputs, folders, scores, model_report, latency["machine"], latency)
-    write_report(inputs.workdir.root / REPORT, full)
     report = shareable(full, f"{inputs.workdir.root.name}/{REPORT}")
     # Without the folders above the bundle, so that its bytes do not depend on where it is written.
     recipe = {"recipe.toml": write_recipe(replace(as_given(inputs.recipe, inputs.answering), out=out.name)).encode()}

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +31,14 @@ from stillroom.commands.run import export_and_scores
 from stillroom.commands.run.stage_fingerprints import ANSWERS, STUDENTS_PLAN, fingerprints
 from stillroom.commands.run.teacher_answers import make_answers, with_teachers_answers
 from stillroom.commands.run.time_budget import Plan, full_plan, students_plan, timed_plan
+from stillroom.commands.run.within_budget import (
+    AUTO,
+    BudgetMissed,
+    check_budget,
+    check_met,
+    found_students,
+    student_of_bundle,
+)
 from stillroom.console import say
 from stillroom.inputs.preflight import TRIMMED, RunInputs, prepare, work_of
 from stillroom.inputs.recipe import Recipe
@@ -42,11 +51,46 @@ def run(recipe: Recipe) -> dict[str, Any]:
 
     Raises:
         BadInput: all faults of the inputs, in one message, before any training.
-        GateMissed: the student missed a gate; the report is written, the bundle is not.
+        GateMissed: the student missed a gate or the latency budget; the report is written, the bundle is not.
     """
     started = time.monotonic()
     machine = machine_facts()  # before any work, which would count as load of the machine
+    check_budget(recipe)
+    if recipe.student != AUTO:
+        return _run(recipe, started, machine)
+    out = Path(os.path.abspath(recipe.out))
+    if (out / MANIFEST).is_file() and (student := student_of_bundle(out)):
+        return _run(replace(recipe, student=student), started, machine)
+    students, found = _found(recipe, machine)
+    for student in students[:-1]:
+        try:
+            return _run(replace(recipe, student=student), started, machine, found)
+        except BudgetMissed as missed:
+            say(f"{missed.message} The next faster one is trained.")
+    return _run(replace(recipe, student=students[-1]), started, machine, found)
+
+
+def _found(recipe: Recipe, machine: MachineFacts) -> tuple[list[str], dict[str, Any]]:
+    """The students for --student auto, see `found_students`; the teacher is the one that the run will use."""
+    inputs = prepare(replace(recipe, student=""))
+    same_bits(inputs.recipe.threads)
+    if inputs.gives_answers_alone:
+        raise BadInput(
+            f"--student auto needs a teacher that can be opened, and {recipe.teacher} can only be asked. Name a student."
+        )
+    stage_fingerprints = fingerprints(inputs)
+
+    def teacher() -> tuple[Path, str]:
+        return _make_teacher(inputs, stage_fingerprints, full_plan(inputs)), stage_fingerprints["teacher"]
+
+    with inputs.workdir.locked():
+        return found_students(inputs, teacher, machine)
+
+
+def _run(recipe: Recipe, started: float, machine: MachineFacts, found: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The bundle of a named student; see `run`."""
     inputs = prepare(recipe)
+    inputs.found = found
     same_bits(inputs.recipe.threads)
     stage_fingerprints = fingerprints(inputs)
     out = Path(os.path.abspath(recipe.out))
@@ -68,9 +112,11 @@ def run(recipe: Recipe) -> dict[str, Any]:
             lambda f: export_and_scores.make_latency(f, inputs, folders, model_report.scores["test"], machine),
             "timing teacher and student, in turns" if "teacher" in folders else "timing the student",
         )
-        clear_leftovers(out)
         latency = cast(ProfileDocument, export_and_scores.read_json(folders["latency"] / "latency.json"))
-        export_and_scores.write_bundle(out, inputs, folders, scores, model_report, latency, _minutes(inputs, started))
+        report = export_and_scores.report_of(inputs, folders, scores, model_report, machine, latency)
+        check_met(inputs, latency, write_report(inputs.workdir.root / export_and_scores.REPORT, report))
+        clear_leftovers(out)
+        export_and_scores.write_bundle(out, inputs, folders, report, model_report, _minutes(inputs, started))
     return _result(out)
 
 
@@ -80,6 +126,9 @@ def plan_of(recipe: Recipe) -> Plan:
     Raises:
         BadInput: as `run`.
     """
+    check_budget(recipe)
+    if recipe.student == AUTO:
+        raise BadInput("--dry-run needs a named student; `stillroom search` finds one for a budget.")
     inputs = prepare(recipe)
     same_bits(inputs.recipe.threads)
     return dataclasses.replace(timed_plan(inputs), understood=_say_understood(inputs))
@@ -128,14 +177,7 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str], plan: Plan) ->
     folders: dict[str, Path] = {}
     teacher = None
     if not inputs.gives_answers_alone:
-        steps = f"{plan.teacher_steps} steps at most" if plan.teacher_steps else "it has a head for this task"
-        folders["teacher"] = teacher = _stage(
-            inputs,
-            "teacher",
-            stage_fingerprints,
-            lambda f: task_stages.make_teacher(f, inputs, plan.teacher_steps),
-            f"teacher: {steps}",
-        )
+        folders["teacher"] = teacher = _make_teacher(inputs, stage_fingerprints, plan)
     plan = _planned_students(inputs, stage_fingerprints, plan)
     folders["start"] = _stage(
         inputs,
@@ -182,6 +224,17 @@ def _train(inputs: RunInputs, stage_fingerprints: dict[str, str], plan: Plan) ->
             "the vocabulary of the student that ships",
         )
     return folders
+
+
+def _make_teacher(inputs: RunInputs, stage_fingerprints: dict[str, str], plan: Plan) -> Path:
+    steps = f"{plan.teacher_steps} steps at most" if plan.teacher_steps else "it has a head for this task"
+    return _stage(
+        inputs,
+        "teacher",
+        stage_fingerprints,
+        lambda f: task_stages.make_teacher(f, inputs, plan.teacher_steps),
+        f"teacher: {steps}",
+    )
 
 
 def _make_start(folder: Path, inputs: RunInputs, teacher: Path | None) -> None:

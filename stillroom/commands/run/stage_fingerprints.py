@@ -100,7 +100,8 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
         r.teacher_gate,
         *([languages] if any(languages) else []),
     )
-    stage_fingerprints["latency"] = fingerprint("latency", stage_fingerprints["scores"], r.latency_seconds)
+    within = [r.budget_ms, r.percentile, r.tokens] if r.budget_ms else []
+    stage_fingerprints["latency"] = fingerprint("latency", stage_fingerprints["scores"], r.latency_seconds, *within)
     stage_fingerprints["bundle"] = fingerprint(
         "bundle", stage_fingerprints["latency"], r.model_name, r.license, r.data_license, r.language
     )

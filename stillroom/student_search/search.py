@@ -1,0 +1,248 @@
+"""Finds the student that learns best within a latency budget on this machine: predicted times, short trainings, a measured choice."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.data.examples import check_task
+from compress.engine import task_stages
+from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
+from compress.engine.resumable_stages import Workdir
+from compress.engine.soft_labels import make_soft_labels
+from compress.engine.task_inputs import TaskInputs
+from compress.models.shapes import STUDENTS, Shape
+from latency.analysis.pareto import Point, pareto_front
+from latency.measure.interleave import Progress
+from latency.measure.machine import MachineFacts
+from serve.bundle.cpu_quota import available_cores
+from serve.bundle.manifest import canonical_json
+from serve.errors import BadInput
+from stillroom.student_search.machine_latency import Call, MachineLatency, machine_latency, time_students
+from stillroom.student_search.space import Space, encoder_weights, space_of
+from stillroom.student_search.trials import ShortTraining, Trial, trials
+
+USUAL_SHARE = 95  # percent of the texts of validation that the usual length holds
+FOUND = "found.json"
+CHECK_SECONDS = 8.0  # of timing a chosen student
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a student may take, and what the search may."""
+
+    budget_ms: float
+    percentile: int
+    tokens: int
+    trials: int
+    trial_steps: int
+    most_minutes: float
+    soft_weight: float
+
+
+def usual_tokens(inputs: TaskInputs) -> int:
+    """The length in tokens that `USUAL_SHARE` percent of the texts of validation stay within."""
+    return int(np.percentile([len(ids) for ids in inputs.validation.ids], USUAL_SHARE, method="higher"))
+
+
+def search_students(
+    inputs: TaskInputs,
+    teacher: Callable[[], tuple[Path, str]],
+    work: Workdir,
+    limits: Limits,
+    machine: MachineFacts,
+    say: Callable[[str], None],
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """The students that were considered and the chosen one, as the document that `stillroom search --json` prints.
+
+    `teacher` gives the folder of the teacher with a head for the task, and the fingerprint of what made it; it is called once a
+    student is known to meet the budget. Short trainings are kept in `work`.
+
+    Raises:
+        BadInput: no student meets the budget; it says the least possible time, with fewer tokens or more cores too.
+    """
+    space = space_of(inputs.opened.config, inputs.opened.family)
+    labels, task, threads = len(inputs.labels), check_task(inputs.settings.task), inputs.settings.threads
+    call = Call(inputs.opened, task, labels, limits.tokens, threads)
+    latency = machine_latency(call, space, machine, say, progress)
+    fitting = [
+        shape for shape in space.shapes() if latency.model.percentile_ms(shape, limits.percentile) <= limits.budget_ms
+    ]
+    if not fitting:
+        raise _too_small(limits, latency, space, call, progress)
+    say(
+        f"{len(fitting)} of {len(space.shapes())} students are predicted to meet p{limits.percentile} of {limits.budget_ms:g} ms "
+        f"on {limits.tokens} tokens"
+    )
+    training = _training(inputs, *teacher(), work, limits)
+
+    def make(folder: Path) -> None:
+        say(f"short trainings: {limits.trial_steps} steps each")
+        made = trials(
+            training, work, space, fitting, most=limits.trials, minutes=limits.most_minutes, seed=inputs.settings.seed,
+            told=lambda trial, count: say(
+                f"  {count}/{min(limits.trials, len(fitting))}  {trial.shape}: {inputs.metric} {trial.validation}, "
+                f"{latency.model.percentile_ms(trial.shape, limits.percentile):.3g} ms"
+            ),
+        )  # fmt: skip
+        chosen, checked = _chosen(made, limits, call, progress, say)
+        document = _document(inputs, limits, latency, space, made, chosen, checked, training.teacher, fitting)
+        (folder / FOUND).write_bytes(canonical_json(document))
+
+    # Kept whole, since the measured times would differ the next time, and with them perhaps the choice.
+    decides = [
+        training.fingerprint,
+        asdict(limits),
+        inputs.settings.seed,
+        latency.measured_at,
+        [str(each) for each in fitting],
+    ]
+    found: dict[str, Any] = json.loads(
+        (work.stage("found", fingerprint("found", *decides), make) / FOUND).read_text("utf-8")
+    )
+    return found
+
+
+def make_teacher(inputs: TaskInputs, work: Workdir, say: Callable[[str], None]) -> tuple[Path, str]:
+    """The folder of the teacher with a head for the task, fine-tuned in `work` where it has none, and its fingerprint."""
+    given = inputs.settings
+    decides = fingerprint(
+        "teacher", given.task, inputs.data_fingerprint, given.seed, given.threads, given.precision, given.batch, inputs.max_length,
+        list(inputs.labels), trained_with(given.device), folder_fingerprint(inputs.opened.folder), inputs.teacher_has_head,
+        given.teacher_epochs, given.teacher_learning_rate,
+    )  # fmt: skip
+    steps = inputs.teacher_steps
+    say(f"teacher: {steps} steps at most" if steps else "teacher: it has a head for this task")
+    return work.stage("teacher", decides, lambda folder: task_stages.make_teacher(folder, inputs, steps)), decides
+
+
+def _training(
+    inputs: TaskInputs, teacher: Path, teacher_fingerprint: str, work: Workdir, limits: Limits
+) -> ShortTraining:
+    """How each student is trained on the soft labels of `teacher`, which are made or found in `work`."""
+    given = inputs.settings
+    soft = work.stage(
+        "soft-labels",
+        fingerprint("soft-labels", teacher_fingerprint),
+        lambda folder: make_soft_labels(folder, inputs, teacher),
+    )
+    decides = [limits.trial_steps, limits.soft_weight, given.student_learning_rate, given.temperature]
+    return ShortTraining(
+        inputs,
+        teacher,
+        soft,
+        limits.soft_weight,
+        limits.trial_steps,
+        fingerprint("trials", teacher_fingerprint, *decides),
+    )
+
+
+def _chosen(
+    made: Sequence[Trial],
+    limits: Limits,
+    call: Call,
+    progress: Progress | None,
+    say: Callable[[str], None],
+) -> tuple[Shape | None, dict[Shape, float]]:
+    """The best trial whose measured time meets the budget, and all measured times; None if none does."""
+    checked: dict[Shape, float] = {}
+    for trial in _best_first(made):
+        (timed,) = time_students([trial.shape], call, progress, seconds=CHECK_SECONDS)
+        checked[trial.shape] = timed.p50_ms if limits.percentile == 50 else timed.p99_ms
+        met = checked[trial.shape] <= limits.budget_ms
+        say(
+            f"{trial.shape}: p{limits.percentile} of {checked[trial.shape]:.3g} ms measured{'' if met else ', too slow'}"
+        )
+        if met:
+            return trial.shape, checked
+    return None, checked
+
+
+def _best_first(made: Sequence[Trial]) -> list[Trial]:
+    """Of equal scores the smaller student first."""
+    return sorted(made, key=lambda each: (-each.validation.value, encoder_weights(each.shape)))
+
+
+def _too_small(
+    limits: Limits, latency: MachineLatency, space: Space, call: Call, progress: Progress | None
+) -> BadInput:
+    """Why no student meets the budget, with the least times that were measured."""
+    least = min(space.shapes(), key=latency.model.p50_ms)
+
+    def measured(given: Call) -> str:
+        (timed,) = time_students([least], given, progress, seconds=CHECK_SECONDS)
+        ms = timed.p50_ms if limits.percentile == 50 else timed.p99_ms
+        return f"{ms:.3g} ms"
+
+    others = []
+    if call.tokens > 16:
+        others.append(f"with {call.tokens // 2} tokens {measured(replace(call, tokens=call.tokens // 2))}")
+    if call.threads < available_cores():
+        others.append(f"on {available_cores()} threads {measured(replace(call, threads=available_cores()))}")
+    return BadInput(
+        f"--budget-ms {limits.budget_ms:g} cannot be met here: the smallest student, {least}, takes {measured(call)} at "
+        f"p{limits.percentile} on {call.tokens} tokens and {call.threads} threads{''.join(f', {each}' for each in others)}. Give a "
+        "larger --budget-ms, fewer --tokens or more --threads."
+    )
+
+
+def _document(
+    inputs: TaskInputs,
+    limits: Limits,
+    latency: MachineLatency,
+    space: Space,
+    made: Sequence[Trial],
+    chosen: Shape | None,
+    checked: dict[Shape, float],
+    teacher: Path,
+    fitting: Sequence[Shape],
+) -> dict[str, Any]:
+    """Everything that was considered."""
+    at = {each.shape: latency.model.percentile_ms(each.shape, limits.percentile) for each in made}
+    front = pareto_front([Point(str(each.shape), at[each.shape], each.validation.value) for each in made])
+    best = next((each for each in made if each.shape == chosen), None)
+    vocabulary = inputs.opened.config.vocab_size
+    rows = []
+    for each in _best_first(made):
+        less = each.less(best) if best and each is not best else None
+        rows.append({
+            "student": str(each.shape),
+            **vars(each.shape),
+            "parameters": vocabulary * each.shape.hidden + encoder_weights(each.shape),
+            "predicted_ms": round(at[each.shape], 4),
+            "measured_ms": round(checked[each.shape], 4) if each.shape in checked else None,
+            "validation": vars(each.validation),
+            "less_chosen": vars(less) if less else None,
+            "on_front": str(each.shape) in front,
+            "seconds": round(each.seconds, 1),
+        })  # fmt: skip
+    papers = [
+        {"student": name, "predicted_ms": round(latency.model.percentile_ms(shape, limits.percentile), 4), "meets": shape in fitting}
+        for name, shape in STUDENTS.items()
+        if shape in space.shapes()
+    ]  # fmt: skip
+    return {
+        "chosen": str(chosen) if chosen else None,
+        "budget_ms": limits.budget_ms,
+        "percentile": limits.percentile,
+        "tokens": limits.tokens,
+        "threads": inputs.settings.threads,
+        "metric": inputs.metric,
+        "teacher": {"name": inputs.opened.public_name, "validation": task_stages.teacher_score(inputs, teacher)},
+        "considered": len(space.shapes()),
+        "fitting": len(fitting),
+        "trial_steps": limits.trial_steps,
+        "trials": rows,
+        "papers": papers,
+        "latency_model": {
+            "measured_at": latency.measured_at,
+            "students": len(latency.timed),
+            "errors": latency.errors._asdict(),
+            "ms_by_operator": dict(latency.model.ms_by_operator),
+            "p99_over_p50": latency.model.p99_over_p50,
+        },
+    }

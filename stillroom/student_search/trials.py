@@ -1,0 +1,150 @@
+"""Short trainings of students that fit the budget: which shapes are tried, and what each reached on validation."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from compress.data.examples import check_task
+from compress.engine import task_stages
+from compress.engine.fingerprints import fingerprint
+from compress.engine.resumable_stages import Workdir
+from compress.engine.soft_labels import read_soft_labels
+from compress.engine.task_inputs import TaskInputs
+from compress.evaluation.metrics import Score, counts, gold_of, mean_score
+from compress.evaluation.predictions import predictions, row_logits
+from compress.models.shapes import STUDENTS, Shape
+from compress.progress import message
+from serve.bundle.manifest import canonical_json
+from stillroom.student_search.space import Space, encoder_weights
+
+COUNTS, TRIAL, START = "counts.npy", "trial.json", "start"
+STARTUP = 8  # trials before the sampler models them
+MOST_ASKED = 500  # suggestions in a row that bring nothing new; then a shape is drawn by chance
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A student that was trained for a few steps."""
+
+    shape: Shape
+    validation: Score
+    counts: np.ndarray
+    """Per text of validation the numbers of `compress.evaluation.metrics.counts`."""
+    seconds: float
+
+    def less(self, other: "Trial") -> Score:
+        """This score minus that of `other`, both on the same resampled texts."""
+        return mean_score([self.counts], less=[other.counts])
+
+
+@dataclass(frozen=True)
+class ShortTraining:
+    """How each student is trained, and what it learns from."""
+
+    inputs: TaskInputs
+    teacher: Path
+    soft_labels: Path
+    soft_weight: float
+    steps: int
+    fingerprint: str
+    """Of everything but the shape."""
+
+    def trial(self, work: Workdir, shape: Shape) -> Trial:
+        """The trial of `shape`, made or found in `work`."""
+        folder = work.stage(
+            f"trial-{shape}", fingerprint("trial", self.fingerprint, str(shape)), partial(self._make, shape=shape)
+        )
+        found = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
+        return Trial(shape, Score(**found), np.load(folder / COUNTS, allow_pickle=False), work.seconds[folder.name])
+
+    def _make(self, folder: Path, shape: Shape) -> None:
+        settings = replace(self.inputs.settings, student=str(shape))
+        inputs = replace(self.inputs, settings=settings, shape=shape)
+        start = folder / START
+        if not (start / "model.safetensors").is_file():
+            start.mkdir(exist_ok=True)
+            task_stages.make_start(start, inputs, self.teacher)
+        model = task_stages.load_stage(start, inputs)
+        soft = read_soft_labels(self.soft_labels, inputs)
+        task_stages.on_task(
+            model, folder, inputs, self.steps, settings.student_learning_rate, f"trial of {shape}", soft=soft,
+            soft_weight=self.soft_weight,
+        )  # fmt: skip
+        task = check_task(settings.task)
+        gold = [gold_of(example, task) for example in inputs.splits.validation]
+        counted = counts(gold, predictions(inputs.validation, row_logits(model, inputs.validation)))
+        reached = mean_score([counted])
+        np.save(folder / COUNTS, counted, allow_pickle=False)
+        (folder / TRIAL).write_bytes(canonical_json(vars(reached)))
+        shutil.rmtree(start)
+
+
+def first_shapes(space: Space, fitting: Iterable[Shape]) -> list[Shape]:
+    """What is tried before a sampler is asked: for each number of layers the largest at the teacher's width, and the papers' shapes."""
+    fitting = list(fitting)
+    wide = [shape for shape in fitting if shape.hidden == space.teacher.hidden]
+    largest = {shape.layers: shape for shape in sorted(wide, key=encoder_weights)}
+    papers = [shape for shape in STUDENTS.values() if shape in fitting]
+    return list(dict.fromkeys([*sorted(largest.values(), key=encoder_weights, reverse=True), *papers]))
+
+
+def trials(
+    training: ShortTraining,
+    work: Workdir,
+    space: Space,
+    fitting: list[Shape],
+    *,
+    most: int,
+    minutes: float,
+    seed: int,
+    told: Callable[[Trial, int], None],
+) -> list[Trial]:
+    """Trains at most `most` of the students `fitting`, chosen by optuna's tree of Parzen estimators; none begins after `minutes`.
+
+    The same call makes the same trials, so that a stopped search goes on: finished ones are found in `work`. `told` is called
+    with each trial and how many were made.
+    """
+    found: dict[Shape, Trial] = {}
+    suggestions = _suggestions(space, fitting, found, seed)
+    while len(found) < min(most, len(fitting)):
+        spent_s = sum(trial.seconds for trial in found.values())
+        if spent_s >= minutes * 60:
+            message(training.inputs.notify, f"  {minutes:g} minutes are over after {len(found)} of {most} trainings")
+            break
+        shape = next(suggestions)
+        found[shape] = training.trial(work, shape)
+        told(found[shape], len(found))
+    return list(found.values())
+
+
+def _suggestions(space: Space, fitting: list[Shape], found: dict[Shape, Trial], seed: int) -> Iterator[Shape]:
+    """Shapes of `fitting` that `found` lacks. The caller puts the trial of each into `found` before it asks for the next."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
+    )
+    for shape in first_shapes(space, fitting):
+        study.enqueue_trial(space.parameters_of(shape))
+    allowed, chance = set(fitting), np.random.default_rng(seed)
+    while True:
+        for _ in range(MOST_ASKED):
+            asked = study.ask()
+            shape = space.suggested(asked)
+            if shape in allowed and shape not in found:
+                break
+            study.tell(asked, state=optuna.trial.TrialState.FAIL)  # the sampler learns nothing from it
+        else:
+            left = [shape for shape in fitting if shape not in found]
+            shape = left[int(chance.integers(len(left)))]
+            study.enqueue_trial(space.parameters_of(shape))
+            asked = study.ask()
+            shape = space.suggested(asked)
+        yield shape
+        study.tell(asked, found[shape].validation.value)

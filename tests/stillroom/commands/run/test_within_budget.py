@@ -1,0 +1,90 @@
+"""`run` within a latency budget: what goes together, what a slow student gets, and `--student auto` from teacher to bundle."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_task import examples, write_splits
+
+import stillroom
+from compress.models.shapes import shape_of
+from serve.bundle.manifest import open_bundle
+from serve.errors import BadInput
+from stillroom.commands.run.within_budget import BudgetMissed
+from stillroom.student_search import machine_latency
+
+SETTINGS: dict[str, Any] = {
+    "task": "text-classification", "tokens": 16, "teacher_epochs": 20, "teacher_learning_rate": 5e-3, "student_learning_rate": 5e-3,
+    "student_epochs": 2, "threads": 1, "batch": 16, "latency_seconds": 1.0, "gate": 0.0, "teacher_gate": 0.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"FITTED": 4, "CHECKED": 2, "SECONDS": 1.0, "TURNS": 6, "TURN_SECONDS": 0.01}.items():
+            patch.setattr(machine_latency, name, value)
+        patch.setattr("stillroom.student_search.search.CHECK_SECONDS", 0.2)
+        patch.setattr("stillroom.commands.run.within_budget.MOST_TRIALS", 2)
+        patch.setattr("stillroom.commands.run.within_budget.TRIAL_STEPS", 10)
+        patch.setenv("STILLROOM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_splits(tmp_path_factory.mktemp("data") / "data", examples, (120, 40, 20))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"budget_ms": None}, "--student auto needs --budget-ms"),
+        ({"max_minutes": 5.0}, "--max-minutes cannot be planned before the student is known"),
+        ({"start": "first"}, "Leave --teacher-labels and --start out"),
+        ({"latency_seconds": 0.0}, "Give --latency-seconds above 0"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    asked = SETTINGS | {"teacher": "none", "data": "none", "student": "auto", "budget_ms": 1.0} | given
+    with pytest.raises(BadInput, match=message):
+        stillroom.run(**asked, out=tmp_path / "none")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_auto_ships_a_student_that_was_found_and_met_the_budget(
+    shallow_teacher: Path, data: Path, tmp_path: Path
+) -> None:
+    asked = SETTINGS | {"teacher": str(shallow_teacher), "data": str(data), "student": "auto", "budget_ms": 60_000.0}
+    out = tmp_path / "found"
+    document = stillroom.run(**asked, out=out)
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    chosen = report["found"]["chosen"]
+    assert chosen in (out / "recipe.toml").read_text(encoding="utf-8")
+    assert len(report["found"]["trials"]) == 2
+    assert chosen in (out / "report.html").read_text(encoding="utf-8")
+    assert json.loads((out / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"] == shape_of(chosen).layers
+    assert open_bundle(out).manifest.task == "text-classification"
+    made = (out / "manifest.json").stat().st_mtime_ns
+    assert stillroom.run(**asked, out=out)["bundle"] == document["bundle"]
+    assert (out / "manifest.json").stat().st_mtime_ns == made
+    with pytest.raises(BadInput, match="a bundle of other inputs or settings"):
+        stillroom.run(**(asked | {"budget_ms": 50_000.0}), out=out)
+
+
+@pytest.mark.slow
+def test_a_named_student_that_is_too_slow_does_not_ship(shallow_teacher: Path, data: Path, tmp_path: Path) -> None:
+    asked = SETTINGS | {
+        "teacher": str(shallow_teacher), "data": str(data), "student": "layers=1,hidden=32,heads=4,ffn=32", "budget_ms": 1e-6,
+    }  # fmt: skip
+    out = tmp_path / "slow"
+    with pytest.raises(
+        BudgetMissed, match=r"on 16 tokens, and the budget is 1e-06 ms.*Report: .*slow\.work/report\.html"
+    ):
+        stillroom.run(**asked, out=out)
+    assert not out.exists()
+    assert (tmp_path / "slow.work" / "report.html").is_file()
+    assert stillroom.run(**(asked | {"budget_ms": 60_000.0}), out=out)["bundle"] == str(out)
