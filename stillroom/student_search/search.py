@@ -27,6 +27,7 @@ from stillroom.student_search.trials import ShortTraining, Trial, trials
 
 USUAL_SHARE = 95  # percent of the texts of validation that the usual length holds
 FOUND = "found.json"
+FEW_TOKENS = 16  # half of which would hold no text
 CHECK_SECONDS = 8.0  # of timing a chosen student
 
 
@@ -173,20 +174,22 @@ def _too_small(
     """Why no student meets the budget, with the least times that were measured."""
     least = min(space.shapes(), key=latency.model.p50_ms)
 
-    def measured(given: Call) -> str:
+    def measured(given: Call) -> float:
         (timed,) = time_students([least], given, progress, seconds=CHECK_SECONDS)
-        ms = timed.p50_ms if limits.percentile == 50 else timed.p99_ms
-        return f"{ms:.3g} ms"
+        return timed.p50_ms if limits.percentile == 50 else timed.p99_ms
 
-    others = []
-    if call.tokens > 16:
-        others.append(f"with {call.tokens // 2} tokens {measured(replace(call, tokens=call.tokens // 2))}")
-    if call.threads < available_cores():
-        others.append(f"on {available_cores()} threads {measured(replace(call, threads=available_cores()))}")
+    cores, least_ms = available_cores(), measured(call)
+    others = {}
+    if call.tokens > FEW_TOKENS:
+        others[f"with {call.tokens // 2} tokens"] = replace(call, tokens=call.tokens // 2)
+    if call.threads < cores:
+        others[f"on {cores} threads"] = replace(call, threads=cores)
+    faster = [f", {how} {ms:.3g} ms" for how, given in others.items() if (ms := measured(given)) < least_ms]
+    threads = f"{call.threads} thread{'' if call.threads == 1 else 's'}"
     return BadInput(
-        f"--budget-ms {limits.budget_ms:g} cannot be met here: the smallest student, {least}, takes {measured(call)} at "
-        f"p{limits.percentile} on {call.tokens} tokens and {call.threads} threads{''.join(f', {each}' for each in others)}. Give a "
-        "larger --budget-ms, fewer --tokens or more --threads."
+        f"--budget-ms {limits.budget_ms:g} cannot be met here: the smallest student, {least}, takes {least_ms:.3g} ms at "
+        f"p{limits.percentile} on {call.tokens} tokens and {threads}{''.join(faster)}. Give a larger --budget-ms, fewer --tokens or "
+        "more --threads."
     )
 
 

@@ -444,6 +444,7 @@ def test_the_face_gives_its_names_and_refuses_others() -> None:
         "finetune",
         "label",
         "select",
+        "search",
         "export",
         "profile",
         "evaluate",
