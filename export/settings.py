@@ -15,7 +15,11 @@ VARIANTS: tuple[Precision, ...] = get_args(Precision)
 PromiseKind = Literal["precision", "recall"]
 PROMISE_KINDS: tuple[PromiseKind, ...] = get_args(PromiseKind)
 PROMISES = "A share of right answers, or of right ones found, that holds for the answers above a score, such as precision=0.95."
-PROMISE_CONFIDENCE = "Least chance that each promise holds on texts like those of validation."
+PROMISE_DATA = (
+    "File of labelled texts, other than the data's, to make promises on. On validation a promise has its confidence only for a model "
+    "that validation did not choose."
+)
+PROMISE_CONFIDENCE = "Least chance that each promise holds on texts like those that it was made on."
 
 GATE = 0.99
 KEPT_RIGHT = 0.95

@@ -182,18 +182,20 @@ def make_variants(
     validation: Split,
     max_length: int,
     *,
+    promised_on: Split | None = None,
     threads: int | None = None,
     progress: Progress = lambda _: None,
 ) -> Variants:
     """Write the `wanted` graphs of `checkpoint` in `folder`, and compare them with fp32.
 
     `calibration` are texts of the training split, of which up to 256 are used. fp32 is always made, as the reference for
-    the others. Reasons not to ship are collected in `faults`. An fp16 graph that does not run is not in `made`. BadInput
-    when the checkpoint cannot be exported, it has no kernels to join, or fp32 scores 0, so the others have nothing to keep.
+    the others. Promises are made on `promised_on`, or on validation. Reasons not to ship are collected in `faults`. An fp16 graph that
+    does not run is not in `made`. BadInput when the checkpoint cannot be exported, it has no kernels to join, or fp32 scores 0, so the
+    others have nothing to keep.
     """
     import onnx
 
-    check_promises(wanted, validation)
+    check_promises(wanted, promised_on or validation)
     plain = folder / "plain.onnx"
     exported = export_graph(checkpoint, plain, max_length)
     described = replace(exported, shapes=())  # needed only here, and not JSON
@@ -250,7 +252,7 @@ def make_variants(
         found.fusions[variant] = fused(counted)
         found.faults += [f"{variant}: {fault}" for fault in missing(found.fusions[variant], due)]
     progress("parity and metric of every variant in every runtime")
-    _compare(found, checkpoint, plain, validation, evaluator, judged)
+    _compare(found, checkpoint, plain, validation, evaluator, judged, promised_on)
     plain.unlink()
     return found
 
@@ -303,6 +305,7 @@ def _compare(
     validation: Split,
     evaluator: Evaluator,
     judged: dict[str, Judged],
+    promised_on: Split | None,
 ) -> None:
     """Parity, verdict and confidence of every variant in every runtime; those in `judged` are not evaluated again."""
     texts: list[Text] = [example.text_or_pair for example in _drawn(validation.examples, PARITY_TEXTS)]
@@ -341,7 +344,11 @@ def _compare(
                 if not found.confidence[variant].fitted:
                     found.notes.append(f"{name} keeps temperature 1: no other from 0.05 to 20 is best on validation")
                 if found.wanted.promises and variant in found.wanted.variants:
-                    _promise(found, variant, validation, logits, strange)
+                    texts_of = promised_on or validation
+                    if promised_on:
+                        logits = evaluator.logits(file, runtime, promised_on.encoded)
+                        strange = evaluator.logits(file, runtime, promised_on.outside) if promised_on.outside else []
+                    _promise(found, variant, texts_of, logits, strange, apart=promised_on is not None)
 
 
 def check_promises(wanted: VariantSettings, validation: Split) -> None:
@@ -364,18 +371,20 @@ def check_promises(wanted: VariantSettings, validation: Split) -> None:
 def _promise(
     found: Variants,
     variant: Precision,
-    validation: Split,
+    texts: Split,
     logits: Sequence[np.ndarray],
     outside: Sequence[np.ndarray],
+    *,
+    apart: bool,
 ) -> None:
-    """Add the promises of `variant`, from its logits on validation and on texts out of scope; one that cannot be kept is a fault."""
+    """Add the promises of `variant`, from its logits on `texts` and on those out of scope; one that cannot be kept is a fault."""
     wanted, temperature = found.wanted, found.confidence[variant].temperature
-    answers = answers_of(validation.examples, validation.encoded, logits, temperature)
+    answers = answers_of(texts.examples, texts.encoded, logits, temperature)
     answers = with_outside(answers, outside, temperature)
     made = found.promises.setdefault(variant, [])
     for promise in dict.fromkeys(wanted.promises):
         try:
-            made.append(make_promise(promise, answers, wanted.promise_confidence))
+            made.append(make_promise(promise, answers, wanted.promise_confidence, apart=apart))
         except BadInput as fault:
             found.faults.append(f"{variant}: {fault.message.rstrip('.')}")
 

@@ -34,6 +34,7 @@ THRESHOLDS = np.concatenate([[0.0], np.round(expit(np.arange(-2.0, 9.21, 0.08)),
 # A precision may fail at high thresholds, where few answers are left to show it. So its thresholds are tried downwards from several
 # starts, that above which so much of the answers lies, and each start has its part of the risk.
 STARTS = (0.1, 0.25, 0.5, 1.0)
+PROMISE_FILE = "--promise-data"  # how messages name texts that are for promises alone
 SHARES = tuple(
     np.round(np.arange(0.995, 0.0, -0.005), 3).tolist()
 )  # what is tried in place of a promise that cannot be kept
@@ -71,7 +72,9 @@ class Promise:
     asked: float
     confidence: float
     min_score: float
-    validation: Kept
+    made_on: Kept
+    apart: bool = False
+    """Whether the texts that it was made on are others than validation's."""
 
     @property
     def name(self) -> str:
@@ -133,13 +136,14 @@ def _entities(answer: object) -> frozenset[object]:
     return answer if isinstance(answer, frozenset) else frozenset()
 
 
-def make_promise(text: str, answers: Answers, confidence: float) -> Promise:
+def make_promise(text: str, answers: Answers, confidence: float, *, apart: bool = False) -> Promise:
     """The promise that `text` names, with the threshold that keeps it and gives most answers, or for a recall the fewest wrong ones.
 
     Args:
         text: such as `precision=0.95`.
-        answers: to the texts of validation.
+        answers: to the texts that it is made on.
         confidence: the least chance that the promise holds, below 1.
+        apart: whether these texts are others than validation's.
 
     Raises:
         BadInput: no threshold keeps it; the message has the share that could be promised.
@@ -148,11 +152,12 @@ def make_promise(text: str, answers: Answers, confidence: float) -> Promise:
     risk = 1 - confidence
     passed = _threshold(kind, answers, asked, risk)
     if passed is None:
+        of = PROMISE_FILE if apart else "validation"
         raise BadInput(
-            f"--promise {text} cannot be kept with a confidence of {confidence:g} on the {len(answers.wanted):,} texts of validation: "
-            f"{_possible(kind, answers, risk)}. Ask for less, give more validation texts, or a better model."
+            f"--promise {text} cannot be kept with a confidence of {confidence:g} on the {len(answers.wanted):,} texts of {of}: "
+            f"{_possible(kind, answers, risk)}. Ask for less, give more of these texts, or a better model."
         )
-    return Promise(kind, asked, confidence, passed, kept(kind, answers, passed))
+    return Promise(kind, asked, confidence, passed, kept(kind, answers, passed), apart)
 
 
 def kept(kind: PromiseKind, answers: Answers, min_score: float) -> Kept:
@@ -239,14 +244,15 @@ def can_be_promised(encoded: Encoded) -> bool:
 
 
 def in_words(promises: Mapping[Precision, Sequence[Promise]], test: Mapping[Precision, Sequence[Kept]]) -> list[str]:
-    """A line for each promise of each variant, for report and card: its threshold, and what it came to on `test`, else on validation."""
+    """A line for each promise of each variant, for report and card: its threshold, and its share on `test`, else where it was made."""
     lines = []
     for variant, made in promises.items():
         for number, promise in enumerate(made):
-            split, found = ("test", test[variant][number]) if variant in test else ("validation", promise.validation)
+            of = PROMISE_FILE if promise.apart else "validation"
+            split, found = ("test", test[variant][number]) if variant in test else (of, promise.made_on)
             lines.append(
                 f"{variant}: {promise.name} is promised with a confidence of {promise.confidence:g} for answers with a score of "
-                f"{promise.min_score:g} or more, on texts like those of validation; on {split} {promise.of} is {found.reached:.4f}, with "
+                f"{promise.min_score:g} or more, on texts like those of {of}; on {split} {promise.of} is {found.reached:.4f}, with "
                 f"{found.given:.1%} of the answers given."
             )
     return lines

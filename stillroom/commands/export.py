@@ -15,6 +15,7 @@ from compress.data.splits import read_splits
 from compress.data.subset import subset
 from compress.data.texts import read_texts
 from compress.engine.data_checks import labels_for, warnings_of
+from compress.engine.further_texts import FurtherTexts, read_further
 from compress.engine.lineage import LINEAGE, base_model_of, read_lineage
 from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import usable_length
@@ -73,6 +74,11 @@ def _faults(settings: Exporting) -> list[str]:
         found.messages.append(
             "--texts and --data are both given, and each has texts to calibrate on and check with; leave one out."
         )
+    if settings.promise_data and not (settings.data and settings.graphs.promises):
+        lacks = "--promise" if settings.data else "--data"
+        found.messages.append(
+            f"--promise-data {settings.promise_data} is only read with --promise and --data; give {lacks} too."
+        )
     if settings.out_of_scope and not settings.data:
         found.messages.append(f"--out-of-scope {settings.out_of_scope} names a label of the data; give --data too.")
     return found.messages
@@ -115,6 +121,8 @@ class _Given:
     how: SentencePooling | None
     """How vectors are made; None for a model with a head."""
     beside: Beside | None
+    promised_on: FurtherTexts | None
+    """The texts of --promise-data."""
 
     @property
     def multi_label(self) -> bool:
@@ -135,6 +143,8 @@ class _Ready:
     validation: Split
     test: Split | None
     """None without data."""
+    promised_on: Split | None
+    """The texts of --promise-data."""
     relations: bool
     warnings: list[str]
     """Warnings about the data, as in `stillroom run`."""
@@ -171,7 +181,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
         raise BadInput(
             f"--data is given, and {checkpoint} gives vectors, which have no labels. Give --texts, files of text like that of requests."
         )
-    splits = outside = None
+    splits = outside = promised_on = None
     labels = opened.head_for(task) or ()
     length = usable_length(settings.max_length, opened)
     if how and not settings.max_length:
@@ -182,6 +192,16 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
             splits, outside = set_apart(splits, settings.out_of_scope)
         labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
         refuse_in_scope(settings.out_of_scope, labels, f"CKPT {checkpoint}")
+        if settings.promise_data:
+            promised_on = read_further(
+                "--promise-data",
+                Path(settings.promise_data),
+                task,
+                columns_of(settings),
+                splits,
+                labels,
+                settings.out_of_scope,
+            )
     return _Given(
         settings,
         wanted_of(settings),
@@ -197,6 +217,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
         kept_texts or [],
         how,
         beside,
+        promised_on,
     )
 
 
@@ -248,6 +269,7 @@ def _export(folder: Path, out: Path, given: _Given, machine: MachineFacts) -> di
         ready.calibration,
         ready.validation,
         given.max_length,
+        promised_on=ready.promised_on,
         threads=given.threads,
         progress=lambda line: say(f"  {line}"),
     )
@@ -287,15 +309,19 @@ def _ready(folder: Path, given: _Given) -> _Ready:
     if splits is None:
         relations = given.task == "text-classification" and knows_markers(tokenizer)
         calibration = tokenizer.encode_batch(given.texts[::2])
-        return _Ready(folder, trimmed, calibration, split(given.validation()), None, relations, [])
+        return _Ready(folder, trimmed, calibration, split(given.validation()), None, None, relations, [])
     return _Ready(
         folder,
         trimmed,
         split(splits.train).encoded.encodings,
         split(splits.validation, outside.validation if outside else ()),
         split(splits.test, outside.test if outside else ()),
+        split(given.promised_on.examples, given.promised_on.outside) if given.promised_on else None,
         splits.relations,
-        warnings_of(splits, tokenizer, given.task, given.max_length),
+        [
+            *warnings_of(splits, tokenizer, given.task, given.max_length),
+            *(given.promised_on.warnings("--promise-data") if given.promised_on else []),
+        ],
     )
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from compress.data.columns import columns_of
+from compress.data.examples import check_task
 from compress.data.texts import read_texts
+from compress.engine.further_texts import FurtherTexts, read_further
 from compress.engine.resumable_stages import Workdir, check_writable
 from compress.engine.task_inputs import TaskInputs, open_task
 from compress.models.pretrained import open_model
@@ -32,6 +34,8 @@ class RunInputs(TaskInputs):
     workdir: Workdir = field(kw_only=True)
     found: dict[str, Any] | None = field(default=None, kw_only=True)
     """The search that found the student, see `stillroom.student_search.search`."""
+    promised_on: FurtherTexts | None = field(default=None, kw_only=True)
+    """The texts of --promise-data."""
 
     @property
     def recipe(self) -> Recipe:
@@ -96,15 +100,30 @@ def prepare(recipe: Recipe) -> RunInputs:
         checks = (*checks, partial(read_promise, promise))
     opened = open_task(recipe, out, more_checks=checks, notify=show, may_ask=True)
     inputs = RunInputs(**{each.name: getattr(opened, each.name) for each in fields(opened)}, workdir=workdir)
-    if recipe.promises and inputs.splits.held_out and inputs.splits.answered:
+    if recipe.promise_data:
+        inputs.promised_on = _promise_texts(inputs)
+        inputs.warnings.extend(inputs.promised_on.warnings("--promise-data"))
+    elif recipe.promises and inputs.splits.held_out and inputs.splits.answered:
         raise BadInput(
             f"--promise {recipe.promises[0]} needs a validation file with labels: without one validation is the teacher's own answers, "
-            "with which any student agrees. Give --data a validation file, or leave the flag out."
+            "with which any student agrees. Give --promise-data, or --data a validation file, or leave the flag out."
         )
-    check_promises(VariantSettings(promises=recipe.promises), Split(inputs.splits.validation, inputs.validation))
+    texts = inputs.promised_on.examples if inputs.promised_on else inputs.splits.validation
+    check_promises(VariantSettings(promises=recipe.promises), Split(texts, inputs.encoded(texts)))
     if recipe.keep_words_of or recipe.vocabulary_size:
         check_vocabulary(inputs)
     return inputs
+
+
+def _promise_texts(inputs: RunInputs) -> FurtherTexts:
+    """The texts of --promise-data. BadInput where they cannot be used."""
+    recipe = inputs.recipe
+    if not recipe.promises:
+        raise BadInput(f"--promise-data {recipe.promise_data} is only read with --promise; give that too.")
+    return read_further(
+        "--promise-data", Path(recipe.promise_data), check_task(recipe.task), columns_of(recipe), inputs.splits, inputs.labels,
+        recipe.out_of_scope,
+    )  # fmt: skip
 
 
 def check_vocabulary(inputs: RunInputs) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from compress.models.shapes import STUDENTS
 from compress.settings import MACHINE, OWN_SHAPE, SHAPES, STUDENT, WHAT, TaskSettings
-from export.settings import GATE, KEPT_RIGHT, PROMISE_CONFIDENCE, PROMISES
+from export.settings import GATE, KEPT_RIGHT, PROMISE_CONFIDENCE, PROMISE_DATA, PROMISES
 from serve.errors import BadInput
 from serve.options import make, options_of, setting
 from stillroom.settings.model_card import OfCard
@@ -62,6 +62,7 @@ class Recipe(OfCard, TaskSettings):
         panel=GATES,
     )
     promises: tuple[str, ...] = setting((), help=PROMISES, metavar="PROMISE", flag="--promise", panel=GATES)
+    promise_data: str = setting("", help=PROMISE_DATA, metavar="FILE", shown="validation", panel=GATES)
     promise_confidence: float = setting(0.95, help=PROMISE_CONFIDENCE, at_least=0.5, at_most=0.9999, panel=GATES)
     max_minutes: float = setting(
         0.0, help="Fit the training to this many minutes.", at_least=0, shown="no limit", panel=MACHINE

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.settings import ALL_CORES, REVISION, SPLITS, DataSet
-from export.settings import CHECKS, GRAPHS, Precision, VariantSettings
+from export.settings import CHECKS, GRAPHS, PROMISE_DATA, Precision, VariantSettings
 from serve.options import check, group, setting
 from stillroom.settings.model_card import OfCard
 
@@ -35,6 +35,7 @@ class Exporting(OfCard, DataSet):
         shown="none",
         panel=CHECKS,
     )
+    promise_data: str = setting("", help=PROMISE_DATA, metavar="FILE", shown="validation", panel=CHECKS)
     keep_words_of: tuple[Path, ...] = setting(
         (), help="Text whose words the trimmed vocabulary keeps.", metavar="FILE", panel=GRAPHS
     )

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 import yaml
 from repository import ROOT
-from small_task import write_rows
+from small_task import examples, write_rows
 
 import stillroom as face
 from compress.engine.resumable_stages import Workdir
@@ -536,3 +536,45 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
     with pytest.raises(BadInput, match=message):
         face.export(classifier, tmp_path / "out", task_data, **wrong)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """90 labelled texts that the task's data lacks."""
+    return write_rows(tmp_path_factory.mktemp("apart") / "apart.jsonl", examples(90, seed=9))
+
+
+def test_promises_are_made_on_the_texts_that_are_given_for_them(
+    classifier: Path, task_data: Path, apart: Path, tmp_path: Path
+) -> None:
+    shared = json.loads((task_data / "validation.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    file = tmp_path / "more.jsonl"
+    file.write_text(apart.read_text(encoding="utf-8") + json.dumps(shared) + "\n", encoding="utf-8")
+    settings = {"variants": "fp32", "promises": ("precision=0.8",), **FAST}
+    bundle = exported(classifier, tmp_path / "kept", task_data, promise_data=str(file), **settings)
+    (told,) = report_of(bundle)["promises"]["fp32"]  # type: ignore[index]
+    assert told["apart"]
+    assert told["made_on"]["texts"] == 90  # not the 40 of validation, and not the one that validation has too
+    assert "1 text of --promise-data is in train, validation or test and was left out." in report_of(bundle)["warnings"]
+    assert "on texts like those of --promise-data" in (bundle / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "a strange one", "label": "unheard of"}], r"labels that the model lacks: unheard of\. It has praise, refund, status"),
+        ([], "holds no rows"),
+        (None, "each of its 40 texts is in train, validation or test"),
+    ],
+)  # fmt: skip
+def test_texts_that_no_promise_can_be_made_on_are_refused(
+    rows: list[dict[str, object]] | None, message: str, classifier: Path, task_data: Path, tmp_path: Path
+) -> None:
+    file = task_data / "validation.jsonl" if rows is None else write_rows(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(BadInput, match=message):
+        face.export(
+            classifier, tmp_path / "out", task_data, promise_data=str(file), promises=("precision=0.8",), **FAST
+        )
+    with pytest.raises(BadInput, match=r"--promise-data .* is only read with --promise and --data; give --promise too"):
+        face.export(classifier, tmp_path / "out", task_data, promise_data=str(file), **FAST)
+    assert not (tmp_path / "out").exists()

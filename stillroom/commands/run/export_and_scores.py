@@ -99,11 +99,21 @@ def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path | 
         ours.train.encodings,
         _split(ours, "validation"),
         inputs.max_length,
+        promised_on=_promised_on(ours),
         threads=inputs.recipe.threads,
         progress=lambda line: say(f"  {line}"),
     )
     variants.wanted = replace(variants.wanted, gate=inputs.recipe.gate)
     variants.write()
+
+
+def _promised_on(inputs: RunInputs) -> Split | None:
+    """The texts of --promise-data, tokenised."""
+    if not (found := inputs.promised_on):
+        return None
+    return Split(
+        found.examples, inputs.encoded(found.examples), inputs.encoded(found.outside) if found.outside else None
+    )
 
 
 def _split(inputs: RunInputs, name: str) -> Split:

@@ -90,6 +90,8 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     if r.keep_words_of and not r.vocabulary_size:
         ships = stage_fingerprints["trimmed"] = fingerprint("trimmed", ships, texts_fingerprint(inputs.kept_texts))
     promised = [r.promises, r.promise_confidence] if r.promises else []
+    if inputs.promised_on:
+        promised += [examples_fingerprint([*inputs.promised_on.examples, *inputs.promised_on.outside])]
     stage_fingerprints["export"] = fingerprint("export", ships, runtimes, r.gate, r.keep_right, *promised)
     languages = [example.language for example in inputs.splits.test]
     stage_fingerprints["scores"] = fingerprint(

@@ -167,4 +167,4 @@ def test_a_promise_is_told_with_what_it_came_to() -> None:
     assert line.startswith(
         f"int8: precision=0.9 is promised with a confidence of 0.9 for answers with a score of {made.min_score:g} or more"
     )
-    assert f"on validation precision is {made.validation.reached:.4f}" in line
+    assert f"on validation precision is {made.made_on.reached:.4f}" in line

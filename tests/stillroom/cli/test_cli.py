@@ -375,7 +375,7 @@ def test_the_version_is_told(run: Run) -> None:
 
 def test_the_help_of_run_shows_the_recipes_defaults(run: Run) -> None:
     _, said = run("run", "--help")
-    assert "ffn=1280. [3x384, or that of the checkpoint in --start]" in said
+    assert "--budget-ms. [3x384, or that of the checkpoint in --start]" in said
     assert "student to ship. [0.97]" in said
 
 
