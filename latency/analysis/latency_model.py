@@ -32,6 +32,14 @@ class Timed(NamedTuple):
     p50_ms: float
     p99_ms: float
 
+    def percentile_ms(self, percentile: int) -> float:
+        """The time that 50 or 99 calls of 100 stayed within.
+
+        Raises:
+            ValueError: another percentile.
+        """
+        return {50: self.p50_ms, 99: self.p99_ms}[_known(percentile)]
+
 
 class Errors(NamedTuple):
     """Relative errors of predictions on students that were not fitted."""
@@ -60,9 +68,7 @@ class LatencyModel:
         Raises:
             ValueError: another percentile.
         """
-        if percentile not in (50, 99):
-            raise ValueError(f"the latency model knows p50 and p99, not p{percentile}")
-        return self.p50_ms(shape) * (1.0 if percentile == 50 else self.p99_over_p50)
+        return self.p50_ms(shape) * (1.0 if _known(percentile) == 50 else self.p99_over_p50)
 
     def errors_on(self, timed: Sequence[Timed]) -> Errors:
         """How far predicted medians are from measured ones, as shares of the latter."""
@@ -80,6 +86,12 @@ def fit(timed: Sequence[Timed]) -> LatencyModel:
     costs, _ = nnls(shares / scale, np.ones(len(timed)))
     ratio = float(np.median([each.p99_ms / each.p50_ms for each in timed]))
     return LatencyModel(dict(zip(OPERATORS, map(float, costs / scale), strict=True)), ratio)
+
+
+def _known(percentile: int) -> int:
+    if percentile not in (50, 99):
+        raise ValueError(f"p50 and p99 are known, not p{percentile}")
+    return percentile
 
 
 def _work(shape: Shape) -> list[float]:

@@ -23,6 +23,7 @@ from serve.errors import BadInput
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import show
 from stillroom.inputs.recipe import Recipe
+from stillroom.inputs.timed_tokens import timed_tokens
 
 TRIMMED = "vocabulary.json"  # in the folder of a student with a trimmed vocabulary
 
@@ -33,7 +34,9 @@ class RunInputs(TaskInputs):
 
     workdir: Workdir = field(kw_only=True)
     found: dict[str, Any] | None = field(default=None, kw_only=True)
-    """The search that found the student, see `stillroom.student_search.search`."""
+    """The search that found the student, see `stillroom.student_search.search`; None for a named one, and for a bundle that is there."""
+    auto: bool = field(default=False, kw_only=True)
+    """Whether a search found the student."""
     promised_on: FurtherTexts | None = field(default=None, kw_only=True)
     """The texts of --promise-data."""
 
@@ -80,8 +83,8 @@ def work_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.work")
 
 
-def prepare(recipe: Recipe) -> RunInputs:
-    """Open and check everything that `recipe` names; nothing is written.
+def prepare(recipe: Recipe, *, auto: bool = False) -> RunInputs:
+    """Open and check everything that `recipe` names; nothing is written. `auto` tells that a search found the student.
 
     Raises:
         BadInput: every fault found, in one message.
@@ -99,7 +102,9 @@ def prepare(recipe: Recipe) -> RunInputs:
     for promise in recipe.promises:
         checks = (*checks, partial(read_promise, promise))
     opened = open_task(recipe, out, more_checks=checks, notify=show, may_ask=True)
-    inputs = RunInputs(**{each.name: getattr(opened, each.name) for each in fields(opened)}, workdir=workdir)
+    inputs = RunInputs(**{each.name: getattr(opened, each.name) for each in fields(opened)}, workdir=workdir, auto=auto)
+    if recipe.budget_ms:
+        timed_tokens(inputs, recipe.tokens)
     if recipe.promise_data:
         inputs.promised_on = _promise_texts(inputs)
         inputs.warnings.extend(inputs.promised_on.warnings("--promise-data"))

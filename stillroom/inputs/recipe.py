@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compress.models.shapes import STUDENTS
-from compress.settings import MACHINE, OWN_SHAPE, SHAPES, STUDENT, WHAT, TaskSettings
+from compress.settings import AUTO, MACHINE, OWN_SHAPE, SHAPES, STUDENT, WHAT, TaskSettings
 from export.settings import GATE, KEPT_RIGHT, PROMISE_CONFIDENCE, PROMISE_DATA, PROMISES
 from serve.errors import BadInput
 from serve.options import make, options_of, setting
@@ -29,7 +29,7 @@ class Recipe(OfCard, TaskSettings):
     out: str = setting(metavar="FOLDER", help="The bundle to write; stages are kept in OUT.work.", panel=WHAT)
     name: str = setting("", help="What the server calls the model.", shown="the name of --out", panel=WHAT)
     student: str = setting(
-        "", help=f"{SHAPES} auto finds the one that learns best within --budget-ms.", suggested=("auto", *STUDENTS), metavar="SHAPE",
+        "", help=f"{SHAPES} auto finds the one that learns best within --budget-ms.", suggested=(AUTO, *STUDENTS), metavar="SHAPE",
         shown=OWN_SHAPE, panel=WHAT,
     )  # fmt: skip
     undistilled: bool = setting(

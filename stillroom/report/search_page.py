@@ -21,7 +21,7 @@ def tried(document: dict[str, Any]) -> Table:
             f"{document['metric']} on validation",
             [scored(*(row["validation"][key] for key in ("value", "low", "high"))) for row in rows],
         ),
-        ("less the chosen", [_difference(row["less_chosen"]) for row in rows]),
+        ("minus the chosen", [_difference(row["minus_chosen"]) for row in rows]),
         (f"predicted p{document['percentile']}, ms", [row["predicted_ms"] for row in rows]),
         ("measured, ms", [row["measured_ms"] for row in rows]),
         ("parameters, M", [f"{row['parameters'] / 1e6:.1f}" for row in rows]),
@@ -57,20 +57,31 @@ def sentences(document: dict[str, Any]) -> list[str]:
         if equal := as_good(document):
             fastest = min(equal, key=lambda each: float(each["predicted_ms"]))
             said.append(
-                f"{len(equal)} other{'s are' if len(equal) > 1 else ' is'} not shown to be worse; of these {fastest['student']} is the "
-                f"fastest, {number(fastest['predicted_ms'])} ms."
+                f"{len(equal)} faster one{'s are' if len(equal) > 1 else ' is'} not shown to be worse: the fastest is "
+                f"{fastest['student']}, {number(fastest['predicted_ms'])} ms."
             )
+    for missed in document.get("missed", []):
+        said.append(
+            f"{missed['student']} was trained in full and took {number(missed['measured_ms'])} ms, so a faster one was."
+        )
+    if shipped := document.get("shipped"):
+        said.append(f"{shipped} ships.")
     errors = document["latency_model"]["errors"]
     said.append(
         f"Predicted times were wrong by {errors['median']:.1%} at the median and {errors['worst']:.1%} at worst on {errors['students']} "
-        "students that the latency model was not fitted to."
+        "students, from a fit to the others."
     )
     return said
 
 
 def as_good(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The trained students whose score is not shown to be below that of the chosen one, without it."""
-    return [row for row in document["trials"] if row["less_chosen"] and row["less_chosen"]["high"] >= 0]
+    """The trained students that are predicted to be faster than the chosen one and not shown to score less."""
+    chosen = _chosen(document)
+    return [
+        row
+        for row in document["trials"]
+        if row["minus_chosen"] and row["minus_chosen"]["high"] >= 0 and row["predicted_ms"] < chosen["predicted_ms"]
+    ]
 
 
 def page(document: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ BUDGET_MS = "Milliseconds that one call of the int8 student may take on this mac
 PERCENTILE = "Percentile of the latency that --budget-ms bounds; 99 needs a machine without other work."
 TOKENS = "Tokens of the text of that call."
 USUAL_TOKENS = "the length that 95 of 100 texts of validation stay within"
-MOST_TRIALS, TRIAL_STEPS, MOST_MINUTES = 24, 200, 60.0
+MOST_TRIALS, TRIAL_STEPS, MOST_MINUTES, SOFT_WEIGHT = 24, 200, 60.0, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,11 @@ class Searching(DataSet):
         MOST_MINUTES, help="No training begins after so many minutes of them.", above=0, panel=TRIALS
     )
     soft_weight: float = setting(
-        0.5, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1, panel=TRIALS
+        SOFT_WEIGHT,
+        help="Share of the soft labels in the loss; the labels have the rest.",
+        at_least=0,
+        at_most=1,
+        panel=TRIALS,
     )
     student_learning_rate: float = setting(
         4e-4, help="Peak learning rate of training the students.", above=0, panel=TRIALS

@@ -1,40 +1,46 @@
 """The latency model of this machine: times students with random weights in turns, fits their times, and keeps the fit.
 
-It is kept for the machine, runtime, family, tokens and threads it was made for, in `latency` of stillroom's cache folder.
+It is kept for everything that the times depend on, in `latency` of stillroom's cache folder.
 """
 
 import hashlib
 import json
 import random
-import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 
 from compress.data.examples import Task
+from compress.engine.fingerprints import trained_with
 from compress.models.pretrained import Opened
 from compress.models.shapes import Shape
-from latency.analysis.latency_model import Errors, LatencyModel, Timed, fit
+from latency.analysis.latency_model import OPERATORS, Errors, LatencyModel, Timed, fit
 from latency.candidates.candidate import Candidate
-from latency.measure.interleave import Patience, Progress, at_work, measure
+from latency.measure.interleave import Patience, at_work, measure
 from latency.measure.machine import MachineFacts
 from latency.measure.workloads import Workload
 from serve.bundle.fetched import cache_folder
 from serve.bundle.manifest import canonical_json
 from serve.bundle.replaced_files import replacing
-from stillroom.student_search.random_students import VOCABULARY, random_rows, write_random_graph
+from stillroom.console import bar, say
+from stillroom.student_search.random_students import random_rows, write_random_graph
 from stillroom.student_search.space import Space
 
-FITTED, CHECKED = 20, 6  # students that the model is fitted to, and others that it is checked on
+FITTED, CHECKED = (
+    20,
+    6,
+)  # students that are timed: those that the error is of a fit to, and those that it is measured on
 DEEPEST = 4  # layers of a timed student: a call's time grows by the same for each layer
 SECONDS, TURNS = 60.0, 12  # of timing them all, in turns of `TURN_SECONDS`
 TURN_SECONDS = 0.06
-MODEL = "latency.json"
-FACTS = ("cpu", "cores", "flags", "memory_gib", "os")  # of the machine; and the version of the runtime
+WIDE_ERROR = 0.25  # at worst, from which on the machine was too busy to fit anything
+FACTS = ("cpu", "cores", "flags", "memory_gib", "os")  # of the machine
 
 
 @dataclass(frozen=True)
@@ -54,86 +60,113 @@ class MachineLatency:
 
     model: LatencyModel
     errors: Errors
+    """Of a fit without the students that it was checked on; `model` is fitted to all."""
     timed: tuple[Timed, ...]
     measured_at: str
 
 
-def machine_latency(
-    call: Call, space: Space, machine: MachineFacts, say: Callable[[str], None], progress: Progress | None = None
-) -> MachineLatency:
+def machine_latency(call: Call, space: Space, machine: MachineFacts) -> MachineLatency:
     """The kept model for `call` on this machine, or a new one, which is then kept.
 
     Raises:
-        BadInput: a student cannot be exported or timed.
+        BadInput: a student cannot be timed.
     """
-    kept = cache_folder() / "latency" / _key(call, space, machine) / MODEL
-    if found := _read(kept):
-        say(f"latency model: kept from {found.measured_at[:10]}; its error was {_errors(found.errors)}")
-        return found
-    shapes = timed_shapes(space)
-    say(f"latency model: timing {len(shapes)} students with random weights, which takes some minutes, once")
-    timed = time_students(shapes, call, progress)
-    checked = max(1, len(timed) * CHECKED // (FITTED + CHECKED))
-    errors = fit(timed[:-checked]).errors_on(timed[-checked:])
-    found = MachineLatency(fit(timed), errors, tuple(timed), machine["measured_at"])
-    say(f"latency model: its error is {_errors(errors)}")
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(kept) as beside:
-        beside.write_bytes(canonical_json(_document(found)))
+    kept = cache_folder() / "latency" / f"{_key(call, space, machine)}.json"
+    with _alone(kept):
+        if found := _read(kept):
+            say(f"latency model: kept from {found.measured_at[:10]} in {kept}; its error was {_errors(found.errors)}")
+            return found
+        shapes = timed_shapes(space)
+        say(f"latency model: timing {len(shapes)} students with random weights, which takes some minutes, once")
+        timed = time_students(shapes, call)
+        checked = max(1, len(timed) * CHECKED // (FITTED + CHECKED))
+        errors = fit(timed[:-checked]).errors_on(timed[-checked:])
+        found = MachineLatency(fit(timed), errors, tuple(timed), machine["measured_at"])
+        say(f"latency model: its error is {_errors(errors)}")
+        if errors.worst > WIDE_ERROR:
+            say(
+                "warning: other programs were on the cores, so the latency model is not kept. Close them and run the command again."
+            )
+            return found
+        with suppress(OSError):  # without a cache it is timed again the next time
+            with replacing(kept) as beside:
+                beside.write_bytes(canonical_json(_document(found)))
     return found
 
 
 def timed_shapes(space: Space) -> list[Shape]:
-    """The students to time: the corners of the space, then others by chance, of which the last are only for checking."""
+    """The students to time: the corners of the space, then others by chance, on the last of which the error is measured."""
     depth = min(DEEPEST, space.teacher.layers)
     every = [shape for shape in space.shapes() if shape.layers <= depth]
-    corners = [
+    corners = dict.fromkeys(
         Shape(layers, hidden, heads, ffn)
-        for layers in dict.fromkeys((1, depth))
+        for layers in (1, depth)
         for hidden in (space.widths[0], space.widths[-1])
         for heads in space.heads(hidden)[:1]
-        for ffn in dict.fromkeys((space.ffns(hidden)[0], space.ffns(hidden)[-1]))
-    ]
+        for ffn in (space.ffns(hidden)[0], space.ffns(hidden)[-1])
+    )
     others = [shape for shape in every if shape not in corners]
     drawn = random.Random(0).sample(others, min(len(others), max(CHECKED, FITTED + CHECKED - len(corners))))
     return [*corners, *drawn]
 
 
-def time_students(
-    shapes: Sequence[Shape], call: Call, progress: Progress | None = None, *, seconds: float = SECONDS
-) -> list[Timed]:
+def time_students(shapes: Sequence[Shape], call: Call, *, seconds: float = SECONDS) -> list[Timed]:
     """The time of one call of each student, all timed in turns for about `seconds` after they are exported."""
-    with tempfile.TemporaryDirectory(prefix="stillroom-") as folder:
+    with tempfile.TemporaryDirectory(prefix="stillroom-") as folder, bar("latency") as shown:
         candidates = []
         for i, shape in enumerate(shapes):
-            if progress:
-                progress(i, len(shapes), f"exporting {shape}")
+            shown(i, len(shapes), f"exporting {shape}")
             place = Path(folder) / str(i)
             graph = write_random_graph(place, call.teacher, shape, call.task, call.labels, call.tokens)
             candidates.append(
                 Candidate(f"{i}: {shape}", "onnxruntime", "int8", graph, call.threads, max_length=call.tokens)
             )
-        vocabulary = min(VOCABULARY, call.teacher.config.vocab_size)
-        row = np.array([row.ids for row in random_rows(1, call.tokens, vocabulary)], dtype=np.int64)
+        row = np.array([row.ids for row in random_rows(call.teacher, 1, call.tokens)], dtype=np.int64)
         workload = Workload(f"1 x {call.tokens} tokens", 1, call.tokens, row)
         patience = Patience(seconds=seconds, tight=0.005, turn_seconds=TURN_SECONDS, least_turns=TURNS)
-        with at_work(candidates, [workload], progress=progress) as workers:
-            found = measure(workers, workload, patience=patience, progress=progress)
+        with at_work(candidates, [workload], progress=shown) as workers:
+            found = measure(workers, workload, patience=patience, progress=shown)
     return [Timed(shape, each.p50_ms, each.p99_ms) for shape, each in zip(shapes, found, strict=True)]
+
+
+@contextmanager
+def _alone(kept: Path) -> Iterator[None]:
+    """Within this context no other process times students for `kept`: each would slow the other down."""
+    try:
+        import fcntl
+
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        file = kept.with_suffix(".lock").open("a")
+    except (ImportError, OSError):  # Windows; or a cache that cannot be written
+        yield
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process makes this latency model; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _key(call: Call, space: Space, machine: MachineFacts) -> str:
     """A name for everything that the times depend on."""
     facts: Any = machine
+    # Of the teacher's configuration what is one value, such as an activation; its size and names are not.
+    config = {
+        name: value
+        for name, value in call.teacher.config.to_dict().items()
+        if isinstance(value, int | float | str | bool) and not name.startswith("_") and not name.endswith("token_id")
+    }
     decides = [
-        {name: facts[name] for name in FACTS}, machine["versions"].get("onnxruntime", ""), call.teacher.config.model_type,
-        call.teacher.config.to_dict().get("hidden_act"), call.task, call.tokens, call.threads, str(space.teacher), FITTED, CHECKED,
+        OPERATORS, {name: facts[name] for name in FACTS}, ort.__version__, trained_with("cpu"), config, call.task, call.labels,
+        call.tokens, call.threads, str(space.teacher), FITTED, CHECKED,
     ]  # fmt: skip
     return hashlib.sha256(canonical_json(decides)).hexdigest()[:16]
 
 
 def _errors(errors: Errors) -> str:
-    return f"{errors.median:.1%} at the median and {errors.worst:.1%} at worst on {errors.students} students that it was not fitted to"
+    return f"{errors.median:.1%} at the median and {errors.worst:.1%} at worst, on {errors.students} students that were not fitted"
 
 
 def _document(found: MachineLatency) -> dict[str, Any]:
@@ -147,15 +180,15 @@ def _document(found: MachineLatency) -> dict[str, Any]:
 
 
 def _read(file: Path) -> MachineLatency | None:
-    """The model in `file`; None where there is none that can be read."""
+    """The model in `file`; None where there is none that can be used."""
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
+        costs = {name: float(document["ms_by_operator"][name]) for name in OPERATORS}
         return MachineLatency(
-            LatencyModel(document["ms_by_operator"], document["p99_over_p50"]),
+            LatencyModel(costs, float(document["p99_over_p50"])),
             Errors(**document["errors"]),
             tuple(Timed(Shape(**shape), p50_ms, p99_ms) for shape, p50_ms, p99_ms in document["timed"]),
-            document["measured_at"],
+            str(document["measured_at"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
-        shutil.rmtree(file.parent, ignore_errors=True)
         return None

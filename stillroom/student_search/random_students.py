@@ -1,6 +1,5 @@
 """Int8 graphs of students with random weights, whose speed is that of trained ones."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from compress.models.shapes import Shape
 from export.graph.exporter import export_graph, quiet
 from export.precision.int8 import quantise_static
 from export.precision.int8_search import Prepared
-from serve.errors import BadInput
 
 # Rows of a table of embeddings: a call reads one for each token, however many there are.
 VOCABULARY = 2_000
@@ -47,9 +45,6 @@ def write_random_graph(folder: Path, teacher: Opened, shape: Shape, task: Task, 
     """Write the int8 graph of a student of `shape` in the teacher's family, for up to `tokens` tokens, and return its file.
 
     Products are quantised as those of a bundle. Nothing else of its weights decides its time.
-
-    Raises:
-        BadInput: the family has no such shape.
     """
     import torch
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
@@ -59,24 +54,40 @@ def write_random_graph(folder: Path, teacher: Opened, shape: Shape, task: Task, 
         if HEADS[task] == "ForTokenClassification"
         else AutoModelForSequenceClassification
     )
-    config = student_config(copy.deepcopy(teacher.config), teacher.family, shape)
-    config.vocab_size = min(VOCABULARY, config.vocab_size)
-    config.num_labels = labels
-    try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            kind.from_config(config).save_pretrained(folder)
-    except ValueError as error:
-        raise BadInput(f"{teacher.name}: its family has no encoder of the shape {shape}: {error}") from None
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        kind.from_config(random_config(teacher, shape, labels)).save_pretrained(folder)
     export_graph(folder, folder / FP32, tokens)
-    rows = random_rows(CALIBRATION_ROWS, tokens, config.vocab_size)
-    prepared = Prepared.of(folder / FP32, rows)  # type: ignore[arg-type]
+    prepared = Prepared.of(folder / FP32, random_rows(teacher, CALIBRATION_ROWS, tokens))  # type: ignore[arg-type]
     quantise_static(prepared.model, folder / INT8, prepared.ranges)
-    (folder / "model.safetensors").unlink()
+    for left in (FP32, "model.safetensors"):
+        (folder / left).unlink()
     return folder / INT8
 
 
-def random_rows(rows: int, tokens: int, vocabulary: int) -> Sequence[RandomRow]:
-    """Rows of ids that any vocabulary of this size has, without the first ones, which are special in every family."""
-    drawn = np.random.default_rng(0).integers(min(1_000, vocabulary // 2), vocabulary, size=(rows, tokens))
+def random_config(teacher: Opened, shape: Shape, labels: int) -> Any:
+    """The configuration of a student in the teacher's family, with a head for `labels` labels and a small vocabulary."""
+    config = student_config(teacher.config, teacher.family, shape)
+    config.vocab_size = min(VOCABULARY, config.vocab_size)
+    config.pad_token_id = min(config.pad_token_id or 0, config.vocab_size - 1)  # ModernBERT's is one of its last tokens
+    config.num_labels = labels
+    return config
+
+
+def parameters(teacher: Opened, shape: Shape) -> int:
+    """The parameters of an encoder of `shape` in the teacher's family, with the teacher's vocabulary and without a head."""
+    import torch
+    from transformers import AutoModel
+
+    with quiet(), torch.device("meta"):
+        return sum(
+            each.numel()
+            for each in AutoModel.from_config(student_config(teacher.config, teacher.family, shape)).parameters()
+        )
+
+
+def random_rows(teacher: Opened, rows: int, tokens: int) -> Sequence[RandomRow]:
+    """Rows of ids of the small vocabulary, without its first ones and its last, one of which is the padding."""
+    vocabulary = min(VOCABULARY, teacher.config.vocab_size)
+    drawn = np.random.default_rng(0).integers(vocabulary // 2, vocabulary - 1, size=(rows, tokens))
     return [RandomRow([int(each) for each in row]) for row in drawn]

@@ -3,31 +3,29 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from compress.data.examples import check_task
 from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
+from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.resumable_stages import Workdir
 from compress.engine.soft_labels import make_soft_labels
 from compress.engine.task_inputs import TaskInputs
 from compress.models.shapes import STUDENTS, Shape
 from latency.analysis.pareto import Point, pareto_front
-from latency.measure.interleave import Progress
 from latency.measure.machine import MachineFacts
 from serve.bundle.cpu_quota import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
+from stillroom.console import say
 from stillroom.student_search.machine_latency import Call, MachineLatency, machine_latency, time_students
+from stillroom.student_search.random_students import parameters
 from stillroom.student_search.space import Space, encoder_weights, space_of
 from stillroom.student_search.trials import ShortTraining, Trial, trials
 
-USUAL_SHARE = 95  # percent of the texts of validation that the usual length holds
 FOUND = "found.json"
-FEW_TOKENS = 16  # half of which would hold no text
 CHECK_SECONDS = 8.0  # of timing a chosen student
 
 
@@ -44,57 +42,33 @@ class Limits:
     soft_weight: float
 
 
-def usual_tokens(inputs: TaskInputs) -> int:
-    """The length in tokens that `USUAL_SHARE` percent of the texts of validation stay within."""
-    return int(np.percentile([len(ids) for ids in inputs.validation.ids], USUAL_SHARE, method="higher"))
-
-
 def search_students(
-    inputs: TaskInputs,
-    teacher: Callable[[], tuple[Path, str]],
-    work: Workdir,
-    limits: Limits,
-    machine: MachineFacts,
-    say: Callable[[str], None],
-    progress: Progress | None = None,
+    inputs: TaskInputs, teacher: Callable[[], tuple[Path, str]], work: Workdir, limits: Limits, machine: MachineFacts
 ) -> dict[str, Any]:
     """The students that were considered and the chosen one, as the document that `stillroom search --json` prints.
 
     `teacher` gives the folder of the teacher with a head for the task, and the fingerprint of what made it; it is called once a
-    student is known to meet the budget. Short trainings are kept in `work`.
+    student is known to meet the budget. Short trainings are kept in `work`, and the document too once a student is chosen.
 
     Raises:
         BadInput: no student meets the budget; it says the least possible time, with fewer tokens or more cores too.
     """
-    space = space_of(inputs.opened.config, inputs.opened.family)
-    labels, task, threads = len(inputs.labels), check_task(inputs.settings.task), inputs.settings.threads
-    call = Call(inputs.opened, task, labels, limits.tokens, threads)
-    latency = machine_latency(call, space, machine, say, progress)
-    fitting = [
-        shape for shape in space.shapes() if latency.model.percentile_ms(shape, limits.percentile) <= limits.budget_ms
+    space = space_of(inputs.opened)
+    task, threads = check_task(inputs.settings.task), inputs.settings.threads
+    call = Call(inputs.opened, task, len(inputs.labels), limits.tokens, threads)
+    latency = machine_latency(call, space, machine)
+
+    def predicted_ms(shape: Shape) -> float:
+        return latency.model.percentile_ms(shape, limits.percentile)
+
+    fitting = [shape for shape in space.shapes() if predicted_ms(shape) <= limits.budget_ms] or [
+        _smallest(limits, latency, space, call)
     ]
-    if not fitting:
-        raise _too_small(limits, latency, space, call, progress)
     say(
         f"{len(fitting)} of {len(space.shapes())} students are predicted to meet p{limits.percentile} of {limits.budget_ms:g} ms "
         f"on {limits.tokens} tokens"
     )
     training = _training(inputs, *teacher(), work, limits)
-
-    def make(folder: Path) -> None:
-        say(f"short trainings: {limits.trial_steps} steps each")
-        made = trials(
-            training, work, space, fitting, most=limits.trials, minutes=limits.most_minutes, seed=inputs.settings.seed,
-            told=lambda trial, count: say(
-                f"  {count}/{min(limits.trials, len(fitting))}  {trial.shape}: {inputs.metric} {trial.validation}, "
-                f"{latency.model.percentile_ms(trial.shape, limits.percentile):.3g} ms"
-            ),
-        )  # fmt: skip
-        chosen, checked = _chosen(made, limits, call, progress, say)
-        document = _document(inputs, limits, latency, space, made, chosen, checked, training.teacher, fitting)
-        (folder / FOUND).write_bytes(canonical_json(document))
-
-    # Kept whole, since the measured times would differ the next time, and with them perhaps the choice.
     decides = [
         training.fingerprint,
         asdict(limits),
@@ -102,13 +76,32 @@ def search_students(
         latency.measured_at,
         [str(each) for each in fitting],
     ]
-    found: dict[str, Any] = json.loads(
-        (work.stage("found", fingerprint("found", *decides), make) / FOUND).read_text("utf-8")
-    )
+    found_fingerprint = fingerprint("found", *decides)
+
+    def finish(folder: Path, document: dict[str, Any]) -> None:
+        (folder / FOUND).write_bytes(canonical_json(document))
+
+    if not work.finished("found", found_fingerprint):
+        say(f"short trainings: {limits.trial_steps} steps each")
+        made = trials(
+            training, work, space, fitting, most=limits.trials, minutes=limits.most_minutes, seed=inputs.settings.seed,
+            beyond=lambda shape: predicted_ms(shape) / limits.budget_ms - 1,
+            told=lambda trial, count: say(
+                f"  {count}/{min(limits.trials, len(fitting))}  {trial.shape}: {inputs.metric} {trial.validation}, "
+                f"{predicted_ms(trial.shape):.3g} ms"
+            ),
+        )  # fmt: skip
+        chosen, checked = _chosen(made, limits, call)
+        document = _document(inputs, limits, latency, space, made, chosen, checked, training.teacher, fitting)
+        if not chosen:  # not kept: on a quieter machine one may meet it
+            return document
+        # Kept, since the measured times would differ the next time, and with them perhaps the choice.
+        work.stage("found", found_fingerprint, partial(finish, document=document))
+    found: dict[str, Any] = json.loads((work.root / "found" / FOUND).read_text(encoding="utf-8"))
     return found
 
 
-def make_teacher(inputs: TaskInputs, work: Workdir, say: Callable[[str], None]) -> tuple[Path, str]:
+def make_teacher(inputs: TaskInputs, work: Workdir) -> tuple[Path, str]:
     """The folder of the teacher with a head for the task, fine-tuned in `work` where it has none, and its fingerprint."""
     given = inputs.settings
     decides = fingerprint(
@@ -126,41 +119,32 @@ def _training(
 ) -> ShortTraining:
     """How each student is trained on the soft labels of `teacher`, which are made or found in `work`."""
     given = inputs.settings
-    soft = work.stage(
-        "soft-labels",
-        fingerprint("soft-labels", teacher_fingerprint),
-        lambda folder: make_soft_labels(folder, inputs, teacher),
-    )
-    decides = [limits.trial_steps, limits.soft_weight, given.student_learning_rate, given.temperature]
+    of_labels = fingerprint("soft-labels", teacher_fingerprint, texts_fingerprint(inputs.unlabelled), given.augment)
+    soft = work.stage("soft-labels", of_labels, lambda folder: make_soft_labels(folder, inputs, teacher))
+    decides = [
+        limits.trial_steps, limits.soft_weight, given.student_learning_rate, given.temperature, given.start, given.accumulate,
+        given.language_temperature,
+    ]  # fmt: skip
     return ShortTraining(
-        inputs,
-        teacher,
-        soft,
-        limits.soft_weight,
-        limits.trial_steps,
-        fingerprint("trials", teacher_fingerprint, *decides),
+        inputs, teacher, soft, limits.soft_weight, limits.trial_steps, fingerprint("trials", of_labels, *decides)
     )
 
 
-def _chosen(
-    made: Sequence[Trial],
-    limits: Limits,
-    call: Call,
-    progress: Progress | None,
-    say: Callable[[str], None],
-) -> tuple[Shape | None, dict[Shape, float]]:
-    """The best trial whose measured time meets the budget, and all measured times; None if none does."""
+def _chosen(made: Sequence[Trial], limits: Limits, call: Call) -> tuple[Shape | None, dict[Shape, float]]:
+    """The best trial whose measured time meets the budget, and all measured times in milliseconds; None if none does."""
     checked: dict[Shape, float] = {}
     for trial in _best_first(made):
-        (timed,) = time_students([trial.shape], call, progress, seconds=CHECK_SECONDS)
-        checked[trial.shape] = timed.p50_ms if limits.percentile == 50 else timed.p99_ms
-        met = checked[trial.shape] <= limits.budget_ms
-        say(
-            f"{trial.shape}: p{limits.percentile} of {checked[trial.shape]:.3g} ms measured{'' if met else ', too slow'}"
-        )
+        checked[trial.shape] = measured_ms = _measured_ms(trial.shape, call, limits)
+        met = measured_ms <= limits.budget_ms
+        say(f"{trial.shape}: p{limits.percentile} of {measured_ms:.3g} ms measured{'' if met else ', too slow'}")
         if met:
             return trial.shape, checked
     return None, checked
+
+
+def _measured_ms(shape: Shape, call: Call, limits: Limits) -> float:
+    (timed,) = time_students([shape], call, seconds=CHECK_SECONDS)
+    return timed.percentile_ms(limits.percentile)
 
 
 def _best_first(made: Sequence[Trial]) -> list[Trial]:
@@ -168,28 +152,25 @@ def _best_first(made: Sequence[Trial]) -> list[Trial]:
     return sorted(made, key=lambda each: (-each.validation.value, encoder_weights(each.shape)))
 
 
-def _too_small(
-    limits: Limits, latency: MachineLatency, space: Space, call: Call, progress: Progress | None
-) -> BadInput:
-    """Why no student meets the budget, with the least times that were measured."""
+def _smallest(limits: Limits, latency: MachineLatency, space: Space, call: Call) -> Shape:
+    """The student that is predicted to be the fastest, if it meets the budget when it is measured.
+
+    Raises:
+        BadInput: it does not. The message has its time, and what makes it faster here.
+    """
     least = min(space.shapes(), key=latency.model.p50_ms)
-
-    def measured(given: Call) -> float:
-        (timed,) = time_students([least], given, progress, seconds=CHECK_SECONDS)
-        return timed.p50_ms if limits.percentile == 50 else timed.p99_ms
-
-    cores, least_ms = available_cores(), measured(call)
-    others = {}
-    if call.tokens > FEW_TOKENS:
-        others[f"with {call.tokens // 2} tokens"] = replace(call, tokens=call.tokens // 2)
+    least_ms, cores = _measured_ms(least, call, limits), available_cores()
+    if least_ms <= limits.budget_ms:
+        return least
+    others = {f"with {call.tokens // 2} tokens": replace(call, tokens=call.tokens // 2)}
     if call.threads < cores:
         others[f"on {cores} threads"] = replace(call, threads=cores)
-    faster = [f", {how} {ms:.3g} ms" for how, given in others.items() if (ms := measured(given)) < least_ms]
+    faster = {how: ms for how, given in others.items() if (ms := _measured_ms(least, given, limits)) < least_ms}
     threads = f"{call.threads} thread{'' if call.threads == 1 else 's'}"
-    return BadInput(
+    raise BadInput(
         f"--budget-ms {limits.budget_ms:g} cannot be met here: the smallest student, {least}, takes {least_ms:.3g} ms at "
-        f"p{limits.percentile} on {call.tokens} tokens and {threads}{''.join(faster)}. Give a larger --budget-ms, fewer --tokens or "
-        "more --threads."
+        f"p{limits.percentile} on {call.tokens} tokens and {threads}{''.join(f', {how} {ms:.3g} ms' for how, ms in faster.items())}. "
+        f"Give a larger --budget-ms{', or one of these' if faster else ''}."
     )
 
 
@@ -208,18 +189,17 @@ def _document(
     at = {each.shape: latency.model.percentile_ms(each.shape, limits.percentile) for each in made}
     front = pareto_front([Point(str(each.shape), at[each.shape], each.validation.value) for each in made])
     best = next((each for each in made if each.shape == chosen), None)
-    vocabulary = inputs.opened.config.vocab_size
     rows = []
     for each in _best_first(made):
-        less = each.less(best) if best and each is not best else None
+        difference = each.less(best) if best and each is not best else None
         rows.append({
             "student": str(each.shape),
             **vars(each.shape),
-            "parameters": vocabulary * each.shape.hidden + encoder_weights(each.shape),
+            "parameters": parameters(inputs.opened, each.shape),
             "predicted_ms": round(at[each.shape], 4),
             "measured_ms": round(checked[each.shape], 4) if each.shape in checked else None,
             "validation": vars(each.validation),
-            "less_chosen": vars(less) if less else None,
+            "minus_chosen": vars(difference) if difference else None,
             "on_front": str(each.shape) in front,
             "seconds": round(each.seconds, 1),
         })  # fmt: skip

@@ -1,12 +1,12 @@
 """The shapes that a search chooses from."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from compress.models.families import Family
+from compress.models.pretrained import Opened, open_model
 from compress.models.shapes import Shape
+from serve.errors import BadInput
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -55,37 +55,44 @@ class Space:
         ]
 
     def suggested(self, trial: "Trial") -> Shape:
-        """The shape that a sampler of optuna suggests."""
+        """The shape that a sampler of optuna suggests: each number by its place among those that are possible, smallest first."""
         layers = trial.suggest_int("layers", 1, self.teacher.layers)
-        hidden = trial.suggest_categorical("hidden", self.widths)
-        heads = self._choice(trial, f"heads at {hidden}", self.heads(hidden))
-        return Shape(layers, hidden, heads, self._choice(trial, f"ffn at {hidden}", self.ffns(hidden)))
-
-    @staticmethod
-    def _choice(trial: "Trial", name: str, choices: Sequence[int]) -> int:
-        return choices[0] if len(choices) == 1 else int(trial.suggest_categorical(name, choices))
+        hidden = self.widths[trial.suggest_int("width", 0, len(self.widths) - 1)]
+        heads, ffns = self.heads(hidden), self.ffns(hidden)
+        head = trial.suggest_int("heads", 0, len(HEAD_WIDTHS) - 1)
+        ffn = trial.suggest_int("feed-forward", 0, len(FFN_RATIOS))  # those, and the teacher's own
+        return Shape(layers, hidden, heads[min(head, len(heads) - 1)], ffns[min(ffn, len(ffns) - 1)])
 
     def parameters_of(self, shape: Shape) -> dict[str, int]:
-        """What `suggested` would have asked the sampler for `shape`."""
-        asked = {"layers": shape.layers, "hidden": shape.hidden}
-        for name, choices, value in (
-            ("heads", self.heads(shape.hidden), shape.heads),
-            ("ffn", self.ffns(shape.hidden), shape.ffn),
-        ):
-            if len(choices) > 1:
-                asked[f"{name} at {shape.hidden}"] = value
-        return asked
+        """What a sampler says to suggest `shape`."""
+        return {
+            "layers": shape.layers,
+            "width": self.widths.index(shape.hidden),
+            "heads": self.heads(shape.hidden).index(shape.heads),
+            "feed-forward": self.ffns(shape.hidden).index(shape.ffn),
+        }
 
 
-def space_of(config: Any, family: Family) -> Space:
-    """The space of students of a teacher with that configuration."""
-    return Space(
-        Shape(
-            config.num_hidden_layers, config.hidden_size, config.num_attention_heads, getattr(config, family.ffn_size)
-        )
-    )
+def space_of(teacher: Opened) -> Space:
+    """The space of students of `teacher`."""
+    return Space(teacher_shape(teacher))
+
+
+def teacher_shape(teacher: Opened) -> Shape:
+    """The shape of the teacher itself."""
+    config = teacher.config
+    ffn = getattr(config, teacher.family.ffn_size)
+    return Shape(config.num_hidden_layers, config.hidden_size, config.num_attention_heads, ffn)
+
+
+def own_shape(teacher: str, revision: str) -> str:
+    """The teacher's own shape, for checks and warnings that no student decides yet; empty if it cannot be opened, which others report."""
+    try:
+        return str(teacher_shape(open_model(teacher, revision=revision)))
+    except BadInput:
+        return ""
 
 
 def encoder_weights(shape: Shape) -> int:
-    """The weights of a student's layers, without biases and norms: what its size is compared by."""
+    """The weights of the products in a student's layers, to order students by size; of gated layers, two of three."""
     return shape.layers * (4 * shape.hidden**2 + 2 * shape.hidden * shape.ffn)

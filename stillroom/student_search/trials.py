@@ -24,7 +24,7 @@ from stillroom.student_search.space import Space, encoder_weights
 
 COUNTS, TRIAL, START = "counts.npy", "trial.json", "start"
 STARTUP = 8  # trials before the sampler models them
-MOST_ASKED = 500  # suggestions in a row that bring nothing new; then a shape is drawn by chance
+MOST_ASKED = 100  # suggestions in a row that bring nothing new; then a shape is drawn by chance
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,15 @@ class ShortTraining:
         return Trial(shape, Score(**found), np.load(folder / COUNTS, allow_pickle=False), work.seconds[folder.name])
 
     def _make(self, folder: Path, shape: Shape) -> None:
-        settings = replace(self.inputs.settings, student=str(shape))
-        inputs = replace(self.inputs, settings=settings, shape=shape)
-        start = folder / START
-        if not (start / "model.safetensors").is_file():
-            start.mkdir(exist_ok=True)
-            task_stages.make_start(start, inputs, self.teacher)
+        inputs, settings, start = self.inputs, self.inputs.settings, folder / START
+        if not start.is_dir():  # what a killed call left half-written is in another folder
+            beside = folder / f"{START}.partial"
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir()
+            task_stages.make_start(
+                beside, replace(inputs, settings=replace(settings, student=str(shape)), shape=shape), self.teacher
+            )
+            beside.replace(start)
         model = task_stages.load_stage(start, inputs)
         soft = read_soft_labels(self.soft_labels, inputs)
         task_stages.on_task(
@@ -102,15 +105,17 @@ def trials(
     most: int,
     minutes: float,
     seed: int,
+    beyond: Callable[[Shape], float],
     told: Callable[[Trial, int], None],
 ) -> list[Trial]:
-    """Trains at most `most` of the students `fitting`, chosen by optuna's tree of Parzen estimators; none begins after `minutes`.
+    """Trains at most `most` of the students `fitting`; none begins after `minutes` of them.
 
-    The same call makes the same trials, so that a stopped search goes on: finished ones are found in `work`. `told` is called
-    with each trial and how many were made.
+    Half of them at most are the `first_shapes`; the others are suggested by optuna's tree of Parzen estimators. The same call makes the
+    same trials, so that a stopped search goes on: finished ones are found in `work`. `told` is called with each trial and how many were
+    made. `beyond` gives by how much of the budget any other shape exceeds it.
     """
     found: dict[Shape, Trial] = {}
-    suggestions = _suggestions(space, fitting, found, seed)
+    suggestions = _suggestions(space, fitting, found, seed, first_shapes(space, fitting)[: -(-most // 2)], beyond)
     while len(found) < min(most, len(fitting)):
         spent_s = sum(trial.seconds for trial in found.values())
         if spent_s >= minutes * 60:
@@ -122,7 +127,14 @@ def trials(
     return list(found.values())
 
 
-def _suggestions(space: Space, fitting: list[Shape], found: dict[Shape, Trial], seed: int) -> Iterator[Shape]:
+def _suggestions(
+    space: Space,
+    fitting: list[Shape],
+    found: dict[Shape, Trial],
+    seed: int,
+    first: list[Shape],
+    beyond: Callable[[Shape], float],
+) -> Iterator[Shape]:
     """Shapes of `fitting` that `found` lacks. The caller puts the trial of each into `found` before it asks for the next."""
     import optuna
 
@@ -130,7 +142,7 @@ def _suggestions(space: Space, fitting: list[Shape], found: dict[Shape, Trial], 
     study = optuna.create_study(
         direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
     )
-    for shape in first_shapes(space, fitting):
+    for shape in first:
         study.enqueue_trial(space.parameters_of(shape))
     allowed, chance = set(fitting), np.random.default_rng(seed)
     while True:
@@ -139,12 +151,13 @@ def _suggestions(space: Space, fitting: list[Shape], found: dict[Shape, Trial], 
             shape = space.suggested(asked)
             if shape in allowed and shape not in found:
                 break
-            study.tell(asked, state=optuna.trial.TrialState.FAIL)  # the sampler learns nothing from it
+            # What does not fit is worse than everything that does, the more so the slower it is.
+            study.tell(asked, found[shape].validation.value if shape in found else -beyond(shape))
         else:
             left = [shape for shape in fitting if shape not in found]
             shape = left[int(chance.integers(len(left)))]
             study.enqueue_trial(space.parameters_of(shape))
             asked = study.ask()
-            shape = space.suggested(asked)
+            assert space.suggested(asked) == shape
         yield shape
         study.tell(asked, found[shape].validation.value)

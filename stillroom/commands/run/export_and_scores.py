@@ -39,12 +39,13 @@ from stillroom.commands.run.languages import behind_in_languages, per_language
 from stillroom.console import bar, say
 from stillroom.inputs.preflight import TRIMMED, RunInputs
 from stillroom.inputs.recipe import write_recipe
+from stillroom.inputs.timed_tokens import timed_tokens
 from stillroom.report.run_page import Report, report_files
-from stillroom.student_search.search import usual_tokens
 
 BATCHES = (1, 8)
 LENGTHS = (16, 128)  # tokens: a short message, a paragraph
 REPORT = "report.html"
+INT8 = "student ORT int8"  # the timed candidate that ships
 TRAINED = ("teacher", "undistilled", "student")
 DISTIL = "distil-"  # what the folders of a method's stages begin with
 MODELS = (*TRAINED, "fp32", "int8")
@@ -274,13 +275,13 @@ def make_latency(
     candidates += [
         Candidate("student torch fp32", "torch", "fp32", folders["student"], threads),
         Candidate("student ORT fp32", "onnxruntime", "fp32", exported / ONNX_NAMES["fp32"], threads),
-        Candidate("student ORT int8", "onnxruntime", "int8", exported / ONNX_NAMES["int8"], threads),
+        Candidate(INT8, "onnxruntime", "int8", exported / ONNX_NAMES["int8"], threads),
     ]
     keys = [*["teacher"] * (len(candidates) - 3), "student", "fp32", "int8"]
     metrics = {candidate.name: test[key]["value"] for candidate, key in zip(candidates, keys, strict=True)}
     lengths = [length for length in LENGTHS if length <= inputs.max_length] or [inputs.max_length]
     if inputs.recipe.budget_ms:
-        lengths = sorted({*lengths, budget_tokens(inputs)})
+        lengths = sorted({*lengths, timed_tokens(inputs, inputs.recipe.tokens)})
     with bar("latency") as shown:
         document = time_grid(
             candidates,
@@ -294,17 +295,12 @@ def make_latency(
     (folder / "latency.json").write_bytes(canonical_json({**document, "machine": machine}))
 
 
-def budget_tokens(inputs: RunInputs) -> int:
-    """The length in tokens of the call that --budget-ms bounds."""
-    return min(inputs.recipe.tokens or usual_tokens(inputs), inputs.max_length)
-
-
 def speedup(document: ProfileDocument) -> RatioRow:
     """The torch teacher's p50 over the shipped variant's, batch 1, at the shortest length, with its interval.
 
     Without a teacher that is a model it is the p50 of the student in torch.
     """
-    rows = [row for row in document["ratios"] if row["b"] == "student ORT int8" and row["batch"] == 1]
+    rows = [row for row in document["ratios"] if row["b"] == INT8 and row["batch"] == 1]
     return min(rows, key=lambda row: row["tokens"])
 
 
@@ -411,7 +407,7 @@ def latency_by_model(latency: ProfileDocument) -> dict[str, float]:
         "teacher torch fp32": "teacher",
         "student torch fp32": "student",
         "student ORT fp32": "fp32",
-        "student ORT int8": "int8",
+        INT8: "int8",
     }
     shortest = min(row["tokens"] for row in latency["candidates"])
     return {

@@ -21,6 +21,7 @@ from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import MethodInputs, asks_words, fit_head, run_method
 from compress.engine.soft_labels import make_soft_labels, save_answers
 from compress.engine.understood import understood, understood_lines
+from compress.settings import AUTO
 from export.packing.builder import DOCUMENTED, ModelReport
 from export.packing.writer import clear_leftovers
 from latency.measure.machine import MachineFacts, machine_facts
@@ -32,11 +33,14 @@ from stillroom.commands.run.stage_fingerprints import ANSWERS, STUDENTS_PLAN, fi
 from stillroom.commands.run.teacher_answers import make_answers, with_teachers_answers
 from stillroom.commands.run.time_budget import Plan, full_plan, students_plan, timed_plan
 from stillroom.commands.run.within_budget import (
-    AUTO,
+    MISSED,
+    SEARCH,
     BudgetMissed,
     check_budget,
     check_met,
     found_students,
+    keep_missed,
+    missed_before,
     student_of_bundle,
 )
 from stillroom.console import say
@@ -44,6 +48,7 @@ from stillroom.inputs.preflight import TRIMMED, RunInputs, prepare, work_of
 from stillroom.inputs.recipe import Recipe
 from stillroom.report.pages import page_or
 from stillroom.report.run_page import write_report
+from stillroom.student_search.space import own_shape
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
@@ -57,22 +62,37 @@ def run(recipe: Recipe) -> dict[str, Any]:
     machine = machine_facts()  # before any work, which would count as load of the machine
     check_budget(recipe)
     if recipe.student != AUTO:
-        return _run(recipe, started, machine)
+        return _run(prepare(recipe), started, machine)
     out = Path(os.path.abspath(recipe.out))
-    if (out / MANIFEST).is_file() and (student := student_of_bundle(out)):
-        return _run(replace(recipe, student=student), started, machine)
+    if (out / MANIFEST).is_file():
+        return _run(prepare(replace(recipe, student=student_of_bundle(out)), auto=True), started, machine)
     students, found = _found(recipe, machine)
-    for student in students[:-1]:
+    missed: list[dict[str, Any]] = []
+    for student in students:
+        inputs = prepare(replace(recipe, student=student), auto=True)
+        inputs.found = found | {"missed": missed, "shipped": student if missed else None}
+        decided_by = fingerprints(inputs)["latency"]
+        before = missed_before(inputs.workdir.root).get(student, {})
+        if before.get("fingerprint") == decided_by:
+            missed.append({"student": student, "measured_ms": before["measured_ms"]})
+            continue
         try:
-            return _run(replace(recipe, student=student), started, machine, found)
-        except BudgetMissed as missed:
-            say(f"{missed.message} The next faster one is trained.")
-    return _run(replace(recipe, student=students[-1]), started, machine, found)
+            return _run(inputs, started, machine)
+        except BudgetMissed as fault:
+            say(fault.message)
+            keep_missed(inputs.workdir.root, student, fault.measured_ms, decided_by)
+            missed.append({"student": student, "measured_ms": fault.measured_ms})
+    each = ", ".join(f"{one['student']} {one['measured_ms']:.3g} ms" for one in missed)
+    raise BudgetMissed(
+        f"No student meets --budget-ms {recipe.budget_ms:g} after its training: {each}. Give a larger budget; or, if other programs slowed "
+        f"them down, remove {work_of(out) / SEARCH / MISSED} and run again.",
+        missed[-1]["measured_ms"],
+    )
 
 
 def _found(recipe: Recipe, machine: MachineFacts) -> tuple[list[str], dict[str, Any]]:
     """The students for --student auto, see `found_students`; the teacher is the one that the run will use."""
-    inputs = prepare(replace(recipe, student=""))
+    inputs = prepare(replace(recipe, student=own_shape(recipe.teacher, recipe.revision)))
     same_bits(inputs.recipe.threads)
     if inputs.gives_answers_alone:
         raise BadInput(
@@ -87,13 +107,11 @@ def _found(recipe: Recipe, machine: MachineFacts) -> tuple[list[str], dict[str, 
         return found_students(inputs, teacher, machine)
 
 
-def _run(recipe: Recipe, started: float, machine: MachineFacts, found: dict[str, Any] | None = None) -> dict[str, Any]:
+def _run(inputs: RunInputs, started: float, machine: MachineFacts) -> dict[str, Any]:
     """The bundle of a named student; see `run`."""
-    inputs = prepare(recipe)
-    inputs.found = found
     same_bits(inputs.recipe.threads)
     stage_fingerprints = fingerprints(inputs)
-    out = Path(os.path.abspath(recipe.out))
+    out = Path(os.path.abspath(inputs.recipe.out))
     if (out / MANIFEST).is_file():
         return _already_there(out, stage_fingerprints["bundle"])
     _say_understood(inputs)
@@ -114,7 +132,12 @@ def _run(recipe: Recipe, started: float, machine: MachineFacts, found: dict[str,
         )
         latency = cast(ProfileDocument, export_and_scores.read_json(folders["latency"] / "latency.json"))
         report = export_and_scores.report_of(inputs, folders, scores, model_report, machine, latency)
-        check_met(inputs, latency, write_report(inputs.workdir.root / export_and_scores.REPORT, report))
+        written = write_report(inputs.workdir.root / export_and_scores.REPORT, report)
+        try:
+            check_met(inputs, latency, written)
+        except BudgetMissed:
+            shutil.rmtree(folders["latency"])  # so that the same command times it again
+            raise
         clear_leftovers(out)
         export_and_scores.write_bundle(out, inputs, folders, report, model_report, _minutes(inputs, started))
     return _result(out)
@@ -448,7 +471,8 @@ def _stage(inputs: RunInputs, name: str, stage_fingerprints: dict[str, str], mak
 
 def _minutes(inputs: RunInputs, started: float) -> float:
     """Minutes of work on the bundle, earlier calls included."""
-    return round(max(sum(inputs.workdir.seconds.values()), time.monotonic() - started) / 60, 2)
+    searched_s = sum(row["seconds"] for row in inputs.found["trials"]) if inputs.found else 0.0
+    return round(max(sum(inputs.workdir.seconds.values()) + searched_s, time.monotonic() - started) / 60, 2)
 
 
 def _already_there(out: Path, run_fingerprint: str) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def fingerprints(inputs: RunInputs) -> dict[str, str]:
     within = [r.budget_ms, r.percentile, r.tokens] if r.budget_ms else []
     stage_fingerprints["latency"] = fingerprint("latency", stage_fingerprints["scores"], r.latency_seconds, *within)
     stage_fingerprints["bundle"] = fingerprint(
-        "bundle", stage_fingerprints["latency"], r.model_name, r.license, r.data_license, r.language
-    )
+        "bundle", stage_fingerprints["latency"], r.model_name, r.license, r.data_license, r.language,
+        *(["auto", r.search_minutes] if inputs.auto else []),
+    )  # fmt: skip
     return stage_fingerprints

@@ -1,28 +1,35 @@
 """`run` within a latency budget: which student to train, and whether the one that was made meets the budget."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from compress import distributed
 from compress.engine.resumable_stages import Workdir
+from compress.settings import AUTO
 from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument
+from serve.bundle.manifest import canonical_json
+from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput, GateMissed
-from stillroom.commands.run.export_and_scores import budget_tokens
-from stillroom.console import bar, say
+from stillroom.commands.run.export_and_scores import INT8
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe, read_recipe
-from stillroom.settings.search import MOST_TRIALS, TRIAL_STEPS
+from stillroom.inputs.timed_tokens import timed_tokens
+from stillroom.settings.search import MOST_TRIALS, SOFT_WEIGHT, TRIAL_STEPS
 from stillroom.student_search.search import Limits, search_students
 
-AUTO = "auto"
 SEARCH = "search"  # the folder of the search in that of the run's stages
-INT8 = "student ORT int8"
+MISSED = "missed.json"  # in it: students that were trained in full and too slow, with their time and what decided it
 
 
 class BudgetMissed(GateMissed):
-    """The bundle's int8 student is slower than the budget."""
+    """The int8 student is slower than the budget."""
+
+    def __init__(self, message: str, measured_ms: float) -> None:
+        super().__init__(message)
+        self.measured_ms = measured_ms
 
 
 def check_budget(recipe: Recipe) -> None:
@@ -50,16 +57,6 @@ def check_budget(recipe: Recipe) -> None:
         raise BadInput("--budget-ms is checked by timing the student. Give --latency-seconds above 0.")
 
 
-def limits_of(inputs: RunInputs) -> Limits:
-    """What the search may take, by the recipe."""
-    recipe = inputs.recipe
-    assert recipe.budget_ms
-    return Limits(
-        recipe.budget_ms, recipe.percentile, budget_tokens(inputs), MOST_TRIALS, TRIAL_STEPS, recipe.search_minutes,
-        0.5 if recipe.soft_weight is None else recipe.soft_weight,
-    )  # fmt: skip
-
-
 def found_students(
     inputs: RunInputs, teacher: Callable[[], tuple[Path, str]], machine: MachineFacts
 ) -> tuple[list[str], dict[str, Any]]:
@@ -68,13 +65,17 @@ def found_students(
     Raises:
         BadInput: no student meets the budget.
     """
-    work = Workdir(inputs.workdir.root / SEARCH)
-    with bar("latency") as shown:
-        found = search_students(inputs, teacher, work, limits_of(inputs), machine, say, shown)
+    recipe = inputs.recipe
+    assert recipe.budget_ms
+    limits = Limits(
+        recipe.budget_ms, recipe.percentile, timed_tokens(inputs, recipe.tokens), MOST_TRIALS, TRIAL_STEPS, recipe.search_minutes,
+        SOFT_WEIGHT if recipe.soft_weight is None else recipe.soft_weight,
+    )  # fmt: skip
+    found = search_students(inputs, teacher, Workdir(inputs.workdir.root / SEARCH), limits, machine)
     if not found["chosen"]:
         raise BadInput(
-            f"None of the {len(found['trials'])} students that were tried meets --budget-ms {inputs.recipe.budget_ms:g} when it is "
-            "measured. Give a larger budget, or run again on a machine without other work."
+            f"None of the {len(found['trials'])} students that were tried meets --budget-ms {recipe.budget_ms:g} when it is measured. "
+            "Give a larger budget, or run again on a machine without other work, which times the trained ones again."
         )
     first = next(i for i, row in enumerate(found["trials"]) if row["student"] == found["chosen"])
     students, fastest_ms = [], float("inf")
@@ -86,11 +87,17 @@ def found_students(
 
 
 def student_of_bundle(out: Path) -> str:
-    """The student of the bundle in `out`, which a run with --student auto made; empty where that cannot be read."""
+    """The student of the bundle in `out`.
+
+    Raises:
+        BadInput: it was not made by `run`.
+    """
     try:
-        return str(read_recipe(out / "recipe.toml").get("student", ""))
-    except BadInput:
-        return ""
+        return str(read_recipe(out / "recipe.toml")["student"])
+    except (BadInput, KeyError):
+        raise BadInput(
+            f"--out {out} holds a bundle that `run` did not make. Remove it, or give another folder."
+        ) from None
 
 
 def check_met(inputs: RunInputs, latency: ProfileDocument, report: Path) -> None:
@@ -104,17 +111,33 @@ def check_met(inputs: RunInputs, latency: ProfileDocument, report: Path) -> None
     recipe = inputs.recipe
     if not recipe.budget_ms:
         return
-    tokens = budget_tokens(inputs)
+    tokens = timed_tokens(inputs, recipe.tokens)
     row = next(
         each
         for each in latency["candidates"]
         if each["name"] == INT8 and each["batch"] == 1 and each["tokens"] == tokens
     )
     measured_ms = row["p50_ms"] if recipe.percentile == 50 else row["p99_ms"]
-    said = f"p{recipe.percentile} of {measured_ms:.3g} ms on {tokens} tokens, and the budget is {recipe.budget_ms:g} ms"
     if measured_ms > recipe.budget_ms:
         raise BudgetMissed(
-            f"The int8 student {inputs.shape} has {said}. Give a smaller --student, a larger --budget-ms, fewer --tokens or more "
-            f"--threads. Report: {report}."
+            f"The int8 student {inputs.shape} has p{recipe.percentile} of {measured_ms:.3g} ms on {tokens} tokens, and the budget is "
+            f"{recipe.budget_ms:g} ms. Report: {report}.",
+            measured_ms,
         )
-    say(f"budget met: {said}")
+
+
+def missed_before(work: Path) -> dict[str, dict[str, Any]]:
+    """By student: the time and the fingerprint of those that missed the budget in earlier calls of a run with the stages `work`."""
+    try:
+        found: dict[str, dict[str, Any]] = json.loads((work / SEARCH / MISSED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def keep_missed(work: Path, student: str, measured_ms: float, decided_by: str) -> None:
+    """Keeps that a student missed the budget; `decided_by` is the fingerprint of its timing."""
+    (work / SEARCH).mkdir(parents=True, exist_ok=True)
+    found = missed_before(work) | {student: {"measured_ms": measured_ms, "fingerprint": decided_by}}
+    with replacing(work / SEARCH / MISSED) as beside:
+        beside.write_bytes(canonical_json(found))

@@ -18,7 +18,9 @@ def test_every_shape_is_suggested_for_what_the_sampler_is_told_of_it(teacher: Sh
     assert len(set(every)) == len(every)
     for shape in every:
         assert space.suggested(optuna.trial.FixedTrial(space.parameters_of(shape))) == shape
-        assert (shape.layers, shape.hidden, shape.ffn) <= (teacher.layers, teacher.hidden, teacher.ffn)
+        assert shape.layers <= teacher.layers
+        assert shape.hidden <= teacher.hidden
+        assert shape.ffn <= teacher.ffn
         assert shape.hidden % shape.heads == 0
         assert shape.hidden < teacher.hidden or shape.heads == teacher.heads, "only its own heads let layers be copied"
 

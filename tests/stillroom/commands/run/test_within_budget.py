@@ -12,6 +12,7 @@ import stillroom
 from compress.models.shapes import shape_of
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
+from stillroom.commands.run import pipeline
 from stillroom.commands.run.within_budget import BudgetMissed
 from stillroom.student_search import machine_latency
 
@@ -71,8 +72,42 @@ def test_auto_ships_a_student_that_was_found_and_met_the_budget(
     made = (out / "manifest.json").stat().st_mtime_ns
     assert stillroom.run(**asked, out=out)["bundle"] == document["bundle"]
     assert (out / "manifest.json").stat().st_mtime_ns == made
-    with pytest.raises(BadInput, match="a bundle of other inputs or settings"):
-        stillroom.run(**(asked | {"budget_ms": 50_000.0}), out=out)
+    for changed in ({"budget_ms": 50_000.0}, {"search_minutes": 5.0}, {"student": chosen}):
+        with pytest.raises(BadInput, match="a bundle of other inputs or settings"):
+            stillroom.run(**(asked | changed), out=out)
+
+
+@pytest.mark.slow
+def test_a_student_that_is_too_slow_in_full_gives_way_to_a_faster_one_and_is_not_trained_again(
+    shallow_teacher: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = SETTINGS | {"teacher": str(shallow_teacher), "data": str(data), "student": "auto", "budget_ms": 60_000.0}
+    out, real, seen = tmp_path / "next", pipeline.check_met, []
+
+    def too_slow(inputs: Any, *given: Any) -> None:
+        seen.append(str(inputs.shape))
+        if len(seen) == 1:
+            raise BudgetMissed("It is too slow.", 70_000.0)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        real(inputs, *given)
+
+    def two_students(*given: Any) -> tuple[list[str], dict[str, Any]]:
+        _, found = search(*given)
+        return ["layers=2,hidden=32,heads=4,ffn=64", "layers=1,hidden=32,heads=4,ffn=32"], found
+
+    search = pipeline.found_students
+    monkeypatch.setattr(pipeline, "found_students", two_students)
+    monkeypatch.setattr(pipeline, "check_met", too_slow)
+    with pytest.raises(KeyboardInterrupt):
+        stillroom.run(**asked, out=out)
+    stillroom.run(**asked, out=out)
+    first, second, third = seen
+    assert first != second == third
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert report["found"]["shipped"] == second
+    assert report["found"]["missed"] == [{"student": first, "measured_ms": 70_000.0}]
+    assert f"{second} ships." in (out / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
