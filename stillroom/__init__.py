@@ -17,6 +17,7 @@ _HOME = {
     "select": "stillroom.api",
     "profile": "stillroom.api",
     "push": "stillroom.api",
+    "benchmark": "stillroom.commands.benchmark.run",
     "search": "stillroom.commands.search",
     "evaluate": "stillroom.commands.evaluate.run",
     "explain": "stillroom.commands.explain.run",

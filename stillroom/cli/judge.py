@@ -1,4 +1,4 @@
-"""The verbs that measure models: evaluate, explain, profile, load, inspect."""
+"""The verbs that measure models: evaluate, explain, benchmark, profile, load, inspect."""
 
 import shlex
 import sys
@@ -10,6 +10,7 @@ from serve.bundle.remote_files import shown
 from serve.errors import GateMissed
 from stillroom.cli.options import Argument, Document, FolderOrUrl, Verb
 from stillroom.console import result, say, table
+from stillroom.settings.benchmark import Benchmarking
 from stillroom.settings.evaluate import Evaluation
 from stillroom.settings.explain import Explaining
 from stillroom.settings.load import Loading
@@ -74,6 +75,30 @@ def show_explained(document: Document) -> None:
     printed("divergence of the student from the teacher, nats", layer_table(document))
     if clusters := cluster_table(document):
         printed("NMI of clusters of spans and their labels", clusters)
+    for sentence in sentences(document):
+        result(sentence)
+    result(f"Report  {document['report']}")
+
+
+def benchmark(model: str, settings: Benchmarking) -> Document:
+    """Fine-tune a model on a suite's tasks, beside the papers' scores.
+
+    The files of the suite are read as they are published. Give the same command again to resume a stopped benchmark.
+
+    MODEL is a transformers folder or Hub name, such as a student of `distill`.
+    """
+    from stillroom.commands.benchmark.run import benchmark_model
+
+    return benchmark_model(model, settings)
+
+
+def show_benchmark(document: Document) -> None:
+    """Prints our scores beside the papers'."""
+    from stillroom.report.benchmark_page import beside, sentences
+    from stillroom.report.formats import written
+
+    made = beside(document)
+    table(f"{document['suite']}, in percent", made.header, [[written(cell) for cell in row] for row in made.rows])
     for sentence in sentences(document):
         result(sentence)
     result(f"Report  {document['report']}")
@@ -184,6 +209,18 @@ VERBS = (
         examples=(
             "stillroom explain my_teacher student --data my-data/test.jsonl --out explained",
             "stillroom explain bert-base-uncased student --data chunks.conll \\\n      --layer 12:6 --layer 10:6 --out explained",
+        ),
+    ),
+    Verb(
+        benchmark,
+        Benchmarking,
+        arguments=(
+            Argument("model", "Transformers folder or Hub name, such as a student of `distill`.", type=click.Path()),
+        ),
+        shown=show_benchmark,
+        examples=(
+            "stillroom benchmark student --suite glue --data GLUE --out scores",
+            "stillroom benchmark student --suite glue --data GLUE --only SST-2 --only RTE \\\n      --grid minilm --out scores",
         ),
     ),
     Verb(

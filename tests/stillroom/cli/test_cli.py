@@ -445,6 +445,7 @@ def test_the_face_gives_its_names_and_refuses_others() -> None:
         "label",
         "select",
         "search",
+        "benchmark",
         "export",
         "profile",
         "evaluate",

@@ -1,0 +1,125 @@
+"""The suites: which tasks they have, in which files, and what is scored."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from compress.data.examples import Task
+from serve.errors import BadInput
+from stillroom.commands.benchmark.formats import Columns, Rows, table_rows, tagged_rows
+
+Reader = Callable[[Path], Rows]
+SMALL = frozenset(
+    {"CoLA", "RTE", "MRPC", "WNLI"}
+)  # MiniLM fine-tunes these for up to 10 epochs (appendix B); WNLI by us
+CROSSNER = ("politics", "science", "music", "literature", "ai")  # Liu et al. 2021
+
+
+@dataclass(frozen=True)
+class SuiteTask:
+    """One task: its files in the folder of the suite, and its metrics."""
+
+    name: str
+    kind: Task
+    train: str
+    scored: Mapping[str, str]
+    """What is scored, by the suffix of its name: a dev file, or for MNLI two, or one of each language."""
+    reader: Reader
+    metrics: tuple[str, ...]
+    """The first is the one that papers report and that the grid is decided by."""
+    validation: str = ""
+    """The file that decides which weights are kept; the first of `scored` if that is empty."""
+    readers: Mapping[str, Reader] = field(default_factory=dict)
+    """By suffix, where a scored file is read in another way than train."""
+
+    @property
+    def files(self) -> list[str]:
+        """All of its files."""
+        return list(dict.fromkeys([self.train, *filter(None, [self.validation]), *self.scored.values()]))
+
+    def rows(self, folder: Path, file: str, suffix: str = "") -> Rows:
+        """The rows of one of its files. BadInput where it is not as published."""
+        return self.readers.get(suffix, self.reader)(folder / file)
+
+
+def _classes(name: str, columns: Columns, metrics: tuple[str, ...] = ("accuracy",), **more: object) -> SuiteTask:
+    return SuiteTask(
+        name, "text-classification", f"{name}/train.tsv", {"": f"{name}/dev.tsv"}, partial(table_rows, columns=columns), metrics, **more  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+_PAIRS = Columns("sentence1", "label", "sentence2")
+GLUE = (
+    _classes("CoLA", Columns(3, 1, header=False), ("matthews",)),
+    _classes("SST-2", Columns("sentence", "label")),
+    _classes("MRPC", Columns("#1 String", "Quality", "#2 String"), ("accuracy", "f1")),
+    SuiteTask(
+        "STS-B", "text-regression", "STS-B/train.tsv", {"": "STS-B/dev.tsv"},
+        partial(table_rows, columns=Columns("sentence1", "score", "sentence2"), numbers=True), ("pearson", "spearman"),
+    ),
+    _classes("QQP", Columns("question1", "is_duplicate", "question2"), ("accuracy", "f1")),
+    SuiteTask(
+        "MNLI", "text-classification", "MNLI/train.tsv", {"m": "MNLI/dev_matched.tsv", "mm": "MNLI/dev_mismatched.tsv"},
+        partial(table_rows, columns=Columns("sentence1", "gold_label", "sentence2")), ("accuracy",),
+    ),
+    _classes("QNLI", Columns("question", "label", "sentence")),
+    _classes("RTE", _PAIRS),
+    _classes("WNLI", _PAIRS),
+)  # fmt: skip
+XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
+
+
+def _xnli(languages: tuple[str, ...]) -> tuple[SuiteTask, ...]:
+    """Trained on English, scored on the test of every language (zero shot)."""
+
+    def of(language: str) -> Reader:
+        columns = Columns("sentence1", "gold_label", "sentence2", only=("language", language))
+        return partial(table_rows, columns=columns)
+
+    train = Columns("premise", "label", "hypo", names={"contradictory": "contradiction"})
+    return (
+        SuiteTask(
+            "XNLI", "text-classification", "XNLI-MT-1.0/multinli/multinli.train.en.tsv",
+            dict.fromkeys(languages, "XNLI-1.0/xnli.test.tsv"), partial(table_rows, columns=train), ("accuracy",),
+            validation="XNLI-1.0/xnli.dev.tsv", readers={language: of(language) for language in languages},
+        ),
+    )  # fmt: skip
+
+
+def _tagged(name: str, train: str, validation: str, test: str) -> SuiteTask:
+    return SuiteTask(name, "token-classification", train, {"": test}, tagged_rows, ("entity_f1",), validation)
+
+
+UNBUILT = {"squad1": "questions", "squad2": "questions", "mlqa": "questions"}
+SUITES = ("glue", "xnli", "conll2003", "wikiann", "crossner")
+
+
+def tasks_of(suite: str, data: Path) -> tuple[SuiteTask, ...]:
+    """The tasks of a suite; those of WikiAnn are the languages whose folders are in `data`.
+
+    Raises:
+        BadInput: the suite is not known, or WikiAnn has no language.
+    """
+    if suite in UNBUILT:
+        raise BadInput(
+            f"--suite {suite} has {UNBUILT[suite]} to answer, a task that stillroom does not have. Give one of {', '.join(SUITES)}."
+        )
+    if suite == "wikiann":
+        languages = (
+            sorted(folder.name for folder in data.iterdir() if (folder / "train").is_file()) if data.is_dir() else []
+        )
+        if not languages:
+            raise BadInput(
+                f"--data {data} has no folder of a language with the files train, dev and test, as WikiAnn is published."
+            )
+        return tuple(_tagged(name, f"{name}/train", f"{name}/dev", f"{name}/test") for name in languages)
+    known: dict[str, tuple[SuiteTask, ...]] = {
+        "glue": GLUE,
+        "xnli": _xnli(XNLI_LANGUAGES),
+        "conll2003": (_tagged("CoNLL-2003", "eng.train", "eng.testa", "eng.testb"),),
+        "crossner": tuple(
+            _tagged(name, f"{name}/train.txt", f"{name}/dev.txt", f"{name}/test.txt") for name in CROSSNER
+        ),
+    }
+    return known[suite]

@@ -1,0 +1,74 @@
+"""The output of `stillroom benchmark`: our scores beside the papers', for the terminal and as a page."""
+
+from typing import Any
+
+from stillroom.report.formats import Table, table
+from stillroom.report.pages import rendered
+
+METRICS = {
+    "accuracy": "accuracy", "f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman", "entity_f1": "entity F1",
+}  # fmt: skip
+
+
+def measured(document: dict[str, Any]) -> Table:
+    """A row per scored file and metric, in percent."""
+    rows = document["rows"]
+    return table(
+        ("task", [row["task"] for row in rows]),
+        ("metric", [METRICS[row["metric"]] for row in rows]),
+        (f"mean of {document['seeds']}" if document["seeds"] > 1 else "score", [_percent(row["mean"]) for row in rows]),
+        ("sd", [None if row["standard_deviation"] is None else _percent(row["standard_deviation"]) for row in rows]),
+        ("rate", [f"{row['learning_rate']:g}" for row in rows]),
+        ("epochs", [f"{row['epochs']:g}" for row in rows]),
+    )
+
+
+def beside(document: dict[str, Any]) -> Table:
+    """Our row, then a row per published model, a column per task; a paper's score in another or an unnamed metric has a mark."""
+    ours = {row["task"]: row for row in reversed(document["rows"])}  # the first metric of each
+    tasks = list(dict.fromkeys(row["task"] for row in document["rows"]))
+    cells: dict[str, list[str | None]] = {task: [_percent(ours[task]["mean"])] for task in tasks}
+    for row in document["published"]:
+        scores = row["scores"] | {
+            name: row["scores"][whole] for name, whole in {"MNLI-m": "MNLI"}.items() if whole in row["scores"]
+        }
+        for task in tasks:
+            metric = row.get("metrics", {}).get(task, "accuracy")
+            mark = "" if metric == ours[task]["metric"] else "*"
+            cells[task].append(f"{scores[task]:.1f}{mark}" if task in scores else None)
+    models = [f"{document['model']['name']} ({document['model']['shape']}), this run"]
+    models += [f"{row['model']} ({row['shape']})" for row in document["published"]]
+    return table(("model", models), *((task, cells[task]) for task in tasks))
+
+
+def sentences(document: dict[str, Any]) -> list[str]:
+    """What the tables do not say."""
+    said = []
+    if document["not_run"]:
+        said.append(f"Not run: {', '.join(document['not_run'])}.")
+    if not any(row["shape"] == document["model"]["shape"] for row in document["published"]):
+        said.append(f"No score of the papers for a {document['model']['shape']} on this suite is known here.")
+    if any("*" in str(cell) for row in beside(document).rows for cell in row):
+        said.append("* The paper scores this task by another metric, or does not name it.")
+    return said
+
+
+def page(document: dict[str, Any]) -> str:
+    """One self-contained HTML document."""
+    return rendered(
+        "benchmark.html",
+        {
+            "title": f"{document['model']['name']} on {document['suite']}",
+            "document": document,
+            "measured": measured(document),
+            "beside": beside(document),
+            "sentences": sentences(document),
+            "sources": list(
+                dict.fromkeys(f"{row['model']} ({row['shape']}): {row['source']}" for row in document["published"])
+            ),
+        },
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"

@@ -1,0 +1,107 @@
+"""Small files of each suite, laid out and written as the published ones are, with their oddities."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from small_task import CITIES, ITEMS
+
+WORDS = ("the", "kettle", "lamp", "is", "great", "late", "refund", "parcel", "please", "where")
+
+
+def sentence(chance: random.Random) -> str:
+    return " ".join(chance.choices(WORDS, k=chance.randint(3, 7)))
+
+
+def lines(path: Path, rows: Sequence[Sequence[object]], header: Sequence[str] = (), end: str = "\n") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = [*([header] if header else []), *rows]
+    path.write_bytes("".join("\t".join(map(str, row)) + end for row in written).encode())
+
+
+def glue(folder: Path, rows: int = 24) -> Path:
+    """GLUE's nine tasks; the label of each row depends on its words."""
+    for split, seed in (("train", 0), ("dev", 1)):
+        chance = random.Random(seed)
+        pairs = [(sentence(chance), sentence(chance)) for _ in range(rows)]
+        yes = [int("great" in one.split()) for one, _ in pairs]
+        yes[:2] = [0, 1]
+        lines(
+            folder / "CoLA" / f"{split}.tsv",
+            [("gj04", label, "*" if not label else "", one) for label, (one, _) in zip(yes, pairs, strict=True)],
+        )
+        # An opening quote that nothing closes is text.
+        sst = [
+            (f'" {one}' if i == 3 else one, label) for i, (label, (one, _)) in enumerate(zip(yes, pairs, strict=True))
+        ]
+        lines(folder / "SST-2" / f"{split}.tsv", sst, ("sentence", "label"))
+        mrpc = [(label, i, i + 1, *pair) for i, (label, pair) in enumerate(zip(yes, pairs, strict=True))]
+        lines(
+            folder / "MRPC" / f"{split}.tsv",
+            mrpc,
+            ("\ufeffQuality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
+            end="\r\n",
+        )
+        scores = [
+            (i, "genre", "file", "2012", i, "a", "b", *pair, round(5 * chance.random(), 3))
+            for i, pair in enumerate(pairs)
+        ]
+        lines(
+            folder / "STS-B" / f"{split}.tsv", scores,
+            ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score"),
+        )  # fmt: skip
+        qqp: list[Sequence[object]] = [
+            (i, i, i, *pair, label) for i, (label, pair) in enumerate(zip(yes, pairs, strict=True))
+        ]
+        qqp.insert(5, (99, 1, 2, "a row that lacks its label"))
+        lines(folder / "QQP" / f"{split}.tsv", qqp, ("id", "qid1", "qid2", "question1", "question2", "is_duplicate"))
+        three = ("entailment", "neutral", "contradiction")
+        named = [(i, *pair, three[i % 3]) for i, pair in enumerate(pairs)]
+        parses = [f"sentence{i}_{kind}parse" for kind in ("binary_", "") for i in (1, 2)]
+        head = ["index", "promptID", "pairID", "genre", *parses, "sentence1", "sentence2"]
+        mnli = [(i, "p", "q", "fiction", "(", "(", "(", "(", one, two, label, label) for i, one, two, label in named]
+        for file in (f"{split}",) if split == "train" else ("dev_matched", "dev_mismatched"):
+            lines(folder / "MNLI" / f"{file}.tsv", mnli, (*head, "label1", "gold_label"))
+        two_way = [
+            (i, *pair, ("entailment", "not_entailment")[label])
+            for i, (label, pair) in enumerate(zip(yes, pairs, strict=True))
+        ]
+        lines(folder / "QNLI" / f"{split}.tsv", two_way, ("index", "question", "sentence", "label"))
+        lines(folder / "RTE" / f"{split}.tsv", two_way, ("index", "sentence1", "sentence2", "label"))
+        lines(
+            folder / "WNLI" / f"{split}.tsv",
+            [(*row[:3], int(row[3] == "entailment")) for row in two_way],
+            ("index", "sentence1", "sentence2", "label"),
+        )
+    return folder  # fmt: skip
+
+
+def xnli(folder: Path, languages: Sequence[str]) -> Path:
+    """XNLI: English to train on, with its other spelling of a label, and all languages in one file."""
+    chance = random.Random(0)
+    three = ("neutral", "entailment", "contradictory")
+    train = [(sentence(chance), sentence(chance), three[i % 3]) for i in range(24)]
+    lines(folder / "XNLI-MT-1.0" / "multinli" / "multinli.train.en.tsv", train, ("premise", "hypo", "label"))
+    rows = [
+        (language, three[i % 3].replace("contradictory", "contradiction"), sentence(chance), sentence(chance))
+        for language in languages
+        for i in range(6)
+    ]
+    for split in ("dev", "test"):
+        lines(folder / "XNLI-1.0" / f"xnli.{split}.tsv", rows, ("language", "gold_label", "sentence1", "sentence2"))
+    return folder
+
+
+def tagged(file: Path, rows: int, seed: int, *, prefix: str = "", columns: int = 2) -> None:
+    """Words with their tags: cities are places."""
+    chance, written = random.Random(seed), []
+    for number in range(rows):
+        if columns == 4 and number % 5 == 0:
+            written.append("-DOCSTART- -X- -X- O\n\n")
+        for word in (chance.choice(ITEMS), "to", chance.choice(CITIES), "now"):
+            tag = "B-LOC" if word in CITIES else "O"
+            middle = ["NN", "B-NP"] if columns == 4 else []
+            written.append((" " if columns == 4 else "\t").join([prefix + word, *middle, tag]) + "\n")
+        written.append("\n")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(written), encoding="utf-8")
