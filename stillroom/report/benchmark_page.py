@@ -1,5 +1,6 @@
 """The output of `stillroom benchmark`: our scores beside the papers', for the terminal and as a page."""
 
+import statistics
 from typing import Any
 
 from stillroom.report.formats import Table, table
@@ -24,10 +25,14 @@ def measured(document: dict[str, Any]) -> Table:
 
 
 def beside(document: dict[str, Any]) -> Table:
-    """Our row, then a row per published model, a column per task; a paper's score in another or an unnamed metric has a mark."""
+    """Our row, then a row per published model, a column per task; a paper's score in another or an unnamed metric has a mark.
+
+    The mean is over all columns, of models that have all of them.
+    """
     ours = {row["task"]: row for row in reversed(document["rows"])}  # the first metric of each
     tasks = list(dict.fromkeys(row["task"] for row in document["rows"]))
     cells: dict[str, list[str | None]] = {task: [_percent(ours[task]["mean"])] for task in tasks}
+    means: list[str | None] = [_percent(statistics.fmean(ours[task]["mean"] for task in tasks))]
     for row in document["published"]:
         scores = row["scores"] | {
             name: row["scores"][whole] for name, whole in {"MNLI-m": "MNLI"}.items() if whole in row["scores"]
@@ -36,9 +41,12 @@ def beside(document: dict[str, Any]) -> Table:
             metric = row.get("metrics", {}).get(task, "accuracy")
             mark = "" if metric == ours[task]["metric"] else "*"
             cells[task].append(f"{scores[task]:.1f}{mark}" if task in scores else None)
+        whole = all(task in scores for task in tasks)
+        means.append(f"{statistics.fmean(scores[task] for task in tasks):.1f}" if whole else None)
     models = [f"{document['model']['name']} ({document['model']['shape']}), this run"]
     models += [f"{row['model']} ({row['shape']})" for row in document["published"]]
-    return table(("model", models), *((task, cells[task]) for task in tasks))
+    mean = [("mean", means)] if len(tasks) > 1 else []
+    return table(("model", models), *((task, cells[task]) for task in tasks), *mean)
 
 
 def sentences(document: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chromium import Tab, browsing
@@ -10,9 +11,56 @@ from test_comparison_page import document as comparison
 from test_explain_page import explained
 from test_run_page import full_report
 
+from stillroom.report import benchmark_page, search_page
 from stillroom.report.comparison_page import page
 from stillroom.report.profile_page import profile_page
 from stillroom.report.run_page import report_page
+
+
+def found_document() -> dict[str, Any]:
+    """A search of 24 students, the second of which was chosen."""
+    score = {"value": 0.9123, "low": 0.9012, "high": 0.9234}
+    rows = [
+        {
+            "student": f"layers={1 + i % 6},hidden=384,heads=12,ffn={512 + 32 * i}", "layers": 1 + i % 6, "hidden": 384, "heads": 12,
+            "ffn": 512 + 32 * i, "parameters": 16_000_000 + i, "predicted_ms": 1.0 + 0.1 * i, "measured_ms": 1.25 if i < 2 else None,
+            "validation": {name: value - 0.01 * i for name, value in score.items()},
+            "minus_chosen": None if i == 1 else {"value": -0.01, "low": -0.02, "high": 0.001}, "on_front": i % 3 == 1, "seconds": 61.0,
+        }
+        for i in range(24)
+    ]  # fmt: skip
+    return {
+        "chosen": rows[1]["student"], "budget_ms": 1.3, "percentile": 50, "tokens": 55, "threads": 1, "metric": "entity_f1",
+        "teacher": {"name": "a teacher", "validation": 0.93}, "considered": 228, "fitting": 120, "trial_steps": 200, "trials": rows,
+        "papers": [{"student": "3x384", "predicted_ms": 1.04, "meets": True}],
+        "latency_model": {
+            "measured_at": "2026-11-27T02:24:00Z", "students": 26, "errors": {"median": 0.006, "worst": 0.013, "students": 6},
+            "ms_by_operator": {"feed-forward": 4.1e-07}, "p99_over_p50": 1.32,
+        },
+        "command": f"stillroom run --teacher {'a/long/path/' * 12}teacher --student {rows[1]['student']}",
+        "machine": {"cpu": "AMD EPYC", "cores": 2},
+    }  # fmt: skip
+
+
+def benchmarked() -> dict[str, Any]:
+    """Scores on XNLI's fifteen languages beside two rows of the papers."""
+    languages = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
+    row = {
+        "metric": "accuracy",
+        "mean": 0.7123,
+        "standard_deviation": 0.0012,
+        "seeds": [0.71, 0.72],
+        "learning_rate": 5e-5,
+        "epochs": 5.0,
+    }
+    published = {"suite": "xnli", "shape": "3x384", "source": "a paper", "scores": dict.fromkeys(languages, 60.0)}
+    return {
+        "model": {"name": "student", "shape": "3x384"}, "suite": "xnli", "grid": "one", "seeds": 2,
+        "rows": [{"task": language, **row} for language in languages],
+        "published": [{**published, "model": name} for name in ("MiniLMv2", "a teacher with a rather long name")],
+        "not_run": [], "warnings": ["XNLI/train.tsv: 1 row was left out"], "machine": {"cpu": "AMD EPYC", "cores": 2},
+    }  # fmt: skip
+
 
 # What is cut or hangs over, with everything that is folded away opened.
 OVERHANGING = """
@@ -56,6 +104,8 @@ PAGES = {
     "profile": lambda: profile_page(synthetic_profile(models=8)),
     "comparison": lambda: page(comparison("minilmv2")),
     "explain": explained,
+    "search": lambda: search_page.page(found_document()),
+    "benchmark": lambda: benchmark_page.page(benchmarked()),
 }
 
 

@@ -58,6 +58,9 @@ def test_the_papers_stand_beside_it_with_a_mark_where_their_metric_is_another(fo
     made = beside(found | {"published": [row]})
     assert made.header[0] == "model"
     theirs = dict(zip(made.header, made.rows[1], strict=True))
+    assert theirs["mean"] is None
+    whole = row | {"scores": dict.fromkeys(made.header[1:-1], 50.0), "metrics": {}}
+    assert beside(found | {"published": [whole]}).rows[1][-1] == "50.0"
     assert (theirs["SST-2"], theirs["MNLI-m"], theirs["QQP"], theirs["CoLA"]) == ("90.0", "80.0", "85.0*", None)
 
 
