@@ -74,10 +74,11 @@ def _faults(settings: Exporting) -> list[str]:
         found.messages.append(
             "--texts and --data are both given, and each has texts to calibrate on and check with; leave one out."
         )
-    if settings.promise_data and not (settings.data and settings.graphs.promises):
-        lacks = "--promise" if settings.data else "--data"
+    needed = {"--promise": settings.graphs.promises, "--data": settings.data}
+    lacks = [flag for flag, value in needed.items() if not value]
+    if settings.promise_data and lacks:
         found.messages.append(
-            f"--promise-data {settings.promise_data} is only read with --promise and --data; give {lacks} too."
+            f"--promise-data {settings.promise_data} is only read with {' and '.join(lacks)}; give that too."
         )
     if settings.out_of_scope and not settings.data:
         found.messages.append(f"--out-of-scope {settings.out_of_scope} names a label of the data; give --data too.")
@@ -194,14 +195,9 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
         refuse_in_scope(settings.out_of_scope, labels, f"CKPT {checkpoint}")
         if settings.promise_data:
             promised_on = read_further(
-                "--promise-data",
-                Path(settings.promise_data),
-                task,
-                columns_of(settings),
-                splits,
-                labels,
-                settings.out_of_scope,
-            )
+                "--promise-data", Path(settings.promise_data), task, columns_of(settings), [splits, *([outside] if outside else [])],
+                labels, out_of_scope=settings.out_of_scope,
+            )  # fmt: skip
     return _Given(
         settings,
         wanted_of(settings),

@@ -126,8 +126,9 @@ def _promise_texts(inputs: RunInputs) -> FurtherTexts:
     if not recipe.promises:
         raise BadInput(f"--promise-data {recipe.promise_data} is only read with --promise; give that too.")
     return read_further(
-        "--promise-data", Path(recipe.promise_data), check_task(recipe.task), columns_of(recipe), inputs.splits, inputs.labels,
-        recipe.out_of_scope,
+        "--promise-data", Path(recipe.promise_data), check_task(recipe.task), columns_of(recipe),
+        [inputs.splits, *([inputs.outside] if inputs.outside else [])], inputs.labels, out_of_scope=recipe.out_of_scope,
+        read_otherwise=[*inputs.unlabelled, *inputs.corpus, *(example.text for example in inputs.further)],
     )  # fmt: skip
 
 

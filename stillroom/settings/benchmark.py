@@ -23,7 +23,7 @@ class Benchmarking:
     )
     grid: Literal["one", "minilm", "compared"] = setting(
         "one",
-        help="Rates and epochs that are tried: one, or those of MiniLM (twelve a task) or of the comparative analysis.",
+        help="Rates and epochs that are tried: one, or those of MiniLM or of the comparative analysis (docs/benchmarking.md).",
     )
     seeds: int = setting(0, help="Trainings of each.", at_least=0, at_most=100, shown="1, or the paper's: 4 and 3")
     revision: str = setting("", help=REVISION, shown="its main branch")

@@ -20,6 +20,7 @@ from serve.bundle.cpu_quota import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from stillroom.console import say
+from stillroom.inputs.timed_tokens import LEAST_TOKENS
 from stillroom.student_search.machine_latency import Call, MachineLatency, machine_latency, time_students
 from stillroom.student_search.random_students import parameters
 from stillroom.student_search.space import Space, encoder_weights, space_of
@@ -162,7 +163,9 @@ def _smallest(limits: Limits, latency: MachineLatency, space: Space, call: Call)
     least_ms, cores = _measured_ms(least, call, limits), available_cores()
     if least_ms <= limits.budget_ms:
         return least
-    others = {f"with {call.tokens // 2} tokens": replace(call, tokens=call.tokens // 2)}
+    others = {}
+    if call.tokens // 2 >= LEAST_TOKENS:
+        others[f"with {call.tokens // 2} tokens"] = replace(call, tokens=call.tokens // 2)
     if call.threads < cores:
         others[f"on {cores} threads"] = replace(call, threads=cores)
     faster = {how: ms for how, given in others.items() if (ms := _measured_ms(least, given, limits)) < least_ms}

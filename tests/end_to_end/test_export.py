@@ -549,13 +549,15 @@ def test_promises_are_made_on_the_texts_that_are_given_for_them(
 ) -> None:
     shared = json.loads((task_data / "validation.jsonl").read_text(encoding="utf-8").splitlines()[0])
     file = tmp_path / "more.jsonl"
-    file.write_text(apart.read_text(encoding="utf-8") + json.dumps(shared) + "\n", encoding="utf-8")
+    file.write_text(apart.read_text(encoding="utf-8") + 2 * (json.dumps(shared) + "\n"), encoding="utf-8")
     settings = {"variants": "fp32", "promises": ("precision=0.8",), **FAST}
     bundle = exported(classifier, tmp_path / "kept", task_data, promise_data=str(file), **settings)
     (told,) = report_of(bundle)["promises"]["fp32"]  # type: ignore[index]
     assert told["apart"]
     assert told["made_on"]["texts"] == 90  # not the 40 of validation, and not the one that validation has too
-    assert "1 text of --promise-data is in train, validation or test and was left out." in report_of(bundle)["warnings"]
+    assert (
+        "2 texts of --promise-data are repeated or in the data too and were left out." in report_of(bundle)["warnings"]
+    )
     assert "on texts like those of --promise-data" in (bundle / "README.md").read_text()
 
 
@@ -563,8 +565,9 @@ def test_promises_are_made_on_the_texts_that_are_given_for_them(
     ("rows", "message"),
     [
         ([{"text": "a strange one", "label": "unheard of"}], r"labels that the model lacks: unheard of\. It has praise, refund, status"),
+        ([{"text": "two at once", "label": ["refund", "praise"]}], "labels of another kind than the data"),
         ([], "holds no rows"),
-        (None, "each of its 40 texts is in train, validation or test"),
+        (None, "the data has each of its 40 texts too"),
     ],
 )  # fmt: skip
 def test_texts_that_no_promise_can_be_made_on_are_refused(
@@ -575,6 +578,6 @@ def test_texts_that_no_promise_can_be_made_on_are_refused(
         face.export(
             classifier, tmp_path / "out", task_data, promise_data=str(file), promises=("precision=0.8",), **FAST
         )
-    with pytest.raises(BadInput, match=r"--promise-data .* is only read with --promise and --data; give --promise too"):
+    with pytest.raises(BadInput, match=r"--promise-data .* is only read with --promise; give that too"):
         face.export(classifier, tmp_path / "out", task_data, promise_data=str(file), **FAST)
     assert not (tmp_path / "out").exists()

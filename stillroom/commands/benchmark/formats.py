@@ -1,7 +1,5 @@
 """Rows of the suites' files as they are published, in the form that the data folders of every verb have."""
 
-import csv
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +12,6 @@ from serve.errors import BadInput
 
 SHORT_ROWS = 0.01  # most of a file's rows that may be left out for lacking columns; QQP's and CoLA's have some
 SHOWN_LINES = 5
-LANGUAGE = re.compile(r"^[a-z-]{2,12}:(?=.)")  # what stands before each word of WikiAnn
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ def table_rows(file: Path, columns: Columns, *, numbers: bool = False) -> Rows:
     Raises:
         BadInput: it has no such column, no row, a label that is no number, or too many rows lack columns.
     """
-    lines = csv.reader(_lines(file), delimiter="\t", quoting=csv.QUOTE_NONE)
+    lines = (line.split("\t") for line in _lines(file))  # quotes are text
     at = _places(file, next(lines, []), columns) if columns.header else _by_place(columns)
     rows, short, count = [], list[int](), 0
     for number, cells in enumerate(lines, 2 if columns.header else 1):
@@ -70,8 +67,8 @@ def table_rows(file: Path, columns: Columns, *, numbers: bool = False) -> Rows:
     return Rows(rows, left if short else [])
 
 
-def tagged_rows(file: Path) -> Rows:
-    """The sentences of lines with a word first and its tag last, by blanks or tabs; WikiAnn's language before each word is removed.
+def tagged_rows(file: Path, *, prefix: str = "") -> Rows:
+    """The sentences of lines with a word first and its tag last, by blanks or tabs; `prefix` is removed from each word.
 
     Raises:
         BadInput: a line has no tag, or there is no sentence.
@@ -90,7 +87,8 @@ def tagged_rows(file: Path) -> Rows:
         elif len(cells) < 2:
             raise BadInput(f"{file}, line {number}: {line!r} has no tag. Give the file as it was published.")
         else:
-            words.append(LANGUAGE.sub("", cells[0]).strip() or cells[0].strip())
+            word = cells[0].strip()
+            words.append(word.removeprefix(prefix) or word)
             tags.append(cells[-1].strip())
     if not rows:
         raise BadInput(f"{file} has no sentences. Give the file as it was published.")

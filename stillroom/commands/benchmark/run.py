@@ -11,7 +11,6 @@ from compress.engine.hardware import on_this_machine
 from compress.engine.resumable_stages import Workdir
 from compress.input_errors import Faults
 from compress.models.pretrained import Opened, open_model
-from compress.models.shapes import STUDENTS
 from compress.settings import TaskSettings
 from latency.measure.machine import machine_facts
 from serve.bundle.manifest import canonical_json
@@ -63,6 +62,7 @@ def benchmark_model(model: str, given: Benchmarking) -> dict[str, Any]:
                     f"{task.name}: rate {tuning.learning_rate:g}, {tuning.epochs:g} epochs, {seeds} seed{'' if seeds == 1 else 's'}"
                 )
                 made = [tune(work, task, given, opened, ready, tuning, seed) for seed in range(seeds)]
+                warnings += [f"{task.name}: {each}" for one in made for each in one["warnings"]]
                 runs.append(
                     {**vars(tuning), "validation": statistics.fmean(each["validation"] for each in made), "seeds": made}
                 )
@@ -70,7 +70,7 @@ def benchmark_model(model: str, given: Benchmarking) -> dict[str, Any]:
             found.extend({**row, "tried": len(runs)} for row in rows)
             for row in rows:
                 say(f"  {row['task']}: {row['metric']} {row['mean']:.4f}")
-    document = _document(opened, given, tasks, found, warnings) | {"machine": machine}
+    document = _document(opened, given, tasks, found, list(dict.fromkeys(warnings))) | {"machine": machine}
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / DOCUMENT, canonical_json(document).decode())
     write_page(out / PAGE, partial(page, document))
@@ -133,12 +133,12 @@ def _document(
     shape = teacher_shape(opened)
     published = tomllib.loads(PUBLISHED.read_text(encoding="utf-8"))["row"]
     mine = f"{shape.layers}x{shape.hidden}"
-    left = [task.name for task in tasks_of(given.suite, Path(given.data)) if task not in tasks]
+    run = {task.name for task in tasks}
+    left = [task.name for task in tasks_of(given.suite, Path(given.data)) if task.name not in run]
     return {
         "model": {
             "name": opened.public_name,
             "shape": mine,
-            "known_as": str(shape) if shape in STUDENTS.values() else None,
         },
         "suite": given.suite,
         "grid": given.grid,

@@ -87,8 +87,8 @@ def _xnli(languages: tuple[str, ...]) -> tuple[SuiteTask, ...]:
     )  # fmt: skip
 
 
-def _tagged(name: str, train: str, validation: str, test: str) -> SuiteTask:
-    return SuiteTask(name, "token-classification", train, {"": test}, tagged_rows, ("entity_f1",), validation)
+def _tagged(name: str, train: str, validation: str, test: str, reader: Reader = tagged_rows) -> SuiteTask:
+    return SuiteTask(name, "token-classification", train, {"": test}, reader, ("entity_f1",), validation)
 
 
 UNBUILT = {"squad1": "questions", "squad2": "questions", "mlqa": "questions"}
@@ -113,7 +113,10 @@ def tasks_of(suite: str, data: Path) -> tuple[SuiteTask, ...]:
             raise BadInput(
                 f"--data {data} has no folder of a language with the files train, dev and test, as WikiAnn is published."
             )
-        return tuple(_tagged(name, f"{name}/train", f"{name}/dev", f"{name}/test") for name in languages)
+        return tuple(
+            _tagged(name, f"{name}/train", f"{name}/dev", f"{name}/test", partial(tagged_rows, prefix=f"{name}:"))
+            for name in languages
+        )
     known: dict[str, tuple[SuiteTask, ...]] = {
         "glue": GLUE,
         "xnli": _xnli(XNLI_LANGUAGES),

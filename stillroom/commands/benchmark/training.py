@@ -21,6 +21,7 @@ from compress.models.pretrained import Opened, load, open_model
 from compress.progress import Event
 from compress.settings import FineTuning
 from serve.bundle.manifest import canonical_json, sha256_file
+from serve.errors import BadInput
 from serve.text.tokenizer import load_tokenizer
 from stillroom.commands.benchmark.grids import Tuning
 from stillroom.commands.benchmark.scores import scored
@@ -28,7 +29,8 @@ from stillroom.commands.benchmark.suites import SuiteTask
 from stillroom.console import show
 from stillroom.settings.benchmark import Benchmarking
 
-SCORE, MODEL = "score.json", "model"
+SCORE, MODEL, WARNINGS = "score.json", "model", "warnings.json"
+WARNING = "warning: "
 TRAIN, VALIDATION, TEST = "train.jsonl", "validation.jsonl", "test.jsonl"
 
 
@@ -60,6 +62,10 @@ def prepare(work: Workdir, task: SuiteTask, data: Path) -> Prepared:
             found = task.rows(data, file, suffix)
             warnings.extend(found.warnings)
             (folder / name).write_text("".join(json.dumps(row) + "\n" for row in found.rows), encoding="utf-8")
+            try:
+                read_examples(folder / name, task.kind)
+            except BadInput as fault:
+                raise BadInput(f"{data / file} is not as it was published. {fault.message}") from None
 
         write(TRAIN, task.train)
         for suffix, file in task.scored.items():
@@ -67,16 +73,16 @@ def prepare(work: Workdir, task: SuiteTask, data: Path) -> Prepared:
         first = next(iter(task.scored))
         write(VALIDATION, task.validation or task.scored[first], "en" if "en" in task.scored else first)
         shutil.copyfile(folder / VALIDATION, folder / TEST)  # which is not read
-        (folder / "warnings.json").write_bytes(canonical_json(sorted(set(warnings))))
+        (folder / WARNINGS).write_bytes(canonical_json(sorted(set(warnings))))
 
     folder = work.stage(f"data-{task.name}", decided_by, make)
-    return Prepared(folder, decided_by, json.loads((folder / "warnings.json").read_text(encoding="utf-8")))
+    return Prepared(folder, decided_by, json.loads((folder / WARNINGS).read_text(encoding="utf-8")))
 
 
 def tune(
     work: Workdir, task: SuiteTask, given: Benchmarking, opened: Opened, ready: Prepared, tuning: Tuning, seed: int
 ) -> dict[str, Any]:
-    """The scores of one fine-tuning, made or found in `work`: `validation` in the first metric, `scores` by suffix and metric."""
+    """The scores of one fine-tuning, made or found in `work`: `validation` in the first metric, `scores`, `warnings`."""
     decided_by = fingerprint(
         "benchmark", folder_fingerprint(opened.folder), ready.fingerprint, vars(tuning), seed, given.threads, given.precision,
         trained_with(given.device),
@@ -97,7 +103,9 @@ def _make(
             learning_rate=tuning.learning_rate, batch=tuning.batch, max_length=length, new_head=True, seed=seed, threads=given.threads,
             precision=given.precision, device=given.device,
         )  # fmt: skip
-        fine_tune(settings, _bars)
+        said: list[str] = []
+        fine_tune(settings, partial(_hear, said))
+        (folder / WARNINGS).write_bytes(canonical_json(said))
     model = load(open_model(str(folder / MODEL)), task.kind).to(device_here(given.device))
     labels = open_model(str(folder / MODEL)).head_for(task.kind) or ()
     tokenizer = load_tokenizer(folder / MODEL, length)
@@ -109,15 +117,20 @@ def _make(
         gold = [gold_of(example, task.kind) for example in examples]
         return {metric: scored(metric, gold, said) for metric in task.metrics}
 
+    found = {suffix: scores(ready.scored_file(suffix)) for suffix in task.scored}
+    decides = scores(ready.folder / VALIDATION) if task.validation else found[next(iter(task.scored))]
     document = {
-        "validation": scores(ready.folder / VALIDATION)[task.metrics[0]],
-        "scores": {suffix: scores(ready.scored_file(suffix)) for suffix in task.scored},
+        "validation": decides[task.metrics[0]],
+        "scores": found,
+        "warnings": json.loads((folder / WARNINGS).read_text(encoding="utf-8")),
     }
     (folder / SCORE).write_bytes(canonical_json(document))
     shutil.rmtree(folder / MODEL)
 
 
-def _bars(event: Event) -> None:
-    """Shows the progress alone: what `finetune` says of its data was said of the suite."""
+def _hear(warnings: list[str], event: Event) -> None:
+    """Shows the progress alone, and keeps the warnings, but for that about validation, which stands in for test."""
     if event.kind != "message":
         show(event)
+    elif event.text.startswith(WARNING) and "more than one split" not in event.text:
+        warnings.append(event.text.removeprefix(WARNING))

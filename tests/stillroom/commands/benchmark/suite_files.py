@@ -93,13 +93,15 @@ def xnli(folder: Path, languages: Sequence[str]) -> Path:
 
 
 def tagged(file: Path, rows: int, seed: int, *, prefix: str = "", columns: int = 2) -> None:
-    """Words with their tags: cities are places."""
+    """Words with their tags: cities are places. CoNLL-2003 has B- only where a place follows another; the others on every first word."""
     chance, written = random.Random(seed), []
     for number in range(rows):
         if columns == 4 and number % 5 == 0:
             written.append("-DOCSTART- -X- -X- O\n\n")
-        for word in (chance.choice(ITEMS), "to", chance.choice(CITIES), "now"):
-            tag = "B-LOC" if word in CITIES else "O"
+        before = "O"
+        for word in (chance.choice(ITEMS), "tel:1", chance.choice(CITIES), chance.choice(CITIES), "now"):
+            tag = "O" if word not in CITIES else "B-LOC" if columns == 2 or before != "O" else "I-LOC"
+            before = tag
             middle = ["NN", "B-NP"] if columns == 4 else []
             written.append((" " if columns == 4 else "\t").join([prefix + word, *middle, tag]) + "\n")
         written.append("\n")
