@@ -21,7 +21,7 @@ from compress.models.shapes import Shape
 from latency.analysis.latency_model import LatencyModel
 from latency.measure.machine import machine_facts
 from stillroom.commands.profile.papers_table import make_models
-from stillroom.console import bar, say
+from stillroom.console import say
 from stillroom.student_search.machine_latency import Call, machine_latency, time_students, timed_shapes
 from stillroom.student_search.space import Space, encoder_weights, space_of
 
@@ -47,14 +47,14 @@ def main() -> None:
     reader.add_argument("--out", type=Path, required=True)
     given = reader.parse_args()
     machine = machine_facts()
-    with tempfile.TemporaryDirectory() as folder, bar("latency") as shown:
+    with tempfile.TemporaryDirectory() as folder:
         teacher = open_model(str(make_models(Path(folder))[0]))
-        space = space_of(teacher.config, teacher.family)
+        space = space_of(teacher)
         call = Call(teacher, "text-classification", 2, given.tokens, given.threads)
-        model = machine_latency(call, space, machine, say, shown)
+        model = machine_latency(call, space, machine)
         known = set(timed_shapes(space))
         others = [shape for shape in space.shapes() if shape not in known and shape.layers <= given.deepest]
-        timed = time_students(random.Random(1).sample(others, given.unseen), call, shown)
+        timed = time_students(random.Random(1).sample(others, given.unseen), call)
         errors = model.model.errors_on(timed)
         say(f"{errors}")
         listed = pareto_list(space, model.model, given.deepest)
@@ -65,7 +65,7 @@ def main() -> None:
             pair = listed[within[-1] : within[-1] + 2] if within else []
             rows: list[dict[str, Any]] = [
                 {"student": str(each.shape), "predicted_ms": model.model.p50_ms(each.shape), "p50_ms": each.p50_ms}
-                for each in (time_students(pair, call, shown, seconds=10) if pair else [])
+                for each in (time_students(pair, call, seconds=10) if pair else [])
             ]
             budgets.append({"budget_ms": budget_ms, "chosen_and_next": rows})
             say(json.dumps(budgets[-1]))
