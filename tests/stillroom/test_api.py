@@ -31,6 +31,7 @@ def test_a_recipe_begins_with_what_a_run_cannot_do_without() -> None:
         "teacher_epochs",
         "student_epochs",
         "soft_weight",
+        "budget_ms",
         "stages",
     }
 

@@ -21,6 +21,7 @@ from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import open_bundle
 from serve.model.session import Session
 from stillroom.commands.run.export_and_scores import (
+    REPORT,
     make_export,
     make_scores,
     model_report_of,
@@ -31,6 +32,7 @@ from stillroom.commands.run.export_and_scores import (
 from stillroom.commands.run.stage_fingerprints import fingerprints
 from stillroom.inputs.preflight import RunInputs, prepare
 from stillroom.inputs.recipe import Recipe
+from stillroom.report.run_page import write_report
 
 
 @pytest.mark.slow
@@ -179,7 +181,10 @@ def test_a_bundle_holds_no_text_of_the_data_and_says_where_the_texts_are_shown(
     inputs, folders, scores = judged
     out = Path(inputs.recipe.out)
     inputs.workdir.root.mkdir()
-    write_bundle(out, inputs, folders, scores, model_report_of(inputs, folders, scores, "mark"), latency(), 1.0)
+    model_report, times = model_report_of(inputs, folders, scores, "mark"), latency()
+    full = report_of(inputs, folders, scores, model_report, times["machine"], times)
+    write_report(inputs.workdir.root / REPORT, full)
+    write_bundle(out, inputs, folders, full, model_report, 1.0)
     open_bundle(out)  # verifies every file
     texts = [row.text for split in (inputs.splits.train, inputs.splits.validation, inputs.splits.test) for row in split]
     held = {
