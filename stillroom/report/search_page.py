@@ -62,7 +62,7 @@ def sentences(document: dict[str, Any]) -> list[str]:
             )
     for missed in document.get("missed", []):
         said.append(
-            f"{missed['student']} was trained in full and took {number(missed['measured_ms'])} ms, so a faster one was."
+            f"{missed['student']} was trained in full and is too slow: {number(missed['measured_ms'])} ms measured."
         )
     if shipped := document.get("shipped"):
         said.append(f"{shipped} ships.")

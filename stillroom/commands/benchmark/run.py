@@ -14,7 +14,6 @@ from compress.models.pretrained import Opened, open_model
 from compress.settings import TaskSettings
 from latency.measure.machine import machine_facts
 from serve.bundle.manifest import canonical_json
-from serve.errors import BadInput
 from serve.options import make
 from stillroom.commands.benchmark.grids import SEEDS, tunings
 from stillroom.commands.benchmark.suites import SuiteTask, tasks_of
@@ -99,8 +98,7 @@ def _checked(model: str, given: Benchmarking, out: Path, work: Workdir) -> tuple
             "whose files are there."
         )
     faults.raise_if_any()
-    if not opened:
-        raise BadInput(f"{model} cannot be opened.")
+    assert opened
     return opened, tasks
 
 
@@ -136,10 +134,7 @@ def _document(
     run = {task.name for task in tasks}
     left = [task.name for task in tasks_of(given.suite, Path(given.data)) if task.name not in run]
     return {
-        "model": {
-            "name": opened.public_name,
-            "shape": mine,
-        },
+        "model": {"name": opened.public_name, "shape": mine},
         "suite": given.suite,
         "grid": given.grid,
         "seeds": given.seeds or SEEDS[given.grid],

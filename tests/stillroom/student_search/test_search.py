@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from quick_search import quick_searches
 from small_task import examples, write_splits
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
@@ -32,12 +33,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Times few students for a second, and keeps the latency model where nobody else looks."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"FITTED": 4, "CHECKED": 2, "SECONDS": 1.0, "TURNS": 6, "TURN_SECONDS": 0.01}.items():
-            patch.setattr(machine_latency, name, value)
-        patch.setattr("stillroom.student_search.search.CHECK_SECONDS", 0.2)
-        patch.setenv("STILLROOM_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with quick_searches(tmp_path_factory.mktemp("cache")):
         yield
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quick_search import quick_searches
 from small_task import examples, write_splits
 
 import stillroom
@@ -14,7 +15,6 @@ from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from stillroom.commands.run import pipeline
 from stillroom.commands.run.within_budget import BudgetMissed
-from stillroom.student_search import machine_latency
 
 SETTINGS: dict[str, Any] = {
     "task": "text-classification", "tokens": 16, "teacher_epochs": 20, "teacher_learning_rate": 5e-3, "student_learning_rate": 5e-3,
@@ -24,13 +24,9 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"FITTED": 4, "CHECKED": 2, "SECONDS": 1.0, "TURNS": 6, "TURN_SECONDS": 0.01}.items():
-            patch.setattr(machine_latency, name, value)
-        patch.setattr("stillroom.student_search.search.CHECK_SECONDS", 0.2)
+    with quick_searches(tmp_path_factory.mktemp("cache")) as patch:
         patch.setattr("stillroom.commands.run.within_budget.MOST_TRIALS", 2)
         patch.setattr("stillroom.commands.run.within_budget.TRIAL_STEPS", 10)
-        patch.setenv("STILLROOM_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
