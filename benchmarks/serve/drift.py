@@ -27,7 +27,7 @@ def scores_of(pipeline: Pipeline, file: Path) -> np.ndarray:
     texts = read_texts(file)
     rows = pipeline.encode(texts)
     found = [
-        pipeline.confidence(text, row, logits)
+        pipeline.confidence(pipeline.words(text, row), logits)
         for first in range(0, len(rows), 64)
         for text, row, logits in zip(
             texts[first : first + 64],

@@ -1,6 +1,6 @@
 """Where a front process spends its time on one request of one text, in microseconds of CPU by part.
 
-    python benchmarks/serve/front_cost.py [--requests 4000] [--rounds 7] [--profile] [--out front_cost.json]
+    python benchmarks/serve/front_cost.py [--requests 4000] [--rounds 7] [--connections 1 8] [--profile] [--out front_cost.json]
 
 Everything but the sockets and the pipes of the system is the server's own code, in this process: bytes of requests go into `Connection`,
 bytes of answers come out of it. The parts are measured by adding one after the other, in turns, and taking the differences of the
@@ -11,6 +11,8 @@ medians:
     endpoint     decode and check the request, encode the answer; the model answers at once
     queue        the batcher: enter, take, be answered; a slot answers at once
     messages     pack the batch for a worker process, and read its answer
+
+With several connections their requests come at once, as to a busy server: they share turns of the loop and batches.
 
 What the system needs for sockets and pipes comes on top (`scaling.py` has the whole). `--profile` prints the functions by their own time.
 """
@@ -26,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,7 @@ from serve.http.auth.access import Access, Bodies
 from serve.http.connections.limits import Watch
 from serve.http.connections.protocol import Connection
 from serve.http.middleware import RequestMiddleware
-from serve.model.work_items import Parts, Reply, Work, packed
+from serve.model.work_items import LENGTH, Parts, Reply, Work, packed
 from serve.observe.metrics import Metrics
 from serve.settings import ConnectionLimits
 
@@ -107,63 +110,91 @@ def apps(bundle: Path) -> dict[str, Any]:
     return found
 
 
-async def at_once(works: list[Work], context: Any) -> list[bytes]:
+async def at_once(works: list[Work], context: Any, answered: Any = None) -> list[bytes]:
     """The answers, without a model."""
     return [ANSWER] * len(works)
 
 
-async def slot(asked: list[Any], done: Callable[[int, bytes], None]) -> None:
+def slot(asked: list[Any], done: Callable[[int, bytes], None]) -> asyncio.Future[None]:
     """A worker that answers at once."""
     for place in range(len(asked)):
         done(place, ANSWER)
+    return ended()
+
+
+def ended() -> asyncio.Future[None]:
+    """The end of a batch."""
+    end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    end.set_result(None)
+    return end
 
 
 def messages(observe: Callable[[Parts], None]) -> Any:
     """A worker whose messages are made and read."""
-    reply = packed(Reply([(0, ANSWER)], [], [], [Parts(1, 8, 8, 0.0001, 0.0005, 0.00005)], last=True))[4:]
     decoder = msgspec.msgpack.Decoder(Reply)
 
-    async def run(asked: list[Any], done: Callable[[int, bytes], None]) -> None:
+    @cache
+    def reply(texts: int) -> bytes:
+        parts = Parts(texts, 8 * texts, 8 * texts, 0.0001, 0.0005, 0.00005)
+        return packed(Reply([(place, ANSWER) for place in range(texts)], [], [], [parts], last=True))[LENGTH.size :]
+
+    def run(asked: list[Any], done: Callable[[int, bytes], None]) -> asyncio.Future[None]:
         packed([each.work for each in asked])
-        said = decoder.decode(reply)
+        said = decoder.decode(reply(len(asked)))
         for parts in said.parts:
             observe(parts)
         for place, answer in said.answers:
             done(place, answer)
+        return ended()
 
     return run
 
 
-async def asked(app: Any, count: int) -> float:
-    """CPU seconds of this process for each of `count` requests."""
+async def asked(app: Any, count: int, connections: int) -> float:
+    """CPU seconds of this process for each of `count` requests, one on each connection at a time."""
     watch = Watch(ConnectionLimits(), Metrics())
-    connection, wire = Connection(app, watch), Wire()
-    connection.connection_made(wire)  # type: ignore[arg-type]
-    for left in (count // 4, count):  # the first are to warm up
+    wired = [(Connection(app, watch), Wire()) for _ in range(connections)]
+    for connection, wire in wired:
+        connection.connection_made(wire)  # type: ignore[arg-type]
+    for turns in (count // connections // 4, count // connections):  # the first are to warm up
         began_s = time.process_time()
-        for _ in itertools.repeat(None, left):
-            wire.answer = b""
-            connection.data_received(REQUEST)
-            while not wire.answer:
+        for _ in itertools.repeat(None, turns):
+            for connection, wire in wired:
+                wire.answer = b""
+                connection.data_received(REQUEST)
+            while not all(wire.answer for _, wire in wired):
                 await asyncio.sleep(0)
         taken_s = time.process_time() - began_s
-    if not wire.answer.startswith(b"HTTP/1.1 200") or b"Paris" not in wire.answer:
-        sys.exit(f"a wrong answer: {wire.answer!r}")
-    return taken_s / count
+    for _, wire in wired:
+        if not wire.answer.startswith(b"HTTP/1.1 200") or b"Paris" not in wire.answer:
+            sys.exit(f"a wrong answer: {wire.answer!r}")
+    return taken_s / (count // connections * connections)
 
 
-async def measured(given: argparse.Namespace, bundle: Path) -> dict[str, list[float]]:
+async def measured(given: argparse.Namespace, bundle: Path, connections: int) -> dict[str, list[float]]:
     """Microseconds of a request with each part and those before it, by rounds."""
     found: dict[str, list[float]] = {part: [] for part in PARTS}
     of = apps(bundle)
     for _ in range(given.rounds):
         for part in PARTS:
-            found[part].append(1e6 * await asked(of[part], given.requests))
+            found[part].append(1e6 * await asked(of[part], given.requests, connections))
     if given.profile:
         with cProfile.Profile() as profile:
-            await asked(of[PARTS[-1]], given.requests)
+            await asked(of[PARTS[-1]], given.requests, connections)
         pstats.Stats(profile).sort_stats("tottime").print_stats(30)
     return found
+
+
+def table(found: dict[str, list[float]], connections: int) -> list[dict[str, Any]]:
+    """A row for each part, and one for all; printed too."""
+    rows, before = [], [0.0] * len(found[PARTS[0]])
+    for part in (*PARTS, "all"):
+        added = before if part == "all" else [now - then for now, then in zip(found[part], before, strict=True)]
+        before = found.get(part, before)
+        middle, lowest, highest = (round(each, 1) for each in (statistics.median(added), min(added), max(added)))
+        rows.append({"connections": connections, "part": part, "us": middle, "lowest": lowest, "highest": highest})
+        print(json.dumps(rows[-1]))
+    return rows
 
 
 def main() -> None:
@@ -171,33 +202,15 @@ def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--requests", type=int, default=4000)
     reader.add_argument("--rounds", type=int, default=7)
+    reader.add_argument("--connections", type=int, nargs="+", default=[1, 8])
     reader.add_argument("--profile", action="store_true")
     reader.add_argument("--out", type=Path)
     given = reader.parse_args()
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        found = uvloop.run(measured(given, write_bundles(Path(folder))[0]))
-    rows, before = [], [0.0] * given.rounds
-    for part in PARTS:
-        added = [now - then for now, then in zip(found[part], before, strict=True)]
-        rows.append(
-            {
-                "part": part,
-                "us": round(statistics.median(added), 1),
-                "lowest": round(min(added), 1),
-                "highest": round(max(added), 1),
-            }
-        )
-        before = found[part]
-        print(json.dumps(rows[-1]))
-    rows.append(
-        {
-            "part": "all",
-            "us": round(statistics.median(before), 1),
-            "lowest": round(min(before), 1),
-            "highest": round(max(before), 1),
-        }
-    )
-    print(json.dumps(rows[-1]))
+        bundle = write_bundles(Path(folder))[0]
+        for connections in given.connections:
+            rows += table(uvloop.run(measured(given, bundle, connections)), connections)
     if given.out:
         given.out.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
 

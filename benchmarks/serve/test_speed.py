@@ -15,7 +15,7 @@ from tokenizers import Encoding, Tokenizer
 
 from serve.model.session import Session, padded
 from serve.text.labels import bio_tags
-from serve.text.spans import decode_spans
+from serve.text.spans import decode_spans, words
 from serve.text.tokenizer import load_tokenizer
 
 TEXTS = [
@@ -98,5 +98,5 @@ def test_call_the_model(benchmark: BenchmarkFixture, session: Session, encodings
 def test_decode_the_spans_of_one_text(benchmark: BenchmarkFixture, session: Session, encodings: list[Encoding]) -> None:
     encoding = encodings[1]
     logits = session.run([encoding])[0]
-    spans = benchmark(decode_spans, TEXTS[1], logits, encoding.offsets, encoding.word_ids, TAGS)
+    spans = benchmark(lambda: decode_spans(words(TEXTS[1], encoding.offsets, encoding.word_ids), logits, TAGS))
     assert all(0 <= span.start < span.end <= len(TEXTS[1]) for span in spans)

@@ -12,7 +12,7 @@ from compress.data.encoded import Encoded
 from compress.distributed import Share
 from compress.evaluation.metrics import Prediction
 from serve.text.labels import applies, split_tag
-from serve.text.spans import Span, decode_spans
+from serve.text.spans import Span, decode_spans, words
 
 WHOLE = Share()
 
@@ -69,7 +69,7 @@ def scored_spans(encoded: Encoded, logits: Sequence[np.ndarray]) -> Iterator[lis
     for text, encoding, starts, rows in zip(encoded.texts, encoded.encodings, encoded.rows, logits, strict=True):
         full = np.zeros((len(encoding.ids), len(encoded.labels)), dtype=np.float32)
         full[starts] = softmax(rows)
-        yield decode_spans(text, full, encoding.offsets, encoding.word_ids, encoded.labels)
+        yield decode_spans(words(text, encoding.offsets, encoding.word_ids), full, encoded.labels)
 
 
 def constant_predictions(encoded: Encoded) -> Iterator[list[Prediction]]:

@@ -23,6 +23,7 @@ from serve.text.answers import (
     number_answer,
     vector_answer,
 )
+from serve.text.spans import words
 from serve.text.tokenizer import load_tokenizer
 
 Text = str | tuple[str, str]  # or a text with its pair
@@ -101,15 +102,15 @@ def _decoder(candidate: Candidate) -> Callable[[Text, Encoding, np.ndarray], Ans
     assert reads is not None
     labels, options = list(reads.labels), AnswerOptions()
     if reads.task == "token-classification":
-        # OpenVINO's rows are padded to multiples of the vector width.
-        return lambda text, encoding, row: entities_answer(
-            text if isinstance(text, str) else text[0],
-            encoding,
-            row[: len(encoding)],
-            labels,
-            options,
-            truncated=bool(encoding.overflowing),
-        )
+
+        def entities(given: Text, encoding: Encoding, row: np.ndarray) -> Answer:
+            text = given if isinstance(given, str) else given[0]
+            found = words(text, encoding.offsets, encoding.word_ids)
+            # OpenVINO's rows are padded to multiples of the vector width.
+            row = row[: len(encoding)]
+            return entities_answer(text, found, row, labels, options, truncated=bool(encoding.overflowing))
+
+        return entities
     if reads.task == "text-regression":
         return lambda _text, encoding, row: number_answer(row, truncated=bool(encoding.overflowing))
     if reads.task == "feature-extraction":

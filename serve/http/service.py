@@ -22,6 +22,7 @@ from serve.bundle.remote_files import shown
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import reloading_on_hangup
+from serve.http.deadlines import Deadlines
 from serve.http.middleware import JsonResponse
 from serve.http.openapi.docs_page import at_address, docs_page
 from serve.http.openapi.v1 import openapi
@@ -112,6 +113,7 @@ class Service:
         self.on_reloaded: Callable[[], None] = lambda: None
         self._warming: asyncio.Task[None] | None = None
         self._last_described: Described | None = None
+        self._deadlines = Deadlines()
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -281,35 +283,34 @@ class Service:
         # The client's time-out counts from the start of its request.
         allowed_s = client_timeout_s(headers_of(request.scope).get(TIMEOUT_NAME))
         left_s = allowed_s - (time.perf_counter() - context.begun_s)
-        loop = asyncio.get_running_loop()
         # Our own connections give a future for this; under another server a task waits for the client to disconnect.
         gone: asyncio.Future[None] = request.scope.get(GONE) or asyncio.ensure_future(_hung_up(request))
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def hung_up(_: object) -> None:
+            if not answered.done():  # the answer may have come in the same iteration of the loop
+                answered.set_exception(ClientDisconnect())
+
+        gone.add_done_callback(hung_up)
+        tick = self._deadlines.add(answered, min(left_s, self.limits.answer_s))
+        model.hold()
         try:
             if gone.done():
                 raise ClientDisconnect
             if left_s <= 0:
                 raise TimeoutError
-            async with asyncio.timeout(min(left_s, self.limits.answer_s)) as waiting:
-
-                def hung_up(_: object) -> None:
-                    with suppress(RuntimeError):  # the answer came in the same iteration of the loop
-                        waiting.reschedule(loop.time())
-
-                gone.add_done_callback(hung_up)
-                try:
-                    with model.held():
-                        return await model.answers(works, context)
-                finally:
-                    gone.remove_done_callback(hung_up)
+            return await model.answers(works, context, answered)
         except TimeoutError as error:
-            if gone.done():
-                raise ClientDisconnect from error
             limit_s = min(allowed_s, self.limits.answer_s)
             whose = f"{TIMEOUT_HEADER.title()} allows" if allowed_s <= self.limits.answer_s else "this server allows"
             raise DeadlineExceeded(
                 f"no answer within the {1000 * limit_s:,.4g} ms that {whose}; send fewer texts at once, or try again later"
             ) from error
         finally:
+            model.let_go()
+            answered.cancel()  # if nobody waited for it, so that no error is set any more
+            self._deadlines.remove(answered, tick)
+            gone.remove_done_callback(hung_up)
             if isinstance(gone, asyncio.Task):
                 gone.cancel()
 

@@ -32,7 +32,7 @@ from serve.text.confidence import confidence
 from serve.text.entity_markers import MARKERS
 from serve.text.inputs import as_texts, pairs_of, require_unicode
 from serve.text.relation_items import check_marked, item_of, marked_text
-from serve.text.spans import Aggregation, words
+from serve.text.spans import Aggregation, Word, words
 from serve.text.tokenizer import load_tokenizer
 from serve.text.windows import Row, TokenRow, Windows, cut, marked_window
 
@@ -210,9 +210,19 @@ class Pipeline:
                 require_unicode(text, field, index, len(given))
 
     def answer(
-        self, text: str, tokens: Row, logits: np.ndarray, options: AnswerOptions, *, truncated: bool = False
+        self,
+        text: str,
+        tokens: Row,
+        logits: np.ndarray,
+        options: AnswerOptions,
+        *,
+        truncated: bool = False,
+        found: Sequence[Word] | None = None,
     ) -> Answer:
-        """The answer made of the logits of one text, (tokens, tags) or (labels,). BadInput as in `decode_spans`."""
+        """The answer made of the logits of one text, (tokens, tags) or (labels,). BadInput as in `decode_spans`.
+
+        `found` is what `words` gives for the text, if the caller has it.
+        """
         if self._temperature != 1.0:
             # In float64, so that different logits stay different and the order of labels does not change.
             logits = logits.astype(np.float64) / self._temperature
@@ -221,7 +231,8 @@ class Pipeline:
             abstain_below = self._promises[options.promise]
             options = replace(options, min_score=abstain_below, abstain=True)
         if self.manifest.task == "token-classification":
-            return entities_answer(text, tokens, logits, labels, options, truncated=truncated)
+            found = self.words(text, tokens) if found is None else found
+            return entities_answer(text, found, logits, labels, options, truncated=truncated)
         if self.manifest.task == "text-regression":
             return number_answer(logits, truncated=truncated)
         if self.manifest.task == "feature-extraction":
@@ -229,11 +240,18 @@ class Pipeline:
         of_classes = applying_labels_answer if self.manifest.multi_label else labels_answer
         return of_classes(logits, labels, options, truncated=truncated, abstain_below=abstain_below)
 
-    def confidence(self, text: str, tokens: Row, logits: np.ndarray) -> float | None:
-        """How sure the model is of its answer to one text (see `serve.text.confidence`); None for entities in a text without words."""
+    def words(self, text: str, tokens: Row) -> list[Word]:
+        """The words of `text` (see `serve.text.spans`); none if the model does not find entities."""
+        return words(text, tokens.offsets, tokens.word_ids) if self.manifest.task == "token-classification" else []
+
+    def confidence(self, found: Sequence[Word], logits: np.ndarray) -> float | None:
+        """How sure the model is of its answer to a text with the words `found` (see `serve.text.confidence`).
+
+        None for entities in a text without words.
+        """
         rows = logits[None] if logits.ndim == 1 else logits
         if self.manifest.task == "token-classification":
-            rows = rows[[word.first_token for word in words(text, tokens.offsets, tokens.word_ids)]]
+            rows = rows[[word.first_token for word in found]]
         return confidence(rows / self._temperature, multi_label=self.manifest.multi_label) if len(rows) else None
 
     def answered(
@@ -430,10 +448,11 @@ class Pipeline:
             if of_text is None:
                 return None
             read, logits = read.tokens, of_text
-        if self._scored and (score := self.confidence(work.text, read, logits)) is not None:
+        found = self.words(work.text, read)
+        if self._scored and (score := self.confidence(found, logits)) is not None:
             scores.append(score)
         try:
-            return self.answer(work.text, read, logits, work.options, truncated=truncated)
+            return self.answer(work.text, read, logits, work.options, truncated=truncated, found=found)
         except StillroomError as error:
             return error
 

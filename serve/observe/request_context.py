@@ -80,13 +80,13 @@ class RequestContext:
     status: int = 0
     headers: Mapping[bytes, bytes] | None = None
     """The request's headers, see `headers_of`."""
-    when_abandoned: dict[object, Callable[[], None]] = field(default_factory=dict)
-    """What drops the work under way for this request, a function for each batch."""
+    when_abandoned: "set[Callable[[RequestContext], None]]" = field(default_factory=set)
+    """What drops the work under way for a request, a function for each batch."""
 
     def abandon(self) -> None:
         """Called when nobody waits for the answer any longer: drops what is under way."""
-        for drop in list(self.when_abandoned.values()):
-            drop()
+        for drop in list(self.when_abandoned):
+            drop(self)
 
     @property
     def queue_s(self) -> float:

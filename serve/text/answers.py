@@ -1,6 +1,7 @@
 """Logits -> answers: entities with offsets in the caller's unit, labels with scores, a number, or a vector."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NotRequired, TypedDict, get_args
 
@@ -9,11 +10,11 @@ import numpy as np
 from serve.errors import BadInput
 from serve.options import setting
 from serve.text.labels import applies
-from serve.text.spans import Aggregation, Span, decode_spans
-from serve.text.windows import Row
+from serve.text.spans import Aggregation, Span, Word, decode_spans
 
 OffsetUnit = Literal["codepoints", "utf16", "utf8"]
 EncodingFormat = Literal["float", "base64"]
+OFFSET_UNITS, AGGREGATIONS, ENCODING_FORMATS = map(get_args, (OffsetUnit, Aggregation, EncodingFormat))
 
 # Six decimals keep all that float32 logits determine, and are short in JSON.
 SCORE_DECIMALS = 6
@@ -114,14 +115,13 @@ class AnswerOptions:
         wrong = {}
         if not 0.0 <= self.min_score <= 1.0:
             wrong["min_score"] = f"min_score is {self.min_score}; give a number from 0 to 1"
-        if self.offsets not in get_args(OffsetUnit):
-            wrong["offsets"] = f"offsets is {self.offsets!r}; give one of {', '.join(get_args(OffsetUnit))}"
-        if self.aggregation not in get_args(Aggregation):
-            options = ", ".join(get_args(Aggregation))
-            wrong["aggregation"] = f"aggregation is {self.aggregation!r}; give one of {options}"
+        if self.offsets not in OFFSET_UNITS:
+            wrong["offsets"] = f"offsets is {self.offsets!r}; give one of {', '.join(OFFSET_UNITS)}"
+        if self.aggregation not in AGGREGATIONS:
+            wrong["aggregation"] = f"aggregation is {self.aggregation!r}; give one of {', '.join(AGGREGATIONS)}"
         if self.top_k is not None and not 1 <= self.top_k <= MOST_LABELS:
             wrong["top_k"] = f"top_k is {self.top_k}; give a whole number from 1 to {MOST_LABELS:,}, or leave it out"
-        if self.encoding_format not in get_args(EncodingFormat):
+        if self.encoding_format not in ENCODING_FORMATS:
             wrong["encoding_format"] = f"encoding_format is {self.encoding_format!r}; give float or base64"
         if self.dimensions is not None and not (type(self.dimensions) is int and 1 <= self.dimensions <= WIDEST_VECTOR):
             wrong["dimensions"] = (
@@ -132,18 +132,10 @@ class AnswerOptions:
 
 
 def entities_answer(
-    text: str, tokens: Row, logits: np.ndarray, tags: list[str], options: AnswerOptions, *, truncated: bool
+    text: str, found: Sequence[Word], logits: np.ndarray, tags: list[str], options: AnswerOptions, *, truncated: bool
 ) -> EntitiesAnswer:
-    """The entities of `text`. `logits` has shape (tokens, tags), a row for each of `tokens`. BadInput as in `decode_spans`."""
-    spans = decode_spans(
-        text,
-        softmax(logits),
-        tokens.offsets,
-        tokens.word_ids,
-        tags,
-        aggregation=options.aggregation,
-        constrained=options.constrained,
-    )
+    """The entities of `text`, whose words are `found`. `logits` has shape (tokens, tags). BadInput as in `decode_spans`."""
+    spans = decode_spans(found, softmax(logits), tags, aggregation=options.aggregation, constrained=options.constrained)
     kept = [span for span in spans if span.score >= options.min_score]
     return {"entities": _entities(text, kept, options.offsets), "truncated": truncated}
 

@@ -84,16 +84,14 @@ def words(text: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int 
 
 
 def decode_spans(
-    text: str,
+    found: Sequence[Word],
     probabilities: np.ndarray,
-    offsets: Sequence[tuple[int, int]],
-    word_ids: Sequence[int | None],
     tags: Sequence[str],
     *,
     aggregation: Aggregation = "first",
     constrained: bool = False,
 ) -> list[Span]:
-    """The entities of `text`: each word gets its likeliest tag, and runs of tags become spans.
+    """The entities of a text, whose words are `found`: each word gets its likeliest tag, and runs of tags become spans.
 
     `probabilities` has shape (tokens, tags). `word_probabilities` makes those of words, by `aggregation`. BIO, BIOES and IO tags
     are read as by conlleval (the evaluation script of CoNLL-2000): `I` without an open span of its label begins one. With
@@ -103,7 +101,6 @@ def decode_spans(
     Spans are ordered and never overlap. A span goes from the start of its first word to the end of its last. Its score is the
     mean probability of the tags of its words. BadInput with `constrained` when no sequence of the tags is valid.
     """
-    found = words(text, offsets, word_ids)
     if not found:
         return []
     of_words = word_probabilities(probabilities, found, aggregation)

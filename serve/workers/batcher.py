@@ -31,6 +31,8 @@ Done = Callable[[int, Result | Exception], None]
 # Computes a batch: calls `Done` for each item by its index in the batch, in any order, and returns once all are done. An exception
 # becomes the result of the items that are not done yet, and ends the slot.
 Run = Callable[[list[Item], Done[Result]], Awaitable[None]]
+# What a caller waits for.
+Wait = asyncio.Future[None]
 # Why a batch was released. idle: the slot was idle or new. full: the slot became free, and the batch was full. freed: the slot became
 # free, and took all waiting items.
 Reason = Literal["idle", "full", "freed"]
@@ -44,7 +46,7 @@ WORTH_DIVIDING = 256
 # A slot that computes gets its next batch ahead if at least this many tokens wait. Then it does not stand idle until this process,
 # busy with requests, notices the end of its batch. With fewer tokens, a larger batch a little later is better.
 WORTH_HURRYING = 256
-DISPATCHERS = 2  # batches that a slot has at most: one that it computes, and one that is next
+MOST_UNDER_WAY = 2  # batches of a slot: one that it computes, and one that is next
 # A batch is picked, by similar length, from the first items in fair order: from as many as fill this many batches.
 CHOICE = 4
 PACKETS_A_BATCH = 2
@@ -55,14 +57,14 @@ class _Caller(Generic[Result]):
 
     __slots__ = ("answered", "gone", "keeps_errors", "left", "passed_over_s", "queued", "results")
 
-    def __init__(self, items: int, loop: asyncio.AbstractEventLoop, *, keeps_errors: bool) -> None:
+    def __init__(self, items: int, answered: Wait, *, keeps_errors: bool) -> None:
         self.results: list[Result | Exception | None] = [None] * items
         self.keeps_errors = keeps_errors
         """Whether the error of an item is its result, and the others are waited for."""
         self.left = items
         self.passed_over_s = [math.inf] * items
         """When each item was first passed over for others with a better length."""
-        self.answered: asyncio.Future[None] = loop.create_future()
+        self.answered = answered
         self.queued: dict[float, list[int]] = {}
         """Number and tokens of its items in the queue, by their virtual time."""
         self.gone = False
@@ -92,15 +94,19 @@ class _Waiting(NamedTuple, Generic[Item, Result]):
     place: int
 
 
-class WorkerSlot:
+class WorkerSlot(Generic[Item, Result]):
     """One slot that a batcher feeds with batches, until it is removed or its function raises."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: "Run[Item, Result]", loop: asyncio.AbstractEventLoop) -> None:
+        self.run = run
         self.open = True
+        self.idle = True  # whether it has had nothing to compute since its last batch
         self.under_way = 0  # batches that it got and has not answered
         self.under_way_tokens = 0
         self.ended_s = 0.0  # when its last batch ended
-        self.task: asyncio.Task[None]
+        self.error: BaseException | None = None
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Done once the slot has no batch and gets none; with the error of its function, if that raised one."""
 
 
 class Batcher(Generic[Item, Result]):
@@ -130,8 +136,8 @@ class Batcher(Generic[Item, Result]):
         self._released = released
         self._queue: list[_Waiting[Item, Result]] = []  # those of callers that have gone included
         self._waiting = self._queued_tokens = 0  # without these
-        self._slots: list[WorkerSlot] = []
-        self._asleep: list[tuple[WorkerSlot, asyncio.Future[None]]] = []
+        self._slots: list[WorkerSlot[Item, Result]] = []
+        self._feeding = False  # whether `_feed` is to be called in the next iteration of the loop
         self._packet_tokens = batch_tokens / PACKETS_A_BATCH
         self._virtual_now = 0.0
         self._not_in_virtual_now = 0  # tokens taken since virtual time last advanced
@@ -154,25 +160,27 @@ class Batcher(Generic[Item, Result]):
         """Number of open slots."""
         return sum(slot.open for slot in self._slots)
 
-    async def results(self, items: Sequence[Item], tokens: Sequence[int]) -> list[Result]:
+    async def results(self, items: Sequence[Item], tokens: Sequence[int], answered: Wait | None = None) -> list[Result]:
         """The results of `items`, in order; `tokens` is the length of each.
 
         Raises Overloaded if the queue has no room, Unavailable if there will be no slot, and the error of the first item that fails.
-        If the caller is cancelled, its items that have not started are dropped.
+        If the caller is cancelled, its items that have not started are dropped. An error that is set on `answered`, a future of this
+        loop that is done when the results are, ends the wait in the same way.
         """
-        return cast("list[Result]", await self._results(items, tokens, keeps_errors=False))
+        return cast("list[Result]", await self._results(items, tokens, answered, keeps_errors=False))
 
     async def results_or_errors(self, items: Sequence[Item], tokens: Sequence[int]) -> list[Result | Exception]:
         """As `results`, but an item that fails has its error as its result, and the others are waited for."""
-        return await self._results(items, tokens, keeps_errors=True)
+        return await self._results(items, tokens, None, keeps_errors=True)
 
     async def _results(
-        self, items: Sequence[Item], tokens: Sequence[int], *, keeps_errors: bool
+        self, items: Sequence[Item], tokens: Sequence[int], answered: Wait | None, *, keeps_errors: bool
     ) -> list[Result | Exception]:
         if not items:
             return []
         self.refuse_if_full(len(items), sum(tokens))
-        caller: _Caller[Result] = _Caller(len(items), asyncio.get_running_loop(), keeps_errors=keeps_errors)
+        loop = asyncio.get_running_loop()
+        caller: _Caller[Result] = _Caller(len(items), answered or loop.create_future(), keeps_errors=keeps_errors)
         start, packet_tokens = self._virtual_now, 0
         for place, (item, length) in enumerate(zip(items, tokens, strict=True)):
             self._push(_Waiting(start, next(self._numbers), item, length, caller, place))
@@ -182,7 +190,7 @@ class Batcher(Generic[Item, Result]):
             if packet_tokens >= self._packet_tokens:
                 start, packet_tokens = start + packet_tokens, 0
         self._callers += 1
-        self._wake()
+        self._feed_soon(loop)
         try:
             await caller.answered
         finally:
@@ -245,21 +253,22 @@ class Batcher(Generic[Item, Result]):
             return 1.0
         return self._queued_tokens * self._s_per_token / max(1, self.slots)
 
-    def add_slot(self, run: "Run[Item, Result]") -> WorkerSlot:
-        """Adds a slot. Its task ends when the slot is removed, or with the exception of `run`."""
-        slot = WorkerSlot()
+    def add_slot(self, run: "Run[Item, Result]") -> WorkerSlot[Item, Result]:
+        """Adds a slot. It ends when it is removed, or with the exception of `run`."""
+        loop = asyncio.get_running_loop()
+        slot = WorkerSlot(run, loop)
         self._refusal = None
         self._slots.append(slot)
-        slot.task = asyncio.get_running_loop().create_task(self._feed(slot, run))
         # Its error reaches the items that it had; nobody may be left to ask for it when the model stops.
-        slot.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        slot.ended.add_done_callback(asyncio.Future.exception)
+        self._feed_soon(loop)
         return slot
 
-    async def remove_slot(self, slot: WorkerSlot) -> None:
+    async def remove_slot(self, slot: WorkerSlot[Item, Result]) -> None:
         """Ends a slot once its batches under way are done."""
         slot.open = False
-        self._wake(everyone=True)
-        await asyncio.wait([slot.task])
+        self._end_if_done(slot)
+        await asyncio.wait([slot.ended])
 
     def give_up(self, reason: str) -> None:
         """Fails waiting and new items with Unavailable and `reason`, until a slot is added.
@@ -275,102 +284,83 @@ class Batcher(Generic[Item, Result]):
     async def close(self) -> None:
         """Refuses new items, waits until all accepted ones are answered, and ends the slots."""
         self._closing = True
-        self._wake(everyone=True)
-        if tasks := [slot.task for slot in self._slots]:
-            await asyncio.wait(tasks)
+        ends = [slot.ended for slot in self._slots]
+        self._feed()
+        if ends:
+            await asyncio.wait(ends)
         if self._waiting:  # no slot is left to compute these
             self.give_up(CLOSING)
 
-    async def _feed(self, slot: WorkerSlot, run: "Run[Item, Result]") -> None:
-        """Runs the dispatchers of a slot, each of which gives it a batch and waits for the answers; raises the first error."""
-        dispatchers = [asyncio.ensure_future(self._dispatch(slot, run)) for _ in range(DISPATCHERS)]
-        try:
-            await asyncio.wait(dispatchers, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            slot.open = False
-            self._slots.remove(slot)
-            self._wake(everyone=True)
-            ends = await asyncio.gather(*dispatchers, return_exceptions=True)
-        for end in ends:
-            if end is not None:
-                raise end
+    def _feed_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Feeds the slots in the next iteration of the loop, so that items which come in this one share a batch."""
+        if not self._feeding:
+            self._feeding = True
+            loop.call_soon(self._feed)
 
-    async def _dispatch(self, slot: WorkerSlot, run: "Run[Item, Result]") -> None:
-        while True:
-            began_s, idle = time.perf_counter(), not slot.ended_s and not slot.under_way
-            while slot.open and not self._may_take(slot):
-                if self._closing and not self._waiting:
-                    self._wake(everyone=True)
-                    return
-                self._wake()  # another slot may be able to take the items that woke this dispatcher
-                await self._sleep(slot)
-                began_s, idle = time.perf_counter(), not slot.under_way
-            if not slot.open:
-                return
-            slot.under_way += 1
-            batch, full = self._take()
-            tokens = sum(each.tokens for each in batch)
-            slot.under_way_tokens += tokens
-            self._released("idle" if idle else "full" if full else "freed", len(batch))
-            try:
-                await self._compute(batch, run)
-            except BaseException:
-                slot.open = False  # before the next await, so that the other dispatcher gives it no more
-                raise
-            finally:
-                slot.under_way -= 1
-                slot.under_way_tokens -= tokens
-            # A batch given ahead starts when the one before it ends.
-            now_s = time.perf_counter()
-            self._note_speed(tokens, now_s - max(began_s, slot.ended_s))
-            slot.ended_s = now_s
+    def _feed(self) -> None:
+        """Gives batches to the slots that may take one, until no item waits."""
+        self._feeding = False
+        while self._waiting and (able := [slot for slot in self._slots if self._may_take(slot)]):
+            # An idle one; of several, the one that computed last, since its caches are warm.
+            self._give(max(able, key=lambda slot: (-slot.under_way, slot.ended_s)) if len(able) > 1 else able[0])
+        if self._closing and not self._waiting:
+            for slot in list(self._slots):
+                self._end_if_done(slot)
 
-    def _may_take(self, slot: WorkerSlot) -> bool:
+    def _may_take(self, slot: WorkerSlot[Item, Result]) -> bool:
         """Whether a slot gets a batch now: if it is idle, or in a long queue ahead, unless what it computes is far longer than a batch."""
-        if not slot.open or not self._waiting:
-            return False
+        if not slot.open or not slot.under_way:
+            return slot.open
         hurry = self._queued_tokens >= WORTH_HURRYING and slot.under_way_tokens <= self._batch_tokens
-        return hurry or not slot.under_way
+        return hurry and slot.under_way < MOST_UNDER_WAY
 
-    async def _sleep(self, slot: WorkerSlot) -> None:
-        """Waits until there may be work for this slot."""
-        asleep = (slot, asyncio.get_running_loop().create_future())
-        self._asleep.append(asleep)
-        try:
-            await asleep[1]
-        finally:
-            if asleep in self._asleep:
-                self._asleep.remove(asleep)
-
-    def _wake(self, *, everyone: bool = False) -> None:
-        """Wakes one dispatcher that may take waiting items, of an idle slot if there is one; or all dispatchers."""
-        if everyone:
-            woken = list(self._asleep)
-        else:
-            # Of several idle slots, the one that computed last, since its caches are warm.
-            able = [each for each in reversed(self._asleep) if self._may_take(each[0])]
-            woken = able[:1] if len(able) < 2 else [min(able, key=lambda each: each[0].under_way)]
-        for asleep in woken:
-            self._asleep.remove(asleep)
-            if not asleep[1].done():
-                asleep[1].set_result(None)
-
-    async def _compute(self, batch: list[_Waiting[Item, Result]], run: "Run[Item, Result]") -> None:
+    def _give(self, slot: WorkerSlot[Item, Result]) -> None:
+        """Gives `slot` the next batch."""
+        given_s, idle = time.perf_counter(), slot.idle
+        batch, full = self._take()
+        tokens = sum(each.tokens for each in batch)
+        slot.idle = False
+        slot.under_way += 1
+        slot.under_way_tokens += tokens
+        self._released("idle" if idle else "full" if full else "freed", len(batch))
         undone = set(range(len(batch)))
 
         def done(place: int, result: Result | Exception) -> None:
             undone.discard(place)
             batch[place].caller.take(batch[place].place, result)
 
-        try:
-            await run([each.item for each in batch], done)
-        except BaseException as error:
-            outcome = error if isinstance(error, Exception) else Unavailable("the server is stopping")
+        def ended(running: asyncio.Future[None]) -> None:
+            error = asyncio.CancelledError() if running.cancelled() else running.exception()
+            outcome: Exception = Unavailable("the model gave no answer to this text; try again")
+            if error is not None:
+                outcome = error if isinstance(error, Exception) else Unavailable("the server is stopping")
+                slot.open, slot.error = False, slot.error or error
             for place in list(undone):
                 done(place, outcome)
-            raise
-        for place in list(undone):
-            done(place, Unavailable("the model gave no answer to this text; try again"))
+            slot.under_way -= 1
+            slot.under_way_tokens -= tokens
+            if error is None:
+                # A batch given ahead starts when the one before it ends.
+                now_s = time.perf_counter()
+                self._note_speed(tokens, now_s - max(given_s, slot.ended_s))
+                slot.ended_s = now_s
+            self._feed()
+            slot.idle = not slot.under_way
+            if not slot.open:
+                self._end_if_done(slot)
+
+        asyncio.ensure_future(slot.run([each.item for each in batch], done)).add_done_callback(ended)
+
+    def _end_if_done(self, slot: WorkerSlot[Item, Result]) -> None:
+        """Ends a slot that gets no more batches and has none."""
+        if slot.under_way or slot.ended.done():
+            return
+        slot.open = False
+        self._slots.remove(slot)
+        if slot.error is None:
+            slot.ended.set_result(None)
+        else:
+            slot.ended.set_exception(slot.error)
 
     def _note_speed(self, tokens: int, seconds: float) -> None:
         if self._s_per_token is None and tokens < self._batch_tokens // 4:
@@ -392,8 +382,8 @@ class Batcher(Generic[Item, Result]):
             only = self._pop()
             self._advance(only.start, only.tokens)
             return [only], False
-        others = {slot for slot, _ in self._asleep if slot.open and not slot.under_way}
-        share = -(-self._queued_tokens // (len(others) + 1))
+        idle = sum(slot.open and not slot.under_way for slot in self._slots)
+        share = -(-self._queued_tokens // max(1, idle))
         batch_tokens = min(self._batch_tokens, max(WORTH_DIVIDING, share))
         choice: list[_Waiting[Item, Result]] = []
         waited_long: list[bool] = []
@@ -415,8 +405,6 @@ class Batcher(Generic[Item, Result]):
                 self._push(each)
         batch = [choice[place] for place in sorted(taken)]
         self._advance(choice[0].start, sum(each.tokens for each in batch))
-        if self._waiting:
-            self._wake()  # another slot can take the rest
         return batch, self._waiting > 0
 
     def _advance(self, start: float, tokens: int) -> None:

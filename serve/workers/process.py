@@ -5,11 +5,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -44,22 +44,58 @@ class Asked(NamedTuple):
     context: RequestContext
 
 
-class ModelProcess:
+class _Batch:
+    """A batch that a process was given and has not answered to the end."""
+
+    __slots__ = ("answered", "asked", "done", "process", "stages")
+
+    def __init__(self, process: "ModelProcess", asked: list[Asked], done: Done[Answered], begun_s: float) -> None:
+        self.process = process
+        self.asked = asked
+        self.done = done
+        self.stages = Stages(begun_s, 0.0, 0.0, 0.0)
+        self.answered: asyncio.Future[None] = process.loop.create_future()
+        for each in asked:
+            each.context.when_abandoned.add(self.drop)
+
+    def drop(self, context: RequestContext) -> None:
+        """Tells the process that nobody waits for the items of this request any longer."""
+        places = [place for place, each in enumerate(self.asked) if each.context is context]
+        self.process.drop(self, places)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Ends the wait for the batch, with `error` if there is one."""
+        for each in self.asked:
+            each.context.when_abandoned.discard(self.drop)
+        if self.answered.done():  # cancelled
+            return
+        if error is None:
+            self.answered.set_result(None)
+        else:
+            self.answered.set_exception(error)
+
+
+class ModelProcess(asyncio.SubprocessProtocol):
     """One `serve.workers.worker` process; `run` is a slot's function, see `serve.workers.batcher`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, observe: Callable[[Parts], None], *, patient: bool) -> None:
-        self.process = process
+    def __init__(self, observe: Callable[[Parts], None], *, patient: bool) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[int | None] = self.loop.create_future()
+        """Done once the process has ended, with its status."""
         self._observe = observe
         self._patient = patient
-        self._receiving = asyncio.Lock()  # first come, first served
-        self._lost = False  # whether an answer was not read to its end
+        self._opened: asyncio.Future[Opened] = self.loop.create_future()
+        self._opened.add_done_callback(lambda opened: opened.cancelled() or opened.exception())
+        self._batches: deque[_Batch] = deque()
+        """In order of arrival. The first is being computed."""
         self._sent = 0  # batches
+        self._lost = False  # whether no more answers are read
+        self._silent = False  # whether its output has ended
+        self._said_all: asyncio.Future[None] = self.loop.create_future()  # whether its stderr has ended
+        self._received = bytearray()
         self._decoder = msgspec.msgpack.Decoder(Reply)
-        assert process.stdin
-        assert process.stdout
-        assert process.stderr
-        self._to, self._from = process.stdin, process.stdout
-        self._forwarding = asyncio.get_running_loop().create_task(_forward_stderr(process.pid, process.stderr))
+        self._begun_s = 0.0  # when the first batch began
+        self._looking: asyncio.TimerHandle | None = None
 
     @classmethod
     async def started(cls, opening: Opening, observe: Callable[[Parts], None]) -> "ModelProcess":
@@ -80,14 +116,12 @@ class ModelProcess:
     async def _started(cls, opening: Opening, observe: Callable[[Parts], None]) -> "ModelProcess":
         root = str(Path(__file__).resolve().parents[2])
         search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        process = await asyncio.create_subprocess_exec(
+        _, made = await asyncio.get_running_loop().subprocess_exec(
+            lambda: cls(observe, patient=opening.whole),
             sys.executable,
             "-P",  # otherwise a file serve.py in the current folder would be imported instead of ours
             "-m",
             "serve.workers.worker",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
             env={
                 **{name: value for name, value in os.environ.items() if name not in SECRETS},
                 "PYTHONPATH": search_path,
@@ -96,11 +130,10 @@ class ModelProcess:
                 "RAYON_NUM_THREADS": str(opening.threads),
             },
         )
-        made = cls(process, observe, patient=opening.whole)
         try:
-            made._to.write(packed(opening))
+            made._write(opening)
             async with asyncio.timeout(HUNG_S):
-                said = msgspec.msgpack.decode(await made._message(), type=Opened)
+                said = await made._opened
         except TimeoutError as error:
             await made.kill()
             raise Unavailable(f"the worker process was not ready within {HUNG_S:g} s") from error
@@ -112,90 +145,140 @@ class ModelProcess:
             raise BundleError(said.error)
         return made
 
-    async def run(self, asked: list[Asked], done: Done[Answered]) -> None:
-        """Sends a batch and receives its answers, with their times in each item's context. Unavailable if the process dies.
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._transport.get_pid()
 
-        Batches may be sent while earlier ones are computed; they are answered in order. Items whose request is abandoned are dropped.
+    def run(self, asked: list[Asked], done: Done[Answered]) -> asyncio.Future[None]:
+        """Sends a batch. Its answers go to `done`, with their times in each item's context; the future is done after the last.
+
+        The future raises Unavailable if the process dies or hangs. Batches may be sent while earlier ones are computed; they are
+        answered in order. Items whose request is abandoned are dropped.
         """
-        sent_s, waits = time.perf_counter(), self._receiving.locked()
-        number = self._sent
-        self.send([each.work for each in asked])
-        run, places = object(), dict[int, list[int]]()
-        for place, each in enumerate(asked):
-            of_request = places.setdefault(id(each.context), [])
-            of_request.append(place)
-            each.context.when_abandoned[run] = partial(self._drop, number, of_request)
-        try:
-            await self._answers_to(asked, done, sent_s, waits=waits)
-        finally:
-            for each in asked:
-                each.context.when_abandoned.pop(run, None)
-
-    async def _answers_to(self, asked: list[Asked], done: Done[Answered], sent_s: float, *, waits: bool) -> None:
-        """Receives the answers to a batch once those before it have come."""
-        async with self._receiving:
-            # An idle worker starts when the batch is sent, even if this coroutine resumes later; that time is not waiting.
-            begun_s = time.perf_counter() if waits else sent_s
-            if self._lost:  # the next message may be the rest of an earlier batch
-                raise Unavailable(DIED)
+        batch = _Batch(self, asked, done, time.perf_counter())
+        if not self._lost:
             try:
-                async with asyncio.timeout(None if self._patient else HUNG_S):
-                    await self.receive(done, [each.context for each in asked], begun_s)
-            except TimeoutError as error:
-                self._lost = True
-                raise Unavailable(f"the worker process gave no answer within {HUNG_S:g} s; try again") from error
-            except BaseException:
-                self._lost = True
-                raise
-
-    def send(self, works: list[Work]) -> None:
-        """Sends a batch. If earlier ones are being computed, it starts when they are done.
-
-        Unavailable if the process is known to have died.
-        """
-        try:
-            self._to.write(packed(works))
-        except (
-            RuntimeError
-        ) as error:  # uvloop raises it for a closed pipe; asyncio's own loop does not, and no answer comes
-            raise Unavailable(DIED) from error
+                self._write([each.work for each in asked])
+            except RuntimeError:  # uvloop raises it for a closed pipe; asyncio's own loop does not, and no answer comes
+                self._lose(Unavailable(DIED))
+        if self._lost:
+            batch.end(Unavailable(DIED))
+            return batch.answered
         self._sent += 1
+        self._batches.append(batch)
+        if len(self._batches) == 1:
+            self._begin(batch.stages.begun_s)
+        return batch.answered
 
-    def _drop(self, batch: int, places: list[int]) -> None:
-        """Tells the process that nobody waits for these items any longer."""
-        with suppress(RuntimeError):  # of a pipe that is closed; see `send`
-            self._to.write(packed(Dropped(batch, places)))
+    def drop(self, batch: _Batch, places: list[int]) -> None:
+        """Tells the process that nobody waits for the items at `places` of `batch` any longer."""
+        with suppress(RuntimeError, ValueError):  # of a pipe that is closed, and of a batch that has ended
+            self._write(Dropped(self._sent - len(self._batches) + self._batches.index(batch), places))
 
-    async def receive(
-        self, done: Done[Answered], contexts: Sequence[RequestContext] = (), begun_s: float | None = None
-    ) -> None:
-        """Passes the answers to the oldest unanswered batch to `done`. Unavailable if the process dies.
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The process has started."""
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+        self._to = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
 
-        If `contexts` has one for each work item, each gets the times of the batch from `begun_s` (None: now) until its answer.
+    def pipe_data_received(self, descriptor: int, data: bytes) -> None:
+        """Takes the messages of the process; what it says on stderr is logged.
+
+        So the lines get the log's format, and a slow reader of the log does not block the process.
         """
-        stages = Stages(time.perf_counter() if begun_s is None else begun_s, 0.0, 0.0, 0.0)
-        while True:
-            reply = self._decoder.decode(await self._message())
-            for parts in reply.parts:
-                self._observe(parts)
-                stages = stages.after(parts.tokenise_s, parts.run_s, parts.decode_s)
-            answers: list[tuple[int, Answered]] = [*reply.answers, *reply.logits]
-            for place, answer in answers:
-                if contexts:
-                    contexts[place].stages = stages
-                done(place, answer)
-            for place, failure in reply.failures:
-                done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
-            if reply.last:
-                return
+        if descriptor != 1:
+            log.warning("stderr of worker process %d: %s", self.pid, data.decode(errors="replace").rstrip())
+            return
+        received = self._received
+        received += data
+        while len(received) >= LENGTH.size and not self._lost:
+            end = LENGTH.size + LENGTH.unpack_from(received)[0]
+            try:
+                if end > MOST_BYTES:
+                    raise InternalError(
+                        f"a worker process announced a message of {end:,} bytes; at most {MOST_BYTES:,} are read"
+                    )
+                if len(received) < end:
+                    return
+                message = bytes(memoryview(received)[LENGTH.size : end])
+                del received[:end]
+                self._heard(message)
+            except Exception as error:
+                self._lose(error)
+
+    def pipe_connection_lost(self, descriptor: int, error: Exception | None) -> None:
+        """The process has closed a pipe, as it does when it dies."""
+        if descriptor == 1:
+            self._silent = True
+            self._lose(Unavailable(DIED))
+        elif descriptor == 2 and not self._said_all.done():
+            self._said_all.set_result(None)
+
+    def process_exited(self) -> None:
+        """The process has ended."""
+        if not self.exited.done():
+            self.exited.set_result(self._transport.get_returncode())
+
+    def _heard(self, message: bytes) -> None:
+        """Passes on what the process said: that it is open, or answers to its first batch."""
+        if not self._opened.done():
+            self._opened.set_result(msgspec.msgpack.decode(message, type=Opened))
+            return
+        reply = self._decoder.decode(message)
+        batch = self._batches[0]
+        for parts in reply.parts:
+            self._observe(parts)
+            batch.stages = batch.stages.after(parts.tokenise_s, parts.run_s, parts.decode_s)
+        answers: list[tuple[int, Answered]] = [*reply.answers, *reply.logits]
+        for place, answer in answers:
+            batch.asked[place].context.stages = batch.stages
+            batch.done(place, answer)
+        for place, failure in reply.failures:
+            batch.done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
+        if reply.last:
+            self._batches.popleft()
+            batch.end()
+            if self._batches:
+                now_s = time.perf_counter()
+                self._batches[0].stages = Stages(now_s, 0.0, 0.0, 0.0)
+                self._begin(now_s)
+
+    def _lose(self, error: Exception) -> None:
+        """Reads no more answers: the first batch ends with `error`, the others with Unavailable."""
+        self._lost = True
+        if not self._opened.done():
+            self._opened.set_exception(error)
+        while self._batches:
+            self._batches.popleft().end(error)
+            error = Unavailable(DIED)
+
+    def _begin(self, now_s: float) -> None:
+        """Notes that the first batch begins. One timer for all batches sees if the process hangs."""
+        self._begun_s = now_s
+        if self._looking is None and not self._patient:
+            self._looking = self.loop.call_later(HUNG_S, self._look)
+
+    def _look(self) -> None:
+        """Gives up a process that has computed one batch for too long."""
+        self._looking = None
+        if not self._batches:
+            return
+        left_s = self._begun_s + HUNG_S - time.perf_counter()
+        if left_s <= 0:
+            self._lose(Unavailable(f"the worker process gave no answer within {HUNG_S:g} s; try again"))
+        else:
+            self._looking = self.loop.call_later(left_s, self._look)
+
+    def _write(self, message: object) -> None:
+        self._to.write(packed(message))
 
     async def end(self) -> None:
         """Closes the input of the process, so that it ends; kills it if it does not."""
         self._to.close()
         try:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.process.wait(), LEAVE_S)
-                await asyncio.wait([self._forwarding], timeout=LAST_OUTPUT_S)
+            await asyncio.wait([self.exited], timeout=LEAVE_S)
+            if self.exited.done():
+                await asyncio.wait([self._said_all], timeout=LAST_OUTPUT_S)
         finally:
             await self.kill()
 
@@ -209,35 +292,15 @@ class ModelProcess:
             raise
 
     async def _kill(self) -> None:
-        if self._from.at_eof():
+        if self._silent:
             # It has ended, or is about to. Sending a signal now would collect its exit status before the thread of asyncio that waits
             # for it; that thread would then report a made-up status.
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.process.wait(), LAST_OUTPUT_S)
+            await asyncio.wait([self.exited], timeout=LAST_OUTPUT_S)
         with suppress(ProcessLookupError):
-            self.process.kill()
-        pipes = self.process._transport  # type: ignore[attr-defined]  # asyncio has no public name for it
-        # asyncio's own loop, unlike uvloop, also waits for the end of each pipe, and does not see it for a pipe that is no longer read.
-        if answers := pipes.get_pipe_transport(1):
-            answers.close()
-        await self.process.wait()
-        await asyncio.wait([self._forwarding], timeout=LAST_OUTPUT_S)
-        pipes.close()
+            self._transport.kill()
+        await asyncio.wait([self.exited])
+        await asyncio.wait([self._said_all], timeout=LAST_OUTPUT_S)
+        if self._looking is not None:
+            self._looking.cancel()
+        self._transport.close()
         await asyncio.sleep(0)  # the pipes close in the next iteration of the loop
-
-    async def _message(self) -> bytes:
-        try:
-            size = LENGTH.unpack(await self._from.readexactly(LENGTH.size))[0]
-            if size > MOST_BYTES:
-                raise InternalError(
-                    f"a worker process announced a message of {size:,} bytes; at most {MOST_BYTES:,} are read"
-                )
-            return await self._from.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise Unavailable(DIED) from error
-
-
-async def _forward_stderr(process_id: int, said: asyncio.StreamReader) -> None:
-    """Logs what a process writes to stderr. The lines get the log's format, and a slow reader of the log does not block the process."""
-    while words := await said.read(65536):
-        log.warning("stderr of worker process %d: %s", process_id, words.decode(errors="replace").rstrip())

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from serve.bundle.cpu_quota import available_cores
 from serve.bundle.manifest import Manifest, open_bundle
@@ -17,7 +18,7 @@ from serve.observe.drift import Drift, Expected
 from serve.observe.metrics import Metrics
 from serve.observe.request_context import RequestContext
 from serve.settings import Limits
-from serve.workers.batcher import Batcher, Reason
+from serve.workers.batcher import Batcher, Reason, Wait
 from serve.workers.process import Answered, Asked, ModelProcess
 
 log = logging.getLogger("serve")
@@ -132,16 +133,18 @@ class ServedModel:
         """Whether at least one worker process can compute."""
         return self.batcher.slots > 0
 
-    async def answers(self, works: list[Work], context: RequestContext | None = None) -> list[Answered]:
+    async def answers(
+        self, works: list[Work], context: RequestContext | None = None, answered: Wait | None = None
+    ) -> list[Answered]:
         """One answer for each work item, in order: JSON, or logits. Overloaded, before any work, if the queue has no room.
 
-        The model and the times are stored in `context`.
+        The model and the times are stored in `context`. `answered` is as in `Batcher.results`.
         """
         context = context or RequestContext()
         context.model, context.variant, context.texts = self.manifest.name, self.variant, len(works)
         context.queued_s = time.perf_counter()
         try:
-            answers = await self.batcher.results(*self._asked(works, context))
+            answers = await self.batcher.results(*self._asked(works, context), answered)
         except BaseException:  # an item failed, the time is up, or the client has gone
             context.abandon()
             raise
@@ -160,16 +163,15 @@ class ServedModel:
     def _asked(self, works: list[Work], context: RequestContext) -> tuple[list[Asked], list[int]]:
         return [Asked(work, context) for work in works], [self._estimated_tokens(work) for work in works]
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Within this context the model does not stop, so that a request which has chosen it can ask."""
+    def hold(self) -> None:
+        """Keeps the model from stopping until `let_go`, so that a request which has chosen it can ask."""
         self._holders += 1
-        try:
-            yield
-        finally:
-            self._holders -= 1
-            if not self._holders:
-                self._let_go.set()
+
+    def let_go(self) -> None:
+        """Ends one `hold`."""
+        self._holders -= 1
+        if not self._holders:
+            self._let_go.set()
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Waits until no request holds the model, then ends the processes; `at_once` kills them, whatever they compute."""
@@ -211,18 +213,17 @@ class ServedModel:
             began_s = time.monotonic()
             self._running.add(process)
             slot = self.batcher.add_slot(process.run)
-            dying = asyncio.ensure_future(process.process.wait())
-            await asyncio.wait([slot.task, dying], return_when=asyncio.FIRST_COMPLETED)
-            dying.cancel()
-            if slot.task.done() and slot.task.exception() is None:
+            ends: list[asyncio.Future[Any]] = [slot.ended, process.exited]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if slot.ended.done() and slot.ended.exception() is None:
                 return
             slot.open = False  # before the next await: requests that arrive now go to other slots
             await process.kill()
             self._running.remove(process)
             await self.batcher.remove_slot(slot)
             with suppress(Exception):  # the waiting requests already have this error
-                slot.task.result()
-            status = process.process.returncode
+                slot.ended.result()
+            status = process.exited.result()
             log.error("a worker process of model %r died with status %s; starting another", self.manifest.name, status)
             pause_s = (
                 0.0 if time.monotonic() - began_s > AT_ONCE_S else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))

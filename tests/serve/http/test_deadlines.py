@@ -1,11 +1,12 @@
 """How long a client waits: its own deadline, and what becomes of work that nobody waits for."""
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +17,9 @@ from patience import PATIENCE_S
 from server_process import Server, read_answer, request, serving, until
 from starlette.requests import ClientDisconnect, Request
 
+from serve.errors import Overloaded
 from serve.http.connections.exchange import GONE
+from serve.http.deadlines import Deadlines
 from serve.http.service import Service
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
@@ -138,17 +141,78 @@ def test_a_request_whose_time_was_up_before_all_of_it_came_is_not_begun(server: 
     assert server.metric(COMPUTED) == before
 
 
+class Holding:
+    """A model that nobody stops."""
+
+    def hold(self) -> None: ...
+
+    def let_go(self) -> None: ...
+
+
+def test_a_wait_ends_at_its_own_time_whatever_was_waited_for_before_it() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        deadlines = Deadlines()
+        ended_s: dict[float, float] = {}
+        began_s = loop.time()
+
+        async def wait(allowed_s: float, *, removed: bool = False) -> None:
+            future: asyncio.Future[None] = loop.create_future()
+            tick = deadlines.add(future, allowed_s)
+            if removed:
+                deadlines.remove(future, tick)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(future), None if not removed else 0.2)
+            if not removed:
+                ended_s[allowed_s] = loop.time() - began_s
+            assert future.done() != removed
+
+        # The timer is set for the first, again for an earlier one, and again for those that are left; two share a tick.
+        allowed = (0.12, 0.03, 0.06, 0.0601, -1.0)
+        await asyncio.gather(*map(wait, allowed), wait(0.01, removed=True))
+        assert all(ended_s[each] - max(0.0, each) >= 0 for each in allowed)
+        assert sorted(ended_s, key=ended_s.__getitem__) == sorted(allowed)
+        assert not deadlines._waits
+        assert deadlines._timer is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("gone_first", [True, False])
+def test_a_refusal_as_a_client_goes_leaves_no_error_that_nobody_reads(gone_first: bool) -> None:
+    said: list[str] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: said.append(context["message"]))
+        gone: asyncio.Future[None] = loop.create_future()
+
+        class Model(Holding):
+            async def answers(self, works: object, context: object, wait: asyncio.Future[None]) -> list[bytes]:
+                if not gone_first:
+                    gone.set_result(None)
+                raise Overloaded("full", retry_after_s=1)
+
+        if gone_first:
+            gone.set_result(None)
+        service = Service([], Limits(), Metrics(), {})
+        request = Request({"type": "http", "headers": [], GONE: gone})
+        with pytest.raises(ClientDisconnect if gone_first else Overloaded):
+            await service.answers(request, cast(ServedModel, Model()), [])
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+    asyncio.run(scenario())
+    assert said == []
+
+
 def test_a_client_that_has_gone_already_costs_no_work() -> None:
     async def scenario() -> None:
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         gone.set_result(None)
 
-        class Model:
-            @contextmanager
-            def held(self) -> Iterator[None]:
-                yield
-
-            async def answers(self, works: object, context: object) -> list[bytes]:
+        class Model(Holding):
+            async def answers(self, works: object, context: object, wait: object) -> list[bytes]:
                 raise AssertionError("it is asked")
 
         service = Service([], Limits(), Metrics(), {})
@@ -166,22 +230,21 @@ def test_an_answer_that_comes_as_its_client_goes_is_no_error() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda loop, context: said.append(context["message"]))
-        answered: asyncio.Future[list[bytes]] = loop.create_future()
         gone: asyncio.Future[None] = loop.create_future()
 
-        class Model:
-            @contextmanager
-            def held(self) -> Iterator[None]:
-                yield
+        waits: list[asyncio.Future[None]] = []
 
-            async def answers(self, works: object, context: object) -> list[bytes]:
-                return await answered
+        class Model(Holding):
+            async def answers(self, works: object, context: object, wait: asyncio.Future[None]) -> list[bytes]:
+                waits.append(wait)
+                await wait
+                return [b"{}"]
 
         service = Service([], Limits(), Metrics(), {})
         request = Request({"type": "http", "headers": [], GONE: gone})
         answering = asyncio.create_task(service.answers(request, cast(ServedModel, Model()), []))
         await asyncio.sleep(0)
-        answered.set_result([b"{}"])
+        waits[0].set_result(None)
         gone.set_result(None)
         assert await answering == [b"{}"]
         await asyncio.sleep(0.01)

@@ -87,7 +87,10 @@ def test_what_is_served_is_as_sure_as_what_was_exported(entities_bundle: Path, i
         of_rows = [each[encoded.rows[i]] if each.ndim == 2 else each[None] for i, each in enumerate(logits)]
         expected = validation_scores(encoded, of_rows, 1.0)
         assert expected is not None
-        served = [pipeline.confidence(*each) for each in zip(texts, rows, logits, strict=True)]
+        served = [
+            pipeline.confidence(pipeline.words(text, row), of)
+            for text, row, of in zip(texts, rows, logits, strict=True)
+        ]
         assert (len(texts), np.mean(served), np.std(served)) == (
             expected.texts, pytest.approx(expected.mean, abs=1e-6), pytest.approx(expected.deviation, abs=1e-6),
         )  # fmt: skip
@@ -96,7 +99,7 @@ def test_what_is_served_is_as_sure_as_what_was_exported(entities_bundle: Path, i
 def test_a_text_without_a_word_has_no_entities_to_be_sure_of(entities_bundle: Path) -> None:
     pipeline = Pipeline(entities_bundle)
     (row,) = pipeline.encode([""])
-    assert pipeline.confidence("", row, pipeline.session.run([row])[0]) is None
+    assert pipeline.confidence(pipeline.words("", row), pipeline.session.run([row])[0]) is None
 
 
 def test_a_server_tells_of_the_texts_it_was_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from serve.text.answers import softmax
 from serve.text.labels import bio_tags, schemes
-from serve.text.spans import Aggregation, decode_spans, strict_runs, tag_runs
+from serve.text.spans import Aggregation, decode_spans, strict_runs, tag_runs, words
 
 TAGS = bio_tags(["city", "name"])
 SEQUENCES = {
@@ -53,7 +53,9 @@ def test_the_aggregations_are_those_of_transformers(aggregation: Aggregation) ->
         encoding = pieces().encode(text)
         with torch.no_grad():
             logits = model(torch.tensor([encoding.ids])).logits[0].numpy()
-        spans = decode_spans(text, softmax(logits), encoding.offsets, encoding.word_ids, TAGS, aggregation=aggregation)
+        spans = decode_spans(
+            words(text, encoding.offsets, encoding.word_ids), softmax(logits), TAGS, aggregation=aggregation
+        )
         expected = theirs(text, aggregation_strategy=aggregation)
         assert [span[:3] for span in spans] == [(e["start"], e["end"], e["entity_group"]) for e in expected]
         np.testing.assert_allclose([span.score for span in spans], [e["score"] for e in expected], rtol=1e-4)
@@ -66,7 +68,9 @@ def test_the_tokens_of_a_word_are_distinguishable_by_the_three() -> None:
     probabilities = np.array([[1, 0, 0], [0.6, 0.4, 0], [0.1, 0.85, 0.05], [0.05, 0.0, 0.95], [1, 0, 0]])
 
     def spans(aggregation: Aggregation) -> list[tuple[int, int, float]]:
-        found = decode_spans(text, probabilities, encoding.offsets, encoding.word_ids, tags, aggregation=aggregation)
+        found = decode_spans(
+            words(text, encoding.offsets, encoding.word_ids), probabilities, tags, aggregation=aggregation
+        )
         return [(span.start, span.end, round(span.score, 6)) for span in found]
 
     assert spans("first") == [(3, 4, 0.95)]
@@ -78,7 +82,7 @@ def test_the_tokens_of_a_word_are_distinguishable_by_the_three() -> None:
 def test_with_constraints_the_words_tags_are_chosen_together() -> None:
     text, encoding, tags = "ab c", pieces().encode("ab c"), ["O", "B-city", "I-city"]
     probabilities = np.array([[1, 0, 0], [0.6, 0.4, 0], [0, 1, 0], [0.05, 0.0, 0.95], [1, 0, 0]])
-    (span,) = decode_spans(text, probabilities, encoding.offsets, encoding.word_ids, tags, constrained=True)
+    (span,) = decode_spans(words(text, encoding.offsets, encoding.word_ids), probabilities, tags, constrained=True)
     assert span[:3] == (0, 4, "city")
     assert span.score == pytest.approx((0.4 + 0.95) / 2)
 
@@ -87,7 +91,7 @@ def test_with_constraints_a_word_keeps_to_the_token_that_is_surest() -> None:
     text, encoding, tags = "ab", pieces().encode("ab"), ["O", "B-city", "I-city"]
     probabilities = np.array([[1, 0, 0], [0.6, 0.4, 0], [0.01, 0.04, 0.95], [1, 0, 0]])
     (span,) = decode_spans(
-        text, probabilities, encoding.offsets, encoding.word_ids, tags, aggregation="max", constrained=True
+        words(text, encoding.offsets, encoding.word_ids), probabilities, tags, aggregation="max", constrained=True
     )
     assert span == (0, 2, "city", pytest.approx(0.04))
 

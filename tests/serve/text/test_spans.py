@@ -74,7 +74,7 @@ def test_spans_lie_in_the_text_in_order_without_overlap(tokenizer: str, text: st
     encoding = TOKENIZERS[tokenizer].encode(text)
     probabilities = np.random.default_rng(seed).dirichlet(np.ones(len(TAGS)) / 2, size=len(encoding))
 
-    spans = decode_spans(text, probabilities, encoding.offsets, encoding.word_ids, TAGS)
+    spans = decode_spans(words(text, encoding.offsets, encoding.word_ids), probabilities, TAGS)
 
     position = 0
     for span in spans:
@@ -138,7 +138,7 @@ def test_a_words_tag_is_its_first_tokens_tag_and_the_score_is_the_mean_over_word
     tags = ["O", "B-city", "I-city"]
     probabilities = np.array([[0, 1, 0], [0.1, 0.9, 0], [1, 0, 0], [0.2, 0.1, 0.7], [0, 1, 0]])
 
-    (span,) = decode_spans(text, probabilities, encoding.offsets, encoding.word_ids, tags)
+    (span,) = decode_spans(words(text, encoding.offsets, encoding.word_ids), probabilities, tags)
 
     assert span[:3] == (0, 4, "city")
     assert span.score == pytest.approx(0.8)
@@ -146,7 +146,7 @@ def test_a_words_tag_is_its_first_tokens_tag_and_the_score_is_the_mean_over_word
 
 def test_nothing_but_special_tokens_has_no_spans() -> None:
     encoding = TOKENIZERS["wordpiece"].encode("")
-    assert decode_spans("", np.eye(3)[[1, 1]], encoding.offsets, encoding.word_ids, ["O", "B-a", "I-a"]) == []
+    assert decode_spans(words("", encoding.offsets, encoding.word_ids), np.eye(3)[[1, 1]], ["O", "B-a", "I-a"]) == []
 
 
 @pytest.mark.parametrize(

@@ -579,7 +579,7 @@ def test_a_lane_that_dies_fails_only_what_it_had_and_the_rest_waits_for_another(
         with pytest.raises(Unavailable, match="died"):
             await lost
         with pytest.raises(Unavailable, match="died"):
-            dying.task.result()
+            dying.ended.result()
         assert (batcher.slots, batcher.waiting) == (0, 1)
         later = ask(batcher, 3)
         await turns()

@@ -55,26 +55,28 @@ def test_a_file_of_the_users_is_not_taken_for_ours(
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
         await process.end()
-        assert process.process.returncode == 0
+        assert process.exited.result() == 0
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_process_that_is_killed_with_answers_that_nobody_reads_is_gone(
+def test_a_process_that_is_killed_as_it_answers_is_gone(
     entities_bundle: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        process.send([TextWork("fly to rome and oslo") for _ in range(5000)])
-        # More than is read ahead of whoever listens: reading rests, and the end of the pipe is not seen.
-        assert process.process.stdout
+        heard = asyncio.Event()
+        asked = [Asked(TextWork("fly to rome and oslo"), RequestContext()) for _ in range(5000)]
+        running = process.run(asked, lambda place, answer: heard.set())
         async with asyncio.timeout(PATIENCE_S):
-            while not process.process.stdout._paused:  # type: ignore[attr-defined]
-                await asyncio.sleep(0.01)
+            await heard.wait()
         async with asyncio.timeout(PATIENCE_S):
             await process.kill()
-        assert process.process.returncode == -signal.SIGKILL
+        assert process.exited.result() == -signal.SIGKILL
+        with pytest.raises(Unavailable, match="died; try again"):
+            await running
+        assert not any(each.context.when_abandoned for each in asked)
 
     with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(scenario())
@@ -84,13 +86,13 @@ def test_a_process_that_is_killed_with_answers_that_nobody_reads_is_gone(
 def test_a_process_is_gone_also_when_whoever_ends_it_is_cancelled(entities_bundle: Path, ended: str) -> None:
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        process.process.send_signal(signal.SIGSTOP)  # it would not leave by itself
+        os.kill(process.pid, signal.SIGSTOP)  # it would not leave by itself
         ending = asyncio.create_task(getattr(process, ended)())
         await asyncio.sleep(0)
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ending
-        assert process.process.returncode == -signal.SIGKILL
+        assert process.exited.result() == -signal.SIGKILL
 
     asyncio.run(scenario())
 
@@ -101,8 +103,8 @@ def test_a_process_that_is_gone_is_told_as_one_that_dies(
 ) -> None:
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        os.kill(process.process.pid, signal.SIGKILL)
-        await process.process.wait()
+        os.kill(process.pid, signal.SIGKILL)
+        await asyncio.wait([process.exited])
         await asyncio.sleep(0.05)
         with pytest.raises(Unavailable, match="died; try again"):
             await process.run([Asked(TextWork("rome"), RequestContext())], lambda place, answer: None)
@@ -126,11 +128,11 @@ def test_what_a_process_died_of_is_known_also_when_it_is_heard_of_late(
 
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        os.kill(process.process.pid, signal.SIGSEGV)
+        os.kill(process.pid, signal.SIGSEGV)
         with pytest.raises(Unavailable):
-            await process.receive(lambda place, answer: None)
+            await process.run([Asked(TextWork("rome"), RequestContext())], lambda place, answer: None)
         await process.kill()
-        assert process.process.returncode == -signal.SIGSEGV
+        assert process.exited.result() == -signal.SIGSEGV
 
     monkeypatch.setattr(os, "waitpid", waits_late)
     asyncio.run(scenario())
@@ -220,7 +222,7 @@ def test_work_that_was_begun_stops_when_nobody_waits_for_it_and_its_neighbours_a
         long, short = RequestContext(), RequestContext()
         asked = [Asked(TextWork("rome " * 6_000), long) for _ in range(100)]  # thousands of windows each
         answers: dict[int, object] = {}
-        running = asyncio.create_task(process.run([*asked, Asked(TextWork("fly to rome"), short)], answers.__setitem__))
+        running = process.run([*asked, Asked(TextWork("fly to rome"), short)], answers.__setitem__)
         async with asyncio.timeout(PATIENCE_S):
             while sum(rows) < 2:
                 await asyncio.sleep(0.001)
@@ -243,7 +245,7 @@ def test_work_that_was_begun_stops_when_nobody_waits_for_it_and_its_neighbours_a
 def test_models_stand_behind_the_process_that_reads(entities_bundle: Path) -> None:
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        assert psutil.Process(process.process.pid).nice() == min(19, os.nice(0) + 5)
+        assert psutil.Process(process.pid).nice() == min(19, os.nice(0) + 5)
         await process.end()
 
     asyncio.run(scenario())
@@ -267,7 +269,7 @@ def test_a_process_that_hangs_is_given_up(entities_bundle: Path, monkeypatch: py
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
         monkeypatch.setattr(process_module, "HUNG_S", 0.2)
-        process.process.send_signal(signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGSTOP)
         (first, second), answers = await two_batches(process)
         assert isinstance(first, Unavailable)
         assert "no answer within 0.2 s" in first.message
@@ -315,7 +317,7 @@ def test_keys_are_not_handed_to_the_process_that_reads_texts(
 
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        environment = Path(f"/proc/{process.process.pid}/environ").read_bytes()
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
         await process.kill()
         assert b"PYTHONPATH=" in environment
         assert b"STILLROOM_KEYS" not in environment
@@ -328,13 +330,13 @@ def test_what_an_idle_process_computes_while_the_server_is_held_up_is_no_waiting
 ) -> None:
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        send = process.send
+        write = process._write
 
-        def held_up(works: list[Work]) -> None:
-            send(works)
+        def held_up(message: object) -> None:
+            write(message)
             time.sleep(0.2)  # the system runs something else; the process has long answered
 
-        monkeypatch.setattr(process, "send", held_up)
+        monkeypatch.setattr(process, "_write", held_up)
         context = RequestContext()
         context.queued_s = began_s = time.perf_counter()
         await process.run([Asked(TextWork("fly to rome"), context)], lambda place, answer: None)

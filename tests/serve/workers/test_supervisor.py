@@ -38,7 +38,7 @@ def test_what_comes_as_an_idle_process_is_buried_is_answered_by_another(
 
         assert await model.answers([TextWork("rome")])
         monkeypatch.setattr(ModelProcess, "kill", kill_while_texts_come)
-        os.kill(next(iter(model._running)).process.pid, signal.SIGKILL)
+        os.kill(next(iter(model._running)).pid, signal.SIGKILL)
         async with asyncio.timeout(PATIENCE_S):
             while len(answers) < 10:
                 await asyncio.sleep(0.01)
@@ -51,14 +51,14 @@ def test_what_comes_as_an_idle_process_is_buried_is_answered_by_another(
 
 
 def test_a_text_that_comes_as_a_process_is_buried_wakes_another(entities_bundle: Path) -> None:
-    """The dead one had slept last, and so would be woken first."""
+    """The dead one had computed last, and so would be given the text first."""
 
     async def scenario() -> None:
         model = ServedModel(entities_bundle, Limits(), Metrics(), processes=2)
         await model.start()
         for _ in range(4):
             await model.answers([TextWork("rome")])
-        slot = model.batcher._asleep[-1][0]
+        slot = max(model.batcher._slots, key=lambda slot: slot.ended_s)
         slot.open = False
         async with asyncio.timeout(PATIENCE_S):
             assert await model.answers([TextWork("rome")])
@@ -86,9 +86,9 @@ def test_a_process_that_dies_whenever_it_is_ready_is_replaced_less_and_less_ofte
         killed: set[int] = set()
         while len(pauses_s) < 4:
             for process in list(model._running):
-                if process.process.pid not in killed:
-                    killed.add(process.process.pid)
-                    os.kill(process.process.pid, signal.SIGKILL)
+                if process.pid not in killed:
+                    killed.add(process.pid)
+                    os.kill(process.pid, signal.SIGKILL)
             await really_sleep(0.01)
         await model.stop()
 
