@@ -46,6 +46,9 @@ WORTH_DIVIDING = 256
 # A slot that computes gets its next batch ahead if at least this many tokens wait. Then it does not stand idle until this process,
 # busy with requests, notices the end of its batch. With fewer tokens, a larger batch a little later is better.
 WORTH_HURRYING = 256
+# Tokens of a slot beyond those of one batch. What is given ahead needs to last only until this process gives more, and a text that
+# comes now waits for all of it.
+AHEAD_TOKENS = 128
 MOST_UNDER_WAY = 2  # batches of a slot: one that it computes, and one that is next
 # A batch is picked, by similar length, from the first items in fair order: from as many as fill this many batches.
 CHOICE = 4
@@ -317,7 +320,7 @@ class Batcher(Generic[Item, Result]):
     def _give(self, slot: WorkerSlot[Item, Result]) -> None:
         """Gives `slot` the next batch."""
         given_s, idle = time.perf_counter(), slot.idle
-        batch, full = self._take()
+        batch, full = self._take(self._batch_tokens + AHEAD_TOKENS - slot.under_way_tokens)
         tokens = sum(each.tokens for each in batch)
         slot.idle = False
         slot.under_way += 1
@@ -373,10 +376,10 @@ class Batcher(Generic[Item, Result]):
         weight = SPEED_SMOOTHING * min(1.0, tokens / self._batch_tokens)
         self._s_per_token = before + weight * (now - before)
 
-    def _take(self) -> tuple[list[_Waiting[Item, Result]], bool]:
+    def _take(self, most_tokens: int) -> tuple[list[_Waiting[Item, Result]], bool]:
         """Takes the next batch out of the queue; also returns whether items are left. The queue must not be empty.
 
-        If other slots are idle, it leaves them their share.
+        A batch of several items has at most `most_tokens`. If other slots are idle, it leaves them their share.
         """
         if self._waiting == 1:
             only = self._pop()
@@ -384,7 +387,7 @@ class Batcher(Generic[Item, Result]):
             return [only], False
         idle = sum(slot.open and not slot.under_way for slot in self._slots)
         share = -(-self._queued_tokens // max(1, idle))
-        batch_tokens = min(self._batch_tokens, max(WORTH_DIVIDING, share))
+        batch_tokens = min(self._batch_tokens, most_tokens, max(WORTH_DIVIDING, share))
         choice: list[_Waiting[Item, Result]] = []
         waited_long: list[bool] = []
         tokens, patient = 0, False

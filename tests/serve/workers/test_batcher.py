@@ -731,3 +731,22 @@ def test_small_batches_do_not_make_the_queue_seem_slow() -> None:
         await batcher.close()
 
     run(scenario)
+
+
+def test_what_a_busy_lane_is_given_beforehand_is_short_so_that_who_comes_next_waits_for_less() -> None:
+    async def scenario() -> list[list[int]]:
+        batcher = Batcher[int, int](batch_tokens=512)
+        computer = Computer(held=True)
+        batcher.add_slot(computer)
+        asked = [asyncio.create_task(batcher.results([20] * 200, [20] * 200))]
+        await turns()
+        assert [sum(batch) for batch in computer.batches] == [500, 140]
+        asked.append(ask(batcher, 19))
+        computer.gate.set()
+        await asyncio.gather(*asked)
+        await batcher.close()
+        return computer.batches
+
+    batches = run(scenario)
+    assert 19 in batches[2]
+    assert all(sum(batch) <= 512 for batch in batches)
