@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, TooLarge, Unavailable
-from serve.text.answers import EntitiesAnswer, LabelsAnswer, NumberAnswer, OffsetUnit
+from serve.text.answers import EntitiesAnswer, LabelsAnswer, NumberAnswer, OffsetUnit, QuestionAnswer
 from serve.text.inputs import pairs_of
 from serve.text.spans import Aggregation
 
@@ -58,6 +58,14 @@ class ScoreOptions(TypedDict, total=False):
 
     model: str
     truncate: bool
+
+
+class AnswerOptions(TypedDict, total=False):
+    """Optional arguments of `Client.answer`."""
+
+    model: str
+    min_score: float
+    offsets: OffsetUnit
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -231,6 +239,27 @@ class Client:
         pairs = {} if text_pair is None else {"text_pair": text_pair}
         results: list[NumberAnswer] = self._results("/v1/score", {"text": text, **pairs, **options})
         return results[0] if isinstance(text, str) else results
+
+    @overload
+    def answer(self, question: str, context: str, **options: Unpack[AnswerOptions]) -> QuestionAnswer: ...
+
+    @overload
+    def answer(
+        self, question: list[str], context: list[str], **options: Unpack[AnswerOptions]
+    ) -> list[QuestionAnswer]: ...
+
+    def answer(
+        self, question: str | list[str], context: str | list[str], **options: Unpack[AnswerOptions]
+    ) -> QuestionAnswer | list[QuestionAnswer]:
+        """The answer to one question from its context, or to each question of a list from its own, in order."""
+        if isinstance(question, str) != isinstance(context, str) or (
+            not isinstance(question, str) and len(question) != len(context)
+        ):
+            raise BadInput("context: give a string for a string, or a list as long as question", field="context")
+        results: list[QuestionAnswer] = self._results(
+            "/v1/answer", {"question": question, "context": context, **options}
+        )
+        return results[0] if isinstance(question, str) else results
 
     @overload
     def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]: ...

@@ -121,6 +121,21 @@ def relations(count: int, seed: int) -> list[dict[str, object]]:
     return rows
 
 
+def questions(count: int, seed: int) -> list[dict[str, object]]:
+    """Questions about messages: where something is sent to, which some messages do not say, and what it is."""
+    chance = random.Random(seed)
+    rows: list[dict[str, object]] = []
+    for row in examples(count, seed):
+        entities = {each["label"]: each for each in row["entities"]}  # type: ignore[attr-defined]
+        wanted, question = chance.choice([("city", "where is it sent to"), ("item", "my money back for that")])
+        places = [entities[wanted]] if wanted in entities else []
+        answers = [
+            {"text": str(row["text"])[each["start"] : each["end"]], "answer_start": each["start"]} for each in places
+        ]
+        rows.append({"question": question, "context": row["text"], "answers": answers})
+    return rows
+
+
 def ratings(count: int, seed: int) -> list[dict[str, object]]:
     """Opinions of two things, with the sum of what is thought of both in hundreds as their number."""
     chance = random.Random(seed)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from compress.data.encoded import IGNORED, Encoded
+from compress.data.examples import PER_TOKEN
 from compress.data.sampler import Sampler
 from compress.distributed import Share
 
@@ -54,8 +55,23 @@ def are_numbers(targets: Tensor) -> bool:
     return targets.ndim == 1 and targets.is_floating_point()
 
 
+def are_spans(targets: Tensor) -> bool:
+    """Whether `targets` are those of questions, int (rows, 3); see `compress.data.encoded.Encoded`."""
+    return targets.ndim == 2 and not targets.is_floating_point()
+
+
+def answered_rows(targets: Tensor) -> Tensor:
+    """Which rows count in a mean over rows, a bool for each: all, or of questions the first of each window."""
+    return targets[:, 0] == 1 if are_spans(targets) else torch.ones(len(targets), dtype=torch.bool)
+
+
 def labelled_rows(targets: Tensor) -> Tensor:
-    """Which of `targets`, as `compress.losses.outputs.label_loss` takes them, carry a label; a bool for each."""
+    """Which of `targets`, as `compress.losses.outputs.label_loss` takes them, carry a label; a bool for each.
+
+    Of questions it is the row of each window in which its answer starts.
+    """
+    if are_spans(targets):
+        return targets[:, 1] == 1
     return ~targets.isnan() if are_numbers(targets) else targets != IGNORED
 
 
@@ -74,6 +90,7 @@ def part_of(batch: Batch, share: Share) -> Batch:
     rows_a_text = 1 if batch.whole_texts else width
     inside = (batch.row_index >= first * rows_a_text) & (batch.row_index < last * rows_a_text)
     mask, labelled = batch.inputs["attention_mask"], labelled_rows(batch.targets)
+    rows_that_count = answered_rows(batch.targets)
     real, texts = mask > 0, mask.amax(dim=1)  # (rows,), the texts of each row
 
     def weight(part: Tensor, whole: Tensor) -> float:
@@ -91,7 +108,7 @@ def part_of(batch: Batch, share: Share) -> Batch:
         weights=Weights(
             weight(texts[first:last], texts),
             weight(real[first:last], real),
-            weight(inside, torch.ones_like(inside)),
+            weight(inside & rows_that_count, rows_that_count),
             weight(labelled[inside], labelled),
         ),
     )
@@ -142,7 +159,7 @@ def collate(
     ids = padded([encoded.ids[i] for i in chosen], encoded.pad_id)
     mask = padded([np.ones_like(encoded.ids[i]) for i in chosen], 0)
     types = padded([encoded.encodings[i].type_ids for i in chosen], 0)
-    a_text = ids.shape[1] if encoded.task == "token-classification" else 1
+    a_text = ids.shape[1] if encoded.task in PER_TOKEN else 1
     flat = [encoded.rows[i] + row * a_text for row, i in enumerate(chosen)]
     if remap is not None:
         ids = remap[ids]
@@ -152,7 +169,7 @@ def collate(
         torch.from_numpy(np.concatenate(flat)),
         torch.from_numpy(np.concatenate([encoded.targets[i] for i in chosen])),
         None if soft is None else torch.from_numpy(np.concatenate([soft[i] for i in chosen]).astype(np.float32)),
-        encoded.task != "token-classification",
+        encoded.task not in PER_TOKEN,
     )
 
 

@@ -25,6 +25,9 @@ USUAL_NAMES = {
     "entities": ("entities", "spans"),
     "tokens": ("tokens", "words"),
     "tags": ("tags", "ner_tags", "labels"),
+    "question": ("question", "query", "text"),
+    "context": ("context", "passage", "paragraph", "document"),
+    "answers": ("answers", "answer"),
 }
 
 
@@ -33,6 +36,7 @@ USED_BY: Mapping[Task, tuple[str, ...]] = {
     "text-classification": ("text", "text_pair", "label"),
     "text-regression": ("text", "text_pair", "label"),
     "token-classification": ("text", "entities", "tokens", "tags"),
+    "question-answering": ("question", "context", "answers"),
 }
 
 
@@ -47,9 +51,13 @@ class Columns:
     tokens: str = "tokens"
     tags: str = "tags"
     """With the default name `ner_tags` is read too."""
+    question: str = "question"
+    context: str = "context"
+    answers: str = "answers"
 
     def __post_init__(self) -> None:
-        for together in (("text", "text_pair", "label"), ("tokens", "tags")):  # one row may hold all of these
+        # One row may hold all of these.
+        for together in (("text", "text_pair", "label"), ("tokens", "tags"), ("question", "context", "answers")):
             names = [getattr(self, field) for field in together]
             same = [field for field, name in zip(together, names, strict=True) if names.count(name) > 1]
             if same:
@@ -75,6 +83,8 @@ class Columns:
         """The fields of `Columns` that rows with `names` need for `task`; without a task, for their text alone."""
         if task is None:
             needed = ["text"]
+        elif task == "question-answering":
+            return ["question", "context", "answers"]
         elif task != "token-classification":
             needed = ["text", "label"]
         elif self.entities in names or not {self.tokens, self.tags_in(names)} & {*names}:

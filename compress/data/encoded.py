@@ -1,12 +1,13 @@
 """Tokenised texts with the target of each row: of a whole text, or of the first token of a word."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from compress.data.examples import Entity, Example, Task, number_of
+from serve.text.questions import EVEN_SCORE, QuestionRow, question_rows
 from serve.text.spans import Word, words
 
 IGNORED = -100  # the target of a row that carries no label; of a number it is NaN
@@ -18,6 +19,9 @@ class Encoded:
 
     A row gets one answer: it is a whole text, or the first token of a word. `rows[i]` are the token positions of the rows of
     text `i` (position 0 alone for a whole text, whose answer is pooled), `targets[i]` the label index of each, or its number (float32).
+
+    Of questions, each window over a context is a text here, `texts[i]` is the whole context, and its rows are the first token and those of
+    the context in this window. Their targets are (rows, 3): 1 for the window's first row, 1 where an answer starts, 1 where it ends.
     """
 
     task: Task
@@ -31,6 +35,9 @@ class Encoded:
     pad_id: int
     # Whether any number of labels may apply to a text; its targets are then (1, labels), 1 for each label that applies.
     multi_label: bool = False
+    # Of questions: which example each window is of, in order; and the score from which an answer is given.
+    owners: np.ndarray | None = None
+    answer_from: float = EVEN_SCORE
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -41,31 +48,28 @@ class Encoded:
     def take(self, chosen: Sequence[int]) -> "Encoded":
         """The texts of the indices `chosen`, in that order."""
         encodings = [self.encodings[i] for i in chosen]
-        return Encoded(
-            self.task,
-            self.labels,
-            [self.texts[i] for i in chosen],
-            encodings,
-            [self.ids[i] for i in chosen],
-            [self.rows[i] for i in chosen],
-            [self.targets[i] for i in chosen],
-            sum(bool(encoding.overflowing) for encoding in encodings),
-            self.pad_id,
-            self.multi_label,
+        return replace(
+            self,
+            texts=[self.texts[i] for i in chosen],
+            encodings=encodings,
+            ids=[self.ids[i] for i in chosen],
+            rows=[self.rows[i] for i in chosen],
+            targets=[self.targets[i] for i in chosen],
+            truncated=sum(bool(encoding.overflowing) for encoding in encodings),
+            owners=None if self.owners is None else self.owners[list(chosen)],
         )
 
     def __add__(self, other: "Encoded") -> "Encoded":
-        return Encoded(
-            self.task,
-            self.labels,
-            self.texts + other.texts,
-            self.encodings + other.encodings,
-            self.ids + other.ids,
-            self.rows + other.rows,
-            self.targets + other.targets,
-            self.truncated + other.truncated,
-            self.pad_id,
-            self.multi_label,
+        both = [each.owners for each in (self, other) if each.owners is not None]
+        return replace(
+            self,
+            texts=self.texts + other.texts,
+            encodings=self.encodings + other.encodings,
+            ids=self.ids + other.ids,
+            rows=self.rows + other.rows,
+            targets=self.targets + other.targets,
+            truncated=self.truncated + other.truncated,
+            owners=np.concatenate([both[0], both[1] + 1 + both[0].max(initial=-1)]) if len(both) == 2 else None,
         )
 
 
@@ -81,6 +85,8 @@ def encode(
 
     With `multi_label` any number of labels may apply to a text.
     """
+    if task == "question-answering":
+        return _questions(examples, tokenizer, labels)
     index = {label: i for i, label in enumerate(labels)}
     encodings: list[Encoding] = tokenizer.encode_batch([example.text_or_pair for example in examples])
     rows: list[np.ndarray] = []
@@ -111,6 +117,54 @@ def encode(
         pad_id_of(tokenizer),
         multi_label,
     )
+
+
+def _questions(examples: Sequence[Example], tokenizer: Tokenizer, labels: Sequence[str]) -> Encoded:
+    """The windows over the contexts of `examples`."""
+    truncation = tokenizer.truncation
+    tokenizer.no_truncation()  # a window is cut from all of a context
+    try:
+        whole: list[Encoding] = tokenizer.encode_batch([example.text_or_pair for example in examples])
+    finally:
+        if truncation:
+            tokenizer.enable_truncation(**truncation)
+    max_length = truncation["max_length"] if truncation else max((len(each) for each in whole), default=1)
+    windows = [question_rows(encoding, max_length) for encoding in whole]
+    of_window = [(owner, row) for owner, rows in enumerate(windows) for row in rows]
+    contexts = [examples[owner].text_pair or "" for owner, _ in of_window]
+    return Encoded(
+        "question-answering",
+        tuple(labels),
+        contexts,
+        [row for _, row in of_window],  # type: ignore[misc]  # rows have the attributes of encodings
+        [np.array(row.ids, dtype=np.int64) for _, row in of_window],
+        [row.places for _, row in of_window],
+        [_span_targets(examples[owner], row) for owner, row in of_window],
+        0,
+        pad_id_of(tokenizer),
+        owners=np.array([owner for owner, _ in of_window], dtype=np.int64),
+    )
+
+
+def _span_targets(example: Example, row: QuestionRow) -> np.ndarray:
+    """The targets of one window, (rows, 3): those of the first answer that it holds whole, or the first row for none.
+
+    A window of a question whose answers are unknown has no start and no end.
+    """
+    targets = np.zeros((1 + row.last - row.first, 3), dtype=np.int64)
+    targets[0, 0] = 1
+    if example.answers is None:
+        return targets
+    inside = slice(row.first, row.last)
+    found = words(example.text_pair or "", row.offsets[inside], row.word_ids[inside])
+    for start, end in example.answers:
+        first = next((word for word in found if word.start <= start < word.end), None)
+        last = next((word for word in found if word.start < end <= word.end), None)
+        if first and last:
+            targets[1 + first.first_token, 1] = targets[1 + last.last_token, 2] = 1
+            return targets
+    targets[0, 1:] = 1
+    return targets
 
 
 def pad_id_of(tokenizer: Tokenizer) -> int:

@@ -8,9 +8,13 @@ from typing import Literal, get_args
 
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers, marked
-from serve.text.labels import NUMBER
+from serve.text.labels import NUMBER, SPAN_ENDS
 
-Task = Literal["token-classification", "text-classification", "text-regression", "feature-extraction"]
+Task = Literal[
+    "token-classification", "text-classification", "text-regression", "question-answering", "feature-extraction"
+]
+# Tasks whose models give logits to each token.
+PER_TOKEN = frozenset({"token-classification", "question-answering"})
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
@@ -30,8 +34,9 @@ class Example:
 
     A `label` is a class, or for `text-regression` a number. If any number of labels may apply to a text, it is the sorted tuple of
     those that do; an empty tuple means that none does. If it is the relation of two parts of the text, `head` and `tail` are their
-    places: (start, end) in code points, end exclusive. `language` is what its row names, for scores by language; it does not tell
-    examples apart.
+    places: (start, end) in code points, end exclusive. A question is the `text`, its context the `text_pair`, and `answers` are places in
+    the context that each answer it; none of them if it has no answer there. `language` is what its row names, for scores by language; it
+    does not tell examples apart.
     """
 
     text: str
@@ -40,7 +45,18 @@ class Example:
     entities: tuple[Entity, ...] | None = None
     head: tuple[int, int] | None = None
     tail: tuple[int, int] | None = None
+    answers: tuple[tuple[int, int], ...] | None = None
     language: str = field(default="", compare=False)
+
+    @property
+    def answer_texts(self) -> tuple[str, ...]:
+        """The texts of its answers."""
+        return tuple((self.text_pair or "")[start:end] for start, end in self.answers or ())
+
+    @property
+    def text_alone(self) -> str:
+        """The text that a model of plain text reads of it: `text_read`, or the context of a question."""
+        return self.text_pair if self.answers is not None and self.text_pair else self.text_read
 
     @property
     def text_read(self) -> str:
@@ -103,6 +119,8 @@ def labels_in(examples: Iterable[Example], task: Task) -> tuple[str, ...]:
     """The class or entity labels of `examples`, sorted; for numbers the one label of the models that give them."""
     if task == "text-regression":
         return NUMBER
+    if task == "question-answering":
+        return SPAN_ENDS
     found: set[str] = set()
     for example in examples:
         if task == "text-classification":
@@ -178,5 +196,6 @@ def examples_fingerprint(examples: Iterable[Example]) -> str:
         row: list[object] = [example.text, example.text_pair, example.label]
         spans = None if example.entities is None else [[e.start, e.end, e.label] for e in example.entities]
         row += [] if example.head is None else [example.head, example.tail]
+        row += [] if example.answers is None else [example.answers]
         digest.update(json.dumps([*row, spans], ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
     return digest.hexdigest()

@@ -41,6 +41,10 @@ def rows_in(
         return _parquet_rows(path, columns, task, faults)
     if suffix in SEPARATORS:
         return _table_rows(path, columns, task, faults)
+    if suffix == ".json" and task == "question-answering" and _begins_with(path) == b"{":
+        nested = _squad_rows(path, columns, faults)
+        if nested is not None:
+            return nested
     return _json_rows(path, faults, arrays=suffix == ".json")
 
 
@@ -64,6 +68,39 @@ def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tup
                 return
             note(faults, Fault(str(path), number, reason))
         first = False
+
+
+def _squad_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tuple[int, object]] | None:
+    """The questions of a file as SQuAD and MLQA publish them, each with its number; None if the file is not one object with `data`."""
+    if path.stat().st_size > MOST_ARRAY_BYTES:
+        return None
+    try:
+        found = json.loads("\n".join(lines_in(path, MOST_ARRAY_BYTES + 1)))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("data"), list):
+        return None
+    rows: list[tuple[int, object]] = []
+    try:
+        for paragraph in (paragraph for article in found["data"] for paragraph in article["paragraphs"]):
+            for asked in paragraph["qas"]:
+                answers = [] if asked.get("is_impossible") else asked.get("answers", [])
+                row = {
+                    columns.question: asked["question"],
+                    columns.context: paragraph["context"],
+                    columns.answers: answers,
+                }
+                rows.append((len(rows) + 1, row))
+    except (KeyError, TypeError, AttributeError):
+        faults.append(
+            Fault(
+                str(path),
+                None,
+                f"is not SQuAD's JSON after question {len(rows)}: data, paragraphs, context, qas, question are needed",
+            )
+        )
+        return iter(())
+    return iter(rows)
 
 
 def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]:
@@ -143,6 +180,15 @@ def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[
 
 def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fault]) -> Iterator[tuple[int, object]]:
     """The rows of a table, each with the line on which it begins; a quoted cell may have several lines."""
+    if task == "question-answering":
+        faults.append(
+            Fault(
+                str(path),
+                None,
+                "is a table, whose cells cannot hold answers; save it as JSON lines, parquet or SQuAD's JSON",
+            )
+        )
+        return
     if task == "token-classification":
         reason = "is a table, whose cells cannot hold tags or entities; save it as JSON lines, parquet or .conll"
         faults.append(Fault(str(path), None, reason))

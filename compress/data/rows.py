@@ -23,6 +23,8 @@ def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
         raise ValueError(f"is {type(row).__name__}, not an object with fields")
     if task == "token-classification":
         return _in_language(_token_example(row, columns), row)
+    if task == "question-answering":
+        return _in_language(question_example(row, columns), row)
     if columns.text not in row or columns.label not in row or not _has_pair(row, columns):
         raise ValueError(columns.fault_of_row(row, task))
     if task == "text-regression":
@@ -53,6 +55,58 @@ def unlabelled_example(row: object, columns: Columns = USUAL, *, alone: bool = F
         raise ValueError(f"has both `{columns.text_pair}` and `head`, which is part of one text; remove one of the two")
     head, tail = _head_and_tail(row, text)
     return Example(text, head=head, tail=tail)
+
+
+def question_example(row: dict[str, Any], columns: Columns = USUAL) -> Example:
+    """The question of a row, with its context and its answers.
+
+    Answers are a list of objects, each with `start` and `end` in the context, or with `text` and `answer_start` as in SQuAD; or one object
+    that has lists under these two names, as the `datasets` library gives SQuAD. An empty list is a question without an answer.
+
+    Raises:
+        ValueError: the row has a fault; the message describes it.
+    """
+    if columns.missing([*row], "question-answering"):
+        raise ValueError(columns.fault_of_row(row, "question-answering"))
+    question, context = text_of(row, columns.question), text_of(row, columns.context)
+    places = [
+        _answer_place(each, context, columns.answers) for each in _answers_in(row[columns.answers], columns.answers)
+    ]
+    return Example(question, context, answers=tuple(dict.fromkeys(places)))
+
+
+def _answers_in(given: object, name: str) -> list[object]:
+    """The answers in the field `name`, each as an object."""
+    if isinstance(given, dict) and {"text", "answer_start"} <= given.keys():
+        texts, starts = given["text"], given["answer_start"]
+        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+            return [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(given, list):
+        raise ValueError(
+            f"`{name}` is {type(given).__name__}; a list is needed, of objects with `text` and `answer_start`, or with `start` and `end`"
+        )
+    return given
+
+
+def _answer_place(given: object, context: str, name: str) -> tuple[int, int]:
+    """The place of one answer in its context, without the white space around it."""
+    if isinstance(given, dict) and {"text", "answer_start"} <= given.keys():
+        text, start = given["text"], given["answer_start"]
+        end = start + len(text) if isinstance(text, str) and type(start) is int else None
+    elif isinstance(given, dict) and {"start", "end"} <= given.keys():
+        text, start, end = None, given["start"], given["end"]
+    else:
+        raise ValueError(
+            f"`{name}` holds {given!r:.80}; an object with `text` and `answer_start`, or with `start` and `end`, is needed"
+        )
+    if type(start) is not int or type(end) is not int or not 0 <= start < end <= len(context):
+        raise ValueError(f"`{name}` holds {given!r:.80}, which is no place in the context ({len(context)} code points)")
+    there = context[start:end]
+    if text is not None and there != text:
+        raise ValueError(f"`{name}` holds {text!r:.60} at {start}, and the context has {there!r:.60} there")
+    if not there.strip():
+        raise ValueError(f"`{name}` at {start}..{end} covers only whitespace")
+    return start + len(there) - len(there.lstrip()), end - len(there) + len(there.rstrip())
 
 
 def texts_of(row: object, columns: Columns, *, pairs: bool) -> tuple[str, str | None]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from compress.data.encoded import encode
+from compress.data.encoded import Encoded, encode
 from compress.data.examples import Example, Splits, Task, check_kind
 from compress.engine.label_checks import label_warnings, some
 from compress.models.pretrained import Opened, with_markers
@@ -20,7 +20,7 @@ def keeps_head(start: Opened, splits: Splits, task: Task, shape: Shape | None) -
         return False
     theirs = start.head_for(task)
     names = splits.labels(task)
-    if task == "text-regression":
+    if task in ("text-regression", "question-answering"):
         return theirs is not None
     ours = bio_tags(names) if task == "token-classification" else names
     if theirs is None or set(theirs) != set(ours):
@@ -44,6 +44,11 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
             )
         theirs = None if new_head else opened.head_for(task)
         return theirs or names, theirs is not None
+    if task == "question-answering":
+        if not any(example.answers for example in splits.train):
+            raise BadInput("No question of train has an answer; at least 1 is needed. Add questions with answers.")
+        own = None if new_head else opened.head_for(task)
+        return names, own is not None
     if splits.multi_label and not names:
         raise BadInput("No text of train has a label; at least 1 is needed. Label some texts.")
     if task == "text-classification" and not splits.multi_label and len(names) < 2:
@@ -96,6 +101,8 @@ def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: in
                 f"{encoded.truncated} of {counted(len(encoded), 'text', 'texts')} in {split} {'is' if encoded.truncated == 1 else 'are'} "
                 f"longer than {max_length} tokens: training and scoring ignore the rest."
             )
+        if task == "question-answering":
+            found += _lost_answers(encoded, getattr(splits, split), split)
         if task == "token-classification":
             found += _inside_words(getattr(splits, split), encoded.texts, encoded.encodings, split)
     return found
@@ -132,6 +139,18 @@ def _inside_words(examples: Sequence[Example], texts: Sequence[str], encodings: 
         return []
     entities = counted(lost, f"entity in {split} begins or ends", f"entities in {split} begin or end")
     return [f"{entities} inside a word: models label whole words and cannot match them exactly."]
+
+
+def _lost_answers(encoded: Encoded, examples: Sequence[Example], split: str) -> list[str]:
+    """A warning about answers that are in no window whole: they are longer than it, or begin or end inside a word that is cut."""
+    assert encoded.owners is not None
+    held = {int(owner) for owner, rows in zip(encoded.owners, encoded.targets, strict=True) if rows[1:, 1].any()}
+    lost = sum(bool(example.answers) and place not in held for place, example in enumerate(examples))
+    if not lost:
+        return []
+    return [
+        f"{counted(lost, f'answer in {split} is', f'answers in {split} are')} in no window whole, and cannot be learned or found."
+    ]
 
 
 def counted(count: int, one: str, several: str) -> str:

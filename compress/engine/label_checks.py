@@ -14,8 +14,8 @@ SHOWN = 3
 
 
 def label_warnings(splits: Splits, task: Task) -> list[str]:
-    """One sentence for each kind of warning about the labels of `splits`; none about numbers."""
-    if task == "text-regression":
+    """One sentence for each kind of warning about the labels of `splits`; none about numbers and questions."""
+    if task in ("text-regression", "question-answering"):
         return []
     counts = {split: _counts(getattr(splits, split), task) for split in SPLITS}
     found = [*_alike(sum(counts.values(), Counter())), *_rare(counts["train"])]

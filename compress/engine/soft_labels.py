@@ -103,8 +103,8 @@ def save_answers(folder: Path, inputs: TaskInputs) -> None:
 
 
 def _sure(task: str, logits: Mapping[str, Sequence[np.ndarray]], *, multi_label: bool) -> dict[str, float]:
-    """The `confidence` in the logits of each split's texts; none in numbers, which come without."""
-    if task == "text-regression":
+    """The `confidence` in the logits of each split's texts; none in numbers, which come without, and in places of answers."""
+    if task in ("text-regression", "question-answering"):
         return {}
     return {split: confidence(rows, multi_label=multi_label) for split, rows in logits.items()}
 

@@ -165,7 +165,7 @@ class TaskInputs:
     @cached_property
     def pieces(self) -> list[Piece]:
         """The train, unlabelled and corpus texts, cut into pieces of at most `piece_tokens` tokens."""
-        texts = [example.text_read for example in self.splits.train] + self.unlabelled + self.corpus
+        texts = [example.text_alone for example in self.splits.train] + self.unlabelled + self.corpus
         return chunks(texts, self.tokenizer, self.piece_tokens)
 
     @property
@@ -254,6 +254,8 @@ def open_task(
     splits, outside, answers = _data(settings, task, columns, faults) if task else (None, None, None)
     corpus = _texts(faults, settings.corpus, columns)
     unlabelled = _texts(faults, settings.unlabelled, columns)
+    if task == "question-answering":
+        faults.check(partial(refuse_for_questions, settings))
     labelled = tokenizer = None
     if opened and splits and splits.relations:
         opened = faults.check(partial(with_markers, opened))
@@ -400,15 +402,34 @@ def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
 
 
 def refuse_classes(task: str, chain: Chain) -> None:
-    """Check that no stage of `chain` learns classes where the task has numbers.
+    """Check that no stage of `chain` learns classes where the task has numbers, or answers to questions.
 
     Raises:
         BadInput: one does.
     """
-    if task == "text-regression" and "task" in chain.texts and chain.method not in ON_TASK:
+    has = {"text-regression": "numbers", "question-answering": "places of answers"}.get(task)
+    if has and "task" in chain.texts and chain.method not in ON_TASK:
         raise BadInput(
-            f"--method {chain.method} learns classes on the task, and {task} has numbers. Give soft-labels, labels, or a method that "
+            f"--method {chain.method} learns classes on the task, and {task} has {has}. Give soft-labels, labels, or a method that "
             "reads plain text alone, such as minilmv2."
+        )
+
+
+def refuse_for_questions(settings: TaskSettings) -> None:
+    """Check that nothing is asked that needs one row a text.
+
+    Raises:
+        BadInput: a setting has no meaning for questions.
+    """
+    given = {
+        "--unlabelled": settings.unlabelled,
+        "--folds": settings.folds,
+        "--teacher-labels": settings.teacher_labels,
+    }
+    if strange := [flag for flag, value in given.items() if value]:
+        raise BadInput(
+            f"{' and '.join(strange)} cannot be given with --task question-answering: texts there have no question, or each context has "
+            "several rows. Leave it out; --corpus takes plain text."
         )
 
 

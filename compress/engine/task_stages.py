@@ -388,6 +388,8 @@ def on_task(
     train, examples = inputs.train, inputs.splits.train
     if chosen is not None:
         train, examples = train.take(chosen), [examples[i] for i in chosen]
+    if train.owners is not None:  # a row for each window
+        examples = [examples[owner] for owner in train.owners]
     languages = [example.language for example in examples]
     even = given.language_temperature == 1 or len(set(languages)) == 1
     settings = TaskTraining(

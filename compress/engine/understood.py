@@ -8,6 +8,7 @@ import numpy as np
 
 from compress.data.examples import SPLITS, check_task, number_of
 from compress.evaluation.metrics import gold_of
+from compress.evaluation.questions import Acceptable
 from serve.text.labels import entity_labels, kind_of
 
 if TYPE_CHECKING:
@@ -100,9 +101,12 @@ def _counted(inputs: "TaskInputs") -> dict[str, int]:
     """How often each label occurs in train, the most frequent first."""
     task = check_task(inputs.settings.task)
     counts: Counter[str] = Counter()
+    if task == "question-answering":
+        counts.update("an answer" if example.answers else "no answer" for example in inputs.splits.train)
+        return dict(counts.most_common())
     for example in inputs.splits.train if task != "text-regression" else ():
         gold = gold_of(example, task)
-        assert not isinstance(gold, float)
+        assert not isinstance(gold, float | Acceptable)
         counts.update(
             [gold] if isinstance(gold, str) else [item if isinstance(item, str) else item[-1] for item in gold]
         )

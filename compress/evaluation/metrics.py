@@ -3,31 +3,35 @@
 Entities: micro F1 over exact spans (start, end and label must match), the CoNLL shared task's measure.
 Classes: accuracy; if any number of labels may apply to a text, micro F1 over pairs of a text and a label.
 Vectors: Spearman's rho between the similarities of texts by both models.
+Answers to questions: the mean F1 of words, SQuAD's; `compress.evaluation.questions` has its definition and exact match.
 Numbers: Pearson's r with the correct numbers; `compress.evaluation.numbers` has their other scores.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
 from compress.data.examples import Example, Task, number_of
+from compress.evaluation.questions import Acceptable, exact, word_f1
 from compress.evaluation.vectors import similarity_moments
-from serve.text.answers import Answer, EntitiesAnswer, NumberAnswer, VectorAnswer
+from serve.text.answers import Answer, EntitiesAnswer, NumberAnswer, QuestionAnswer, VectorAnswer
 
-# A model's answer to one text: its set of (start, end, label), its class, the set of labels that apply, its number, or its vector.
-Prediction = frozenset[tuple[int, int, str]] | str | frozenset[str] | float | np.ndarray
+# A model's answer to one text: its set of (start, end, label), its class, the set of labels that apply, its number, its vector, or the
+# answer to a question, which is empty for none. What is right for a question is `Acceptable`.
+Prediction = frozenset[tuple[int, int, str]] | str | frozenset[str] | float | np.ndarray | Acceptable
 RESAMPLES = 2_000
 METRICS = {
     "token-classification": "entity_f1", "text-classification": "accuracy", "text-regression": "pearson",
-    "feature-extraction": "similarity_spearman",
+    "question-answering": "answer_f1", "feature-extraction": "similarity_spearman",
 }  # fmt: skip
 # A variance of so small a share of the mean square is rounding: the numbers are equal.
 NO_VARIANCE = 1e-12
 FEWEST_NUMBERS = 10  # texts of a language, for a correlation of its own
 MOMENTS = 6  # columns of the rows of numbers, see `counts`
+MEANS = 2  # columns of the rows of questions
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ def gold_of(example: Example, task: Task) -> Prediction:
     """The correct answer to `example`."""
     if task == "text-regression":
         return number_of(example)
+    if task == "question-answering":
+        return Acceptable(example.answer_texts, example.language)
     if task == "text-classification":
         return frozenset(example.label) if isinstance(example.label, tuple) else str(example.label or "")
     return frozenset((entity.start, entity.end, entity.label) for entity in example.entities or ())
@@ -61,6 +67,9 @@ def prediction_of(answer: Answer, *, multi_label: bool) -> Prediction:
     if "entities" in answer:
         found = cast(EntitiesAnswer, answer)["entities"]
         return frozenset((each["start"], each["end"], each["label"]) for each in found)
+    if "answer" in answer:
+        found_answer = cast(QuestionAnswer, answer)["answer"]
+        return found_answer["text"] if found_answer else ""
     if "score" in answer:
         return cast(NumberAnswer, answer)["score"]
     if "embedding" in answer:
@@ -73,7 +82,7 @@ def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.nd
     """Per text the numbers of correct, predicted and gold items, (texts, 3); a class is one item. ValueError if lengths differ.
 
     For numbers, per text the terms of the sums of Pearson's r, (texts, 6): 1, x, y, x^2, y^2, xy; for vectors those of the ranks of
-    similarities.
+    similarities. For questions (texts, 2): the F1, and 1.
     """
     if len(gold) != len(predicted):
         raise ValueError(f"{len(gold)} gold answers but {len(predicted)} predictions")
@@ -82,13 +91,15 @@ def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.nd
     if gold and isinstance(gold[0], float):
         x, y = (_centred(np.array(numbers, dtype=np.float64)) for numbers in (gold, predicted))
         return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=-1)
+    if gold and isinstance(gold[0], Acceptable):
+        return _means(word_f1, cast(Sequence[Acceptable], gold), predicted)
     rows = np.zeros((len(gold), 3))
     for row, theirs, ours in zip(rows, gold, predicted, strict=True):
         if isinstance(theirs, str | float) or isinstance(ours, str | float):
             row[:] = theirs == ours, 1, 1
         else:
-            assert not isinstance(theirs, np.ndarray)
-            assert not isinstance(ours, np.ndarray)
+            assert not isinstance(theirs, np.ndarray | Acceptable)
+            assert not isinstance(ours, np.ndarray | Acceptable)
             row[:] = len(set(theirs) & set(ours)), len(ours), len(theirs)
     return rows
 
@@ -96,13 +107,34 @@ def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.nd
 def metric_of(totals: np.ndarray) -> np.ndarray:
     """F1 from summed counts `(..., 3)`; 1 if there are no gold and no predicted items. With one item each it is accuracy.
 
-    Of summed terms `(..., 6)` of numbers it is Pearson's r; 0 if either side has one number throughout.
+    Of summed terms `(..., 6)` of numbers it is Pearson's r; 0 if either side has one number throughout. Of sums `(..., 2)` it is the mean.
     """
+    if totals.shape[-1] == MEANS:
+        return np.asarray(totals[..., 0] / np.maximum(totals[..., 1], 1))
     if totals.shape[-1] == MOMENTS:
         return pearson_of(totals)
     right, predicted, there = totals[..., 0], totals[..., 1], totals[..., 2]
     both = predicted + there
     return np.where(both > 0, 2 * right / np.maximum(both, 1), 1.0)
+
+
+def _means(
+    each: Callable[[Acceptable, str], float], gold: Sequence[Acceptable], predicted: Sequence[Prediction]
+) -> np.ndarray:
+    """The rows of a mean over questions, (texts, 2): its term, and 1. Of what was shuffled, the first right answer stands for all."""
+    said = [next(iter(ours.texts), "") if isinstance(ours, Acceptable) else str(ours) for ours in predicted]
+    return np.array([[each(theirs, ours), 1.0] for theirs, ours in zip(gold, said, strict=True)])
+
+
+def question_scores(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> dict[str, Score]:
+    """The scores of answers to questions beside their F1: `exact_match`, and the F1 where there is an answer and where there is none."""
+    right = cast(Sequence[Acceptable], gold)
+    found = {"exact_match": interval_of(_means(exact, right, predicted))}
+    for name, there in (("f1_with_answer", True), ("f1_without_answer", False)):
+        chosen = [i for i, each in enumerate(right) if bool(each.texts) is there]
+        if chosen and len(chosen) < len(right):
+            found[name] = interval_of(_means(word_f1, [right[i] for i in chosen], [predicted[i] for i in chosen]))
+    return found
 
 
 def pearson_of(sums: np.ndarray) -> np.ndarray:
@@ -124,7 +156,11 @@ def _centred(numbers: np.ndarray) -> np.ndarray:
 
 def score(gold: Sequence[Prediction], predicted: Sequence[Prediction], *, seed: int = 0) -> Score:
     """The metric with its interval: percentile bootstrap over texts (Efron 1979)."""
-    rows = counts(gold, predicted)
+    return interval_of(counts(gold, predicted), seed=seed)
+
+
+def interval_of(rows: np.ndarray, *, seed: int = 0) -> Score:
+    """The metric of the rows that `counts` gives, with its interval as in `score`."""
     low, high = np.quantile(metric_of(_resampled([rows], seed)[0]), (0.025, 0.975))
     return Score(float(metric_of(rows.sum(axis=0))), float(low), float(high))
 
@@ -180,7 +216,7 @@ def chance(
 
 def per_label(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
     """For each label: precision, recall, f1 and support (how often it occurs in the gold); none for numbers and vectors."""
-    if gold and isinstance(gold[0], float | np.ndarray):
+    if gold and isinstance(gold[0], float | np.ndarray | Acceptable):
         return {}
     right: Counter[str] = Counter()
     said: Counter[str] = Counter()
@@ -223,7 +259,7 @@ def by_language(
 
 def _items(answer: Prediction) -> set[str | tuple[int, int, str]]:
     """The items of an answer that is no number and no vector: its entities, its labels, or its one class."""
-    assert not isinstance(answer, float | np.ndarray)
+    assert not isinstance(answer, float | np.ndarray | Acceptable)
     return {answer} if isinstance(answer, str) else set(answer)
 
 

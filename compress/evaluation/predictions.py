@@ -11,6 +11,7 @@ from compress.data.batches import batches_by_length, collate, rows_of, to_device
 from compress.data.encoded import Encoded
 from compress.distributed import Share
 from compress.evaluation.metrics import Prediction
+from compress.evaluation.questions import given, said_of
 from serve.text.labels import applies, split_tag
 from serve.text.spans import Span, decode_spans, words
 
@@ -52,11 +53,16 @@ def shared_row_logits(model: Any, encoded: Encoded, advance: Any = None) -> list
 
 
 def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
-    """The answers that serving gives from each text's `logits` (rows, labels): a class, labels that apply, a number, a vector or spans."""
+    """The answers that serving gives from each text's `logits` (rows, labels): a class, labels that apply, a number, a vector or spans.
+
+    Of questions there is one answer for all windows of a context; it is empty for none.
+    """
     if encoded.task == "feature-extraction":
         return [rows[0] for rows in logits]
     if encoded.task == "text-regression":
         return [float(rows[0, 0]) for rows in logits]
+    if encoded.task == "question-answering":
+        return list(given(said_of(encoded, logits), encoded.answer_from))
     if encoded.multi_label:
         return [frozenset(encoded.labels[i] for i in np.flatnonzero(applies(rows[0]))) for rows in logits]
     if encoded.task == "text-classification":
@@ -80,6 +86,9 @@ def constant_predictions(encoded: Encoded) -> Iterator[list[Prediction]]:
     """
     if encoded.task == "text-regression":
         yield [0.0] * len(encoded)
+        return
+    if encoded.owners is not None:
+        yield [""] * len(np.unique(encoded.owners))
         return
     if encoded.multi_label:
         there = (np.concatenate(encoded.targets) == 1).sum(axis=0)

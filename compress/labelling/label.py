@@ -151,6 +151,10 @@ def _opened(settings: Labelling) -> _Teacher:
     if not settings.task:
         raise BadInput(f"--task is needed: what is answered, {', '.join(TASKS[:-1])} or {TASKS[-1]}.")
     task = check_task(settings.task)
+    if task == "question-answering":
+        raise BadInput(
+            "--task question-answering needs a context for each question, which is not labelled here. Give another task."
+        )
     if task == "text-regression" and settings.url:
         raise BadInput("--with-url asks for labels, and text-regression has numbers. Give --with or --with-command.")
     if settings.command:

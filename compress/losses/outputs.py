@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compress.data.batches import are_numbers, labelled_rows
+from compress.data.batches import are_numbers, are_spans, labelled_rows
 from compress.data.encoded import IGNORED
 
 
@@ -45,13 +45,15 @@ def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy with labels, mean over the rows that have one; 0 if no row has.
 
     If any number of labels may apply to a row it is the binary cross-entropy of each label, mean over labels and rows. For numbers it
-    is the squared error.
+    is the squared error. For questions see `span_loss`.
 
     Args:
         logits: (rows, labels); for numbers (rows, 1).
         targets: (rows,), a label's index or `IGNORED`; or (rows, labels), 1 if the label applies, 0 if not, or `IGNORED`; or numbers,
-            float (rows,), NaN where there is none.
+            float (rows,), NaN where there is none; or of questions, int (rows, 3).
     """
+    if are_spans(targets):
+        return span_loss(logits, targets)
     if are_numbers(targets):
         known = labelled_rows(targets)
         squares = (full(logits)[:, 0] - torch.where(known, targets, torch.zeros_like(targets))).square()
@@ -62,6 +64,47 @@ def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
         return torch.where(known, each, torch.zeros_like(each)).sum() / known.sum().clamp(min=1)
     total = functional.cross_entropy(full(logits), targets, ignore_index=IGNORED, reduction="sum")
     return total / (targets != IGNORED).sum().clamp(min=1)
+
+
+def span_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy of an answer's start and of its end among the rows of its window: the mean of both, then over labelled windows.
+
+    0 if no window has a label. Devlin et al. 2019, "BERT", section 4.2.
+
+    Args:
+        logits: (rows, 2), of start and end.
+        targets: int (rows, 3), 1 for the first row of a window, the row of the start, the row of the end.
+    """
+    ends = targets[:, 1:]
+    log_shares = _log_softmax_by_window(full(logits), targets[:, 0].cumsum(0) - 1)
+    return -torch.where(ends == 1, log_shares, torch.zeros_like(log_shares)).sum() / ends.sum().clamp(min=1)
+
+
+def soft_span_loss(teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """`T^2 KL(teacher || student)` of where an answer starts and of where it ends: the mean of both, then over windows; 0 if they agree.
+
+    Args:
+        teacher_logits: (rows, 2), no gradient.
+        student_logits: (rows, 2).
+        targets: int (rows, 3), as in `span_loss`; only the first column is read.
+        temperature: above 0.
+    """
+    window = targets[:, 0].cumsum(0) - 1
+    theirs, ours = (
+        _log_softmax_by_window(full(each) / temperature, window) for each in (teacher_logits, student_logits)
+    )
+    return temperature**2 * (theirs.exp() * (theirs - ours)).sum() / (2 * targets[:, 0].sum()).clamp(min=1)
+
+
+def _log_softmax_by_window(logits: Tensor, window: Tensor) -> Tensor:
+    """The logarithm of the softmax of each column of `logits` (rows, columns) over the rows of one `window` (rows,), counted from 0."""
+    if not len(logits):
+        return logits
+    windows, places = int(window[-1]) + 1, window[:, None].expand_as(logits)
+    most = logits.detach().new_full((windows, logits.shape[1]), -torch.inf)
+    shifted = logits - most.scatter_reduce(0, places, logits.detach(), "amax")[window]
+    sums = logits.new_zeros(windows, logits.shape[1]).index_add(0, window, shifted.exp())
+    return shifted - sums.log()[window]
 
 
 def soft_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
@@ -104,7 +147,9 @@ def soft_number_loss(teacher_numbers: Tensor, student_numbers: Tensor) -> Tensor
 
 
 def soft_loss(teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """`soft_multi_label_loss` for `targets` (rows, labels), `soft_number_loss` for numbers, otherwise `soft_label_loss`."""
+    """`soft_span_loss` for questions, `soft_number_loss` for numbers, `soft_multi_label_loss` for (rows, labels), or `soft_label_loss`."""
+    if are_spans(targets):
+        return soft_span_loss(teacher_logits, student_logits, targets, temperature)
     if are_numbers(targets):
         return soft_number_loss(teacher_logits, student_logits)
     loss = soft_multi_label_loss if targets.ndim == 2 else soft_label_loss

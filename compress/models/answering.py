@@ -92,6 +92,10 @@ def find_answering(name: str, *, role: str = "--with", revision: str = "") -> An
     named = f"{role} {name}"
     folder, config = open_unread(name, role, "a transformers folder of a model fine-tuned on a task", revision)
     task = next((task for task in get_args(Task) if head_for(config, task)), None)
+    if task == "question-answering":
+        raise BadInput(
+            f"{named} answers questions about a context, which no file of texts has. Give a model of classes, numbers or entities."
+        )
     if task is None:
         how = f": stillroom finetune --model {name} ..." if config.model_type in FAMILIES else " with transformers."
         raise BadInput(

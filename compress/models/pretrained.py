@@ -15,9 +15,10 @@ from tokenizers import Tokenizer
 from compress.data.examples import Task
 from compress.data.hub import download_model, may_be_on_hub
 from compress.models.families import Family, encoder_of, family_of
+from compress.models.span_logits import with_span_logits
 from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
-from serve.text.labels import MULTI_LABEL, REGRESSION, gives_number
+from serve.text.labels import MULTI_LABEL, REGRESSION, SPAN_ENDS, gives_number
 from serve.text.tokenizer import load_tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
@@ -25,6 +26,7 @@ HEADS = {
     "token-classification": "ForTokenClassification",
     "text-classification": "ForSequenceClassification",
     "text-regression": "ForSequenceClassification",
+    "question-answering": "ForQuestionAnswering",
 }
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MEND = "Copy the folder again, or save the model again with save_pretrained."
@@ -162,6 +164,8 @@ def head_for(config: Any, task: Task) -> tuple[str, ...] | None:
     """The labels of the head for `task` in `config`, by index; None if it has no such head."""
     if task not in HEADS or not any(str(name).endswith(HEADS[task]) for name in config.architectures or []):
         return None
+    if task == "question-answering":
+        return SPAN_ENDS if config.num_labels == len(SPAN_ENDS) else None
     if task != "token-classification" and gives_number(config.problem_type, config.num_labels) is not (
         task == "text-regression"
     ):
@@ -290,10 +294,17 @@ def _weight_files(folder: Path, named: str) -> list[Path]:
 
 def _class_of(config: Any) -> Any:
     """The class of the model as it was saved: with its head, if it has one for a task."""
-    from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+    from transformers import (
+        AutoModel,
+        AutoModelForQuestionAnswering,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
 
     if head_for(config, "token-classification"):
         return AutoModelForTokenClassification
+    if head_for(config, "question-answering"):
+        return AutoModelForQuestionAnswering
     of_texts = head_for(config, "text-classification") or head_for(config, "text-regression")
     return AutoModelForSequenceClassification if of_texts else AutoModel
 
@@ -403,12 +414,17 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, m
     With `labels` (by index) the head is new; with `multi_label` any number of labels may apply to a text. Without `labels` the
     head in the folder is used.
     """
-    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+    from transformers import (
+        AutoModelForQuestionAnswering,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
 
     classes = {
         "token-classification": AutoModelForTokenClassification,
         "text-classification": AutoModelForSequenceClassification,
         "text-regression": AutoModelForSequenceClassification,
+        "question-answering": AutoModelForQuestionAnswering,
     }
     extra: dict[str, Any] = {}
     if labels is not None:
@@ -427,7 +443,7 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, m
             fresh = classes[task].from_config(model.config)
             encoder_of(fresh).load_state_dict(encoder_of(model).state_dict())
             model = fresh.eval()
-        return _with_rows(model, opened)
+        return _with_rows(with_span_logits(model) if task == "question-answering" else model, opened)
 
 
 def _with_rows(model: Any, opened: Opened) -> Any:

@@ -133,9 +133,10 @@ def _model(settings: Selecting, splits: Splits | None) -> "AnsweringModel | None
     named = f"--with {settings.checkpoint}"
     if settings.task and model.task != settings.task:
         raise BadInput(f"{named} is a model of {model.task}, and --task is {settings.task}.")
-    if model.task == "text-regression":
+    if model.task in ("text-regression", "question-answering"):
+        gives = "numbers" if model.task == "text-regression" else "answers to questions"
         raise BadInput(
-            f"{named} gives numbers, and how sure it is of them is not known. Give a model of classes or entities."
+            f"{named} gives {gives}, and how sure it is of them is not known. Give a model of classes or entities."
         )
     if splits:
         if model.task == "text-classification":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.models.sentence_pooling import pooling_in
+from compress.models.span_logits import with_span_logits
 from export.graph.nodes import Wiring
 from serve.bundle.manifest import Task
 from serve.bundle.replaced_files import replacing
@@ -60,9 +61,9 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
 
     Inputs are `input_ids`, `attention_mask` and, where the model has two or more segment types, `token_type_ids`, int64
     (batch, sequence), for any batch size and 1 to `max_length` tokens. The output `logits` is float32:
-    (batch, sequence, labels) for token classification, (batch, labels) for text classification, and for an encoder of sentences
-    (batch, width): the vector of each text. Equal checkpoints give equal bytes. BadInput when the folder is not exportable, or has
-    fewer positions than `max_length`.
+    (batch, sequence, labels) for token classification, (batch, sequence, 2) for question answering, (batch, labels) for text
+    classification, and for an encoder of sentences (batch, width): the vector of each text. Equal checkpoints give equal bytes.
+    BadInput when the folder is not exportable, or has fewer positions than `max_length`.
     """
     import torch
 
@@ -153,10 +154,15 @@ def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceM
     Without a head for a task it is an encoder of sentences, if its folder says how vectors are made. BadInput when it is neither.
     """
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+    from transformers import (
+        AutoModelForQuestionAnswering,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
 
     architecture = _architecture(checkpoint)
     classes: dict[Task, type] = {
+        "question-answering": AutoModelForQuestionAnswering,
         "token-classification": AutoModelForTokenClassification,
         "text-classification": AutoModelForSequenceClassification,
     }
@@ -165,6 +171,8 @@ def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceM
         task = "token-classification"
     elif architecture.endswith("ForSequenceClassification"):
         task = "text-classification"
+    elif architecture.endswith("ForQuestionAnswering"):
+        task = "question-answering"
     elif how := pooling_in(checkpoint):
         from compress.models.sentence_model import load_sentence_model
 
@@ -174,8 +182,8 @@ def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceM
     else:
         raise BadInput(
             f"{checkpoint} holds a {architecture or 'model that names no architecture'}; export needs a "
-            "...ForTokenClassification or ...ForSequenceClassification: fine-tune it for the task first; or an encoder of sentences, "
-            "whose folder has a modules.json"
+            "...ForTokenClassification, ...ForSequenceClassification or ...ForQuestionAnswering: fine-tune it for the task first; or an "
+            "encoder of sentences, whose folder has a modules.json"
         )
     # "eager" writes attention as two products and a softmax, which onnxruntime optimises best: a 3x384 model takes about
     # 0.9 times as long as its "sdpa" graph, which adds NaN guards and slices.
@@ -183,6 +191,8 @@ def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceM
         model: PreTrainedModel = classes[task].from_pretrained(  # type: ignore[attr-defined]
             checkpoint, attn_implementation="eager", dtype=torch.float32, local_files_only=True
         )
+    if task == "question-answering":
+        model = with_span_logits(model)
     return model.eval(), task
 
 
@@ -300,9 +310,16 @@ def is_of_numbers(checkpoint: Path) -> bool:
     return of_texts and gives_number(config.get("problem_type"), len(config.get("id2label") or (0, 1)))
 
 
+def is_of_answers(checkpoint: Path) -> bool:
+    """Whether the checkpoint answers questions. BadInput without a `config.json`."""
+    return _architecture(checkpoint).endswith("ForQuestionAnswering")
+
+
 def is_of_vectors(checkpoint: Path) -> bool:
     """Whether the checkpoint is an encoder of sentences. BadInput without a `config.json`, or for a damaged `modules.json`."""
-    headed = _architecture(checkpoint).endswith(("ForSequenceClassification", "ForTokenClassification"))
+    headed = _architecture(checkpoint).endswith(
+        ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+    )
     return not headed and pooling_in(checkpoint) is not None
 
 

@@ -45,7 +45,8 @@ class OnTest:
 
 def scores_on_test(variants: Variants, test: Split, threads: int) -> tuple[OnTest, dict[str, list[np.ndarray]]]:
     """The results of every variant in every runtime on `test`, and by the same names the logits of each text's rows."""
-    evaluator = Evaluator(test.examples, test.encoded, variants.file("fp32"), variants.max_length, threads)
+    encoded = test.encoded if variants.answer_from is None else replace(test.encoded, answer_from=variants.answer_from)
+    evaluator = Evaluator(test.examples, encoded, variants.file("fp32"), variants.max_length, threads, chooses=False)
     found, said = OnTest({}, {}), {}
     for name, variant, runtime in variants.runs:
         file = variants.file(variant)
@@ -179,6 +180,9 @@ class ModelReport:
     def pack(self, out: Path, checkpoint: Path, extra_files: Mapping[str, bytes]) -> Path:
         """Write the bundle `out` in one step: the graphs, the folder `checkpoint`, card, manifest and `extra_files`."""
         facts, variants = self.facts, self.variants
+        abstains_below = {str(variant): chosen.abstain_below for variant, chosen in self.confidence.items()}
+        if variants.answer_from is not None:
+            abstains_below = {str(variant): variants.answer_from for variant in self.packed}
         return pack(
             out,
             checkpoint=checkpoint,
@@ -187,7 +191,7 @@ class ModelReport:
             needs=variants.needs,
             runtimes={variant: variants.wanted.runs_in(variant) for variant in self.packed},
             temperatures={variant: chosen.temperature for variant, chosen in self.confidence.items()},
-            abstains_below={variant: chosen.abstain_below for variant, chosen in self.confidence.items()},
+            abstains_below=abstains_below,
             validation_scores={
                 variant: found for variant, found in self.variants.scores.items() if variant in self.packed
             },

@@ -10,11 +10,13 @@ from serve.text.labels import entity_labels
 
 # stillroom's metric -> its name on the Hub.
 HUB_METRICS = {
-    "entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1", "pearson": "pearsonr", "similarity_spearman": "spearmanr",
+    "entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1", "pearson": "pearsonr", "answer_f1": "f1",
+    "similarity_spearman": "spearmanr",
 }  # fmt: skip
 # Where the server answers, and the field of its request that has the text.
 ENDPOINTS = {
-    "token-classification": ("entities", "text"), "text-regression": ("score", "text"), "feature-extraction": ("embeddings", "input"),
+    "token-classification": ("entities", "text"), "text-regression": ("score", "text"),
+    "question-answering": ("answer", "question"), "feature-extraction": ("embeddings", "input"),
 }  # fmt: skip
 # Tasks whose name on the Hub is another one.
 HUB_TASKS = {"text-regression": "text-classification"}
@@ -136,6 +138,7 @@ def _summary(facts: CardFacts) -> str:
         "token-classification": "finds entities in text",
         "text-classification": "gives a text its label",
         "feature-extraction": f"gives a text a vector of {facts.vector_width} numbers",
+        "question-answering": "answers a question from a context, or says that it holds no answer",
         "text-regression": f"gives a {'pair of texts' if facts.pairs else 'text'} a number",
     }
     does = "says which labels apply to a text" if facts.multi_label else kind[facts.task]
@@ -154,7 +157,11 @@ def _summary(facts: CardFacts) -> str:
     )
     names = entity_labels(facts.labels) if facts.task == "token-classification" else tuple(facts.labels)
     shown = ", ".join(f"`{name}`" for name in names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
-    listed = "" if facts.task in ("text-regression", "feature-extraction") else f"\n\nLabels ({len(names)}): {shown}."
+    listed = (
+        ""
+        if facts.task in ("text-regression", "question-answering", "feature-extraction")
+        else f"\n\nLabels ({len(names)}): {shown}."
+    )
     return (
         f"A small encoder that {does}, {made}. It reads {facts.max_length} tokens at once. {_of_longer(facts)}{listed}"
     )
@@ -164,6 +171,8 @@ def _of_longer(facts: CardFacts) -> str:
     """How the model reads a text longer than `max_length`."""
     if facts.relations:
         return "Of a longer text it reads the window around the two parts, and the answer says so."
+    if facts.task == "question-answering":
+        return "A longer context is read whole, in overlapping windows; a question is cut to 64 tokens."
     windows = 'A longer text is read whole, in overlapping windows; `"truncate": true` cuts it, and the answer says so.'
     return (
         windows
@@ -189,11 +198,13 @@ def _figures(facts: CardFacts) -> list[str]:
 
 def _use(facts: CardFacts) -> str:
     endpoint, field = ENDPOINTS.get(facts.task, ("classify", "text"))
+    asks = facts.task == "question-answering"
+    more, pair = (', "context": "..."', ', text_pair="..."') if asks else ("", "")
     return f"""As a server, from this folder:
 
 ```sh
 stillroom serve . --port 8000
-curl -s localhost:8000/v1/{endpoint} -H 'content-type: application/json' -d '{{"{field}": "..."}}'
+curl -s localhost:8000/v1/{endpoint} -H 'content-type: application/json' -d '{{"{field}": "..."{more}}}'
 ```
 
 In Python:
@@ -201,7 +212,7 @@ In Python:
 ```python
 from stillroom import Pipeline
 
-print(Pipeline(".")("..."))
+print(Pipeline(".")("..."{pair}))
 ```
 
 Any program that runs ONNX can use `onnx/` with `tokenizer.json`; the files lie

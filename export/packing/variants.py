@@ -78,6 +78,8 @@ class Variants:
     """Whether the validation texts had labels."""
     numbers: bool = False
     """Whether the model gives numbers."""
+    answer_from: float | None = None
+    """The score from which a question is answered, chosen on validation; None for other tasks."""
     schemes: dict[str, str] = field(default_factory=dict)
     int8: Quantised | None = None
     fp16_kept: tuple[str, ...] = ()
@@ -211,7 +213,9 @@ def make_variants(
         "gelu": found.graph.operators.get("Gelu", 0),
         "layer-norm": found.graph.operators.get("LayerNormalization", 0),
     }
-    chosen = with_long_texts(_drawn(calibration, CALIBRATION_TEXTS), max_length)
+    chosen = _drawn(calibration, CALIBRATION_TEXTS)
+    if exported.task != "question-answering":  # whose texts are as long as the windows
+        chosen = with_long_texts(chosen, max_length)
     evaluator = Evaluator(
         validation.examples,
         validation.encoded,
@@ -222,6 +226,8 @@ def make_variants(
         threads,
         labelled=validation.labelled,
     )
+    if exported.task == "question-answering":
+        found.answer_from = evaluator.encoded.answer_from
     for warning in nothing_to_keep(evaluator, wanted):
         progress(f"warning: {warning}")
         found.notes.append(warning)
@@ -279,6 +285,8 @@ def nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> list[str]:
         what = (
             f"ranks no similarities of {texts}. These are too few (half of --texts checks), or all get the same vector"
         )
+    if evaluator.encoded.task == "question-answering":
+        what = f"answers none of {texts} with a right word. It was trained too little, or on other questions"
     if evaluator.encoded.task == "text-regression":
         what = f"gives {texts} numbers that do not rise with theirs. It was trained too little, or on another task"
     zero = f"The checkpoint scores {min(evaluator.fp32.value, 0):.4g} on validation in fp32: it {what}"
@@ -334,7 +342,8 @@ def _compare(
             found.parity[name], found.validation[name] = parity, verdict
             if pinned:
                 found.faults += faults_of(name, parity, found.wanted)
-            if pinned and validation.labelled and validation.encoded.task != "text-regression":
+            has_labels = validation.encoded.task not in ("text-regression", "question-answering")
+            if pinned and validation.labelled and has_labels:
                 strange = evaluator.logits(file, runtime, validation.outside) if validation.outside else []
                 found.confidence[variant] = choose_confidence(
                     evaluator.encoded, logits, strange, found.wanted.keep_right

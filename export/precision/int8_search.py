@@ -8,19 +8,20 @@ from float32 on validation is taken. The task metric of a few hundred texts is t
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from compress.data.batches import batches_by_length
 from compress.data.encoded import Encoded
-from compress.data.examples import Example
+from compress.data.examples import PER_TOKEN, Example
 from compress.data.subset import subset
 from compress.evaluation.metrics import Prediction, Score, gold_of, score
 from compress.evaluation.numbers import as_numbers, distinguishable
 from compress.evaluation.predictions import predictions
+from compress.evaluation.questions import Acceptable, best_answer_from, said_of
 from compress.evaluation.vectors import nearest, vector_distance
 from export.graph.exact_sums import with_exact_sums
 from export.graph.nodes import Wiring
@@ -61,8 +62,8 @@ class Verdict:
     """Mean over rows of the Kullback-Leibler divergence from float32's label distribution, in nats. For numbers, the mean squared
     difference as a share of their variance; for vectors, the mean of one minus the cosine."""
     labels_changed_per_10k: float
-    """Per 10,000 rows; a row is a word in token classification, else a text. Numbers change where they can be told apart, a vector
-    where the nearest text is another."""
+    """Per 10,000 rows; a row is a word in token classification, an end of an answer to a question, else a text. Numbers change where they
+    can be told apart, a vector where the nearest text is another."""
     answers_changed: int
     """Texts whose answer differs from float32's in any part."""
     spans_changed: int
@@ -115,7 +116,8 @@ class Evaluator:
     """Validation texts, and float32's answers to them.
 
     Without labels (`labelled` False) float32's answers are the reference, and a graph's share is the share of rows to
-    which it gives float32's label.
+    which it gives float32's label. For questions it chooses on these texts the score from which answers are given, unless `chooses` is
+    false: then it is that of `encoded`.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class Evaluator:
         threads: int | None = None,
         *,
         labelled: bool = True,
+        chooses: bool = True,
     ) -> None:
         self.encoded = encoded
         self.max_length = max_length
@@ -134,6 +137,10 @@ class Evaluator:
         self.fp32_file = fp32
         self.labelled = labelled
         self.expected = self.logits(fp32)
+        if encoded.task == "question-answering" and chooses:
+            right = [cast(Acceptable, gold_of(example, encoded.task)) for example in examples]
+            threshold = best_answer_from(right, said_of(encoded, self.expected))
+            self.encoded = encoded = replace(encoded, answer_from=threshold)
         self.said = predictions(encoded, self.expected)
         self.gold: list[Prediction] = [gold_of(e, encoded.task) for e in examples] if labelled else self.said
         self.fp32: Score = score(self.gold, self.said)
@@ -185,14 +192,19 @@ class Evaluator:
 
     def cost(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> tuple[float, float]:
         """The divergence, and the share of float32's metric, on the same `SWEEP_TEXTS` texts in every call."""
-        chosen = subset(range(len(self.encoded)), SWEEP_TEXTS)
+        asked = subset(range(len(self.gold)), SWEEP_TEXTS)
+        gold = [self.gold[i] for i in asked]
+        owners = self.encoded.owners
+        chosen = asked if owners is None else np.flatnonzero(np.isin(owners, asked)).tolist()
         part = self.encoded.take(chosen)
-        expected, gold = [self.expected[i] for i in chosen], [self.gold[i] for i in chosen]
+        expected = [self.expected[i] for i in chosen]
         actual = self.logits(onnx_file, runtime, part)
         ours, theirs = (score(gold, predictions(part, logits)).value for logits in (actual, expected))
         return self._distance(expected, actual)[0], ours / max(theirs, 1e-12)
 
     def _distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
+        if self.encoded.task == "question-answering":
+            return span_distance(expected, actual)
         ours, theirs = np.concatenate(expected), np.concatenate(actual)
         if self.encoded.task == "feature-extraction":
             return vector_distance(ours, theirs)  # type: ignore[arg-type]
@@ -217,6 +229,13 @@ def distance(expected: np.ndarray, actual: np.ndarray, *, multi_label: bool) -> 
         other = expected.argmax(axis=-1) != actual.argmax(axis=-1)
         divergences = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
     return float(divergences.mean()), float(other.mean())
+
+
+def span_distance(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
+    """As `distance`, of where an answer starts and ends: each window has two distributions over its rows; logits (rows, 2) of each."""
+    both = [distance(theirs.T, ours.T, multi_label=False) for theirs, ours in zip(expected, actual, strict=True)]
+    divergence, changed = np.mean(both, axis=0)
+    return float(divergence), float(changed)
 
 
 def number_distance(expected: np.ndarray, actual: np.ndarray) -> tuple[float, float]:
@@ -247,7 +266,7 @@ def session_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
     out: list[np.ndarray] = [np.empty(0)] * len(encoded)
     for chosen in batches_by_length([len(ids) for ids in encoded.ids]):
         for i, logits in zip(chosen, session.run([encoded.encodings[i] for i in chosen]), strict=True):
-            out[i] = logits[encoded.rows[i]] if encoded.task == "token-classification" else logits[None]
+            out[i] = logits[encoded.rows[i]] if encoded.task in PER_TOKEN else logits[None]
     return out
 
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from export.graph.exporter import graph_inputs, is_multi_label, is_of_numbers, is_of_vectors, load_answering_model
+from export.graph.exporter import (
+    graph_inputs,
+    is_multi_label,
+    is_of_answers,
+    is_of_numbers,
+    is_of_vectors,
+    load_answering_model,
+)
 from export.settings import ATOL, Precision
 from serve.bundle.runtimes import Runtime
 from serve.errors import BadInput
@@ -115,7 +122,7 @@ def graph_parity(
         Session(onnx_file, threads, runtime, max_length).run,
         shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
         multi_label=is_multi_label(checkpoint),
-        numbers=is_of_numbers(checkpoint) or is_of_vectors(checkpoint),
+        numbers=any(is_of(checkpoint) for is_of in (is_of_numbers, is_of_vectors, is_of_answers)),
         company_texts=company_texts,
         seed=seed,
     )
@@ -148,7 +155,7 @@ def variant_parity(
         Session(onnx_file, threads, runtime, max_length).run,
         shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
         multi_label=is_multi_label(checkpoint),
-        numbers=is_of_numbers(checkpoint) or is_of_vectors(checkpoint),
+        numbers=any(is_of(checkpoint) for is_of in (is_of_numbers, is_of_vectors, is_of_answers)),
         company_texts=company_texts,
         seed=seed,
     )
@@ -191,8 +198,9 @@ def _compare(
     seed: int,
 ) -> Parity:
     expected = [reference([encoding])[0] for encoding in encodings]
-    if numbers:  # or vectors, which are of any unit: a tolerance is a share of their spread
-        tolerance = (tolerance[0] * (float(np.std(expected)) or 1.0), tolerance[1])
+    if numbers:  # or vectors, or the ends of answers, which are of any unit: a tolerance is a share of their spread
+        spread = float(np.std(np.concatenate([np.ravel(each) for each in expected])))
+        tolerance = (tolerance[0] * (spread or 1.0), tolerance[1])
     differences: list[np.ndarray] = []  # per text and batch size: the largest of each position, (positions,)
     largest, largest_at = -1.0, Worst(0, 0, 0, 0)
     beyond = changed = ties = 0

@@ -46,7 +46,11 @@ CARD = "README.md"
 # These files describe the bundle; the digest leaves them out.
 ABOUT_IT = frozenset({"README.md", "report.html", "report.json"})
 
-Task = Literal["token-classification", "text-classification", "text-regression", "feature-extraction"]
+Task = Literal[
+    "token-classification", "text-classification", "text-regression", "question-answering", "feature-extraction"
+]
+# Tasks whose graph gives logits to each token.
+PER_TOKEN = frozenset({"token-classification", "question-answering"})
 
 
 class BundleFile(msgspec.Struct, frozen=True):
@@ -75,7 +79,10 @@ class Variant(msgspec.Struct, frozen=True):
     temperature: float = 1.0
     """Logits are divided by it before they become probabilities."""
     abstain_below: float | None = None
-    """With `abstain`, a text whose likeliest label has a probability below this gets no label. None: no threshold is known."""
+    """With `abstain`, a text whose likeliest label has a probability below this gets no label. None: no threshold is known.
+
+    For question answering, the score below which a question has no answer, asked or not.
+    """
     promises: dict[str, float] = {}
     """By the name of a promise, such as `precision=0.95`: the least score of the answers for which it was made."""
     validation_scores: ValidationScores | None = None
@@ -90,7 +97,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     labels: list[str]
     """Names in the order of the logits; for token classification these are tags (`O`, `B-city`, ...), for regression `score` alone, for
-    vectors none."""
+    question answering `start` and `end`, for vectors none."""
     vector_width: int = 0
     """How many numbers the vector of a text has; 0 for every task but feature extraction. Older bundles lack this key and the next."""
     normalised: bool = False
@@ -263,11 +270,13 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
         yield "name is empty"
     yield from _output_faults(manifest)
     for kind in ("multi_label", "relations", "pairs"):
-        of_numbers = kind == "pairs" and manifest.task == "text-regression"
-        if getattr(manifest, kind) and manifest.task != "text-classification" and not of_numbers:
+        others = ("text-regression", "question-answering") if kind == "pairs" else ()
+        if getattr(manifest, kind) and manifest.task not in ("text-classification", *others):
             yield f"{kind} is for text-classification, not for {manifest.task}"
     if manifest.task == "text-regression" and len(manifest.labels) > 1:
         yield f"text-regression gives a text one number, and there are {len(manifest.labels)} labels"
+    if manifest.task == "question-answering" and len(manifest.labels) != 2:
+        yield f"question-answering gives a token two numbers, and there are {len(manifest.labels)} labels"
     if manifest.max_length < 1:
         yield f"max_length is {manifest.max_length}, not at least 1 token"
     if manifest.default_variant not in manifest.variants:

@@ -90,6 +90,7 @@ def create_app(
         "/v1/entities": service.entities,
         "/v1/classify": service.classify,
         "/v1/score": service.score,
+        "/v1/answer": service.answer,
         "/v1/embeddings": service.embeddings,
         "/v1/relations": service.relations,
     }

@@ -28,6 +28,7 @@ from serve.http.openapi.docs_page import at_address, docs_page
 from serve.http.openapi.v1 import openapi
 from serve.http.v1.relations import decode_relations, marked_texts
 from serve.http.v1.requests import (
+    AnswerRequest,
     ClassifyRequest,
     EmbeddingsRequest,
     EntitiesRequest,
@@ -57,11 +58,19 @@ Result = TypeVar("Result")
 PAGE = Path(__file__).parent / "page" / "index.html"
 
 # The kind of a model: its task, or relations.
-Kind = Literal["token-classification", "text-classification", "text-regression", "feature-extraction", "relations"]
+Kind = Literal[
+    "token-classification",
+    "text-classification",
+    "text-regression",
+    "question-answering",
+    "feature-extraction",
+    "relations",
+]
 ENDPOINT_OF: dict[Kind, str] = {
     "token-classification": "/v1/entities",
     "text-classification": "/v1/classify",
     "text-regression": "/v1/score",
+    "question-answering": "/v1/answer",
     "feature-extraction": "/v1/embeddings",
     "relations": "/v1/relations",
 }
@@ -160,6 +169,25 @@ class Service:
         pairs = pairs_of(asked.text, asked.text_pair)
         model = self._model(asked.model, "text-regression")
         return await self._answer(request, model, as_texts(asked.text), pairs, AnswerOptions(truncate=asked.truncate))
+
+    async def answer(self, request: Request) -> Response:
+        """POST /v1/answer: the answer to each question in its context."""
+        asked = await read_request(request, AnswerRequest, self.limits)
+        questions, contexts = as_texts(asked.question, "question"), as_texts(asked.context, "context")
+        if isinstance(asked.context, str):
+            contexts *= len(questions)
+        elif len(contexts) != len(questions) or isinstance(asked.question, str):
+            raise BadInput(
+                f"context has {len(contexts):,} texts for {len(questions):,} questions; give one context, or a list as long as question",
+                field="context",
+            )
+        check_limits(questions, "question", self.limits)
+        check_limits(contexts, "context", self.limits)
+        options = AnswerOptions(min_score=asked.min_score, offsets=asked.offsets)
+        model = self._model(asked.model, "question-answering")
+        return await self._answered(
+            request, model, [TextWork(*each, options) for each in zip(questions, contexts, strict=True)]
+        )
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings: a vector for each text, in the form of OpenAI's endpoint."""

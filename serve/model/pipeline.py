@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 from tokenizers import Encoding
 
-from serve.bundle.manifest import open_bundle
+from serve.bundle.manifest import PER_TOKEN, open_bundle
 from serve.bundle.runtimes import Device
 from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, BundleError, InternalError, StillroomError
@@ -26,11 +26,13 @@ from serve.text.answers import (
     entities_answer,
     labels_answer,
     number_answer,
+    question_answer,
     vector_answer,
 )
 from serve.text.confidence import confidence
 from serve.text.entity_markers import MARKERS
 from serve.text.inputs import as_texts, pairs_of, require_unicode
+from serve.text.questions import EVEN_SCORE, QuestionWindows, question_rows
 from serve.text.relation_items import check_marked, item_of, marked_text
 from serve.text.spans import Aggregation, Word, words
 from serve.text.tokenizer import load_tokenizer
@@ -60,6 +62,8 @@ ONE_TEXT = {"token-classification": "finds entities in", "feature-extraction": "
 
 
 Answered = Answer | Logits | StillroomError
+# What the model reads of one work item.
+Read = Row | Windows | QuestionWindows
 
 
 class Pipeline:
@@ -165,8 +169,8 @@ class Pipeline:
     ) -> Answer | list[Answer]:
         """The answer for one text, or a list of answers in the order of the texts: the elements of `results` of the server.
 
-        `text_pair` is for classes and numbers of texts, `top_k` and `abstain` are for classes, `encoding_format` and `dimensions` for
-        vectors; `min_score`, `offsets` (the unit of
+        `text_pair` is for classes and numbers of texts, and the context of a question; `top_k` and `abstain` are for classes,
+        `encoding_format` and `dimensions` for vectors; `min_score`, `offsets` (the unit of
         `start` and `end`), `aggregation` and `constrained` for entities; see `AnswerOptions`. A model of relations takes a text with
         markers, or `{"text", "head": {"start", "end"}, "tail": {"start", "end"}}` in place of a text, as `/v1/relations` does; then
         `offsets` is the unit of `start` and `end`. `promise` is one that the bundle makes, for classes and entities. BadInput for
@@ -273,7 +277,7 @@ class Pipeline:
         began_s = time.perf_counter()
         read, failed = self._read(works)
         pieces = [(place, window) for place in sorted(read) for window in range(_rows_of(read[place]))]
-        lengths = [self._row_length(read[place]) for place, _ in pieces]
+        lengths = [self._row_length(read[place], window) for place, window in pieces]
         tokenise_s = time.perf_counter() - began_s
         if failed:
             yield failed, Parts(0, 0, 0, tokenise_s, 0.0, 0.0)
@@ -306,9 +310,9 @@ class Pipeline:
             yield done, Parts(len(rows), sum(sizes), len(rows) * max(sizes), tokenise_s, run_s, decode_s, scores)
             tokenise_s = 0.0  # counted with the first run only
 
-    def _read(self, works: Sequence[Work]) -> tuple[dict[int, Row | Windows], list[tuple[int, Answered]]]:
+    def _read(self, works: Sequence[Work]) -> tuple[dict[int, Read], list[tuple[int, Answered]]]:
         """The rows or windows of each work item, by its index; and the errors of the others."""
-        read: dict[int, Row | Windows] = {}
+        read: dict[int, Read] = {}
         failed: list[tuple[int, Answered]] = []
         singles: list[tuple[int, TextWork]] = []
         pairs: list[tuple[int, TextWork]] = []
@@ -346,7 +350,7 @@ class Pipeline:
             field="input_ids",
         )
 
-    def _readings(self, works: list[TextWork]) -> list[Row | Windows]:
+    def _readings(self, works: list[TextWork]) -> list[Read]:
         """The row or windows of each text; all have a pair, or none has. BadInput for one that cannot be answered."""
         if not works:
             return []
@@ -357,13 +361,21 @@ class Pipeline:
         if self.manifest.relations:
             for work in works:
                 check_marked(work.text)
+        if self.manifest.task == "question-answering" and works[0].pair is None:
+            raise BadInput(
+                f"text_pair: {self.manifest.name!r} answers questions about a context; give the question as text and the context as "
+                "text_pair",
+                field="text_pair",
+            )
         pairs = [work.pair for work in works if work.pair is not None]
         encodings = self._whole([work.text for work in works], pairs or None)
         return [self._reading(*each) for each in zip(works, encodings, strict=True)]
 
-    def _reading(self, work: TextWork, encoding: Encoding) -> Row | Windows:
+    def _reading(self, work: TextWork, encoding: Encoding) -> Read:
         """The row that the model reads of a text, which is its encoding unless that is too long; or its windows."""
         max_length = self.manifest.max_length
+        if self.manifest.task == "question-answering":
+            return QuestionWindows(work.pair or "", question_rows(encoding, max_length))
         if len(encoding) <= max_length:
             return encoding
         if work.options.truncate or work.pair is not None:
@@ -376,6 +388,11 @@ class Pipeline:
         """BadInput for `abstain` if the model has no threshold for it."""
         if not options.abstain:
             return
+        if self.manifest.task == "question-answering":
+            raise BadInput(
+                f"abstain: {self.manifest.name!r} gives no answer where it finds none; leave it out, or give min_score",
+                field="abstain",
+            )
         if self.manifest.task != "text-classification":
             does = (
                 "finds entities; use min_score instead"
@@ -418,7 +435,9 @@ class Pipeline:
             field="promise",
         )
 
-    def _row_length(self, read: Row | Windows) -> int:
+    def _row_length(self, read: Read, window: int) -> int:
+        if isinstance(read, QuestionWindows):
+            return len(read.row(window))
         return self.manifest.max_length if isinstance(read, Windows) else len(read)
 
     def _run_each(self, rows: list[Row]) -> list[np.ndarray | StillroomError]:
@@ -435,13 +454,17 @@ class Pipeline:
             return [error if isinstance(error, StillroomError) else InternalError("the model failed")]
 
     def _done(
-        self, work: Work, read: Row | Windows, window: int, logits: np.ndarray | StillroomError, scores: list[float]
+        self, work: Work, read: Read, window: int, logits: np.ndarray | StillroomError, scores: list[float]
     ) -> Answered | None:
         """The answer to `work`, or None while it has windows to come; how sure the model is of it is added to `scores`."""
         if isinstance(logits, StillroomError):
             return logits
         if isinstance(work, TokenWork):
             return Logits(list(logits.shape), np.ascontiguousarray(logits, dtype="<f4").tobytes())
+        if isinstance(read, QuestionWindows):
+            answer = read.take(window, logits)
+            answer_from = EVEN_SCORE if self._abstain_below is None else self._abstain_below
+            return answer and question_answer(work.pair or "", answer, work.options, answer_from)
         truncated = isinstance(read, TokenRow)  # a part of the text's tokens
         if isinstance(read, Windows):
             of_text = read.take(window, logits)
@@ -464,7 +487,7 @@ class Pipeline:
     def _check_graph(self) -> None:
         encoding = self.encode(["shape"])[0]
         outputs = self.manifest.outputs
-        expected = (len(encoding), outputs) if self.manifest.task == "token-classification" else (outputs,)
+        expected = (len(encoding), outputs) if self.manifest.task in PER_TOKEN else (outputs,)
         shape = self.session.run([encoding])[0].shape
         if shape != expected:
             raise BundleError(
@@ -491,12 +514,12 @@ def _marked_item(given: Mapping[str, object], name: str, path: str, unit: Offset
     return marked_text(item.text, item.head, item.tail, path=path, unit=unit)
 
 
-def _rows_of(read: Row | Windows) -> int:
-    return len(read) if isinstance(read, Windows) else 1
+def _rows_of(read: Read) -> int:
+    return len(read) if isinstance(read, Windows | QuestionWindows) else 1
 
 
-def _row_of(read: Row | Windows, window: int) -> Row:
-    return read.row(window) if isinstance(read, Windows) else read
+def _row_of(read: Read, window: int) -> Row:
+    return read.row(window) if isinstance(read, Windows | QuestionWindows) else read
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int, padding_tokens: int | None = None) -> list[list[int]]:

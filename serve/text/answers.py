@@ -10,6 +10,7 @@ import numpy as np
 from serve.errors import BadInput
 from serve.options import setting
 from serve.text.labels import applies
+from serve.text.questions import Found
 from serve.text.spans import Aggregation, Span, Word, decode_spans
 
 OffsetUnit = Literal["codepoints", "utf16", "utf8"]
@@ -63,6 +64,26 @@ class LabelsAnswer(TypedDict):
     abstained: NotRequired[bool]
 
 
+class FoundAnswer(TypedDict):
+    """The part of the context that answers the question. `start` and `end` (exclusive) count the unit that was asked for."""
+
+    text: str
+    start: int
+    end: int
+
+
+class QuestionAnswer(TypedDict):
+    """The answer to one question; null if the context holds none, as far as the model sees.
+
+    `score` tells how much likelier the likeliest answer is than none, from 0 to 1, also where it is not given. `truncated` is false: a
+    long context is read in windows.
+    """
+
+    answer: FoundAnswer | None
+    score: float
+    truncated: bool
+
+
 class NumberAnswer(TypedDict):
     """The number that a model of `text-regression` gives one text; `truncated` is true if it did not read the whole text."""
 
@@ -81,15 +102,19 @@ class VectorAnswer(TypedDict):
     truncated: bool
 
 
-Answer = EntitiesAnswer | LabelsAnswer | NumberAnswer | VectorAnswer
+Answer = EntitiesAnswer | LabelsAnswer | NumberAnswer | QuestionAnswer | VectorAnswer
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
     """Options of an answer; BadInput names every value that is out of range."""
 
-    min_score: float = setting(0.0, help="Leave out entities with a lower score.", at_least=0, at_most=1)
-    offsets: OffsetUnit = setting("codepoints", help="Unit of `start` and `end` of an entity.")
+    min_score: float = setting(
+        0.0, help="Leave out entities, or answers to questions, with a lower score.", at_least=0, at_most=1
+    )
+    offsets: OffsetUnit = setting(
+        "codepoints", help="Unit of `start` and `end` of an entity, or of an answer to a question."
+    )
     top_k: int | None = setting(
         None, help="Number of labels, likeliest first.", at_least=1, at_most=MOST_LABELS,
         shown="all; the labels that apply, if any number may",
@@ -173,6 +198,16 @@ def applying_labels_answer(
     probabilities = sigmoid(logits)
     answer = _likeliest(probabilities, labels, count, truncated)
     return _or_none(answer, probabilities, abstain_below) if options.abstain else answer
+
+
+def question_answer(context: str, found: Found, options: AnswerOptions, answer_from: float) -> QuestionAnswer:
+    """The answer `found` in `context`, if its score is at least `answer_from` and `options.min_score`."""
+    given: FoundAnswer | None = None
+    if found.start < found.end and found.score >= max(answer_from, options.min_score):
+        start = length_in(context[: found.start], options.offsets)
+        text = context[found.start : found.end]
+        given = {"text": text, "start": start, "end": start + length_in(text, options.offsets)}
+    return {"answer": given, "score": round(found.score, SCORE_DECIMALS), "truncated": False}
 
 
 def number_answer(logits: np.ndarray, *, truncated: bool) -> NumberAnswer:

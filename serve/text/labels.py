@@ -15,6 +15,7 @@ MULTI_LABEL = "multi_label_classification"
 REGRESSION = "regression"
 
 NUMBER = ("score",)  # the one label of a model that gives a text a number
+SPAN_ENDS = ("start", "end")  # what the two logits of each token are of, in a model that answers questions
 
 
 def bio_tags(labels: Iterable[str]) -> tuple[str, ...]:
@@ -76,6 +77,8 @@ def kind_of(
     """
     if task == "feature-extraction":
         return "sentence vectors"
+    if task == "question-answering":
+        return "answers in a context"
     if task == "text-regression":
         return "a number" + (" for text pairs" if pairs else "")
     if task == "token-classification":

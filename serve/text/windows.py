@@ -123,13 +123,15 @@ def content(encoding: Encoding) -> tuple[int, int]:
     return first, last
 
 
-def window_starts(tokens: int, room: int) -> list[int]:
+def window_starts(tokens: int, room: int, shared: int | None = None) -> list[int]:
     """The start of each window of `room` tokens in a text of more than `room` `tokens`. The last window ends with the text.
+
+    Each shares at least `shared` tokens with the next, without a number 1 / `SHARED` of its own.
 
     >>> window_starts(12, 8), window_starts(20, 8)
     ([0, 4], [0, 6, 12])
     """
-    shared = room // SHARED
+    shared = room // SHARED if shared is None else shared
     windows = -(-(tokens - shared) // (room - shared))
     return [index * (tokens - room) // (windows - 1) for index in range(windows)]
 

@@ -253,8 +253,9 @@ class ServedModel:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def _estimated_tokens(self, work: Work) -> int:
+        windows_of_pairs = self.manifest.task == "question-answering"
         cut = self.manifest.relations or (
-            isinstance(work, TextWork) and (work.options.truncate or work.pair is not None)
+            isinstance(work, TextWork) and not windows_of_pairs and (work.options.truncate or work.pair is not None)
         )
         return estimated_tokens(work, self.manifest.max_length if cut else None)
 

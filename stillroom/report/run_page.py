@@ -111,6 +111,7 @@ class Report(TypedDict, total=False):
     per_label: Sequence[LabelRow]
     per_language: Sequence[LanguageRow]
     numbers: Sequence[NumberRow]
+    questions: Sequence[Mapping[str, Any]]
     disagreeing: Disagreeing
     disagreements: Sequence[Disagreement]
     training: Sequence[TrainingStage]
@@ -189,7 +190,7 @@ def _tables(report: Report) -> dict[str, Table]:
     """The tables of the report; empty where it has no data for them."""
     summary, gates, labels = report.get("summary", []), report.get("gates", []), report.get("per_label", [])
     differing, languages = report.get("disagreements", []), report.get("per_language", [])
-    numbers = report.get("numbers", [])
+    numbers, questions = report.get("numbers", []), report.get("questions", [])
     search: Mapping[str, Any] = report.get("search") or {}
     found = {name: of for name, of in report.get("agreement", {}).items() if isinstance(of, Mapping)}
     parity = report.get("parity", {})
@@ -229,6 +230,18 @@ def _tables(report: Report) -> dict[str, Table]:
             ("teacher", [score(row["teacher"]) for row in languages]),
             ("student", [score(row["student"]) for row in languages]),
             ("int8", [score(row["int8"]) for row in languages]),
+        ),
+        "questions": table(
+            ("model", [row["name"] for row in questions]),
+            *(
+                (title, [scored(*_interval(row[name])) for row in questions])
+                for name, title in (
+                    ("exact_match", "exact match"),
+                    ("f1_with_answer", "F1 with an answer"),
+                    ("f1_without_answer", "F1 without"),
+                )
+                if questions and name in questions[0]
+            ),
         ),
         "numbers": table(
             ("model", [row["name"] for row in numbers]),

@@ -12,11 +12,11 @@ import msgspec
 
 from serve.bundle.manifest import Manifest
 from serve.http.v1.relations import RelationItemsRequest, RelationRequest
-from serve.http.v1.requests import ClassifyRequest, EmbeddingsRequest, EntitiesRequest, ScoreRequest
+from serve.http.v1.requests import AnswerRequest, ClassifyRequest, EmbeddingsRequest, EntitiesRequest, ScoreRequest
 from serve.model.description import ModelDescription
 from serve.observe.request_context import TIMEOUT_HEADER
 from serve.settings import Limits
-from serve.text.answers import MOST_LABELS, WIDEST_VECTOR, EntitiesAnswer, LabelsAnswer, NumberAnswer
+from serve.text.answers import MOST_LABELS, WIDEST_VECTOR, EntitiesAnswer, LabelsAnswer, NumberAnswer, QuestionAnswer
 
 
 class EntitiesResponse(TypedDict):
@@ -41,6 +41,14 @@ class ScoreResponse(TypedDict):
     model: str
     variant: str
     results: list[NumberAnswer]
+
+
+class AnswerResponse(TypedDict):
+    """One answer for each question, in the order of the questions."""
+
+    model: str
+    variant: str
+    results: list[QuestionAnswer]
 
 
 class Embedding(TypedDict):
@@ -162,6 +170,7 @@ OPTION_SCHEMAS: dict[str, Schema] = {
 ENTITIES_EXAMPLE = {"text": ["Ms Keller moved to Graz", "fly to Rome"], "min_score": 0.5, "offsets": "utf16"}
 CLASSIFY_EXAMPLE = {"text": "Where is my parcel?", "top_k": 2}
 SCORE_EXAMPLE = {"text": "A man plays a guitar.", "text_pair": "Someone makes music."}
+ANSWER_EXAMPLE = {"question": "Where does Ms Keller live?", "context": "Ms Keller moved from Graz to Rome in May."}
 EMBEDDINGS_EXAMPLE = {"input": ["A man plays a guitar.", "Someone makes music."]}
 RELATIONS_EXAMPLE = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}}
 # The requests, and the models that each may name.
@@ -169,6 +178,7 @@ FITTING: dict[type[msgspec.Struct], Callable[[Manifest], bool]] = {
     EntitiesRequest: lambda manifest: manifest.task == "token-classification",
     ClassifyRequest: lambda manifest: manifest.task == "text-classification" and not manifest.relations,
     ScoreRequest: lambda manifest: manifest.task == "text-regression",
+    AnswerRequest: lambda manifest: manifest.task == "question-answering",
     EmbeddingsRequest: lambda manifest: manifest.task == "feature-extraction",
     RelationRequest: lambda manifest: manifest.relations,
     RelationItemsRequest: lambda manifest: manifest.relations,
@@ -179,7 +189,7 @@ REQUESTS = tuple(FITTING)
 def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]:
     """The OpenAPI document of a server with `models`, by their names and aliases."""
     responses = (
-        EntitiesResponse, ClassifyResponse, ScoreResponse, EmbeddingsResponse, ModelsResponse, StateResponse, ErrorResponse,
+        EntitiesResponse, ClassifyResponse, ScoreResponse, AnswerResponse, EmbeddingsResponse, ModelsResponse, StateResponse, ErrorResponse,
     )  # fmt: skip
     references, schemas = msgspec.json.schema_components(
         (*REQUESTS, *responses), ref_template="#/components/schemas/{name}"
@@ -195,6 +205,13 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
         "/v1/classify": _post("Classify texts", "classify", reference["ClassifyRequest"], labels, CLASSIFY_EXAMPLE),
         "/v1/score": _post(
             "Give texts a number", "score", reference["ScoreRequest"], reference["ScoreResponse"], SCORE_EXAMPLE
+        ),
+        "/v1/answer": _post(
+            "Answer questions from a context",
+            "answer",
+            reference["AnswerRequest"],
+            reference["AnswerResponse"],
+            ANSWER_EXAMPLE,
         ),
         "/v1/embeddings": _post(
             "Give texts their vectors",
@@ -244,7 +261,7 @@ def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits
             fitting = [manifest for manifest in models.values() if FITTING[kind](manifest)]
             made = {name for manifest in fitting for variant in manifest.variants.values() for name in variant.promises}
             properties["promise"] = {"enum": [*sorted(made), None], "description": properties["promise"]["description"]}
-        for name in properties.keys() & {"text", "text_pair", "items", "input"}:
+        for name in properties.keys() & {"text", "text_pair", "items", "input", "question", "context"}:
             properties[name].update(minItems=1, maxItems=limits.texts, maxLength=limits.text_characters)
             for alternative in properties[name].get("anyOf", []):
                 if alternative["type"] == "array":

@@ -1,4 +1,4 @@
-"""Request bodies of `/v1/entities`, `/v1/classify`, `/v1/score` and `/v1/embeddings`: their fields, and the checks of bodies and limits."""
+"""Request bodies of the endpoints of `/v1` but `/v1/relations`: their fields, and the checks of bodies and limits."""
 
 import dataclasses
 import json
@@ -79,6 +79,21 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: ModelName = None
     text_pair: TextPair = None
     truncate: Truncate = False
+
+
+class AnswerRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Answer one question from its context, or each question of a list from its own, or all from one context."""
+
+    question: Annotated[str | list[str], Meta(description="a question, or a list of questions")]
+    context: Annotated[
+        str | list[str],
+        Meta(description="the text that may hold the answer: one for all questions, or a list as long as question"),
+    ]
+    model: ModelName = None
+    min_score: Annotated[
+        float, Meta(description="a number from 0 (default) to 1; an answer with a lower score is not given")
+    ] = 0.0
+    offsets: Annotated[OffsetUnit, Meta(description=OFFSETS)] = "codepoints"
 
 
 class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -14,12 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from serve.bundle.manifest import Manifest
+from serve.bundle.manifest import PER_TOKEN, Manifest
 from serve.errors import BadInput, NotFound, TooLarge, Unavailable, UnsupportedMedia
 from serve.http.middleware import JsonResponse
 from serve.http.openapi.v1 import program_version
 from serve.http.service import Service
 from serve.http.v1.requests import (
+    AnswerRequest,
     ClassifyRequest,
     EmbeddingsRequest,
     EntitiesRequest,
@@ -52,6 +53,7 @@ REQUEST_OF: dict[str, type[msgspec.Struct]] = {
     "token-classification": EntitiesRequest,
     "text-classification": ClassifyRequest,
     "text-regression": ScoreRequest,
+    "question-answering": AnswerRequest,
     "feature-extraction": EmbeddingsRequest,
 }
 # The outputs of texts beside `answer`.
@@ -59,13 +61,14 @@ OUTPUTS: dict[str, dict[str, Datatype]] = {
     "token-classification": {},
     "text-classification": {"label": "BYTES", "score": "FP32"},
     "text-regression": {"score": "FP32"},
+    "question-answering": {"score": "FP32"},
     "feature-extraction": {"embedding": "FP32"},
 }
 
 
 class _Top(msgspec.Struct):
     labels: list[LabelScore] = []
-    score: float = 0.0  # of an answer that is a number
+    score: float = 0.0  # of an answer that is a number, or is one to a question
 
 
 class _Vector(msgspec.Struct):
@@ -137,8 +140,10 @@ def metadata(model: ServedModel) -> dict[str, object]:
     """
     manifest = model.manifest
     width = manifest.outputs
-    per_text = manifest.task != "token-classification"
-    of_pairs = manifest.task in ("text-classification", "text-regression") and not manifest.relations
+    per_text = manifest.task not in PER_TOKEN
+    of_pairs = (
+        manifest.task in ("text-classification", "text-regression", "question-answering") and not manifest.relations
+    )
     texts = TEXT_INPUTS if of_pairs else TEXT_INPUTS[:1]
     return {
         "name": manifest.name,

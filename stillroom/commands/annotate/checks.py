@@ -8,7 +8,7 @@ import msgspec
 
 from compress.input_errors import Faults
 from serve.http.v1.relations import RelationRequest
-from serve.http.v1.requests import ClassifyRequest, EmbeddingsRequest, EntitiesRequest, ScoreRequest
+from serve.http.v1.requests import AnswerRequest, ClassifyRequest, EmbeddingsRequest, EntitiesRequest, ScoreRequest
 from serve.text.answers import AnswerOptions
 from serve.workers.offline_pool import OfflinePool
 from stillroom.commands.annotate.reader import STDIN, InputFile, input_faults
@@ -20,6 +20,7 @@ REQUEST_OF: dict[str, type[msgspec.Struct]] = {
     "token-classification": EntitiesRequest,
     "text-classification": ClassifyRequest,
     "text-regression": ScoreRequest,
+    "question-answering": AnswerRequest,
     "feature-extraction": EmbeddingsRequest,
     "relations": RelationRequest,
 }
@@ -44,9 +45,10 @@ def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[Offline
     )
     if pool:
         faults.messages += _option_faults(settings.options, pool)
+    asks = pool is not None and pool.manifest.task == "question-answering"
     columns = Columns(
-        settings.text_column,
-        settings.text_pair_column,
+        "question" if asks and settings.text_column == Columns.text else settings.text_column,
+        "context" if asks and settings.text_pair_column == Columns.pair else settings.text_pair_column,
         settings.answer_field,
         relations=pool is not None and pool.manifest.relations,
         offsets=settings.options.offsets,

@@ -48,7 +48,8 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     label its `precision`, `recall`, `f1` and `support` (its count in the data). `unknown_labels` are labels of the data that the
     model lacks. Where rows name two languages or more, `languages` has for each `value`, `low`, `high` and `examples`, and
     `mean_of_languages` is the mean of the values. Of a model that gives numbers, `scores` has the `value`, `low` and `high` of
-    `spearman` and `mean_squared_error`, and `labels` is empty. For a bundle, torch is not imported.
+    `spearman` and `mean_squared_error`, and `labels` is empty; of one that answers questions those of `exact_match`, and where only some
+    questions have an answer of `f1_with_answer` and `f1_without_answer`. For a bundle, torch is not imported.
 
     An encoder of sentences is compared with its `teacher`: the metric is Spearman's rho between both models' similarities of texts,
     `scores` has `recall_at_10`, and where a folder of splits has one label a text, `neighbour_accuracy` has for the `model` and the
@@ -63,7 +64,7 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
 def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
     """See `evaluate`."""
     from compress.data.examples import labels_in
-    from compress.evaluation.metrics import by_language, gold_of, metric_name, per_label, score
+    from compress.evaluation.metrics import by_language, gold_of, metric_name, per_label, question_scores, score
     from compress.evaluation.numbers import number_scores
 
     folder = str(local_bundle(model)) if is_url(model) else model
@@ -88,6 +89,9 @@ def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
         "labels": [{"label": name, **scores} for name, scores in per_label(gold, found.said).items()],
         "unknown_labels": [name for name in labels_in(found.examples, found.task) if name not in known],
     }
+    if found.task == "question-answering":
+        document |= {"scores": {name: asdict(each) for name, each in question_scores(gold, found.said).items()}}
+        document["unknown_labels"] = []
     if found.task == "text-regression":
         document |= {"scores": {name: asdict(each) for name, each in number_scores(gold, found.said).items()}}
         document["unknown_labels"] = []

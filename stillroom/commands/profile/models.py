@@ -132,8 +132,12 @@ def task_of(model: Path) -> str | None:
 def _of_bundle(folder: Path, ways: Ways, left_out: Notify) -> list[Candidate]:
     bundle = open_bundle(folder)
     manifest = bundle.manifest
-    reads = Reads(bundle.path, manifest.task, tuple(manifest.labels), manifest.multi_label)
-    found = []
+    # Of a model that answers questions the times alone are taken: the texts here have no question.
+    task = manifest.task
+    reads = (
+        None if task == "question-answering" else Reads(bundle.path, task, tuple(manifest.labels), manifest.multi_label)
+    )
+    found: list[Candidate] = []
     if ways.runtimes and ways.in_torch():
         if all((folder / file).is_file() for file in ("config.json", "model.safetensors")):
             found += _in_torch(folder, reads, manifest.max_length, ways, left_out)

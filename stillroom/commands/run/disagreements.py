@@ -8,6 +8,7 @@ import numpy as np
 from compress.data.examples import Example
 from compress.evaluation.metrics import Prediction
 from compress.evaluation.numbers import as_numbers, distinguishable
+from compress.evaluation.questions import Acceptable
 
 SHOWN = 40
 
@@ -50,8 +51,10 @@ def _read(example: Example) -> str:
 def _spelled(text: str, answer: Prediction) -> str:
     if isinstance(answer, float):
         return f"{answer:.4g}"
+    if isinstance(answer, Acceptable):
+        return " or ".join(dict.fromkeys(answer.texts)) or "no answer"
     if isinstance(answer, str):
-        return answer
+        return answer or "no answer"
     items: list[Any] = sorted(answer)
     said = [item if isinstance(item, str) else f"{item[2]}: {text[item[0] : item[1]]}" for item in items]
     return "; ".join(said) or "nothing"

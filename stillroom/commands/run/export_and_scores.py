@@ -19,9 +19,10 @@ from compress.engine.resumable_stages import STATE
 from compress.engine.soft_labels import told
 from compress.engine.task_stages import load_stage
 from compress.engine.understood import understood
-from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, score
+from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, question_scores, score
 from compress.evaluation.numbers import number_scores
 from compress.evaluation.predictions import predictions, row_logits
+from compress.evaluation.questions import Acceptable, best_answer_from, said_of
 from export.graph.exporter import export_graph
 from export.graph.vocabulary_trimming import trim_vocabulary
 from export.packing.builder import ModelReport, OnTest, Scores, scores_on_test
@@ -144,11 +145,24 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
     task = check_task(inputs.recipe.task)
     ours = inputs.read_by(folders["student"])
 
+    chosen: dict[str, float] = {}  # by model: the score from which it answers a question, chosen on validation
+
     def answers(split: str, logits: dict[str, list[np.ndarray]]) -> dict[str, list[Prediction]]:
         readers = {"teacher": inputs}
         if "undistilled" in folders:
             readers["undistilled"] = inputs.read_by(folders["undistilled"])
-        return {name: predictions(getattr(readers.get(name, ours), split), rows) for name, rows in logits.items()}
+        said = {}
+        for name, rows in logits.items():
+            encoded: Encoded = getattr(readers.get(name, ours), split)
+            if task == "question-answering":
+                if split == "validation":
+                    right = [cast(Acceptable, gold_of(example, task)) for example in inputs.splits.validation]
+                    chosen[name] = best_answer_from(right, said_of(encoded, rows))
+                encoded = replace(
+                    encoded, answer_from=chosen.get(name, chosen["student"])
+                )  # the graphs are the student's
+            said[name] = predictions(encoded, rows)
+        return said
 
     def scored(split: str, said: dict[str, list[Prediction]]) -> Scores:
         gold = [gold_of(example, task) for example in getattr(inputs.splits, split)]
@@ -169,6 +183,11 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
         }
         if task == "text-regression":
             document["numbers"] = number_rows(gold, said)
+        if task == "question-answering":
+            models = [name for name in MODELS if name in said]
+            document["questions"] = [
+                {"name": name, **with_intervals(question_scores(gold, said[name]))} for name in models
+            ]
         if languages := per_language(inputs.splits.test, gold, said):
             document["per_language"] = languages
             gates = {"teacher": inputs.recipe.teacher_gate, "fp32": inputs.recipe.gate}
@@ -285,7 +304,7 @@ def make_latency(
     with bar("latency") as shown:
         document = time_grid(
             candidates,
-            [example.text_read for example in inputs.splits.test],
+            [example.text_alone for example in inputs.splits.test],
             inputs.read_by(folders["student"]).tokenizer,  # whose ids the others have too
             Plan(BATCHES, tuple(lengths), inputs.recipe.latency_seconds),
             metrics=metrics,
@@ -330,7 +349,7 @@ def report_of(
         "recipe": write_recipe(as_given(inputs.recipe, inputs.answering)),
         "lineage": model_report.facts.lineage,
     }
-    shown = ("numbers", "per_label", "per_language", "disagreeing", "disagreements")
+    shown = ("numbers", "questions", "per_label", "per_language", "disagreeing", "disagreements")
     document |= {key: scores[key] for key in shown if key in scores}
     document |= _vocabulary(folders["student"])
     if inputs.found:

@@ -1,0 +1,130 @@
+"""A question about a context: the windows that the model reads, and the stretch of the context that answers it.
+
+The model gives each token two logits: of the answer's start, and of its end. The first token of the row stands for "no answer"
+(Devlin et al. 2019, "BERT", sections 4.2 and 4.3). Training, evaluation and the server share these windows and this choice.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Encoding
+
+from serve.text.spans import words
+from serve.text.windows import TokenRow, chosen, window_starts
+
+# Tokens that a window of a long context shares with the next, at most half of its own; and the longest question and answer, as
+# those of BERT's run_squad.py.
+SHARED_TOKENS = 128
+MOST_QUESTION_TOKENS = 64
+MOST_ANSWER_TOKENS = 30
+# From which score an answer is given, if nothing else was chosen: there it is as likely as none.
+EVEN_SCORE = 0.5
+
+
+@dataclass(frozen=True)
+class QuestionRow(TokenRow):
+    """One window: the question, and the tokens `first` to `last` (exclusive) of the row, which are the context's."""
+
+    first: int = 0
+    last: int = 0
+    overflowing: tuple[()] = ()
+    """Nothing: further windows have the rest."""
+
+    @property
+    def places(self) -> np.ndarray:
+        """The tokens whose logits decide: the first of the row, then those of the context."""
+        return np.array([0, *range(self.first, self.last)], dtype=np.int64)
+
+
+class Found(NamedTuple):
+    """The likeliest answer: `context[start:end]`, and how much likelier it is than none, from 0 to 1; without words an empty one."""
+
+    start: int
+    end: int
+    score: float
+
+
+def question_rows(encoding: Encoding, max_length: int) -> list[QuestionRow]:
+    """The windows over the whole `encoding` of a question and its context, of at most `max_length` tokens each.
+
+    They are spread evenly over the context, and are the fewest that share `SHARED_TOKENS`. A question is cut to
+    `MOST_QUESTION_TOKENS`, or to half of a shorter row.
+    """
+    sequence_ids = encoding.sequence_ids
+    special = sequence_ids.count(None)
+    question = [place for place, sequence in enumerate(sequence_ids) if sequence == 0]
+    context = [place for place, sequence in enumerate(sequence_ids) if sequence == 1]
+    dropped = set(question[max(1, min(MOST_QUESTION_TOKENS, (max_length - special) // 2)) :])
+    after = context[0] if context else len(sequence_ids)
+    head = [place for place in range(after) if place not in dropped]
+    tail = list(range(context[-1] + 1, len(sequence_ids))) if context else []
+    room = max(1, max_length - len(head) - len(tail))
+    starts = [0]
+    if len(context) > room:
+        starts = window_starts(len(context), room, min(SHARED_TOKENS, room // 2))
+    whole = TokenRow(encoding.ids, encoding.attention_mask, encoding.type_ids, encoding.offsets, encoding.word_ids)
+    rows = []
+    for start in starts:
+        part = context[start : start + room]
+        row = chosen(whole, [*head, *part, *tail])
+        first = len(head)
+        rows.append(
+            QuestionRow(row.ids, row.attention_mask, row.type_ids, row.offsets, row.word_ids, first, first + len(part))
+        )
+    return rows
+
+
+def found_answer(context: str, rows: Sequence[QuestionRow], logits: Sequence[np.ndarray]) -> Found:
+    """The likeliest answer in `context`, from the logits of each window's `places`, (places, 2): start and end.
+
+    Of all stretches of whole words of at most `MOST_ANSWER_TOKENS` in one window, the one with the largest sum of both logits; of equal
+    ones the first. Its score is the sigmoid of that sum less the sum for no answer, which is the least of the windows' (as in
+    run_squad.py, SQuAD 2.0).
+    """
+    best, start, end = -math.inf, 0, 0
+    for row, of_row in zip(rows, logits, strict=True):
+        inside = slice(row.first, row.last)
+        found = words(context, row.offsets[inside], row.word_ids[inside])
+        if not found:
+            continue
+        firsts = np.array([word.first_token for word in found])
+        lasts = np.array([word.last_token for word in found])
+        sums = of_row[1 + firsts, 0].astype(np.float64)[:, None] + of_row[1 + lasts, 1].astype(np.float64)[None, :]
+        tokens = lasts[None, :] - firsts[:, None] + 1
+        sums[(tokens < 1) | (tokens > MOST_ANSWER_TOKENS)] = -math.inf
+        at = int(sums.argmax())
+        if sums.flat[at] > best:
+            best = float(sums.flat[at])
+            start, end = found[at // len(found)].start, found[at % len(found)].end
+    none = min(float(of_row[0].astype(np.float64).sum()) for of_row in logits)
+    return Found(start, end, _sigmoid(best - none))
+
+
+class QuestionWindows:
+    """The windows of one question, and their logits so far."""
+
+    def __init__(self, context: str, rows: list[QuestionRow]) -> None:
+        self._context = context
+        self._rows = rows
+        self._logits: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, window: int) -> QuestionRow:
+        """The tokens of one window."""
+        return self._rows[window]
+
+    def take(self, window: int, logits: np.ndarray) -> Found | None:
+        """Stores the logits of one window, (tokens, 2). With the last window it returns the likeliest answer."""
+        self._logits[window] = logits[self._rows[window].places]
+        if len(self._logits) < len(self._rows):
+            return None
+        return found_answer(self._context, self._rows, [self._logits[each] for each in range(len(self._rows))])
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x)) if x > -700 else 0.0
