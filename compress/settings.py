@@ -96,6 +96,11 @@ class RowColumns(TextColumns):
     tags_column: str = setting(
         "", help="Column of the words' tags.", shown="tags or ner_tags", metavar="NAME", panel=COLUMNS
     )
+    question_column: str = setting("", help="Column of the question.", shown="question", metavar="NAME", panel=COLUMNS)
+    context_column: str = setting(
+        "", help="Column of the text that may answer it.", shown="context", metavar="NAME", panel=COLUMNS
+    )
+    answers_column: str = setting("", help="Column of the answers.", shown="answers", metavar="NAME", panel=COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from serve.bundle.manifest import SCHEMA_VERSION, canonical_json, digest, sha256_file
+from serve.bundle.manifest import PER_TOKEN, SCHEMA_VERSION, canonical_json, digest, sha256_file
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import bio_tags
 
@@ -102,7 +102,7 @@ def write_bundle(folder: Path, table: np.ndarray, *, layers: int = 0, **changes:
     """A whole bundle with one graph of `table`; `changes` are its manifest's, whose task says what logits are of."""
     folder.mkdir(parents=True)
     write_tokenizer(folder)
-    per_text = changes.get("task", "token-classification") != "token-classification"
+    per_text = changes.get("task", "token-classification") not in PER_TOKEN
     write_graph(folder / "onnx" / "model.onnx", table, per_text=per_text, layers=layers)
     write_manifest(folder, **changes)
     return folder
@@ -178,6 +178,30 @@ def number_table() -> np.ndarray:
     for token, adds in (("love", 12.0), ("refund", -6.5), ("fly", 1.0)):
         table[VOCABULARY.index(token)] = adds
     return table
+
+
+def answer_table() -> np.ndarray:
+    """(vocabulary, 2): an answer starts with a city and ends with one, or with `york`; `[CLS]` stands for no answer."""
+    table = np.zeros((len(VOCABULARY), 2))
+    table[VOCABULARY.index("[CLS]")] = [2.0, 1.0]
+    for token in CITIES:
+        table[VOCABULARY.index(token)] = [4.0, 2.0]
+    table[VOCABULARY.index("new")] = [5.0, 0.0]
+    table[VOCABULARY.index("york")] = [0.0, 3.0]
+    return table
+
+
+def write_answers_bundle(folder: Path) -> Path:
+    """A bundle of answers to questions."""
+    variant = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "onnxruntime", "cpu": [], "abstain_below": 0.6}
+    return write_bundle(
+        folder,
+        answer_table(),
+        task="question-answering",
+        labels=["start", "end"],
+        pairs=True,
+        variants={"fp32": variant},
+    )
 
 
 def vector_table() -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A real server of five small models (entities, classes, relations, numbers, vectors) in its own process, for tests of bad requests."""
+"""A real server of small models (entities, classes, relations, numbers, answers, vectors) in its own process, to test bad requests."""
 
 import contextlib
 import json
@@ -22,13 +22,14 @@ serve(sys.argv[2:], ServeSettings(port=0, threads=1, processes=1, access_log=Fal
 
 
 def write_bundles(folder: Path) -> list[Path]:
-    """Writes the five bundles into `folder`; `tests/lookup_bundles.py` has the answers of their models."""
+    """Writes the six bundles into `folder`; `tests/lookup_bundles.py` has the answers of their models."""
     sys.path += [folder for folder in (str(ROOT), str(ROOT / "tests")) if folder not in sys.path]
     from lookup_bundles import (
         INTENTS,
         city_table,
         intent_table,
         number_table,
+        write_answers_bundle,
         write_bundle,
         write_relations_bundle,
         write_vectors_bundle,
@@ -40,6 +41,7 @@ def write_bundles(folder: Path) -> list[Path]:
         write_relations_bundle(folder / "relations"),
         write_bundle(folder / "stars", number_table(), task="text-regression", labels=["score"]),
         write_vectors_bundle(folder / "vectors"),
+        write_answers_bundle(folder / "places"),
     ]
 
 

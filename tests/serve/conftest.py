@@ -12,6 +12,7 @@ from lookup_bundles import (
     city_table,
     intent_table,
     number_table,
+    write_answers_bundle,
     write_bundle,
     write_graph,
     write_manifest,
@@ -50,6 +51,11 @@ def relations_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def numbers_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles") / "stars"
     return write_bundle(folder, number_table(), task="text-regression", labels=["score"])
+
+
+@pytest.fixture(scope="session")
+def answers_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_answers_bundle(tmp_path_factory.mktemp("bundles") / "places")
 
 
 @pytest.fixture(scope="session")

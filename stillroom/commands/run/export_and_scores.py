@@ -158,9 +158,8 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
                 if split == "validation":
                     right = [cast(Acceptable, gold_of(example, task)) for example in inputs.splits.validation]
                     chosen[name] = best_answer_from(right, said_of(encoded, rows))
-                encoded = replace(
-                    encoded, answer_from=chosen.get(name, chosen["student"])
-                )  # the graphs are the student's
+                # The graphs are the student's.
+                encoded = replace(encoded, answer_from=chosen[name if name in chosen else "student"])
             said[name] = predictions(encoded, rows)
         return said
 

@@ -19,7 +19,7 @@ from serve.errors import StillroomError
 from serve.http.app import create_app
 from serve.http.auth.access import OPEN_PATHS
 from serve.http.v1.relations import RelationItemsRequest, RelationRequest
-from serve.http.v1.requests import ClassifyRequest, EntitiesRequest
+from serve.http.v1.requests import AnswerRequest, ClassifyRequest, EntitiesRequest
 from serve.http.v2.tensors import InferRequest
 from serve.model.description import ModelDescription
 from serve.options import options_of
@@ -47,9 +47,16 @@ JSON_PAGES = (HTTP, "reference/errors.md", "serving.md", "monitoring.md", "deplo
 
 @pytest.fixture(scope="module")
 def url(
-    entities_bundle: Path, intents_bundle: Path, relations_bundle: Path, numbers_bundle: Path, vectors_bundle: Path
+    entities_bundle: Path,
+    intents_bundle: Path,
+    relations_bundle: Path,
+    numbers_bundle: Path,
+    answers_bundle: Path,
+    vectors_bundle: Path,
 ) -> Iterator[str]:
-    with serving([entities_bundle, intents_bundle, relations_bundle, numbers_bundle, vectors_bundle]) as url:
+    with serving(
+        [entities_bundle, intents_bundle, relations_bundle, numbers_bundle, answers_bundle, vectors_bundle]
+    ) as url:
         yield url
 
 
@@ -108,6 +115,7 @@ def section(heading: str) -> str:
     [
         pytest.param("POST /v1/entities", [EntitiesRequest], id="entities"),
         pytest.param("POST /v1/classify", [ClassifyRequest], id="classify"),
+        pytest.param("POST /v1/answer", [AnswerRequest], id="answer"),
         pytest.param("POST /v1/relations", [RelationRequest, RelationItemsRequest], id="relations"),
         pytest.param("Open Inference Protocol (/v2)", [InferRequest], id="v2"),
     ],

@@ -27,9 +27,14 @@ LIMITS = {"texts": 8, "text_characters": 60, "body_bytes": 20_000}
 
 @pytest.fixture(scope="module")
 def url(
-    entities_bundle: Path, intents_bundle: Path, relations_bundle: Path, numbers_bundle: Path, vectors_bundle: Path
+    entities_bundle: Path,
+    intents_bundle: Path,
+    relations_bundle: Path,
+    numbers_bundle: Path,
+    answers_bundle: Path,
+    vectors_bundle: Path,
 ) -> Iterator[str]:
-    bundles = [entities_bundle, intents_bundle, relations_bundle, numbers_bundle, vectors_bundle]
+    bundles = [entities_bundle, intents_bundle, relations_bundle, numbers_bundle, answers_bundle, vectors_bundle]
     with serving(bundles, **LIMITS) as url:
         yield url
 
@@ -37,7 +42,7 @@ def url(
 def test_schemathesis_finds_no_answer_that_is_not_as_described(url: str) -> None:
     outcome = hold_against_its_document(url, examples=2, seed=0)
     assert outcome.failures == []
-    assert outcome.operations == 11
+    assert outcome.operations == 12
     assert outcome.cases > 200
 
 
@@ -48,6 +53,8 @@ def test_the_document_knows_the_models_and_the_limits_of_its_server(url: str) ->
     assert schemas["ClassifyRequest"]["properties"]["model"]["enum"] == ["intents", None]
     assert schemas["RelationRequest"]["properties"]["model"]["enum"] == ["relations", None]
     assert schemas["ScoreRequest"]["properties"]["model"]["enum"] == ["stars", None]
+    assert schemas["AnswerRequest"]["properties"]["model"]["enum"] == ["places", None]
+    assert schemas["AnswerRequest"]["properties"]["context"]["maxLength"] == LIMITS["text_characters"]
     assert schemas["EmbeddingsRequest"]["properties"]["dimensions"]["maximum"] == 4
     assert schemas["EntitiesRequest"]["properties"]["promise"]["enum"] == [None]  # no model here makes one
     assert schemas["EntitiesRequest"]["properties"]["text"]["maxItems"] == LIMITS["texts"]
@@ -89,7 +96,7 @@ def test_the_page_of_the_document_holds_every_operation_and_its_calls_run(url: s
     assert shown == [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
     calls = [unescape(call) for call in re.findall(r"<pre>(.*?)</pre>", response.text, re.DOTALL)]
     with_bodies = [call for call in calls if " -d " in call]
-    assert len(with_bodies) == 5
+    assert len(with_bodies) == 6
     for call in with_bodies:
         called, body = re.findall(r"curl -s (\S+) .* -d '(.*)'$", call, re.DOTALL)[0]
         assert called.startswith(url)

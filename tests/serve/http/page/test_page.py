@@ -45,10 +45,11 @@ def url(
     entities_bundle: Path,
     intents_bundle: Path,
     numbers_bundle: Path,
+    answers_bundle: Path,
     vectors_bundle: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """A server of cities, intents, relations, numbers, vectors, and a model that takes every unknown word for a city, in any script."""
+    """A server of every kind of model, and of one that takes every unknown word for a city, in any script."""
     folder = tmp_path_factory.mktemp("bundles")
     table = city_table()
     table[VOCABULARY.index("[UNK]")] = [0.0, 4.0, 1.0]
@@ -62,7 +63,8 @@ def url(
     relations = write_bundle(
         folder / "relations", intent_table(), task="text-classification", labels=INTENTS, relations=True
     )
-    with running(entities_bundle, intents_bundle, strangers, relations, numbers_bundle, vectors_bundle) as (url, _):
+    bundles = (entities_bundle, intents_bundle, strangers, relations, numbers_bundle, answers_bundle, vectors_bundle)
+    with running(*bundles) as (url, _):
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             wait_until_ready(client)
         yield url
@@ -79,7 +81,7 @@ def tab(browser: Tab, url: str) -> Tab:
     """The page, just opened and ready."""
     browser.problems.clear()
     browser.open(url)
-    browser.wait_for("byId('model').length === 6")
+    browser.wait_for("byId('model').length === 7")
     return browser
 
 
@@ -257,7 +259,7 @@ def test_the_keyboard_reaches_everything_in_the_order_it_is_read(tab: Tab) -> No
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_text_stands_out_from_its_background(browser: Tab, url: str, dark: bool) -> None:
     browser.open(url, dark=dark)
-    browser.wait_for("byId('model').length === 6")
+    browser.wait_for("byId('model').length === 7")
     background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     browser.evaluate("byId('more').open = true")
     paste_and_run(browser, "to rome")
@@ -277,7 +279,7 @@ def test_every_text_stands_out_from_its_background(browser: Tab, url: str, dark:
 @pytest.mark.parametrize("width", [360, 390, 1280])
 def test_no_width_needs_scrolling_sideways(browser: Tab, url: str, width: int) -> None:
     browser.open(url, width=width)
-    browser.wait_for("byId('model').length === 6")
+    browser.wait_for("byId('model').length === 7")
     browser.evaluate("byId('more').open = true; byId('parts').hidden = false")
     paste_and_run(browser, "to rome " + "Donaudampfschifffahrtsgesellschaftskapitän" * 3)
     browser.wait_for("document.querySelector('#answer mark')")
@@ -329,6 +331,25 @@ def test_a_model_of_numbers_shows_its_number_and_takes_a_second_text(tab: Tab) -
     assert tab.evaluate("document.querySelector('#answer .score').textContent") == "2.4"
     assert tab.evaluate("byId('status').textContent").startswith("Score 2.4 · ")
     assert "/v1/score" in tab.evaluate("byId('curl').textContent")
+    assert tab.problems == []
+
+
+def test_a_model_of_answers_marks_the_answer_in_its_context_or_says_that_there_is_none(tab: Tab) -> None:
+    choose(tab, "places")
+    assert tab.evaluate("byId('answer').textContent") == "This model answers questions about a context."
+    assert tab.evaluate("[byId('text-name').textContent, byId('pair-name').textContent]") == ["Question", "Context"]
+    tab.evaluate("byId('pair').value = '😀 fly to new york'")
+    paste_and_run(tab, "where")
+    tab.wait_for("document.querySelector('#answer mark')")
+    assert marks(tab) == ["new york"]
+    assert tab.evaluate("byId('status').textContent").startswith("new york, 99.6 % · ")
+    assert '"question":"where","context":"😀 fly to new york"' in tab.evaluate("byId('curl').textContent")
+    tab.evaluate("byId('pair').value = 'please love it'")
+    paste_and_run(tab, "where")
+    tab.wait_for("byId('status').textContent.startsWith('No answer, 7.6 % · ')")
+    assert "The model finds no answer in this context." in tab.evaluate("byId('answer').textContent")
+    choose(tab, "cities")
+    assert tab.evaluate("[byId('text-name').textContent, byId('pair-field').hidden]") == ["Text", True]
     assert tab.problems == []
 
 
