@@ -42,7 +42,7 @@ def rows_in(
     if suffix in SEPARATORS:
         return _table_rows(path, columns, task, faults)
     if suffix == ".json" and task == "question-answering" and _begins_with(path) == b"{":
-        nested = _squad_rows(path, columns, faults)
+        nested = squad_rows(path, columns, faults)
         if nested is not None:
             return nested
     return _json_rows(path, faults, arrays=suffix == ".json")
@@ -70,7 +70,7 @@ def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tup
         first = False
 
 
-def _squad_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tuple[int, object]] | None:
+def squad_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tuple[int, object]] | None:
     """The questions of a file as SQuAD and MLQA publish them, each with its number; None if the file is not one object with `data`."""
     if path.stat().st_size > MOST_ARRAY_BYTES:
         return None

@@ -8,7 +8,12 @@ from stillroom.report.pages import rendered
 
 METRICS = {
     "accuracy": "accuracy", "f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman", "entity_f1": "entity F1",
+    "answer_f1": "F1", "exact_match": "exact match",
 }  # fmt: skip
+
+
+# What the papers score a task by, where their row names nothing else.
+USUAL_METRICS = {"squad1": "answer_f1", "squad2": "answer_f1", "mlqa": "answer_f1"}
 
 
 def measured(document: dict[str, Any]) -> Table:
@@ -38,7 +43,7 @@ def beside(document: dict[str, Any]) -> Table:
             name: row["scores"][whole] for name, whole in {"MNLI-m": "MNLI"}.items() if whole in row["scores"]
         }
         for task in tasks:
-            metric = row.get("metrics", {}).get(task, "accuracy")
+            metric = row.get("metrics", {}).get(task, USUAL_METRICS.get(document["suite"], "accuracy"))
             mark = "" if metric == ours[task]["metric"] else "*"
             cells[task].append(f"{scores[task]:.1f}{mark}" if task in scores else None)
         whole = all(task in scores for task in tasks)

@@ -12,7 +12,7 @@ class Benchmarking:
     """Settings of `stillroom benchmark`."""
 
     suite: Literal["glue", "xnli", "conll2003", "wikiann", "crossner", "squad1", "squad2", "mlqa"] = setting(
-        help="The suite; those of questions are not built."
+        help="The suite."
     )
     data: str = setting(metavar="FOLDER", help="Folder of the suite's files as they are published.")
     out: str = setting(

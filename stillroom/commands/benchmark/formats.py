@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compress.data.file_formats import lines_in
-from compress.data.row_faults import UnreadableFrom
+from compress.data.columns import USUAL
+from compress.data.file_formats import lines_in, squad_rows
+from compress.data.row_faults import Fault, UnreadableFrom
 from compress.engine.data_checks import counted
 from serve.errors import BadInput
 
@@ -92,6 +93,21 @@ def tagged_rows(file: Path, *, prefix: str = "") -> Rows:
             tags.append(cells[-1].strip())
     if not rows:
         raise BadInput(f"{file} has no sentences. Give the file as it was published.")
+    return Rows(rows, [])
+
+
+def question_rows(file: Path, *, language: str = "") -> Rows:
+    """The questions of SQuAD's JSON; with a `language` they are scored by MLQA's rules for it.
+
+    Raises:
+        BadInput: it is not SQuAD's JSON, or has no question.
+    """
+    faults: list[Fault] = []
+    found = squad_rows(file, USUAL, faults)
+    rows: list[dict[str, Any]] = [{**row, "language": language} for _, row in found or () if isinstance(row, dict)]
+    if faults or not rows:
+        what = str(faults[0]) if faults else f"{file} has no questions under data, paragraphs and qas"
+        raise BadInput(f"{what}. Give the file as it was published.")
     return Rows(rows, [])
 
 

@@ -121,8 +121,8 @@ def _rows(task: SuiteTask, best: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _named(task: SuiteTask, suffix: str) -> str:
-    """As papers name it: MNLI-m, a language of XNLI, or the task."""
-    return suffix if task.name == "XNLI" else f"{task.name}-{suffix}" if suffix else task.name
+    """As papers name it: MNLI-m, a language of XNLI or MLQA, or the task."""
+    return suffix if task.name in ("XNLI", "MLQA") else f"{task.name}-{suffix}" if suffix else task.name
 
 
 def _document(

@@ -1,18 +1,19 @@
 """The metrics of the suites, by the libraries that define them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from compress.evaluation.metrics import Prediction, counts, metric_of
+from compress.evaluation.metrics import Prediction, counts, metric_of, question_scores
 
 POSITIVE = "1"  # the class whose F1 GLUE reports
 
 
 def scored(metric: str, gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> float:
-    """One metric of predictions: accuracy, f1 (of class 1), matthews, pearson, spearman or entity_f1.
+    """One metric of predictions: accuracy, f1 (of class 1), matthews, pearson, spearman, entity_f1, answer_f1 or exact_match.
 
     Accuracy, F1 and Matthews' correlation are scikit-learn's, Pearson's and Spearman's SciPy's; constant predictions have a
-    correlation of 0. Entity F1 is that of `compress.evaluation.metrics`, which tests hold to seqeval.
+    correlation of 0. Entity F1 is that of `compress.evaluation.metrics`, which tests hold to seqeval; answers are scored by SQuAD's and
+    MLQA's definitions (`compress.evaluation.questions`).
 
     Raises:
         ValueError: another name.
@@ -22,16 +23,18 @@ def scored(metric: str, gold: Sequence[Prediction], predicted: Sequence[Predicti
 
     theirs: Any = list(gold)
     ours: Any = list(predicted)
-    if metric == "entity_f1":
+    if metric in ("entity_f1", "answer_f1"):
         return float(metric_of(counts(gold, predicted).sum(axis=0)))
-    if metric == "accuracy":
-        return float(accuracy_score(theirs, ours))
-    if metric == "f1":
-        return float(f1_score(theirs, ours, pos_label=POSITIVE, average="binary", zero_division=0))
-    if metric == "matthews":
-        return float(matthews_corrcoef(theirs, ours)) if len({*theirs, *ours}) > 1 else 0.0
     if metric in ("pearson", "spearman"):
         if len(set(ours)) < 2 or len(set(theirs)) < 2:
             return 0.0
         return float((pearsonr if metric == "pearson" else spearmanr)(theirs, ours).statistic)
-    raise ValueError(f"{metric} is no metric of a suite")
+    by_name: dict[str, Callable[[], float]] = {
+        "accuracy": lambda: accuracy_score(theirs, ours),
+        "f1": lambda: f1_score(theirs, ours, pos_label=POSITIVE, average="binary", zero_division=0),
+        "matthews": lambda: matthews_corrcoef(theirs, ours) if len({*theirs, *ours}) > 1 else 0.0,
+        "exact_match": lambda: question_scores(gold, predicted)["exact_match"].value,
+    }
+    if metric not in by_name:
+        raise ValueError(f"{metric} is no metric of a suite")
+    return float(by_name[metric]())

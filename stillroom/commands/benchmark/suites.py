@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compress.data.examples import Task
 from serve.errors import BadInput
-from stillroom.commands.benchmark.formats import Columns, Rows, table_rows, tagged_rows
+from stillroom.commands.benchmark.formats import Columns, Rows, question_rows, table_rows, tagged_rows
 
 Reader = Callable[[Path], Rows]
 # MiniLM fine-tunes the first three for up to 10 epochs (appendix B); WNLI is ours.
@@ -89,20 +89,33 @@ def _tagged(name: str, train: str, validation: str, test: str, reader: Reader = 
     return SuiteTask(name, "token-classification", train, {"": test}, reader, ("entity_f1",), validation)
 
 
-OF_QUESTIONS = ("squad1", "squad2", "mlqa")
-SUITES = ("glue", "xnli", "conll2003", "wikiann", "crossner")
+MLQA_LANGUAGES = ("en", "es", "de", "ar", "hi", "vi", "zh")
+ANSWERS = ("answer_f1", "exact_match")
+
+
+def _squad(name: str, version: str) -> SuiteTask:
+    files = (f"train-v{version}.json", f"dev-v{version}.json")
+    return SuiteTask(name, "question-answering", files[0], {"": files[1]}, question_rows, ANSWERS)
+
+
+def _mlqa(languages: tuple[str, ...]) -> SuiteTask:
+    """Trained on SQuAD 1.1, scored on the test of every language (zero shot); English dev chooses."""
+
+    def file(split: str, language: str) -> str:
+        return f"MLQA_V1/{split}/{split}-context-{language}-question-{language}.json"
+
+    return SuiteTask(
+        "MLQA", "question-answering", "train-v1.1.json", {language: file("test", language) for language in languages}, question_rows,
+        ANSWERS, validation=file("dev", "en"), readers={language: partial(question_rows, language=language) for language in languages},
+    )  # fmt: skip
 
 
 def tasks_of(suite: str, data: Path) -> tuple[SuiteTask, ...]:
     """The tasks of a suite; those of WikiAnn are the languages whose folders are in `data`.
 
     Raises:
-        BadInput: the suite is not known, or WikiAnn has no language.
+        BadInput: WikiAnn has no language.
     """
-    if suite in OF_QUESTIONS:
-        raise BadInput(
-            f"--suite {suite} has questions to answer, a task that stillroom does not have. Give one of {', '.join(SUITES)}."
-        )
     if suite == "wikiann":
         languages = (
             sorted(folder.name for folder in data.iterdir() if (folder / "train").is_file()) if data.is_dir() else []
@@ -118,6 +131,9 @@ def tasks_of(suite: str, data: Path) -> tuple[SuiteTask, ...]:
     known: dict[str, tuple[SuiteTask, ...]] = {
         "glue": GLUE,
         "xnli": _xnli(XNLI_LANGUAGES),
+        "squad1": (_squad("SQuAD 1.1", "1.1"),),
+        "squad2": (_squad("SQuAD 2.0", "2.0"),),
+        "mlqa": (_mlqa(MLQA_LANGUAGES),),
         "conll2003": (_tagged("CoNLL-2003", "eng.train", "eng.testa", "eng.testb"),),
         "crossner": tuple(
             _tagged(name, f"{name}/train.txt", f"{name}/dev.txt", f"{name}/test.txt") for name in CROSSNER

@@ -2,26 +2,30 @@
 
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from compress.data.encoded import encode
+import numpy as np
+
+from compress.data.encoded import Encoded, encode
 from compress.data.examples import Example
 from compress.data.labelled_files import read_examples
 from compress.engine.finetune import fine_tune
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
 from compress.engine.hardware import device_here
 from compress.engine.resumable_stages import Workdir
-from compress.evaluation.metrics import gold_of
+from compress.evaluation.metrics import Prediction, gold_of
 from compress.evaluation.predictions import predictions, row_logits
+from compress.evaluation.questions import Acceptable, best_answer_from, said_of
 from compress.models.pretrained import Opened, load, open_model
 from compress.progress import Event
 from compress.settings import FineTuning
 from serve.bundle.manifest import canonical_json, sha256_file
 from serve.errors import BadInput
+from serve.text.questions import EVEN_SCORE
 from serve.text.tokenizer import load_tokenizer
 from stillroom.commands.benchmark.grids import Tuning
 from stillroom.commands.benchmark.scores import scored
@@ -110,11 +114,19 @@ def _make(
     labels = open_model(str(folder / MODEL)).head_for(task.kind) or ()
     tokenizer = load_tokenizer(folder / MODEL, length)
 
-    def scores(file: Path) -> Mapping[str, float]:
+    def logits_on(file: Path) -> tuple[list[Prediction], Encoded, list[np.ndarray]]:
         examples: list[Example] = read_examples(file, task.kind)
         encoded = encode(examples, tokenizer, task.kind, labels)
-        said = predictions(encoded, row_logits(model, encoded))
-        gold = [gold_of(example, task.kind) for example in examples]
+        return [gold_of(example, task.kind) for example in examples], encoded, row_logits(model, encoded)
+
+    answer_from = EVEN_SCORE
+    if task.kind == "question-answering":
+        gold, encoded, logits = logits_on(ready.folder / VALIDATION)
+        answer_from = best_answer_from(cast(Sequence[Acceptable], gold), said_of(encoded, logits))
+
+    def scores(file: Path) -> Mapping[str, float]:
+        gold, encoded, logits = logits_on(file)
+        said = predictions(replace(encoded, answer_from=answer_from), logits)
         return {metric: scored(metric, gold, said) for metric in task.metrics}
 
     found = {suffix: scores(ready.scored_file(suffix)) for suffix in task.scored}

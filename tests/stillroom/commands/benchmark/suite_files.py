@@ -1,10 +1,11 @@
 """Small files of each suite, laid out and written as the published ones are, with their oddities."""
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from small_task import CITIES, ITEMS
+from small_task import CITIES, ITEMS, questions
 
 WORDS = ("the", "kettle", "lamp", "is", "great", "late", "refund", "parcel", "please", "where")
 
@@ -107,3 +108,22 @@ def tagged(file: Path, rows: int, seed: int, *, prefix: str = "", columns: int =
         written.append("\n")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(written), encoding="utf-8")
+
+
+def squad(file: Path, count: int, seed: int, *, unanswerable: bool = False) -> None:
+    """SQuAD's JSON of questions about messages: of one context several, of one question several answers, places with white space."""
+    paragraphs = []
+    for row in questions(count, seed):
+        answers = [{"text": each["text"], "answer_start": each["answer_start"]} for each in row["answers"]]  # type: ignore[attr-defined]
+        if not answers and not unanswerable:
+            continue
+        asked = {"id": f"{seed}-{len(paragraphs)}", "question": row["question"], "answers": answers * (1 + seed)}
+        if unanswerable:
+            asked["is_impossible"] = not answers
+            if not answers:
+                asked["plausible_answers"] = [{"text": "the", "answer_start": 0}]
+        paragraphs.append({"context": row["context"], "qas": [asked, {**asked, "id": f"{asked['id']}b"}]})
+    half = len(paragraphs) // 2
+    articles = [{"title": "a", "paragraphs": paragraphs[:half]}, {"title": "b", "paragraphs": paragraphs[half:]}]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"version": "v2.0" if unanswerable else "1.1", "data": articles}), encoding="utf-8")

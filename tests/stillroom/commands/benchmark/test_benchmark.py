@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from small_task import write_rows
-from suite_files import glue, lines, tagged, xnli
+from suite_files import glue, lines, squad, tagged, xnli
 
 from compress.data.labelled_files import read_examples
 from serve.errors import BadInput
@@ -15,7 +15,7 @@ from stillroom.cli.judge import show_benchmark
 from stillroom.commands.benchmark import training
 from stillroom.commands.benchmark.grids import tunings
 from stillroom.commands.benchmark.run import benchmark
-from stillroom.commands.benchmark.suites import GLUE, XNLI_LANGUAGES, tasks_of
+from stillroom.commands.benchmark.suites import GLUE, MLQA_LANGUAGES, XNLI_LANGUAGES, tasks_of
 from stillroom.report.benchmark_page import beside
 
 QUICK: dict[str, Any] = {"threads": 1}
@@ -120,6 +120,55 @@ def test_xnli_is_trained_on_english_and_scored_in_every_language(shallow_teacher
     assert len(task.rows(data, task.scored["fr"], "fr").rows) == 6
 
 
+@pytest.mark.parametrize("suite", ["squad1", "squad2", "mlqa"])
+def test_suites_of_questions_are_read_as_they_are_published(suite: str, shallow_teacher: Path, tmp_path: Path) -> None:
+    data, version = tmp_path / suite, "2.0" if suite == "squad2" else "1.1"
+    squad(data / f"train-v{version}.json", 30, 0, unanswerable=suite == "squad2")
+    names = [{"squad1": "SQuAD 1.1", "squad2": "SQuAD 2.0"}.get(suite, "")]
+    if suite == "mlqa":
+        names = list(MLQA_LANGUAGES)
+        squad(data / "MLQA_V1/dev/dev-context-en-question-en.json", 8, 1)
+        for language in names:
+            squad(data / f"MLQA_V1/test/test-context-{language}-question-{language}.json", 8, 2)
+    else:
+        squad(data / f"dev-v{version}.json", 12, 1, unanswerable=suite == "squad2")
+    document = benchmark(str(shallow_teacher), suite, data, tmp_path / "scores", **QUICK)
+    assert [(row["task"], row["metric"]) for row in document["rows"]] == [
+        (name, metric) for name in names for metric in ("answer_f1", "exact_match")
+    ]
+    assert all(0 <= row["mean"] <= 1 for row in document["rows"])
+    assert {row["learning_rate"] for row in document["rows"]} == {6e-5}
+    theirs = {
+        "suite": suite,
+        "shape": "2x32",
+        "model": "theirs",
+        "source": "a paper",
+        "scores": dict.fromkeys(names, 70.0),
+    }
+    assert beside(document | {"published": [theirs]}).rows[1][1] == "70.0"
+    page = (tmp_path / "scores" / "benchmark.html").read_text(encoding="utf-8")
+    assert "exact match" in page
+    if suite == "squad2":
+        assert "MiniLM (2020), long version, table 2" in page
+
+
+def test_what_is_no_file_of_squad_is_refused(shallow_teacher: Path, tmp_path: Path) -> None:
+    squad(tmp_path / "train-v1.1.json", 6, 0)
+    for content, message in (
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1}]}]}]}', "is not SQuAD's JSON"),
+        ('{"data": []}', "has no questions under data"),
+        ("question\tanswer\n", "has no questions under data"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a b", "qas": [{"question": "q", "answers": [{"text": "c", "answer_start": 2}]}]}]}]}',
+            "`answers` holds 'c' at 2, and the context has 'b' there",
+        ),
+    ):
+        (tmp_path / "dev-v1.1.json").write_text(content, encoding="utf-8")
+        with pytest.raises(BadInput, match=r"dev-v1\.1\.json") as told:
+            benchmark(str(shallow_teacher), "squad1", tmp_path, tmp_path / "scores", **QUICK)
+        assert message in str(told.value)
+
+
 @pytest.mark.parametrize("suite", ["conll2003", "wikiann", "crossner"])
 def test_suites_of_entities_are_read_as_they_are_published(suite: str, shallow_teacher: Path, tmp_path: Path) -> None:
     data = tmp_path / suite
@@ -159,7 +208,7 @@ def test_grids_are_those_of_the_papers() -> None:
 @pytest.mark.parametrize(
     ("suite", "given", "message"),
     [
-        ("squad2", {}, "has questions to answer, a task that stillroom does not have"),
+        ("squad2", {}, r"lacks train-v2\.0\.json, dev-v2\.0\.json"),
         ("glue", {"tasks": ("SST",)}, r"--only SST: --suite glue has CoLA, SST-2"),
         ("crossner", {}, "lacks politics/train.txt, politics/dev.txt"),
         ("wikiann", {}, "has no folder of a language"),
