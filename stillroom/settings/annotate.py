@@ -21,7 +21,10 @@ class Annotation:
         help="A file of text: .jsonl, .json, .csv, .tsv or .parquet with `text`, or .txt; .gz too; - is stdin.",
         panel=ROWS,
     )
-    output: Path = setting(help="JSON lines, one for each row, in order; - is stdout.", panel=ROWS)
+    output: Path = setting(
+        help="JSON lines, one for each row, in order; - is stdout. A name that ends in .parquet is a table, in .npy an array of vectors.",
+        panel=ROWS,
+    )
     options: AnswerOptions = group(AnswerOptions, panel=ANSWERS)
     format: Literal["jsonl", "json", "csv", "tsv", "txt", "parquet"] | None = setting(
         None, help="Format of the input.", shown="what its name ends with", panel=ROWS

@@ -14,14 +14,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput, InternalError, StillroomError
 from serve.model.work_items import TextWork
+from serve.text.labels import kind_of
 from serve.workers.offline_pool import OfflinePool, Result
 from stillroom.commands.annotate.checks import checked
 from stillroom.commands.annotate.ctrl_c import ctrl_c_kept
 from stillroom.commands.annotate.places import Place, answer_opening, error_line, places
 from stillroom.commands.annotate.reader import InputFile
 from stillroom.commands.annotate.rows import NOT_JSON, PAIR
+from stillroom.commands.annotate.tables import ARRAY, ERROR, SUFFIXES, TABLE, rows_beside, write_array, write_table
 from stillroom.commands.annotate.writer import AnswerFile
 from stillroom.console import Bar, bar, say
 from stillroom.settings.annotate import Annotation
@@ -114,7 +117,8 @@ def annotate(settings: Annotation) -> dict[str, Any]:
 
     Returns `input`, `output`, `model`, `variant`, `digest`, `rows` (in the output now), `rows_before` (in it at the start),
     `rows_asked_again` (of these, the rows with an error that were answered again), `bad_rows` (of this run), `seconds`,
-    `texts_per_s` (None where no row needed an answer), `processes` and `threads`.
+    `texts_per_s` (None where no row needed an answer), `processes` and `threads`. An output that ends in `.parquet` or `.npy` is a table,
+    or an array of vectors, made of the lines in a file beside it once all are there.
 
     Raises:
         BadInput: a fault of the settings, the bundle or the input, before a row is read; with `bad_rows` "stop" a bad row, once all
@@ -122,6 +126,8 @@ def annotate(settings: Annotation) -> dict[str, Any]:
         InternalError: a row failed by a fault of this program, once all rows before it are written; or the worker processes died
             repeatedly.
     """
+    if settings.output.suffix in SUFFIXES:
+        return _as_table(settings)
     tally, seconds = _Tally(), 0.0
     with contextlib.ExitStack() as opened:
         pool, source = checked(settings, opened)
@@ -151,6 +157,30 @@ def annotate(settings: Annotation) -> dict[str, Any]:
         "processes": pool.processes,
         "threads": pool.threads,
     }
+
+
+def _as_table(settings: Annotation) -> dict[str, Any]:
+    """`annotate` with the answers as a table: first as lines in a file beside it, then from these."""
+    out, rows = settings.output, rows_beside(settings.output)
+    if settings.answer_field == ERROR and out.suffix == TABLE:
+        raise BadInput(f"--field {ERROR} is the column of errors in a {TABLE} file; give another name")
+    manifest = open_bundle(settings.bundle).manifest
+    if out.suffix == ARRAY and not manifest.vector_width:
+        raise BadInput(
+            f"--output {out} is an array of vectors, and {manifest.name!r} gives {kind_of(manifest.task, manifest.labels)}; give a name "
+            f"that ends in .jsonl or {TABLE}"
+        )
+    options = settings.options
+    if manifest.vector_width:
+        options = dataclasses.replace(options, encoding_format="base64")
+    document = annotate(dataclasses.replace(settings, output=rows, options=options))
+    say(f"writing {out}")
+    if out.suffix == ARRAY:
+        width = options.dimensions or manifest.vector_width
+        write_array(rows, out, settings.answer_field, width, document["rows"])
+    else:
+        write_table(rows, out, settings.answer_field, manifest, settings.input)
+    return document | {"output": str(out)}
 
 
 def _lineage(settings: Annotation, pool: OfflinePool) -> dict[str, Any]:

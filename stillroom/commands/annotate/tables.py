@@ -1,0 +1,176 @@
+"""The answers of `annotate` as a parquet file, or the vectors as a numpy array, made from its lines.
+
+The lines stay beside the table as OUTPUT.rows.jsonl, so that a stopped run, or one whose input has grown, goes on there.
+"""
+
+import base64
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from serve.bundle.manifest import Manifest
+from serve.errors import BadInput, no_room
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ARRAY, TABLE = ".npy", ".parquet"
+SUFFIXES = (ARRAY, TABLE)
+ROWS = 4096  # of one group of the parquet file, and read at once
+ERROR = "error"
+
+
+def rows_beside(output: Path) -> Path:
+    """The file of lines that `output` is made from."""
+    return output.with_name(f"{output.name}.rows.jsonl")
+
+
+def write_array(rows: Path, out: Path, field: str, width: int, count: int) -> None:
+    """The vectors in `field` of `rows` as the file `out`, float32 (rows, width); rows of NaN where there is an error.
+
+    Raises:
+        BadInput: the disk is full.
+    """
+    with _replacing(out) as partial:
+        array = np.lib.format.open_memmap(partial, mode="w+", dtype="<f4", shape=(count, width))
+        for place, row in enumerate(_read(rows)):
+            array[place] = _numbers(row[field]["embedding"]) if ERROR not in row else np.nan
+        array.flush()
+        del array
+
+
+def write_table(rows: Path, out: Path, field: str, manifest: Manifest, source: Path) -> None:
+    """The rows and their answers as the parquet file `out`: the columns of the input, and the answer's under `field`.
+
+    Columns of a parquet input keep their types. Those of other files get the type that all of their values have. Where a row has an
+    error, its answer is null and the column `error` has the message.
+
+    Raises:
+        BadInput: a column has values of types that do not fit together, the input has changed meanwhile, or the disk is full.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    answers = _answer_type(manifest)
+    with_errors = any(ERROR in row and field not in row for row in _read(rows))
+    schema = None if source.suffix == TABLE else _schema_of(rows, field)
+    with _replacing(out) as partial:
+        writer: Any = None
+        try:
+            for columns, read in _groups(rows, field, schema, source):
+                made = [_answer_of(row, field, manifest) for row in read]
+                table = columns.append_column(field, pa.array(made, answers))
+                if with_errors:
+                    said = [row[ERROR]["message"] if field not in row else None for row in read]
+                    table = table.append_column(ERROR, pa.array(said, pa.string()))
+                writer = writer or parquet.ParquetWriter(partial, table.schema)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                writer.close()
+
+
+def _groups(
+    rows: Path, field: str, schema: "pa.Schema | None", source: Path
+) -> "Iterator[tuple[pa.Table, list[dict[str, Any]]]]":
+    """Groups of rows: their columns but the answer, and the rows."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    read = _read(rows)
+    if schema is None:
+        with parquet.ParquetFile(source) as file:
+            for batch in file.iter_batches(batch_size=ROWS):
+                group = list(itertools.islice(read, batch.num_rows))
+                if len(group) < batch.num_rows:
+                    raise BadInput(f"{source} was changed while it was annotated; give the same command again")
+                yield pa.Table.from_batches([batch]), group
+        return
+    empty = True
+    while group := list(itertools.islice(read, ROWS)):
+        empty = False
+        yield pa.Table.from_pylist([_without(row, field) for row in group], schema), group
+    if empty:
+        yield pa.Table.from_pylist([], schema), []
+
+
+def _schema_of(rows: Path, field: str) -> "pa.Schema":
+    """The schema that all rows fit, without the answer."""
+    import pyarrow as pa
+
+    found = pa.schema([])
+    read = _read(rows)
+    while group := [_without(row, field) for row in itertools.islice(read, ROWS)]:
+        names = list(dict.fromkeys(name for row in group for name in row))
+        try:
+            columns = [pa.array([row.get(name) for row in group]) for name in names]
+            part = pa.schema([pa.field(name, column.type) for name, column in zip(names, columns, strict=True)])
+            found = pa.unify_schemas([found, part], promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise BadInput(
+                f"the rows cannot be columns of one table ({error}); give --output a name that ends in .jsonl, or values of one type in "
+                "each field"
+            ) from None
+    return found
+
+
+def _answer_type(manifest: Manifest) -> "pa.DataType":
+    import pyarrow as pa
+
+    text, place, number = pa.string(), pa.int64(), pa.float64()
+    if manifest.task == "feature-extraction":
+        return pa.list_(pa.float32())
+    label = pa.struct([("label", text), ("score", number)])
+    fields = {
+        "token-classification": [
+            ("entities", pa.list_(pa.struct([("label", text), ("text", text), ("start", place), ("end", place), ("score", number)])))
+        ],
+        "text-classification": [("labels", pa.list_(label)), ("abstained", pa.bool_())],
+        "text-regression": [("score", number)],
+        "question-answering": [("answer", pa.struct([("text", text), ("start", place), ("end", place)])), ("score", number)],
+    }  # fmt: skip
+    return pa.struct([*fields[manifest.task], ("truncated", pa.bool_())])
+
+
+def _answer_of(row: dict[str, Any], field: str, manifest: Manifest) -> Any:
+    if field not in row:
+        return None
+    return _numbers(row[field]["embedding"]) if manifest.vector_width else row[field]
+
+
+def _numbers(vector: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(vector), dtype="<f4")
+
+
+def _without(row: dict[str, Any], field: str) -> dict[str, Any]:
+    """The row as it was read: without its answer, and of a row with an error nothing, as the line holds nothing of it."""
+    return {name: value for name, value in row.items() if name != field} if field in row else {}
+
+
+def _read(rows: Path) -> Iterator[dict[str, Any]]:
+    with rows.open("rb") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+@contextmanager
+def _replacing(out: Path) -> Iterator[Path]:
+    """Within it a file beside `out` is written, which replaces it at the end."""
+    partial = out.with_name(f"{out.name}.partial")
+    try:
+        yield partial
+        os.replace(partial, out)
+    except OSError as error:
+        if no_room(error):
+            raise BadInput(
+                f"{out} could not be written: {error.strerror}. Make room, and give the same command again"
+            ) from error
+        raise BadInput(f"{out} cannot be written ({error.strerror or error}); give another file as --output") from error
+    finally:
+        partial.unlink(missing_ok=True)
