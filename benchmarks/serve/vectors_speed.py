@@ -173,7 +173,8 @@ def main() -> int:
     rows = [
         {
             "what": name, "texts_per_s": round(statistics.median(speeds), 1), "lowest": round(min(speeds), 1),
-            "highest": round(max(speeds), 1), "times_the_teacher": round(statistics.median(a / b for a, b in zip(speeds, base, strict=True)), 2),
+            "highest": round(max(speeds), 1),
+            "times_the_teacher": round(statistics.median(a / b for a, b in zip(speeds, base, strict=True)), 2),
             "cosine": round(alike[name], 5),
         }
         for name, speeds in found.items()

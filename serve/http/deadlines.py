@@ -42,7 +42,9 @@ class Deadlines:
 
     def _fire(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        now = int(loop.time() / TICK_S)
+        now = max(
+            self._fires, int(loop.time() / TICK_S)
+        )  # a clock of whole milliseconds may be a little behind its own timer
         for tick in sorted(tick for tick in self._waits if tick <= now):
             for wait in self._waits.pop(tick):
                 if not wait.done():

@@ -20,7 +20,7 @@ import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from serve.errors import Overloaded, Unavailable
 
@@ -28,13 +28,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Done = Callable[[int, Result | Exception], None]
-# Computes a batch: calls `Done` for each item by its index in the batch, in any order, and returns once all are done. An exception
-# becomes the result of the items that are not done yet, and ends the slot.
+# Computes a batch: calls `Done` for each item by its index in the batch, in any order; what it returns is done once all are. An
+# exception, raised or returned, becomes the result of the items that are not done yet, and ends the slot.
 Run = Callable[[list[Item], Done[Result]], Awaitable[None]]
 # What a caller waits for.
 Wait = asyncio.Future[None]
-# Why a batch was released. idle: the slot was idle or new. full: the slot became free, and the batch was full. freed: the slot became
-# free, and took all waiting items.
+# Why a batch was released. idle: the slot was idle or new. To a slot that became free, or ahead to a busy one: full, when others had to
+# stay behind; freed, when it took all waiting items.
 Reason = Literal["idle", "full", "freed"]
 
 CLOSING = "the model is being closed; try again in a second"
@@ -46,8 +46,8 @@ WORTH_DIVIDING = 256
 # A slot that computes gets its next batch ahead if at least this many tokens wait. Then it does not stand idle until this process,
 # busy with requests, notices the end of its batch. With fewer tokens, a larger batch a little later is better.
 WORTH_HURRYING = 256
-# Tokens of a slot beyond those of one batch. What is given ahead needs to last only until this process gives more, and a text that
-# comes now waits for all of it.
+# Tokens of a slot beyond those of one batch, where a text that comes now waits for them: what is given ahead needs to last only until
+# this process gives more.
 AHEAD_TOKENS = 128
 MOST_UNDER_WAY = 2  # batches of a slot: one that it computes, and one that is next
 # A batch is picked, by similar length, from the first items in fair order: from as many as fill this many batches.
@@ -107,7 +107,7 @@ class WorkerSlot(Generic[Item, Result]):
         self.under_way = 0  # batches that it got and has not answered
         self.under_way_tokens = 0
         self.ended_s = 0.0  # when its last batch ended
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.ended: asyncio.Future[None] = loop.create_future()
         """Done once the slot has no batch and gets none; with the error of its function, if that raised one."""
 
@@ -118,7 +118,8 @@ class Batcher(Generic[Item, Result]):
     A batch has at most `batch_tokens` tokens, or one item. Items of similar length share a batch, but an item is passed over for
     better lengths for at most `max_wait_ms`; 0 keeps strict order. A caller is refused if more than `max_texts` items or `max_tokens`
     tokens would wait, or if, at the recent speed, the tokens before the turn of its last item take longer than about `max_queue_s`.
-    An empty queue accepts any number. `released` is called for each batch with the reason and the number of items.
+    An empty queue accepts any number. `ahead_tokens` is what a slot may have beyond one batch. `released` is called for each batch with
+    the reason and the number of items.
     """
 
     def __init__(
@@ -129,9 +130,11 @@ class Batcher(Generic[Item, Result]):
         max_tokens: int = 262_144,
         max_queue_s: float = 0.5,
         max_wait_ms: float = 20.0,
+        ahead_tokens: int = AHEAD_TOKENS,
         released: Callable[[Reason, int], None] = lambda reason, items: None,
     ) -> None:
         self._batch_tokens = batch_tokens
+        self._ahead_tokens = ahead_tokens
         self._max_texts = max_texts
         self._max_tokens = max_tokens
         self._max_queue_s = max_queue_s
@@ -304,23 +307,34 @@ class Batcher(Generic[Item, Result]):
         """Gives batches to the slots that may take one, until no item waits."""
         self._feeding = False
         while self._waiting and (able := [slot for slot in self._slots if self._may_take(slot)]):
-            # An idle one; of several, the one that computed last, since its caches are warm.
-            self._give(max(able, key=lambda slot: (-slot.under_way, slot.ended_s)) if len(able) > 1 else able[0])
-        if self._closing and not self._waiting:
+            self._give(max(able, key=_preference) if len(able) > 1 else able[0])
+        if self._closing:
             for slot in list(self._slots):
-                self._end_if_done(slot)
+                if not (slot.open and self._waiting):
+                    self._end_if_done(slot)
 
     def _may_take(self, slot: WorkerSlot[Item, Result]) -> bool:
-        """Whether a slot gets a batch now: if it is idle, or in a long queue ahead, unless what it computes is far longer than a batch."""
+        """Whether a slot gets a batch now: if it is idle, or in a long queue ahead.
+
+        It gets none ahead if what it computes is far longer than a batch, or the next item is, and another slot may be free sooner.
+        """
         if not slot.open or not slot.under_way:
             return slot.open
-        hurry = self._queued_tokens >= WORTH_HURRYING and slot.under_way_tokens <= self._batch_tokens
-        return hurry and slot.under_way < MOST_UNDER_WAY
+        if slot.under_way == MOST_UNDER_WAY or self._queued_tokens < WORTH_HURRYING:
+            return False
+        while self._queue[0].caller.gone:
+            heapq.heappop(self._queue)
+        alone = self.slots == 1
+        return slot.under_way_tokens <= self._batch_tokens and (alone or self._queue[0].tokens <= self._room(slot))
+
+    def _room(self, slot: WorkerSlot[Item, Result]) -> int:
+        """Tokens of a batch of several items that `slot` may get now."""
+        return self._batch_tokens + self._ahead_tokens - slot.under_way_tokens
 
     def _give(self, slot: WorkerSlot[Item, Result]) -> None:
         """Gives `slot` the next batch."""
         given_s, idle = time.perf_counter(), slot.idle
-        batch, full = self._take(self._batch_tokens + AHEAD_TOKENS - slot.under_way_tokens)
+        batch, full = self._take(self._room(slot))
         tokens = sum(each.tokens for each in batch)
         slot.idle = False
         slot.under_way += 1
@@ -337,7 +351,7 @@ class Batcher(Generic[Item, Result]):
             outcome: Exception = Unavailable("the model gave no answer to this text; try again")
             if error is not None:
                 outcome = error if isinstance(error, Exception) else Unavailable("the server is stopping")
-                slot.open, slot.error = False, slot.error or error
+                slot.open, slot.error = False, slot.error or outcome
             for place in list(undone):
                 done(place, outcome)
             slot.under_way -= 1
@@ -352,7 +366,12 @@ class Batcher(Generic[Item, Result]):
             if not slot.open:
                 self._end_if_done(slot)
 
-        asyncio.ensure_future(slot.run([each.item for each in batch], done)).add_done_callback(ended)
+        try:
+            running: asyncio.Future[None] = asyncio.ensure_future(slot.run([each.item for each in batch], done))
+        except Exception as error:
+            running = asyncio.get_running_loop().create_future()
+            running.set_exception(error)
+        running.add_done_callback(ended)
 
     def _end_if_done(self, slot: WorkerSlot[Item, Result]) -> None:
         """Ends a slot that gets no more batches and has none."""
@@ -453,6 +472,14 @@ class Batcher(Generic[Item, Result]):
         if len(self._queue) > 2 * self._waiting:
             self._queue = [each for each in self._queue if not each.caller.gone]
             heapq.heapify(self._queue)
+
+
+def _preference(slot: WorkerSlot[Any, Any]) -> tuple[bool, float]:
+    """The slot that gets a batch has the largest: an idle one, of several that which computed last, since its caches are warm.
+
+    Of busy ones it is that with the least to compute.
+    """
+    return (False, -slot.under_way_tokens) if slot.under_way else (True, slot.ended_s)
 
 
 def picked(tokens: Sequence[int], waited_long: Sequence[bool], batch_tokens: int) -> list[int]:

@@ -90,6 +90,10 @@ class ModelProcess(asyncio.SubprocessProtocol):
         """In order of arrival. The first is being computed."""
         self._sent = 0  # batches
         self._lost = False  # whether no more answers are read
+        self.lost: asyncio.Future[None] = self.loop.create_future()
+        """Done once no more answers are read."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called at that moment, before anything else can be given to the process."""
         self._silent = False  # whether its output has ended
         self._said_all: asyncio.Future[None] = self.loop.create_future()  # whether its stderr has ended
         self._received = bytearray()
@@ -156,10 +160,12 @@ class ModelProcess(asyncio.SubprocessProtocol):
         The future raises Unavailable if the process dies or hangs. Batches may be sent while earlier ones are computed; they are
         answered in order. Items whose request is abandoned are dropped.
         """
-        batch = _Batch(self, asked, done, time.perf_counter())
+        begun_s = time.perf_counter()
+        message = packed([each.work for each in asked])
+        batch = _Batch(self, asked, done, begun_s)
         if not self._lost:
             try:
-                self._write([each.work for each in asked])
+                self._to.write(message)
             except RuntimeError:  # uvloop raises it for a closed pipe; asyncio's own loop does not, and no answer comes
                 self._lose(Unavailable(DIED))
         if self._lost:
@@ -186,6 +192,8 @@ class ModelProcess(asyncio.SubprocessProtocol):
 
         So the lines get the log's format, and a slow reader of the log does not block the process.
         """
+        if descriptor == 1 and self._lost:
+            return
         if descriptor != 1:
             log.warning("stderr of worker process %d: %s", self.pid, data.decode(errors="replace").rstrip())
             return
@@ -225,27 +233,37 @@ class ModelProcess(asyncio.SubprocessProtocol):
             self._opened.set_result(msgspec.msgpack.decode(message, type=Opened))
             return
         reply = self._decoder.decode(message)
+        if not self._batches:
+            raise InternalError("a worker process answered without being asked")
         batch = self._batches[0]
         for parts in reply.parts:
             self._observe(parts)
             batch.stages = batch.stages.after(parts.tokenise_s, parts.run_s, parts.decode_s)
-        answers: list[tuple[int, Answered]] = [*reply.answers, *reply.logits]
-        for place, answer in answers:
-            batch.asked[place].context.stages = batch.stages
-            batch.done(place, answer)
-        for place, failure in reply.failures:
-            batch.done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
         if reply.last:
+            # Before the answers are passed on: their callers wake after the next batch is given, so that the process does not wait for
+            # all of them to be written.
             self._batches.popleft()
             batch.end()
             if self._batches:
                 now_s = time.perf_counter()
                 self._batches[0].stages = Stages(now_s, 0.0, 0.0, 0.0)
                 self._begin(now_s)
+        answers: list[tuple[int, Answered]] = [*reply.answers, *reply.logits]
+        for place, answer in answers:
+            batch.asked[place].context.stages = batch.stages
+            batch.done(place, answer)
+        for place, failure in reply.failures:
+            batch.done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
 
     def _lose(self, error: Exception) -> None:
         """Reads no more answers: the first batch ends with `error`, the others with Unavailable."""
         self._lost = True
+        self._received.clear()
+        if not self.lost.done():
+            self.lost.set_result(None)
+            self.on_lost()
+        if not self._batches and not isinstance(error, Unavailable):
+            log.error("a worker process is replaced: %s", error)
         if not self._opened.done():
             self._opened.set_exception(error)
         while self._batches:

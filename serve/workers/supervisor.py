@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from serve.observe.drift import Drift, Expected
 from serve.observe.metrics import Metrics
 from serve.observe.request_context import RequestContext
 from serve.settings import Limits
-from serve.workers.batcher import Batcher, Reason, Wait
+from serve.workers.batcher import AHEAD_TOKENS, Batcher, Reason, Wait
 from serve.workers.process import Answered, Asked, ModelProcess
 
 log = logging.getLogger("serve")
@@ -81,6 +82,7 @@ class ServedModel:
             max_tokens=limits.queued_texts * QUEUED_TOKENS_PER_TEXT,
             max_queue_s=limits.queue_s,
             max_wait_ms=limits.max_wait_ms,
+            ahead_tokens=limits.batch_tokens if whole else AHEAD_TOKENS,  # where nobody waits, batches are of one size
             released=self._released,
         )
         self._supervising: list[asyncio.Task[None]] = []
@@ -213,7 +215,8 @@ class ServedModel:
             began_s = time.monotonic()
             self._running.add(process)
             slot = self.batcher.add_slot(process.run)
-            ends: list[asyncio.Future[Any]] = [slot.ended, process.exited]
+            process.on_lost = partial(setattr, slot, "open", False)
+            ends: list[asyncio.Future[Any]] = [slot.ended, process.exited, process.lost]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if slot.ended.done() and slot.ended.exception() is None:
                 return

@@ -13,6 +13,7 @@ from typing import cast
 import httpx
 import psutil
 import pytest
+import uvloop
 from patience import PATIENCE_S
 from server_process import Server, read_answer, request, serving, until
 from starlette.requests import ClientDisconnect, Request
@@ -171,11 +172,34 @@ def test_a_wait_ends_at_its_own_time_whatever_was_waited_for_before_it() -> None
         allowed = (0.12, 0.03, 0.06, 0.0601, -1.0)
         await asyncio.gather(*map(wait, allowed), wait(0.01, removed=True))
         assert all(ended_s[each] - max(0.0, each) >= 0 for each in allowed)
-        assert sorted(ended_s, key=ended_s.__getitem__) == sorted(allowed)
+        assert sorted((0.12, 0.03, 0.06, -1.0), key=ended_s.__getitem__) == [-1.0, 0.03, 0.06, 0.12]
         assert not deadlines._waits
         assert deadlines._timer is None
 
     asyncio.run(scenario())
+
+
+def test_a_timer_that_fires_a_little_early_is_not_set_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of uvloop has whole milliseconds, and divides badly by ticks of five."""
+    fired = 0
+    real = Deadlines._fire
+
+    def counted(deadlines: Deadlines, loop: asyncio.AbstractEventLoop) -> None:
+        nonlocal fired
+        fired += 1
+        real(deadlines, loop)
+
+    async def scenario() -> None:
+        deadlines = Deadlines()
+        for number in range(60):
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            deadlines.add(future, 0.001 + number % 7 / 1000)
+            with pytest.raises(TimeoutError):
+                await future
+
+    monkeypatch.setattr(Deadlines, "_fire", counted)
+    uvloop.run(scenario())
+    assert fired == 60
 
 
 @pytest.mark.parametrize("gone_first", [True, False])

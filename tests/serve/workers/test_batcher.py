@@ -750,3 +750,97 @@ def test_what_a_busy_lane_is_given_beforehand_is_short_so_that_who_comes_next_wa
     batches = run(scenario)
     assert 19 in batches[2]
     assert all(sum(batch) <= 512 for batch in batches)
+
+
+def test_a_lane_that_raises_at_once_fails_only_what_it_had() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int]()
+
+        def raises(items: list[int], done: Done[int]) -> Awaitable[None]:
+            raise ValueError("cannot be written")
+
+        slot = batcher.add_slot(raises)
+        with pytest.raises(ValueError, match="cannot be written"):
+            await batcher.results([7], [7])
+        with pytest.raises(ValueError, match="cannot be written"):
+            await slot.ended
+        assert batcher.slots == 0
+        batcher.add_slot(Computer())
+        assert await batcher.results([7], [7]) == [1007]
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_closing_ends_a_lane_that_was_shut_although_others_wait() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int]()
+        slot = batcher.add_slot(Computer())
+        slot.open = False  # as its process dies
+        waits = ask(batcher, 5)
+        await turns()
+        await batcher.close()
+        with pytest.raises(Unavailable):
+            await waits
+        assert slot.ended.done()
+
+    run(scenario)
+
+
+def test_an_item_far_longer_than_a_batch_goes_to_the_lane_that_is_free_first() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=512, max_wait_ms=0)
+        first, second = Computer(held=True), Computer(held=True)
+        batcher.add_slot(first)
+        batcher.add_slot(second)
+        await turns()
+        asked = [ask(batcher, 500), ask(batcher, 500)]
+        await turns()
+        asked += [ask(batcher, 5000)]
+        await turns()
+        assert [len(computer.batches) for computer in (first, second)] == [1, 1]
+        second.gate.set()
+        await turns()
+        assert second.batches[1] == [5000]
+        first.gate.set()
+        await asyncio.gather(*asked)
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_of_busy_lanes_the_one_with_the_least_to_compute_gets_the_next_batch() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](batch_tokens=512, max_wait_ms=0)
+        long, short = Computer(held=True), Computer(held=True)
+        batcher.add_slot(long)
+        batcher.add_slot(short)
+        await turns()
+        asked = [ask(batcher, 500)]
+        await turns()
+        asked += [ask(batcher, 300)]
+        await turns()
+        busy, free = (long, short) if long.batches == [[500]] else (short, long)
+        assert free.batches == [[300]]
+        asked += [ask(batcher, 130), ask(batcher, 130)]
+        await turns()
+        assert free.batches[1:] == [[130, 130]]
+        assert len(busy.batches) == 1
+        long.gate.set()
+        short.gate.set()
+        await asyncio.gather(*asked)
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_where_nobody_waits_batches_are_of_one_size() -> None:
+    async def scenario() -> list[int]:
+        batcher = Batcher[int, int](batch_tokens=1000, ahead_tokens=1000, max_wait_ms=0)
+        computer = Computer()
+        batcher.add_slot(computer)
+        await batcher.results([100] * 60, [100] * 60)
+        await batcher.close()
+        return [sum(batch) for batch in computer.batches]
+
+    assert run(scenario) == [1000] * 6

@@ -345,3 +345,44 @@ def test_what_an_idle_process_computes_while_the_server_is_held_up_is_no_waiting
         assert sum(context.stage_seconds().values()) <= took_s  # its parts follow one another, so they fit the whole
 
     asyncio.run(scenario())
+
+
+def test_the_next_batch_can_be_given_before_the_callers_of_the_last_go_on(entities_bundle: Path) -> None:
+    """Otherwise the process would wait until all of them have written their answers."""
+    order: list[str] = []
+
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        loop = asyncio.get_running_loop()
+        callers = [loop.create_future() for _ in range(3)]
+        for caller in callers:
+            caller.add_done_callback(lambda _: order.append("caller"))
+        asked = [Asked(TextWork("fly to rome"), RequestContext()) for _ in callers]
+        running = process.run(asked, lambda place, answer: callers[place].set_result(answer))
+        running.add_done_callback(lambda _: order.append("slot"))
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(running, *callers)
+        await asyncio.sleep(0)
+        await process.end()
+
+    asyncio.run(scenario())
+    assert order == ["slot", "caller", "caller", "caller"]
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_process_that_dies_idle_is_known_at_once(
+    entities_bundle: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def scenario() -> None:
+        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+        told: list[bool] = []
+        process.on_lost = lambda: told.append(process.lost.done())
+        os.kill(process.pid, signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_S):
+            await process.lost
+        assert told == [True]
+        await process.kill()
+        assert told == [True]
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(scenario())
