@@ -245,17 +245,16 @@ class Client:
 
     @overload
     def answer(
-        self, question: list[str], context: list[str], **options: Unpack[AnswerOptions]
+        self, question: list[str], context: str | list[str], **options: Unpack[AnswerOptions]
     ) -> list[QuestionAnswer]: ...
 
     def answer(
         self, question: str | list[str], context: str | list[str], **options: Unpack[AnswerOptions]
     ) -> QuestionAnswer | list[QuestionAnswer]:
-        """The answer to one question from its context, or to each question of a list from its own, in order."""
-        if isinstance(question, str) != isinstance(context, str) or (
-            not isinstance(question, str) and len(question) != len(context)
-        ):
-            raise BadInput("context: give a string for a string, or a list as long as question", field="context")
+        """The answer to one question from its context, or to each of a list from its own or all from one, in order."""
+        lists = not isinstance(context, str)
+        if lists and (isinstance(question, str) or len(question) != len(context)):
+            raise BadInput("context: give a string, or for a list of questions a list as long", field="context")
         results: list[QuestionAnswer] = self._results(
             "/v1/answer", {"question": question, "context": context, **options}
         )

@@ -10,6 +10,8 @@ from compress.data.examples import Entity, Example, Task, number_of
 from serve.text.questions import EVEN_SCORE, QuestionRow, question_rows
 from serve.text.spans import Word, words
 
+# Whole encodings, of which training keeps only windows, are held for so many questions at a time.
+QUESTIONS_AT_ONCE = 1000
 IGNORED = -100  # the target of a row that carries no label; of a number it is NaN
 
 
@@ -123,21 +125,25 @@ def _questions(examples: Sequence[Example], tokenizer: Tokenizer, labels: Sequen
     """The windows over the contexts of `examples`."""
     truncation = tokenizer.truncation
     tokenizer.no_truncation()  # a window is cut from all of a context
+    max_length = truncation["max_length"] if truncation else None
+    of_window: list[tuple[int, QuestionRow]] = []
     try:
-        whole: list[Encoding] = tokenizer.encode_batch([example.text_or_pair for example in examples])
+        for first in range(0, len(examples), QUESTIONS_AT_ONCE):
+            batch = examples[first : first + QUESTIONS_AT_ONCE]
+            encodings: list[Encoding] = tokenizer.encode_batch([example.text_or_pair for example in batch])
+            for owner, (example, encoding) in enumerate(zip(batch, encodings, strict=True), first):
+                rows = question_rows(encoding, example.text_pair or "", max_length or max(1, len(encoding)))
+                of_window += [(owner, row) for row in rows]
     finally:
         if truncation:
             tokenizer.enable_truncation(**truncation)
-    max_length = truncation["max_length"] if truncation else max((len(each) for each in whole), default=1)
-    windows = [question_rows(encoding, max_length) for encoding in whole]
-    of_window = [(owner, row) for owner, rows in enumerate(windows) for row in rows]
     contexts = [examples[owner].text_pair or "" for owner, _ in of_window]
     return Encoded(
         "question-answering",
         tuple(labels),
         contexts,
         [row for _, row in of_window],  # type: ignore[misc]  # rows have the attributes of encodings
-        [np.array(row.ids, dtype=np.int64) for _, row in of_window],
+        [np.asarray(row.ids) for _, row in of_window],
         [row.places for _, row in of_window],
         [_span_targets(examples[owner], row) for owner, row in of_window],
         0,
@@ -151,17 +157,16 @@ def _span_targets(example: Example, row: QuestionRow) -> np.ndarray:
 
     A window of a question whose answers are unknown has no start and no end.
     """
-    targets = np.zeros((1 + row.last - row.first, 3), dtype=np.int64)
+    targets = np.zeros((1 + row.last - row.first, 3), dtype=np.int8)
     targets[0, 0] = 1
     if example.answers is None:
         return targets
-    inside = slice(row.first, row.last)
-    found = words(example.text_pair or "", row.offsets[inside], row.word_ids[inside])
+    starts, ends, firsts, lasts = row.words.T
     for start, end in example.answers:
-        first = next((word for word in found if word.start <= start < word.end), None)
-        last = next((word for word in found if word.start < end <= word.end), None)
-        if first and last:
-            targets[1 + first.first_token, 1] = targets[1 + last.last_token, 2] = 1
+        at_start = np.flatnonzero((starts <= start) & (start < ends))
+        at_end = np.flatnonzero((starts < end) & (end <= ends))
+        if len(at_start) and len(at_end):
+            targets[1 + firsts[at_start[0]], 1] = targets[1 + lasts[at_end[0]], 2] = 1
             return targets
     targets[0, 1:] = 1
     return targets

@@ -84,12 +84,9 @@ def squad_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tu
     try:
         for paragraph in (paragraph for article in found["data"] for paragraph in article["paragraphs"]):
             for asked in paragraph["qas"]:
-                answers = [] if asked.get("is_impossible") else asked.get("answers", [])
-                row = {
-                    columns.question: asked["question"],
-                    columns.context: paragraph["context"],
-                    columns.answers: answers,
-                }
+                row = {columns.question: asked["question"], columns.context: paragraph["context"]}
+                if asked.get("is_impossible") or "answers" in asked:
+                    row[columns.answers] = [] if asked.get("is_impossible") else asked["answers"]
                 rows.append((len(rows) + 1, row))
     except (KeyError, TypeError, AttributeError):
         faults.append(

@@ -1,6 +1,7 @@
 """Reads the three splits of a task: from a folder with a file for each, or by the `datasets` library."""
 
 import hashlib
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -135,6 +136,22 @@ def _answered(teacher: TeacherLabels, others: list[Example]) -> list[Example]:
 
 
 def _hold_out(train: list[Example], seed: int) -> tuple[list[Example], list[Example]]:
+    """Train without a tenth, and this tenth. Questions about one context stay together."""
+    if train[0].answers is not None and len({example.text_pair for example in train}) > 1:
+        return _hold_out_contexts(train, seed)
     order = sorted(range(len(train)), key=lambda i: hashlib.sha256(f"{seed}:{i}:{train[i].text}".encode()).digest())
     held = set(order[: max(1, len(train) // 10)])
     return [e for i, e in enumerate(train) if i not in held], [e for i, e in enumerate(train) if i in held]
+
+
+def _hold_out_contexts(train: list[Example], seed: int) -> tuple[list[Example], list[Example]]:
+    questions = Counter(example.text_pair for example in train)
+    order = sorted(questions, key=lambda context: hashlib.sha256(f"{seed}:{context}".encode()).digest())
+    held: set[str | None] = set()
+    left = max(1, len(train) // 10)
+    for context in order[:-1]:
+        held.add(context)
+        left -= questions[context]
+        if left <= 0:
+            break
+    return [e for e in train if e.text_pair not in held], [e for e in train if e.text_pair in held]

@@ -12,6 +12,7 @@ from compress.models.pretrained import Opened, with_markers
 from compress.models.shapes import Shape
 from serve.errors import BadInput
 from serve.text.labels import bio_tags, entity_labels
+from serve.text.questions import MOST_ANSWER_TOKENS
 
 
 def keeps_head(start: Opened, splits: Splits, task: Task, shape: Shape | None) -> bool:
@@ -142,14 +143,19 @@ def _inside_words(examples: Sequence[Example], texts: Sequence[str], encodings: 
 
 
 def _lost_answers(encoded: Encoded, examples: Sequence[Example], split: str) -> list[str]:
-    """A warning about answers that are in no window whole: they are longer than it, or begin or end inside a word that is cut."""
+    """A warning about answers that no decoder can find: they are too long, or begin or end inside a word that a window cuts."""
     assert encoded.owners is not None
-    held = {int(owner) for owner, rows in zip(encoded.owners, encoded.targets, strict=True) if rows[1:, 1].any()}
+    held = {
+        int(owner)
+        for owner, rows in zip(encoded.owners, encoded.targets, strict=True)
+        if rows[1:, 1].any() and rows[1:, 2].argmax() - rows[1:, 1].argmax() < MOST_ANSWER_TOKENS
+    }
     lost = sum(bool(example.answers) and place not in held for place, example in enumerate(examples))
     if not lost:
         return []
     return [
-        f"{counted(lost, f'answer in {split} is', f'answers in {split} are')} in no window whole, and cannot be learned or found."
+        f"{counted(lost, f'answer in {split} is', f'answers in {split} are')} in no window whole, or longer than "
+        f"{MOST_ANSWER_TOKENS} tokens, and cannot be found."
     ]
 
 

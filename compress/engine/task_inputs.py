@@ -165,7 +165,11 @@ class TaskInputs:
     @cached_property
     def pieces(self) -> list[Piece]:
         """The train, unlabelled and corpus texts, cut into pieces of at most `piece_tokens` tokens."""
-        texts = [example.text_alone for example in self.splits.train] + self.unlabelled + self.corpus
+        # Several questions may have one context.
+        own = dict.fromkeys(example.text_alone for example in self.splits.train)
+        asks = self.settings.task == "question-answering"
+        texts = [*own] if asks else [example.text_alone for example in self.splits.train]
+        texts += self.unlabelled + self.corpus
         return chunks(texts, self.tokenizer, self.piece_tokens)
 
     @property
@@ -253,9 +257,7 @@ def open_task(
     columns = columns_of(settings)
     splits, outside, answers = _data(settings, task, columns, faults) if task else (None, None, None)
     corpus = _texts(faults, settings.corpus, columns)
-    unlabelled = _texts(faults, settings.unlabelled, columns)
-    if task == "question-answering":
-        faults.check(partial(refuse_for_questions, settings))
+    unlabelled = [] if task == "question-answering" else _texts(faults, settings.unlabelled, columns)
     labelled = tokenizer = None
     if opened and splits and splits.relations:
         opened = faults.check(partial(with_markers, opened))
@@ -333,6 +335,11 @@ def _data(
     settings: TaskSettings, task: Task, columns: Columns, faults: Faults
 ) -> tuple[Splits | None, Splits | None, TeacherLabels | None]:
     """The texts of the splits, those of them that are out of scope, and a teacher's answers; None for what is not there or faulty."""
+    if task == "question-answering":
+        before = len(faults.messages)
+        faults.check(partial(refuse_for_questions, settings))
+        if len(faults.messages) > before:
+            return None, None, None
     paths = [Path(path) for path in settings.teacher_labels]
     answers = faults.check(partial(read_teacher_labels, paths, task, columns)) if paths else None
     if paths and not answers:
@@ -478,9 +485,11 @@ def check_marked(unlabelled: Sequence[str]) -> None:
 
 def unseen(examples: list[Example], splits: Splits) -> list[Example]:
     """`examples` without those whose text is in validation or test, which no training may read."""
-    held = {
-        text.strip() for example in (*splits.validation, *splits.test) for text in (example.text, example.text_read)
-    }
+    others = (*splits.validation, *splits.test)
+    held = {text.strip() for example in others for text in (example.text, example.text_read, example.text_alone)}
+    asked = {example.text_or_pair for example in others if example.answers is not None}
+    if asked:  # a question may be asked about many contexts
+        return [e for e in examples if (e.text_or_pair not in asked if e.text_pair else e.text.strip() not in held)]
     return [example for example in examples if example.text.strip() not in held]
 
 

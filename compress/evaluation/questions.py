@@ -27,7 +27,6 @@ ARTICLES = {
 }
 CHINESE = "zh"
 HAN = re.compile("[\u4e00-\u9fa5]")
-DECIMALS = 6
 
 
 class Acceptable(NamedTuple):
@@ -81,7 +80,7 @@ def said_of(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Said]:
     order = np.flatnonzero(np.diff(encoded.owners, prepend=-1))  # the windows of a question follow each other
     for first, end in zip(order.tolist(), [*order.tolist()[1:], len(encoded)], strict=True):
         rows: Sequence[QuestionRow] = encoded.encodings[first:end]  # type: ignore[assignment]
-        answer: Found = found_answer(encoded.texts[first], rows, logits[first:end])
+        answer: Found = found_answer(rows, logits[first:end])
         found.append(Said(encoded.texts[first][answer.start : answer.end], answer.score))
     return found
 
@@ -106,7 +105,7 @@ def best_answer_from(gold: Sequence[Acceptable], said: Sequence[Said]) -> float:
     )
     possible = np.concatenate([[True], ordered[:-1] > ordered[1:], [True]]) if len(ordered) else np.array([True])
     best = np.flatnonzero(possible & (sums >= sums[possible].max() - 1e-12))
-    return round(float(min(places[best], key=lambda place: abs(place - EVEN_SCORE))), DECIMALS)
+    return float(min(places[best], key=lambda place: abs(place - EVEN_SCORE)))
 
 
 def given(said: Sequence[Said], answer_from: float) -> list[str]:

@@ -6,13 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import ModelOutput
 
 
 @dataclass
-class SpanLogits:
-    """The `logits` of each token, (texts, tokens, 2): of an answer's start and of its end."""
+class SpanLogits(ModelOutput):  # type: ignore[misc]  # transformers gives it no type
+    """The `logits` of each token, (texts, tokens, 2): of an answer's start and of its end; the rest as transformers gives it."""
 
     logits: Tensor
+    hidden_states: Any = None
+    attentions: Any = None
 
 
 def with_span_logits(model: Any) -> Any:
@@ -37,7 +40,8 @@ def _of(kind: Any) -> type:
     @functools.wraps(kind.forward)  # who asks for its arguments finds those of transformers
     def forward(self: Any, *inputs: Any, **named: Any) -> SpanLogits:
         said = kind.forward(self, *inputs, **{**named, "return_dict": True})
-        return SpanLogits(torch.stack([said.start_logits, said.end_logits], dim=-1))
+        logits = torch.stack([said.start_logits, said.end_logits], dim=-1)
+        return SpanLogits(logits, said.hidden_states, said.attentions)
 
     made = type(kind.__name__, (kind,), {"__module__": kind.__module__, "forward": forward})
     _MADE[made] = made

@@ -50,6 +50,10 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
     """
     faults, out, columns = Faults(), Path(settings.out), columns_of(settings)
     task = faults.check(lambda: check_task(settings.task))
+    if task == "question-answering":
+        raise BadInput(
+            "--task question-answering needs a context for each question, which is not chosen here. Give another task."
+        )
     splits = faults.check(partial(_splits, settings, task, columns)) if task else None
     bank: list[Example] = []
     if task and splits:

@@ -124,7 +124,7 @@ def _activations(
     session = ort.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
     inputs = [node.name for node in session.get_inputs()]
     for encoding in calibration:
-        if not encoding.ids:
+        if not len(encoding):
             continue
         feed = padded([encoding], inputs, len(encoding))  # (1, tokens)
         yield {

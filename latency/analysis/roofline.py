@@ -103,6 +103,8 @@ def flops_per_text(config: Mapping[str, object], tokens: int, *, labels: int) ->
     architecture = str(config.get("architectures"))
     if "ForTokenClassification" in architecture:
         flops += 2 * tokens * width * (labels + (width if kind == "modernbert" else 0))
+    elif "ForQuestionAnswering" in architecture:
+        flops += 2 * tokens * width * 2  # a start and an end
     elif "ForSequenceClassification" in architecture:
         flops += 2 * width * (width + labels)  # for one token: a dense layer and the classifier
     return float(flops)

@@ -20,7 +20,9 @@ class Reads:
     """A model's tokenizer, task and labels, with which it can be timed from text to answer."""
 
     folder: Path  # holds tokenizer.json
-    task: Literal["token-classification", "text-classification", "text-regression", "feature-extraction"]
+    task: Literal[
+        "token-classification", "text-classification", "text-regression", "question-answering", "feature-extraction"
+    ]
     labels: tuple[str, ...]
     multi_label: bool = False
 

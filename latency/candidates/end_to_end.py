@@ -21,8 +21,10 @@ from serve.text.answers import (
     entities_answer,
     labels_answer,
     number_answer,
+    question_answer,
     vector_answer,
 )
+from serve.text.questions import EVEN_SCORE, found_answer, question_rows
 from serve.text.spans import words
 from serve.text.tokenizer import load_tokenizer
 
@@ -111,6 +113,16 @@ def _decoder(candidate: Candidate) -> Callable[[Text, Encoding, np.ndarray], Ans
             return entities_answer(text, found, row, labels, options, truncated=bool(encoding.overflowing))
 
         return entities
+    if reads.task == "question-answering":
+
+        def answer_to(given: Text, encoding: Encoding, row: np.ndarray) -> Answer:
+            # Of a text alone there is no context, and no answer.
+            context = "" if isinstance(given, str) else given[1]
+            (asked,) = question_rows(encoding, context, max(1, len(encoding)))
+            found = found_answer([asked], [row[asked.places]])
+            return question_answer(context, found, options, EVEN_SCORE)
+
+        return answer_to
     if reads.task == "text-regression":
         return lambda _text, encoding, row: number_answer(row, truncated=bool(encoding.overflowing))
     if reads.task == "feature-extraction":

@@ -5,12 +5,14 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from compress.models.sentence_pooling import pooling_in
+from compress.models.span_logits import with_span_logits
 from latency.candidates.availability import missing
 from latency.candidates.candidate import Call, Candidate, Int64s
 from serve.errors import BadInput
@@ -120,6 +122,8 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
     opener: Callable[..., PreTrainedModel] = transformers.AutoModel.from_pretrained
     if "ForTokenClassification" in architectures:
         opener = transformers.AutoModelForTokenClassification.from_pretrained
+    elif "ForQuestionAnswering" in architectures:
+        opener = _of_spans
     elif "ForSequenceClassification" in architectures:
         opener = transformers.AutoModelForSequenceClassification.from_pretrained
     elif how := pooling_in(candidate.path):
@@ -127,6 +131,16 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
 
         return partial(load_sentence_model, how)
     return partial(opener, local_files_only=True, use_safetensors=True)
+
+
+def _of_spans(path: Path, **options: Any) -> "PreTrainedModel":
+    """A model of questions, whose one output is both logits of each token, as in a bundle."""
+    import transformers
+
+    model: PreTrainedModel = with_span_logits(
+        transformers.AutoModelForQuestionAnswering.from_pretrained(path, **options)
+    )
+    return model
 
 
 def _cannot_be_opened(candidate: Candidate, error: Exception) -> BadInput:

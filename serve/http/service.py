@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from serve.bundle.manifest import Manifest
 from serve.bundle.remote_files import shown
-from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
+from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, TooLarge, Unavailable
 from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import reloading_on_hangup
 from serve.http.deadlines import Deadlines
@@ -176,6 +176,12 @@ class Service:
         questions, contexts = as_texts(asked.question, "question"), as_texts(asked.context, "context")
         if isinstance(asked.context, str):
             contexts *= len(questions)
+            if len(asked.context) * len(questions) > max(self.limits.body_bytes, len(asked.context)):
+                raise TooLarge(
+                    f"context has {len(asked.context):,} characters for each of {len(questions):,} questions; this server takes "
+                    f"{self.limits.body_bytes:,} in all: ask fewer questions at once",
+                    field="context",
+                )
         elif len(contexts) != len(questions) or isinstance(asked.question, str):
             raise BadInput(
                 f"context has {len(contexts):,} texts for {len(questions):,} questions; give one context, or a list as long as question",

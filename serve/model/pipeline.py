@@ -375,7 +375,7 @@ class Pipeline:
         """The row that the model reads of a text, which is its encoding unless that is too long; or its windows."""
         max_length = self.manifest.max_length
         if self.manifest.task == "question-answering":
-            return QuestionWindows(work.pair or "", question_rows(encoding, max_length))
+            return QuestionWindows(question_rows(encoding, work.pair or "", max_length))
         if len(encoding) <= max_length:
             return encoding
         if work.options.truncate or work.pair is not None:

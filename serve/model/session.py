@@ -35,15 +35,15 @@ class Row(Protocol):
     """The token ids of one text, with the attributes of a tokenizer's `Encoding`."""
 
     @property
-    def ids(self) -> list[int]:
+    def ids(self) -> Sequence[int] | np.ndarray:
         """Token ids."""
 
     @property
-    def attention_mask(self) -> list[int]:
+    def attention_mask(self) -> Sequence[int] | np.ndarray:
         """1 for each token."""
 
     @property
-    def type_ids(self) -> list[int]:
+    def type_ids(self) -> Sequence[int] | np.ndarray:
         """0 for each token of the first text of a pair, 1 for the second."""
 
     def __len__(self) -> int: ...

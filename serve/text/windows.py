@@ -23,9 +23,9 @@ SHARED = 4
 class TokenRow:
     """A row of tokens for the session, with the attributes of a tokenizer's `Encoding`; raw token ids have no offsets."""
 
-    ids: list[int]
-    attention_mask: list[int]
-    type_ids: list[int]
+    ids: Sequence[int] | np.ndarray
+    attention_mask: Sequence[int] | np.ndarray
+    type_ids: Sequence[int] | np.ndarray
     offsets: list[tuple[int, int]] = field(default_factory=list)
     word_ids: list[int | None] = field(default_factory=list)
 

@@ -19,6 +19,7 @@ from serve.observe.drift import Drift, Expected
 from serve.observe.metrics import Metrics
 from serve.observe.request_context import RequestContext
 from serve.settings import Limits
+from serve.text.questions import tokens_of_windows
 from serve.workers.batcher import AHEAD_TOKENS, Batcher, Reason, Wait
 from serve.workers.process import Answered, Asked, ModelProcess
 
@@ -256,9 +257,11 @@ class ServedModel:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def _estimated_tokens(self, work: Work) -> int:
-        windows_of_pairs = self.manifest.task == "question-answering"
+        if self.manifest.task == "question-answering" and isinstance(work, TextWork):
+            question, context = estimated_tokens(TextWork(work.text)), estimated_tokens(TextWork(work.pair or ""))
+            return tokens_of_windows(question, context, self.manifest.max_length)
         cut = self.manifest.relations or (
-            isinstance(work, TextWork) and not windows_of_pairs and (work.options.truncate or work.pair is not None)
+            isinstance(work, TextWork) and (work.options.truncate or work.pair is not None)
         )
         return estimated_tokens(work, self.manifest.max_length if cut else None)
 

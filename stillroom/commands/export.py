@@ -170,10 +170,18 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
     faults.messages += _faults(settings)
     faults.check(lambda: _refuse_taken(out))
     opened = faults.check(lambda: _opened(checkpoint, settings.revision))
+    columns = columns_of(settings)
+    asks = bool(opened and opened.head_for("question-answering"))
+    if asks:
+        columns = replace(columns, text=columns.question, text_pair=columns.context)
+    if asks and not settings.data:
+        faults.messages.append(
+            f"--data is needed: {checkpoint} answers questions, and plain texts have none. Give a folder of questions with their contexts."
+        )
     kept_texts = faults.check(
-        lambda: [text for file in settings.keep_words_of for text in read_texts(file, columns_of(settings), pairs=True)]
+        lambda: [text for file in settings.keep_words_of for text in read_texts(file, columns, pairs=True)]
     )
-    texts = faults.check(lambda: _unlabelled(settings)) if not settings.data else []
+    texts = [] if settings.data or asks else faults.check(lambda: _unlabelled(settings))
     faults.raise_if_any()
     assert opened is not None
     task = next((check_task(task) for task in HEADS if opened.head_for(check_task(task))), check_task(VECTORS))
@@ -387,7 +395,7 @@ def _time(variants: Variants, ready: _Ready, given: _Given, machine: MachineFact
     with bar("latency") as shown:
         document = time_grid(
             candidates,
-            [example.text_read for example in (ready.test or ready.validation).examples],
+            [example.text_alone for example in (ready.test or ready.validation).examples],
             load_tokenizer(ready.checkpoint, given.max_length),
             Plan((1,), tuple(lengths), given.settings.latency_seconds),
             progress=shown,

@@ -33,6 +33,8 @@ def labels_line(manifest: Manifest) -> str:
     labels = entity_labels(manifest.labels) if tags else manifest.labels
     if manifest.task == "text-regression":
         return "It gives a text a number."
+    if manifest.task == "question-answering":
+        return "It answers questions about a context, or says that it holds no answer."
     if manifest.vector_width:
         return f"It gives a text a vector of {manifest.vector_width} numbers{', of length 1' if manifest.normalised else ''}."
     count = f"{len(labels)} label{'s' * (len(labels) != 1)}"

@@ -139,6 +139,11 @@ def check_vocabulary(inputs: RunInputs) -> None:
         BadInput: it cannot.
     """
     size = inputs.recipe.vocabulary_size
+    if size and inputs.recipe.task == "question-answering":
+        raise BadInput(
+            f"--vocabulary-size {size} gives the student other tokens than its teacher, and --task question-answering compares them "
+            "token by token. Give --keep-words-of alone, which trims after the training."
+        )
     if size and not inputs.begins_on_labels:
         raise BadInput(
             f"--vocabulary-size {size} gives the student other tokens than its teacher, and --method {inputs.chain.method} compares them "

@@ -107,6 +107,7 @@ def test_questions_are_told_and_what_has_no_meaning_for_them_is_refused(shallow_
     for changes, message in (
         ({"folds": 2}, "--folds cannot be given with --task question-answering"),
         ({"unlabelled": (str(asked / "train.jsonl"),)}, "--unlabelled cannot be given with --task question-answering"),
+        ({"teacher_labels": (str(asked / "no.jsonl"),)}, "--teacher-labels cannot be given with --task question-answ"),
         ({"method": "xtremedistil"}, "question-answering has places of answers"),
     ):
         with pytest.raises(BadInput, match=message):
@@ -121,6 +122,37 @@ def test_where_no_question_has_an_answer_nothing_is_trained(shallow_teacher: Pat
     settings = TaskSettings(teacher=str(shallow_teacher), task=TASK, data=str(folder), student=SHAPE)
     with pytest.raises(BadInput, match="No question of train has an answer"):
         open_task(settings, tmp_path / "out")
+
+
+def test_a_checkpoint_of_questions_is_explained_profiled_and_exported_with_data_alone(
+    bundle: Path, checkpoint: Path, asked: Path, tmp_path: Path
+) -> None:
+    test = str(asked / "test.jsonl")
+    shown = stillroom(
+        "explain", str(checkpoint), str(checkpoint), "--data", test, "--text-column", "context", "--out", str(tmp_path / "shown")
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    document = face.profile(
+        [checkpoint, bundle], data=test, out=tmp_path / "timed", seconds=2.0, batches=(1,), lengths=(16,)
+    )  # fmt: skip
+    assert {candidate["runtime"] for candidate in document["candidates"]} >= {"torch", "onnxruntime"}
+    refused = (
+        (["export", str(checkpoint), "--texts", test, "--out", str(tmp_path / "bundle")], "--data is needed"),
+        (
+            ["export", str(checkpoint), "--data", str(asked), "--promise", "precision=0.9", "--out", str(tmp_path / "b")],
+            "--promise",
+        ),
+        (
+            ["select", "--like", str(asked), "--bank", test, "--task", TASK, "--encoder", str(checkpoint), "--out", str(tmp_path / "s")],
+            "--task question-answering needs a context for each question",
+        ),
+    )  # fmt: skip
+    for command, said in refused:
+        done = stillroom(*command)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+    line = stillroom("inspect", str(bundle))
+    assert "It answers questions about a context" in line.stdout
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[Offline
         "question" if asks and settings.text_column == Columns.text else settings.text_column,
         "context" if asks and settings.text_pair_column == Columns.pair else settings.text_pair_column,
         settings.answer_field,
+        contexts=asks,
         relations=pool is not None and pool.manifest.relations,
         offsets=settings.options.offsets,
     )

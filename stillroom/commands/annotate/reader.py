@@ -256,6 +256,9 @@ def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[s
             f"{found} cannot hold the head and tail of a relation; give "
             f"{_either([each for each in FORMATS if each not in FLAT_FORMATS])}"
         )
+    if found == "txt" and columns.contexts:
+        yield "txt has no contexts, which the questions of this bundle need; give JSON lines, CSV, TSV or parquet"
+        return
     if found == "txt" and columns.text != "text":
         yield f"--text-column {columns.text}: txt has no columns; leave it out"
     if found == "txt" and columns.pair != rows.PAIR:

@@ -43,6 +43,8 @@ class Columns:
     """The second of two texts. A row may lack a field of this name, but not one of another name."""
     answer: str = "answer"
     """The field for the answer; a row that has it already is faulty."""
+    contexts: bool = False
+    """Whether the pair is the context of a question, which may be empty and may not be missing."""
     relations: bool = False
     """Whether a row has `head` and `tail`, two parts of its text, for a model of relations."""
     offsets: OffsetUnit = "codepoints"
@@ -79,7 +81,7 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
     """
     # Only these fields are decoded; the others are copied as they were written.
     parts = [(HEAD, Part | None, None), (TAIL, Part | None, None)] if columns.relations else []
-    pair: Any = (PAIR, str | None, None) if columns.pair == PAIR else (PAIR, str | None)
+    pair: Any = (PAIR, str | None, None) if columns.pair == PAIR else (PAIR, str if columns.contexts else str | None)
     kind: Any = msgspec.defstruct(
         "Row",
         [("text", str), pair, ("taken", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET), *parts],
@@ -123,7 +125,8 @@ def table_row(line: int, header: list[str], cells: list[str], columns: Columns, 
         return faulty(line, "is not UTF-8", read)
     if len(encoded) > MOST_ROW_BYTES:
         return faulty(line, too_long(), read)
-    return InputRow(line, encoded[:-1], fields[columns.text], fields.get(columns.pair) or None, None)
+    pair = fields.get(columns.pair)
+    return InputRow(line, encoded[:-1], fields[columns.text], pair if columns.contexts else pair or None, None)
 
 
 def text_row(line: int, read: bytes) -> InputRow:

@@ -14,7 +14,7 @@ from latency.candidates.candidate import Candidate, Reads, Runtime
 from serve.bundle.manifest import MANIFEST, open_bundle
 from serve.bundle.runtimes import Device, has_openvino
 from serve.errors import BadInput
-from serve.text.labels import MULTI_LABEL, gives_number
+from serve.text.labels import MULTI_LABEL, SPAN_ENDS, gives_number
 from serve.text.tokenizer import load_tokenizer
 from stillroom.settings.profile import TorchPrecision
 
@@ -132,11 +132,7 @@ def task_of(model: Path) -> str | None:
 def _of_bundle(folder: Path, ways: Ways, left_out: Notify) -> list[Candidate]:
     bundle = open_bundle(folder)
     manifest = bundle.manifest
-    # Of a model that answers questions the times alone are taken: the texts here have no question.
-    task = manifest.task
-    reads = (
-        None if task == "question-answering" else Reads(bundle.path, task, tuple(manifest.labels), manifest.multi_label)
-    )
+    reads = Reads(bundle.path, manifest.task, tuple(manifest.labels), manifest.multi_label)
     found: list[Candidate] = []
     if ways.runtimes and ways.in_torch():
         if all((folder / file).is_file() for file in ("config.json", "model.safetensors")):
@@ -256,6 +252,8 @@ def _reads(folder: Path) -> tuple[Reads | None, int]:
     multi_label = config.get("problem_type") == MULTI_LABEL
     if "ForTokenClassification" in heads:
         return Reads(folder, "token-classification", names), length
+    if "ForQuestionAnswering" in heads:
+        return Reads(folder, "question-answering", SPAN_ENDS), length
     if "ForSequenceClassification" in heads:
         numbers = gives_number(config.get("problem_type"), len(names))
         return Reads(folder, "text-regression" if numbers else "text-classification", names, multi_label), length

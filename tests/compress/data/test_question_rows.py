@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +13,9 @@ from compress.data.encoded import encode
 from compress.data.examples import Example, examples_fingerprint
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
+from compress.data.splits import read_splits
 from serve.text.labels import SPAN_ENDS
+from serve.text.questions import QuestionRow
 from serve.text.tokenizer import load_tokenizer
 
 TASK = "question-answering"
@@ -99,7 +101,12 @@ def test_a_bad_row_is_named_by_file_line_and_reason(tmp_path: Path, row: dict[st
 def test_files_that_cannot_hold_questions_say_why(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("question,context,answers\na,b,c\n", encoding="utf-8")
     (tmp_path / "broken.json").write_text(json.dumps({"data": [{"paragraphs": [{"qas": [{}]}]}]}), encoding="utf-8")
-    for name, reason in (("table.csv", "whose cells cannot hold answers"), ("broken.json", "is not SQuAD's JSON")):
+    (tmp_path / "unanswered.json").write_text(json.dumps(squad([{"id": "1", "question": "where"}])), encoding="utf-8")
+    for name, reason in (
+        ("table.csv", "whose cells cannot hold answers"),
+        ("broken.json", "is not SQuAD's JSON"),
+        ("unanswered.json", "has no `answers`"),
+    ):
         with pytest.raises(BadRows, match=reason):
             read_examples(tmp_path / name, TASK)
 
@@ -126,16 +133,16 @@ def test_each_window_has_its_own_target_and_one_without_the_answer_has_none(toke
     assert encoded.owners.tolist()[-2:] == [1, 2]
     holding = 0
     for place in range(len(encoded) - 2):
-        targets, row = encoded.targets[place], encoded.encodings[place]
+        targets, row = encoded.targets[place], cast(QuestionRow, encoded.encodings[place])
         assert len(encoded.ids[place]) <= 24
         assert targets.sum(axis=0).tolist() == [1, 1, 1]
-        first, last = (int(encoded.rows[place][targets[:, column].argmax()]) for column in (1, 2))
-        if first:
+        first, last = (int(targets[:, column].argmax()) for column in (1, 2))
+        held = [stretch for stretch in row.words.tolist() if context[stretch[0] : stretch[1]] == "Oslo"]
+        if held:
             holding += 1
-            assert context[row.offsets[first][0] : row.offsets[last][1]] == "Oslo"
+            assert [[first - 1, last - 1]] == [stretch[2:] for stretch in held]
         else:
-            assert last == 0
-            assert (start, start + 4) not in row.offsets
+            assert first == last == 0
     assert 1 <= holding < len(encoded) - 2
     assert encoded.targets[-2].sum(axis=0).tolist() == [1, 1, 1]
     assert encoded.targets[-1].sum(axis=0).tolist() == [1, 0, 0]
@@ -145,3 +152,20 @@ def test_each_window_has_its_own_target_and_one_without_the_answer_has_none(toke
     both = encoded + encoded
     assert both.owners is not None
     assert np.unique(both.owners).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_questions_about_one_context_are_held_out_together(tmp_path: Path) -> None:
+    contexts = [f"order {i} is sent to Oslo" for i in range(30)]
+    rows = [
+        {"question": question, "context": context, "answers": []}
+        for context in contexts
+        for question in ("where", "why", "when")
+    ]
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    splits = read_splits(str(tmp_path), TASK)
+    assert splits.held_out
+    held = {example.text_pair for example in splits.validation}
+    assert (len(held), len(splits.validation), len(splits.train)) == (3, 9, 81)
+    assert not held & {example.text_pair for example in splits.train}
+    assert held != {example.text_pair for example in read_splits(str(tmp_path), TASK, seed=1).validation}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lookup_bundles import VOCABULARY, write_tokenizer
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from serve.text.questions import (
     MOST_ANSWER_TOKENS,
@@ -19,6 +19,7 @@ from serve.text.questions import (
     QuestionWindows,
     found_answer,
     question_rows,
+    tokens_of_windows,
 )
 from serve.text.spans import words
 
@@ -44,32 +45,39 @@ def test_every_token_of_a_context_is_in_a_window_behind_the_question(
     asked = " ".join(data.choices(WORDS, k=question))
     text = " ".join(data.choices(WORDS, k=context))
     encoding = tokenizer.encode(asked, text)
-    rows = question_rows(encoding, max_length)
+    rows = question_rows(encoding, text, max_length)
     own = [place for place, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
     asks = encoding.sequence_ids.count(0)
     kept = max(1, min(asks, MOST_QUESTION_TOKENS, (max_length - 3) // 2))
-    seen: set[tuple[int, int]] = set()
+    seen: set[int] = set()
     for row in rows:
         assert len(row) <= max(max_length, kept + 4)
-        assert row.ids[: kept + 2] == [*encoding.ids[: kept + 1], 3]
+        assert row.ids[: kept + 2].tolist() == [*encoding.ids[: kept + 1], 3]
         assert row.first == kept + (2 if own else 3)
-        assert row.ids[row.last :] == ([3] if own else [])
-        assert row.type_ids[row.first : row.last] == [1] * (row.last - row.first)
-        seen |= set(row.offsets[row.first : row.last])
-    assert seen == {encoding.offsets[place] for place in own}
+        assert row.ids[row.last :].tolist() == ([3] if own else [])
+        places = own[row.start : row.start + row.last - row.first]
+        assert row.ids[row.first : row.last].tolist() == [encoding.ids[place] for place in places]
+        assert row.type_ids.tolist() == (
+            [0] * row.first + [1] * (len(row) - row.first) if own else [0, *[0] * kept, 0, 1]
+        )
+        assert len(row.attention_mask) == len(row)
+        seen |= set(places)
+    assert seen == set(own)
     room = max_length - kept - 3
     if len(own) <= room:
         assert len(rows) == 1
     for before, after in pairwise(rows):
-        shared = set(before.offsets[before.first : before.last]) & set(after.offsets[after.first : after.last])
-        assert len(shared) >= min(SHARED_TOKENS, max(1, room) // 2)
+        assert before.start + before.last - before.first - after.start >= min(SHARED_TOKENS, max(1, room) // 2)
+    assert tokens_of_windows(asks, len(own), max_length) == sum(map(len, rows))
 
 
-def likeliest(context: str, rows: list[QuestionRow], logits: list[np.ndarray]) -> tuple[float, str]:
+def likeliest(context: str, encoding: Encoding, rows: list[QuestionRow], logits: list[np.ndarray]) -> tuple[float, str]:
     """The best sum of all stretches of whole words, less the least sum for none, and the stretch."""
     best, text = -math.inf, ""
     for row, of_row in zip(rows, logits, strict=True):
-        found = words(context, row.offsets[row.first : row.last], row.word_ids[row.first : row.last])
+        first_token = encoding.sequence_ids.index(1) + row.start
+        inside = slice(first_token, first_token + row.last - row.first)
+        found = words(context, encoding.offsets[inside], encoding.word_ids[inside])
         for i, first in enumerate(found):
             for last in found[i:]:
                 if last.last_token - first.first_token < MOST_ANSWER_TOKENS:
@@ -86,14 +94,15 @@ def test_the_answer_is_the_best_of_all_stretches_of_whole_words(
 ) -> None:
     chance, generator = random.Random(seed), np.random.default_rng(seed)
     text = " ".join(chance.choices(WORDS, k=context))
-    rows = question_rows(tokenizer.encode("fly to", text), max_length)
+    encoding = tokenizer.encode("fly to", text)
+    rows = question_rows(encoding, text, max_length)
     logits = [generator.normal(0, 2, (len(row.places), 2)).astype(np.float32) for row in rows]
-    found = found_answer(text, rows, logits)
-    margin, expected = likeliest(text, rows, logits)
+    found = found_answer(rows, logits)
+    margin, expected = likeliest(text, encoding, rows, logits)
     assert text[found.start : found.end] == expected
     assert found.score == pytest.approx(1 / (1 + math.exp(-margin)), rel=1e-6)
     # Windows may come in any order.
-    windows = QuestionWindows(text, rows)
+    windows = QuestionWindows(rows)
     order = list(range(len(rows)))
     chance.shuffle(order)
     for place in order:
@@ -105,7 +114,7 @@ def test_the_answer_is_the_best_of_all_stretches_of_whole_words(
 
 def test_a_context_without_a_word_has_no_answer(tokenizer: Tokenizer) -> None:
     for text in ("", "   "):
-        rows = question_rows(tokenizer.encode("fly to", text), 32)
+        rows = question_rows(tokenizer.encode("fly to", text), text, 32)
         assert len(rows) == 1
-        found = found_answer(text, rows, [np.zeros((1, 2), dtype=np.float32)])
+        found = found_answer(rows, [np.zeros((1, 2), dtype=np.float32)])
         assert (found.start, found.end, found.score) == (0, 0, 0)

@@ -85,8 +85,11 @@ def test_every_way_to_ask_gives_the_same_answers_in_any_company(
     with Client(url) as asking:
         assert asking.answer(questions, contexts) == alone
         assert asking.answer(*ASKED[0], model="places", min_score=0.5) == alone[0]
-        with pytest.raises(BadInput, match="context: give a string for a string"):
-            asking.answer(["to"], "rome")  # type: ignore[call-overload]
+        assert asking.answer(["to", "from"], contexts[0]) == one_context
+        with pytest.raises(BadInput, match="context: give a string, or for a list of questions a list as long"):
+            asking.answer("to", ["rome"])  # type: ignore[call-overload]
+        with pytest.raises(BadInput, match="or for a list of questions a list as long"):
+            asking.answer(["to"], ["rome", "oslo"])
     said = client.post(
         "/v2/models/places/infer",
         json={
@@ -125,6 +128,15 @@ def test_the_model_is_described_with_its_endpoint(client: httpx.Client) -> None:
     assert [each["name"] for each in model["outputs"]] == ["answer", "score", "logits"]
     assert [each["name"] for each in model["inputs"]][:2] == ["text", "text_pair"]
     assert model["outputs"][-1]["shape"] == [-1, -1, 2]
+
+
+def test_one_context_for_many_questions_costs_no_more_than_a_body_could_hold(client: httpx.Client) -> None:
+    # The context counts once for each question, in the limit and in the tokens that wait.
+    questions, context = ["where"] * 200, "please fly to rome " * 3000
+    response = client.post("/v1/answer", json={"question": questions, "context": context})
+    assert response.status_code == 413
+    assert "context has 57,000 characters for each of 200 questions" in response.json()["error"]["message"]
+    assert response.json()["error"]["field"] == "context"
 
 
 @pytest.mark.parametrize(
