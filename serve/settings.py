@@ -9,6 +9,9 @@ from typing import Any, Literal
 from serve.errors import BadInput
 from serve.options import Option, check, described, group, make, options_of, setting
 
+# Worker processes that one front process keeps busy with requests of one short text each, of a small int8 model.
+WORKERS_A_FRONT = 4
+
 
 @dataclass(frozen=True)
 class Limits:

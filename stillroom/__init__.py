@@ -22,6 +22,7 @@ _HOME = {
     "evaluate": "stillroom.commands.evaluate.run",
     "explain": "stillroom.commands.explain.run",
     "load": "stillroom.api",
+    "capacity": "stillroom.api",
     "Pipeline": "serve.model.pipeline",
     "Client": "serve.client",
 }

@@ -156,3 +156,18 @@ def load(url: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     if chosen.out:
         write(Path(chosen.out), document)
     return document
+
+
+def capacity(report: Path | str, rate: float, **settings: Any) -> dict[str, Any]:
+    """How many processes, cores and machines answer `rate` texts a second, simulated from a report of `profile`.
+
+    Settings are the fields of `stillroom.settings.capacity.Capacity`: p99_ms, cores, headroom, and so on. Returns the document that
+    `stillroom capacity --json` prints.
+
+    Raises:
+        BadInput: the report or a setting cannot be used, or no rate has a p99 within the bound.
+    """
+    from stillroom.commands.capacity import capacity as found
+    from stillroom.settings.capacity import Capacity
+
+    return found(report, make(Capacity, settings | {"rate": rate}))

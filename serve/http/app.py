@@ -32,13 +32,11 @@ from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import logging_to_stderr
 from serve.observe.metrics import Counter, Metrics
 from serve.observe.tracing import traces_from_environment
-from serve.settings import ConnectionLimits, Limits, ServeSettings
+from serve.settings import WORKERS_A_FRONT, ConnectionLimits, Limits, ServeSettings
 from serve.workers.supervisor import ServedModel, processes_for
 
 log = logging.getLogger("serve")
 
-# Worker processes that one front process keeps busy with requests of one short text each, of a small int8 model.
-WORKERS_A_FRONT = 4
 # Of answers that clients have not read, what one front process may hold at least.
 LEAST_UNSENT_BYTES = 16_777_216
 

@@ -119,7 +119,8 @@ class Batcher(Generic[Item, Result]):
     better lengths for at most `max_wait_ms`; 0 keeps strict order. A caller is refused if more than `max_texts` items or `max_tokens`
     tokens would wait, or if, at the recent speed, the tokens before the turn of its last item take longer than about `max_queue_s`.
     An empty queue accepts any number. `ahead_tokens` is what a slot may have beyond one batch. `released` is called for each batch with
-    the reason and the number of items.
+    the reason and the number of items; `clock` replaces that
+    of the system.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Batcher(Generic[Item, Result]):
         max_queue_s: float = 0.5,
         max_wait_ms: float = 20.0,
         ahead_tokens: int = AHEAD_TOKENS,
+        clock: Callable[[], float] | None = None,
         released: Callable[[Reason, int], None] = lambda reason, items: None,
     ) -> None:
         self._batch_tokens = batch_tokens
@@ -139,6 +141,7 @@ class Batcher(Generic[Item, Result]):
         self._max_tokens = max_tokens
         self._max_queue_s = max_queue_s
         self._max_wait_s = max_wait_ms / 1000
+        self._clock = clock or time.perf_counter
         self._released = released
         self._queue: list[_Waiting[Item, Result]] = []  # those of callers that have gone included
         self._waiting = self._queued_tokens = 0  # without these
@@ -333,7 +336,7 @@ class Batcher(Generic[Item, Result]):
 
     def _give(self, slot: WorkerSlot[Item, Result]) -> None:
         """Gives `slot` the next batch."""
-        given_s, idle = time.perf_counter(), slot.idle
+        given_s, idle = self._clock(), slot.idle
         batch, full = self._take(self._room(slot))
         tokens = sum(each.tokens for each in batch)
         slot.idle = False
@@ -358,7 +361,7 @@ class Batcher(Generic[Item, Result]):
             slot.under_way_tokens -= tokens
             if error is None:
                 # A batch given ahead starts when the one before it ends.
-                now_s = time.perf_counter()
+                now_s = self._clock()
                 self._note_speed(tokens, now_s - max(given_s, slot.ended_s))
                 slot.ended_s = now_s
             self._feed()

@@ -1,4 +1,4 @@
-"""The verbs that measure models: evaluate, explain, benchmark, profile, load, inspect."""
+"""The verbs that measure models: evaluate, explain, benchmark, profile, load, capacity, inspect."""
 
 import shlex
 import sys
@@ -11,6 +11,7 @@ from serve.errors import GateMissed
 from stillroom.cli.options import Argument, Document, FolderOrUrl, Verb
 from stillroom.console import result, say, table
 from stillroom.settings.benchmark import Benchmarking
+from stillroom.settings.capacity import Capacity
 from stillroom.settings.evaluate import Evaluation
 from stillroom.settings.explain import Explaining
 from stillroom.settings.load import Loading
@@ -171,6 +172,31 @@ def show_load(document: Document) -> None:
         result(line)
 
 
+def capacity(report: str, settings: Capacity) -> Document:
+    """How many cores and machines a rate of requests needs.
+
+    From the times in a report of `profile --threads 1`, by simulation: the server's own queue, under random arrivals of texts as long as
+    those that were timed. Nothing is measured.
+    """
+    from stillroom.commands.capacity import capacity as found
+
+    return found(report, settings)
+
+
+def show_capacity(document: Document) -> None:
+    """Prints a row per number of processes, then what was found and what it rests on."""
+    from stillroom.commands import capacity as of
+
+    table(
+        f"{document['model']}, one machine of {document['cores_a_machine']} cores",
+        of.COLUMNS,
+        [of.row(size) for size in document["sizes"]],
+    )
+    result(of.sentence(document))
+    for line in document["assumptions"]:
+        result(f"It assumes {line}.")
+
+
 def inspect(bundle: Path | str) -> Document:
     """Verify every file of a bundle and describe it."""
     from stillroom.commands.inspect import inspected
@@ -252,6 +278,19 @@ VERBS = (
             "stillroom load http://127.0.0.1:8000/v1/entities \\\n      --data my-data/test.jsonl --bound-ms 50",
             "stillroom load https://example.com/classify --data texts.txt \\\n"
             '      --template \'{"input": ["TEXT"]}\' --header "X-Api-Key: K"',
+        ),
+    ),
+    Verb(
+        capacity,
+        Capacity,
+        arguments=(
+            Argument("report", "The report.json of `stillroom profile --out`, or its folder.", type=click.Path()),
+        ),
+        shown=show_capacity,
+        examples=(
+            "stillroom profile ner.bundle --data my-data \\\n      --threads 1 --sweep --out timings",
+            "stillroom capacity timings --rate 10000 --p99-ms 50",
+            "stillroom capacity timings --rate 10000 --cores 16 \\\n      --price-per-core-hour 0.04 --headroom 0.3",
         ),
     ),
     Verb(

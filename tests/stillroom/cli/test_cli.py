@@ -452,6 +452,7 @@ def test_the_face_gives_its_names_and_refuses_others() -> None:
         "explain",
         "push",
         "load",
+        "capacity",
     }
     assert set(stillroom.__all__) == {*verbs, "Pipeline", "Client"}
     assert all(callable(getattr(stillroom, name)) for name in stillroom.__all__)

@@ -1,0 +1,182 @@
+"""`stillroom capacity`: how many cores and machines a rate of requests needs, by simulation of the server's own queue."""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from latency.analysis.service_times import ServiceTimes, service_times
+from latency.analysis.simulated_server import Machine, Simulated, simulate
+from latency.load.arrivals import highest_rate
+from latency.measure.result_document import ProfileDocument
+from serve.errors import BadInput
+from serve.settings import WORKERS_A_FRONT
+from stillroom.console import bar
+from stillroom.settings.capacity import Capacity
+
+COLUMNS = ["processes", "fronts", "bears, texts/s", "p50 ms", "p99 ms", "cores busy"]
+LEAST_SHARE = 0.05  # of what the processes could make of single texts, where the search for a rate begins
+MOST_SHARE = 16.0  # batches make more than single texts
+MOST_OF_A_FRONT = 0.95  # of the time of the process that reads; beyond it requests wait for that
+
+
+def capacity(report: Path | str, settings: Capacity) -> dict[str, Any]:
+    """How many processes, cores and machines answer `rate` texts a second within `p99_ms`, from the times in a report of `profile`.
+
+    The queue is the server's own, on a clock that does not wait; arrivals are a Poisson process, of texts as long as those of the report.
+    Returns the document that `stillroom capacity --json` prints.
+
+    Raises:
+        BadInput: the report cannot be read or lacks the times, or no rate has a p99 within the bound.
+    """
+    document = _report(Path(report))
+    times = service_times(document, settings.model)
+    cores = settings.cores or document["machine"]["cores"]
+    least_ms = 1e3 * times.alone_s()
+    sizes = []
+    with bar("capacity") as shown:
+        for processes in _sizes(cores):
+            sizes.append(_size(times, processes, cores, settings))
+            shown(len(sizes), len(_sizes(cores)), f"{processes} processes")
+    most = sizes[-1]
+    if not most["holds_per_s"]:
+        raise BadInput(
+            f"--p99-ms is {settings.p99_ms:g}, and at any rate p99 is above it: one text alone takes {least_ms:.1f} ms of the "
+            "model in the mean. Give a longer time, or a smaller student."
+        )
+    each = most["holds_per_s"] * (1 - settings.headroom)
+    machines = math.ceil(settings.rate / each)
+    own = simulated(times, cores, cores, settings.rate / machines, settings)
+    found = {
+        "rate_per_s": settings.rate,
+        "bound_ms": settings.p99_ms,
+        "model": times.name,
+        "runtime": times.runtime,
+        "machine": document["machine"],
+        "cores_a_machine": cores,
+        "sizes": sizes,
+        "machines": machines,
+        "cores": machines * cores,
+        "one_lost": _with_one_lost(settings.rate, each, machines),
+        "p50_ms": round(own.percentile_ms(50), 3),
+        "p99_ms": round(own.percentile_ms(99), 3),
+        "processes_busy": round(own.busy, 3),
+        "fitted": {
+            "call_us": round(1e6 * times.call_s, 2), "token_us": round(1e6 * times.token_s, 3),
+            "token_squared_ns": round(1e9 * times.square_s, 3), "text_us": round(1e6 * times.text_s, 2),
+            "text_token_us": round(1e6 * times.text_token_s, 3), "all_cores_slower": round(times.crowded, 3),
+            "median_error": round(times.error, 4),
+        },
+        "assumptions": _assumptions(document, times, settings, cores),
+    }  # fmt: skip
+    if settings.price_per_core_hour is not None:
+        found["price_per_hour"] = round(machines * cores * settings.price_per_core_hour, 6)
+        found["price_per_million"] = round(found["price_per_hour"] / (settings.rate * 3600) * 1e6, 6)
+    return found
+
+
+def simulated(times: ServiceTimes, processes: int, cores: int, rate_per_s: float, settings: Capacity) -> Simulated:
+    """A machine with so many processes at this rate. Of several fronts, each with its own processes and cores, one is simulated."""
+    fronts = -(-processes // WORKERS_A_FRONT)
+    one = Machine(processes // fronts, max(1, cores // fronts), front_s=settings.front_us / 1e6)
+    return simulate(times, times.tokens, one, rate_per_s / fronts, settings.queries, settings.seed)
+
+
+def _size(times: ServiceTimes, processes: int, cores: int, settings: Capacity) -> dict[str, Any]:
+    """What so many processes of one machine bear."""
+    fronts = -(-processes // WORKERS_A_FRONT)
+    rate = fronts * _borne(times, processes // fronts, max(1, cores // fronts), settings)
+    row: dict[str, Any] = {"processes": processes, "fronts": fronts, "holds_per_s": round(rate, 1)}
+    if rate:
+        at = simulated(times, processes, cores, rate, settings)
+        row |= {
+            "p50_ms": round(at.percentile_ms(50), 3),
+            "p99_ms": round(at.percentile_ms(99), 3),
+            "busy": round(at.busy, 3),
+        }
+    return row
+
+
+@cache
+def _borne(times: ServiceTimes, processes: int, cores: int, settings: Capacity) -> float:
+    """The highest rate of one front with its processes and cores."""
+
+    def holds(rate: float) -> bool:
+        tried = simulated(times, processes, cores, rate, settings)
+        return tried.percentile_ms(99) <= settings.p99_ms and not tried.refused
+
+    alone_per_s = processes / times.alone_s()
+    most = min(alone_per_s * MOST_SHARE, MOST_OF_A_FRONT * 1e6 / settings.front_us)
+    return highest_rate(holds, min(LEAST_SHARE * alone_per_s, most), most, tolerance=0.02)
+
+
+def _sizes(cores: int) -> list[int]:
+    """1, 2, 4, ... processes, and one for each core."""
+    return sorted({2**power for power in range(cores.bit_length()) if 2**power < cores} | {cores})
+
+
+def _with_one_lost(rate: float, each: float, machines: int) -> int:
+    """How many machines still bear the rate when one of them is gone."""
+    return max(machines, math.ceil(rate / each)) + 1
+
+
+def _report(path: Path) -> ProfileDocument:
+    file = path / "report.json" if path.is_dir() else path
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(
+            f"REPORT {path} cannot be read ({error.strerror}); give the report.json that `stillroom profile --out` writes, or its folder."
+        ) from None
+    except ValueError as error:
+        raise BadInput(
+            f"REPORT {file} is not JSON ({error}); give the report.json that `stillroom profile --out` writes."
+        ) from None
+    document = (
+        document.get("latency", document) if isinstance(document, dict) else {}
+    )  # a report of `run` has it as a part
+    if not {"machine", "candidates", "models"} <= set(document):
+        raise BadInput(
+            f"REPORT {file} is no report of `stillroom profile`; give the report.json that `stillroom profile --out` writes."
+        )
+    return cast(ProfileDocument, document)
+
+
+def _assumptions(document: ProfileDocument, times: ServiceTimes, settings: Capacity, cores: int) -> list[str]:
+    tokens = sorted(times.tokens)
+    found = [
+        f"texts like those of the report: {tokens[len(tokens) // 2]} tokens in the median, {tokens[-1]} at most",
+        f"a Poisson process of requests of one text, {settings.front_us:g} us of a core a request beside the model",
+        "no other program on the machines, and clients on others",
+    ]
+    if cores != document["machine"]["cores"]:
+        found.append(
+            f"{cores} cores as fast as the {document['machine']['cores']} that were measured; caches and memory that more cores share are "
+            "not in the figure"
+        )
+    if times.crowded == 1.0:
+        found.append("a core as fast when all compute as alone: `profile --sweep` measures how much slower it is")
+    return found
+
+
+def row(size: dict[str, Any]) -> list[str]:
+    """The cells of one number of processes under COLUMNS."""
+    if not size["holds_per_s"]:
+        return [str(size["processes"]), str(size["fronts"]), "none", "", "", ""]
+    return [
+        str(size["processes"]), str(size["fronts"]), f"{size['holds_per_s']:,.0f}", f"{size['p50_ms']:.2f}", f"{size['p99_ms']:.2f}",
+        f"{size['busy'] * size['processes']:.1f}",
+    ]  # fmt: skip
+
+
+def sentence(document: dict[str, Any]) -> str:
+    """The result in a sentence."""
+    machines = "1 machine" if document["machines"] == 1 else f"{document['machines']} machines"
+    cores = "1 core" if document["cores_a_machine"] == 1 else f"{document['cores_a_machine']} cores"
+    price = ""
+    if "price_per_hour" in document:
+        price = f", for {document['price_per_hour']:g} an hour or {document['price_per_million']:g} a million texts"
+    need = f"{document['rate_per_s']:g} texts a second within {document['bound_ms']:g} ms at p99 need {machines} of {cores}"
+    reached = f"p50 {document['p50_ms']:.1f} ms, p99 {document['p99_ms']:.1f} ms{price}"
+    return f"{need} with {document['model']}: {reached}. {document['one_lost']} bear the loss of one."
