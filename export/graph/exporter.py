@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.models.sentence_pooling import pooling_in
-from compress.models.span_logits import with_span_logits
 from export.graph.nodes import Wiring
 from serve.bundle.manifest import Task
 from serve.bundle.replaced_files import replacing
@@ -192,6 +191,8 @@ def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceM
             checkpoint, attn_implementation="eager", dtype=torch.float32, local_files_only=True
         )
     if task == "question-answering":
+        from compress.models.span_logits import with_span_logits
+
         model = with_span_logits(model)
     return model.eval(), task
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from compress.models.sentence_pooling import pooling_in
-from compress.models.span_logits import with_span_logits
 from latency.candidates.availability import missing
 from latency.candidates.candidate import Call, Candidate, Int64s
 from serve.errors import BadInput
@@ -136,6 +135,8 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
 def _of_spans(path: Path, **options: Any) -> "PreTrainedModel":
     """A model of questions, whose one output is both logits of each token, as in a bundle."""
     import transformers
+
+    from compress.models.span_logits import with_span_logits
 
     model: PreTrainedModel = with_span_logits(
         transformers.AutoModelForQuestionAnswering.from_pretrained(path, **options)

@@ -58,7 +58,7 @@ def capacity(report: Path | str, settings: Capacity) -> dict[str, Any]:
         "sizes": sizes,
         "machines": machines,
         "cores": machines * cores,
-        "one_lost": _with_one_lost(settings.rate, each, machines),
+        "one_lost": machines + 1,
         "p50_ms": round(own.percentile_ms(50), 3),
         "p99_ms": round(own.percentile_ms(99), 3),
         "processes_busy": round(own.busy, 3),
@@ -114,11 +114,6 @@ def _borne(times: ServiceTimes, processes: int, cores: int, settings: Capacity) 
 def _sizes(cores: int) -> list[int]:
     """1, 2, 4, ... processes, and one for each core."""
     return sorted({2**power for power in range(cores.bit_length()) if 2**power < cores} | {cores})
-
-
-def _with_one_lost(rate: float, each: float, machines: int) -> int:
-    """How many machines still bear the rate when one of them is gone."""
-    return max(machines, math.ceil(rate / each)) + 1
 
 
 def _report(path: Path) -> ProfileDocument:
