@@ -1,14 +1,16 @@
 """A server under arrivals, simulated: the server's own queue, on a clock that does not wait.
 
-Requests of one text arrive as a Poisson process, whether or not earlier ones are answered. One process reads them; others compute.
-The queue, its batches and its refusals are `serve.workers.batcher`, so what is simulated is the policy that is served; only the times
-of reading, of a run, and of the way back are numbers.
+Requests of one text arrive as a Poisson process, whether or not earlier ones are answered. One process reads them; others compute. Each
+has a core while it works, and waits for one if all are taken. The queue, its batches and its refusals are `serve.workers.batcher`, so
+what is simulated is the policy that is served; only the times of reading, of a run, and of the way back are numbers.
 """
 
 import asyncio
 import selectors
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,22 +20,28 @@ from latency.load.arrivals import poisson_s
 from serve.errors import Overloaded
 from serve.workers.batcher import Batcher, Done
 
-# As measured on two virtual cores of an AMD EPYC: see docs/measurements/server.md.
-FRONT_S, MESSAGE_S, ADDED_S = 110e-6, 50e-6, 0.3e-3
+# Fitted to a 3x384 student on two virtual cores of an AMD EPYC: docs/capacity.md.
+FRONT_S, FRONT_WAKE_S = 150e-6, 100e-6
+MESSAGE_S, WAKE_S, SERVED = 50e-6, 0.3e-3, 1.35
+ADDED_S = 0.2e-3
 
 
 @dataclass(frozen=True)
 class Machine:
     """A server's processes, and the cores that they share.
 
-    A request needs `front_s` of core time of the process that reads, and of the system, besides the model's; a batch needs `message_s`
-    of the process that computes it; and an answer arrives `added_s` later than all that would make it.
+    A request needs `front_s` of the process that reads, half before and half after the model, and `front_wake_s` more if that slept. A
+    batch needs `message_s` of the process that computes it, and `wake_s` more if that slept, since its caches are cold. All of this
+    takes `served` times as long as in a process that has the machine to itself. An answer arrives `added_s` later.
     """
 
     processes: int
     cores: int
     front_s: float = FRONT_S
+    front_wake_s: float = FRONT_WAKE_S
     message_s: float = MESSAGE_S
+    wake_s: float = WAKE_S
+    served: float = SERVED
     added_s: float = ADDED_S
     batch_tokens: int = 512
     max_queue_s: float = 0.5
@@ -61,33 +69,50 @@ def simulate(
 ) -> Simulated:
     """`queries` arrivals of texts drawn from `lengths`, the tokens of each.
 
-    A run takes longer where more processes compute than there are cores: they share them equally.
+    A run takes longer where other cores compute, as `times.crowded` says.
     """
     drawn = np.random.default_rng([seed, 1]).choice(np.array(lengths), queries)
     due_s = poisson_s(rate_per_s, queries, seed)
-    read_s = _read_s(due_s, machine.front_s)
     selector = _NoWait()
     loop = _VirtualLoop(selector)
     try:
-        served = _Served(times, machine, min(1.0, rate_per_s * machine.front_s), loop.time)
-        return loop.run_until_complete(served.answer(due_s, read_s, drawn))
+        return loop.run_until_complete(_answered(times, machine, due_s, drawn))
     finally:
         loop.close()
 
 
+async def _answered(times: ServiceTimes, machine: Machine, due_s: np.ndarray, lengths: np.ndarray) -> Simulated:
+    return await _Served(times, machine, asyncio.get_running_loop().time).answer(due_s, lengths)
+
+
 class _Served:
-    def __init__(self, times: ServiceTimes, machine: Machine, front_busy: float, clock: Callable[[], float]) -> None:
-        self.times, self.machine, self.front_busy, self.clock = times, machine, front_busy, clock
-        self.busy, self.busy_s = 0, 0.0
+    """One simulated server: its cores, its front, and the processes behind its queue."""
+
+    def __init__(self, times: ServiceTimes, machine: Machine, clock: Callable[[], float]) -> None:
+        self.times, self.machine, self.clock = times, machine, clock
+        self.cores = asyncio.Semaphore(machine.cores)
+        self.busy, self.busy_s, self.front_s = 0, 0.0, 0.0
+        self.to_do: deque[Callable[[], None]] = deque()
+        self.called = asyncio.Event()
         self.refused = 0
 
-    async def answer(self, due_s: np.ndarray, read_s: np.ndarray, lengths: np.ndarray) -> Simulated:
+    async def answer(self, due_s: np.ndarray, lengths: np.ndarray) -> Simulated:
         batcher: Batcher[int, None] = Batcher(
             batch_tokens=self.machine.batch_tokens, max_queue_s=self.machine.max_queue_s, clock=self.clock
         )
         for _ in range(self.machine.processes):
             batcher.add_slot(self._process())
+        front = asyncio.ensure_future(self._front())
         latencies_s = np.full(len(due_s), np.nan)
+        answered = asyncio.Event()
+        left = len(due_s)
+
+        def ended(place: int, latency_s: float) -> None:
+            nonlocal left
+            latencies_s[place] = latency_s
+            left -= 1
+            if not left:
+                answered.set()
 
         async def ask(place: int) -> None:
             length = int(lengths[place])
@@ -95,58 +120,80 @@ class _Served:
                 await batcher.results([length], [length])
             except Overloaded:
                 self.refused += 1
+                ended(place, np.nan)
                 return
-            latencies_s[place] = self.clock() - due_s[place] + self.machine.added_s
+            self._call(lambda: ended(place, self.clock() - due_s[place] + self.machine.added_s))
 
-        waiting: set[asyncio.Task[None]] = set()
-        for place, at_s in enumerate(read_s.tolist()):
+        asked: set[asyncio.Future[None]] = set()
+
+        def begin(place: int) -> None:
+            asked.add(asyncio.ensure_future(ask(place)))
+
+        for place, at_s in enumerate(due_s.tolist()):
             if at_s > self.clock():
                 await asyncio.sleep(at_s - self.clock())
-            task = asyncio.ensure_future(ask(place))
-            waiting.add(task)
-            task.add_done_callback(waiting.discard)
-        if waiting:
-            await asyncio.wait(waiting)
-        ended_s = self.clock()
+            self._call(partial(begin, place))
+        await answered.wait()
+        ended_s = max(self.clock(), 1e-9)
+        front.cancel()
+        await asyncio.wait([front, *asked])
         await batcher.close()
-        answered = ~np.isnan(latencies_s)
         later = np.arange(len(due_s)) >= len(due_s) // 2
+        known = ~np.isnan(latencies_s)
         return Simulated(
-            1e3 * latencies_s[answered & later],
+            1e3 * latencies_s[known & later],
             self.refused,
-            float(answered.sum()) / max(float(due_s[-1]), 1e-9),
-            self.busy_s / (self.machine.processes * max(ended_s, 1e-9)),
-            self.front_busy,
+            float(known.sum()) / max(float(due_s[-1]), 1e-9),
+            self.busy_s / (self.machine.processes * ended_s),
+            self.front_s / ended_s,
         )
 
-    def _slower(self) -> float:
-        """How much longer than alone a run takes now: those that compute share the cores, their caches and their memory."""
-        at_work, cores = self.busy + self.front_busy, self.machine.cores
-        others = min(1.0, max(0.0, at_work - 1) / (cores - 1)) if cores > 1 else 0.0
-        return max(1.0, at_work / cores) * (1 + others * (self.times.crowded - 1))
+    def _call(self, work: Callable[[], None]) -> None:
+        self.to_do.append(work)
+        self.called.set()
+
+    async def _front(self) -> None:
+        """Reads requests and writes answers, half of `front_s` for each, as long as there are any; then it sleeps."""
+        while True:
+            await self.called.wait()
+            self.called.clear()
+            async with self.cores:
+                await self._at_front(self.machine.front_wake_s)
+                while self.to_do:
+                    work = self.to_do.popleft()
+                    await self._at_front(self.machine.front_s / 2)
+                    work()
+
+    async def _at_front(self, seconds: float) -> None:
+        self.front_s += seconds
+        await asyncio.sleep(seconds)
 
     def _process(self) -> Callable[[list[int], Done[None]], "asyncio.Future[None]"]:
         turn = asyncio.Lock()  # a process computes its next batch after its last
+        last = [-1.0]  # when it was done with that
 
         async def compute(batch: list[int], done: Done[None]) -> None:
             async with turn:
-                self.busy += 1
-                await asyncio.sleep(self.machine.message_s)
+                woken_s = self.machine.wake_s if self.clock() > last[0] else 0.0
+                extra_s = self.machine.message_s + woken_s
                 for part, seconds in self.times.parts_s(batch):
-                    taken_s = seconds * self._slower()
-                    self.busy_s += taken_s
-                    await asyncio.sleep(taken_s)
+                    async with self.cores:
+                        self.busy += 1
+                        taken_s = (extra_s + seconds) * self.machine.served * self._slower()
+                        extra_s = 0.0
+                        self.busy_s += taken_s
+                        await asyncio.sleep(taken_s)
+                        self.busy -= 1
                     for place in part:
                         done(place, None)
-                self.busy -= 1
+                last[0] = self.clock()
 
         return lambda batch, done: asyncio.ensure_future(compute(batch, done))
 
-
-def _read_s(due_s: np.ndarray, front_s: float) -> np.ndarray:
-    """When each request is read: one after another, each for `front_s` (Lindley's recursion, unrolled)."""
-    own = front_s * np.arange(1, len(due_s) + 1)
-    return own + np.maximum.accumulate(due_s - own + front_s)
+    def _slower(self) -> float:
+        """How much longer than alone a run takes now: those that compute share caches and memory."""
+        others = (self.busy - 1) / (self.machine.cores - 1) if self.machine.cores > 1 else 0.0
+        return 1 + min(1.0, others) * (self.times.crowded - 1)
 
 
 class _NoWait(selectors.DefaultSelector):

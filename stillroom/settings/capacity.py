@@ -28,10 +28,10 @@ class Capacity:
         panel=MACHINE,
     )
     headroom: float = setting(
-        0.0, help="Share of what a machine bears that is to stay free.", at_least=0, at_most=0.9, panel=MACHINE
+        0.3, help="Share of what a machine bears that is to stay free.", at_least=0, at_most=0.9, panel=MACHINE
     )
     front_us: float = setting(
-        110.0, help="Microseconds of a core that a request costs beside the model.", above=0, panel=SIMULATION
+        150.0, help="Microseconds of a core that a request costs beside the model.", above=0, panel=SIMULATION
     )
     queries: int = setting(
         16_000,

@@ -7,13 +7,12 @@ import pytest
 from timed_report import timed_report
 
 from latency.analysis.service_times import ServiceTimes, service_times
-from latency.analysis.simulated_server import Machine, _read_s, simulate
-from latency.load.arrivals import poisson_s
+from latency.analysis.simulated_server import Machine, simulate
 from latency.measure.result_document import ProfileDocument
 
 S = 0.002
 ALWAYS = ServiceTimes("always the same", "onnxruntime", S, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, (64,))
-FREE: Any = {"front_s": 0.0, "message_s": 0.0, "added_s": 0.0}
+FREE: Any = {"front_s": 0.0, "front_wake_s": 0.0, "message_s": 0.0, "wake_s": 0.0, "served": 1.0, "added_s": 0.0}
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
@@ -28,13 +27,29 @@ def test_one_process_and_one_text_a_batch_wait_as_in_a_queue_of_fixed_service(lo
     assert found.refused == 0
 
 
-def test_requests_are_read_one_after_another() -> None:
-    due_s = poisson_s(900, 500, 0)
-    free, expected = 0.0, []
-    for each in due_s:
-        free = max(free, each) + 0.001
-        expected.append(free)
-    assert _read_s(due_s, 0.001) == pytest.approx(np.array(expected))
+def test_where_the_front_is_the_limit_requests_wait_for_it() -> None:
+    # Each request is two services of half a front's time, so the front is a queue too; the model takes no time here.
+    nothing = ServiceTimes("no time", "onnxruntime", 1e-9, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, (8,))
+    machine = Machine(4, 8, **{**FREE, "front_s": 0.001})
+    quiet, full = (simulate(nothing, [8], machine, rate, 8000) for rate in (50, 900))
+    assert quiet.percentile_ms(50) == pytest.approx(1.0, rel=0.05)
+    assert quiet.front_busy == pytest.approx(0.05, rel=0.1)
+    assert full.percentile_ms(50) > 2
+    assert full.front_busy == pytest.approx(0.9, rel=0.05)
+
+
+def test_processes_wait_for_a_core() -> None:
+    both = Machine(2, 1, batch_tokens=64, **FREE)  # two processes on one core are one process
+    one = Machine(1, 1, batch_tokens=64, **FREE)
+    shared, alone = (simulate(ALWAYS, [64], machine, 350, 6000).latencies_ms.mean() for machine in (both, one))
+    assert shared == pytest.approx(alone, rel=0.1)
+
+
+def test_a_process_that_slept_takes_longer() -> None:
+    cold = Machine(1, 1, batch_tokens=64, **{**FREE, "wake_s": S})
+    assert simulate(ALWAYS, [64], cold, 1, 500).percentile_ms(50) == pytest.approx(2e3 * S)
+    often = simulate(ALWAYS, [64], cold, 0.95 / S, 6000)  # hardly ever asleep
+    assert often.busy < 0.999
 
 
 def test_a_queue_that_grows_is_refused_as_the_server_does() -> None:

@@ -24,7 +24,20 @@ def report(tmp_path: Path) -> Path:
 
 
 def test_machines_are_enough_and_one_less_is_not(report: Path) -> None:
-    done = capacity(report, "--rate", 9000, "--p99-ms", 20, "--price-per-core-hour", 0.05, "--queries", 2000, "--json")
+    done = capacity(
+        report,
+        "--rate",
+        9000,
+        "--p99-ms",
+        20,
+        "--headroom",
+        0,
+        "--price-per-core-hour",
+        0.05,
+        "--queries",
+        2000,
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     told = capacity(report, "--rate", 900, "--queries", 1000)
