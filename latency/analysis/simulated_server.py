@@ -18,6 +18,7 @@ import numpy as np
 from latency.analysis.service_times import ServiceTimes
 from latency.load.arrivals import poisson_s
 from serve.errors import Overloaded
+from serve.settings import Limits
 from serve.workers.batcher import Batcher, Done
 
 # Fitted to a 3x384 student on two virtual cores of an AMD EPYC: docs/capacity.md.
@@ -31,8 +32,8 @@ class Machine:
     """A server's processes, and the cores that they share.
 
     A request needs `front_s` of the process that reads, half before and half after the model, and `front_wake_s` more if that slept. A
-    batch needs `message_s` of the process that computes it, and `wake_s` more if that slept, since its caches are cold. All of this
-    takes `served` times as long as in a process that has the machine to itself. An answer arrives `added_s` later.
+    batch needs `message_s` of the process that computes it, and `wake_s` more if that slept, since its caches are cold; it takes `served`
+    times as long as in a process that has the machine to itself. An answer arrives `added_s` later.
     """
 
     processes: int
@@ -43,8 +44,8 @@ class Machine:
     wake_s: float = WAKE_S
     served: float = SERVED
     added_s: float = ADDED_S
-    batch_tokens: int = 512
-    max_queue_s: float = 0.5
+    batch_tokens: int = Limits().batch_tokens
+    max_queue_s: float = Limits().queue_s
 
 
 class Simulated(NamedTuple):
@@ -60,7 +61,7 @@ class Simulated(NamedTuple):
     """The share of the time in which the process that reads does."""
 
     def percentile_ms(self, percentile: float) -> float:
-        """A percentile of the latencies; of an infinite one where nothing was answered."""
+        """A percentile of the latencies; infinity where nothing was answered."""
         return float(np.percentile(self.latencies_ms, percentile)) if len(self.latencies_ms) else float("inf")
 
 
