@@ -73,7 +73,7 @@ def rows(
                     if "share" in row:
                         row["rounds"].append(measured(url, texts, row["rate_per_s"], given.seconds, seed))
                     else:
-                        ramp = stillroom.load(url, texts, bound_ms=BOUND_MS, seconds=given.seconds / 2, seed=seed)
+                        ramp = stillroom.load(url, texts, bound_ms=BOUND_MS, seconds=given.seconds, seed=seed)
                         row["rounds"].append({"holds_per_s": ramp["rate_per_s"]})
     return found
 

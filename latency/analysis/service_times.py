@@ -29,8 +29,8 @@ class ServiceTimes:
     square_s: float
     text_s: float
     text_token_s: float
-    crowded: float
-    """How much longer a run takes while all cores compute, which share caches and memory; 1 where the report does not say."""
+    crowded: float | None
+    """How much longer a run takes while all cores compute, which share caches and memory; None where the report does not say."""
     error: float
     """Median relative error of the fitted runs."""
     tokens: tuple[int, ...]
@@ -111,7 +111,7 @@ def service_times(document: ProfileDocument, name: str = "") -> ServiceTimes:
     )
 
 
-def _crowded(document: ProfileDocument, model: Any) -> float:
+def _crowded(document: ProfileDocument, model: Any) -> float | None:
     """The time of a call while a process on each core computes, over that of a process alone: of `--sweep`."""
     cores = document["machine"]["cores"]
     together = [
@@ -121,7 +121,7 @@ def _crowded(document: ProfileDocument, model: Any) -> float:
     ]
     # The sweep times the first row of the grid.
     alone = [row["p50_ms"] for row in document["candidates"] if row["name"] == model["name"]]
-    return max(1.0, together[0] / alone[0]) if together and cores > 1 else 1.0
+    return max(1.0, together[0] / alone[0]) if together and cores > 1 else None
 
 
 def _typical(samples: np.ndarray, tokens: float, column: int) -> float:

@@ -9,6 +9,7 @@ import asyncio
 import selectors
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -74,12 +75,20 @@ def simulate(
     """
     drawn = np.random.default_rng([seed, 1]).choice(np.array(lengths), queries)
     due_s = poisson_s(rate_per_s, queries, seed)
-    selector = _NoWait()
-    loop = _VirtualLoop(selector)
+
+    def answered() -> Simulated:
+        loop = _VirtualLoop(_NoWait())
+        try:
+            return loop.run_until_complete(_answered(times, machine, due_s, drawn))
+        finally:
+            loop.close()
+
     try:
-        return loop.run_until_complete(_answered(times, machine, due_s, drawn))
-    finally:
-        loop.close()
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return answered()
+    with ThreadPoolExecutor(1) as another:  # a thread has one loop, and that of a notebook runs already
+        return another.submit(answered).result()
 
 
 async def _answered(times: ServiceTimes, machine: Machine, due_s: np.ndarray, lengths: np.ndarray) -> Simulated:
@@ -194,7 +203,7 @@ class _Served:
     def _slower(self) -> float:
         """How much longer than alone a run takes now: those that compute share caches and memory."""
         others = (self.busy - 1) / (self.machine.cores - 1) if self.machine.cores > 1 else 0.0
-        return 1 + min(1.0, others) * (self.times.crowded - 1)
+        return 1 + min(1.0, others) * ((self.times.crowded or 1.0) - 1)
 
 
 class _NoWait(selectors.DefaultSelector):

@@ -119,7 +119,9 @@ def _decoder(candidate: Candidate) -> Callable[[Text, Encoding, np.ndarray], Ans
             # Of a text alone there is no context, and no answer.
             context = "" if isinstance(given, str) else given[1]
             (asked,) = question_rows(encoding, context, max(1, len(encoding)))
-            found = found_answer([asked], [row[asked.places]])
+            places = asked.places
+            places[1:] += len(encoding) - len(asked)  # a very long question is cut in the row, and was not for this run
+            found = found_answer([asked], [row[places]])
             return question_answer(context, found, options, EVEN_SCORE)
 
         return answer_to

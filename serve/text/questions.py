@@ -61,14 +61,17 @@ def question_rows(encoding: Encoding, context: str, max_length: int) -> list[Que
     """The windows over the whole `encoding` of a question and its `context`, of at most `max_length` tokens each.
 
     They are spread evenly over the context, and are the fewest that share `SHARED_TOKENS`. A question is cut to
-    `MOST_QUESTION_TOKENS`, or to half of a shorter row.
+    `MOST_QUESTION_TOKENS`, and if not all fits, to half of a shorter row.
     """
     sequence_ids = encoding.sequence_ids
     special = sequence_ids.count(None)
     question = [place for place, sequence in enumerate(sequence_ids) if sequence == 0]
     own = [place for place, sequence in enumerate(sequence_ids) if sequence == 1]
     after = own[0] if own else len(sequence_ids)
-    dropped = question[max(1, min(MOST_QUESTION_TOKENS, (max_length - special) // 2)) :]
+    fits = len(sequence_ids) <= max_length
+    dropped = question[
+        max(1, MOST_QUESTION_TOKENS if fits else min(MOST_QUESTION_TOKENS, (max_length - special) // 2)) :
+    ]
     head = np.delete(np.arange(after), dropped)
     tail = np.arange(own[-1] + 1, len(sequence_ids)) if own else np.empty(0, dtype=np.int64)
     room = max(1, max_length - len(head) - len(tail))
@@ -96,7 +99,9 @@ def question_rows(encoding: Encoding, context: str, max_length: int) -> list[Que
 
 def tokens_of_windows(question: int, context: int, max_length: int) -> int:
     """The tokens of all windows of a question and a context of so many tokens, with three special ones in each."""
-    asked = SPECIAL + max(1, min(question, MOST_QUESTION_TOKENS, (max_length - SPECIAL) // 2))
+    asked = SPECIAL + min(question, MOST_QUESTION_TOKENS)
+    if question + context + SPECIAL > max_length:
+        asked = min(asked, SPECIAL + max(1, (max_length - SPECIAL) // 2))
     room = max(1, max_length - asked)
     if context <= room:
         return asked + context

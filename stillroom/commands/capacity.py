@@ -39,7 +39,7 @@ def capacity(report: Path | str, settings: Capacity) -> dict[str, Any]:
         for processes in _sizes(cores):
             sizes.append(_size(times, processes, cores, settings))
             shown(len(sizes), len(_sizes(cores)), f"{processes} processes")
-    most = sizes[-1]
+    most = max(sizes, key=lambda size: size["holds_per_s"])
     if not most["holds_per_s"]:
         raise BadInput(
             f"--p99-ms is {settings.p99_ms:g}, and at any rate p99 is above it: one text alone takes {least_ms:.1f} ms of the "
@@ -47,7 +47,7 @@ def capacity(report: Path | str, settings: Capacity) -> dict[str, Any]:
         )
     each = most["holds_per_s"] * (1 - settings.headroom)
     machines = math.ceil(settings.rate / each)
-    own = simulated(times, cores, cores, settings.rate / machines, settings)
+    own = simulated(times, most["processes"], cores, settings.rate / machines, settings)
     found = {
         "rate_per_s": settings.rate,
         "bound_ms": settings.p99_ms,
@@ -56,6 +56,7 @@ def capacity(report: Path | str, settings: Capacity) -> dict[str, Any]:
         "machine": document["machine"],
         "cores_a_machine": cores,
         "sizes": sizes,
+        "processes_a_machine": most["processes"],
         "machines": machines,
         "cores": machines * cores,
         "one_lost": machines + 1,
@@ -65,7 +66,7 @@ def capacity(report: Path | str, settings: Capacity) -> dict[str, Any]:
         "fitted": {
             "call_us": round(1e6 * times.call_s, 2), "token_us": round(1e6 * times.token_s, 3),
             "token_squared_ns": round(1e9 * times.square_s, 3), "text_us": round(1e6 * times.text_s, 2),
-            "text_token_us": round(1e6 * times.text_token_s, 3), "all_cores_slower": round(times.crowded, 3),
+            "text_token_us": round(1e6 * times.text_token_s, 3), "all_cores_slower": times.crowded and round(times.crowded, 3),
             "median_error": round(times.error, 4),
         },
         "assumptions": _assumptions(document, times, settings, cores),
@@ -77,23 +78,33 @@ def capacity(report: Path | str, settings: Capacity) -> dict[str, Any]:
 
 
 def simulated(times: ServiceTimes, processes: int, cores: int, rate_per_s: float, settings: Capacity) -> Simulated:
-    """A machine with so many processes at this rate. Of several fronts, each with its own processes and cores, one is simulated."""
-    fronts = -(-processes // WORKERS_A_FRONT)
-    one = Machine(processes // fronts, max(1, cores // fronts), front_s=settings.front_us / 1e6)
-    return simulate(times, times.tokens, one, rate_per_s / fronts, settings.queries, settings.seed)
+    """A machine with so many processes at this rate. Of several fronts, each with its share of all, one is simulated."""
+    of_one, its_cores = _front(processes, cores)
+    one = Machine(of_one, its_cores, front_s=settings.front_us / 1e6)
+    return simulate(times, times.tokens, one, rate_per_s * of_one / processes, settings.queries, settings.seed)
+
+
+def _fronts(processes: int) -> int:
+    return -(-processes // WORKERS_A_FRONT)
+
+
+def _front(processes: int, cores: int) -> tuple[int, int]:
+    """The processes and the cores of one front; of unequal ones that with the fewest."""
+    of_one = processes // _fronts(processes)
+    return of_one, max(1, cores * of_one // processes)
 
 
 def _size(times: ServiceTimes, processes: int, cores: int, settings: Capacity) -> dict[str, Any]:
     """What so many processes of one machine bear."""
-    fronts = -(-processes // WORKERS_A_FRONT)
-    rate = fronts * _borne(times, processes // fronts, max(1, cores // fronts), settings)
-    row: dict[str, Any] = {"processes": processes, "fronts": fronts, "holds_per_s": round(rate, 1)}
+    of_one, its_cores = _front(processes, cores)
+    rate = processes / of_one * _borne(times, of_one, its_cores, settings)
+    row: dict[str, Any] = {"processes": processes, "fronts": _fronts(processes), "holds_per_s": round(rate, 1)}
     if rate:
         at = simulated(times, processes, cores, rate, settings)
         row |= {
             "p50_ms": round(at.percentile_ms(50), 3),
             "p99_ms": round(at.percentile_ms(99), 3),
-            "busy": round(at.busy, 3),
+            "cores_busy": round(processes / of_one * (of_one * at.busy + at.front_busy), 2),
         }
     return row
 
@@ -102,6 +113,7 @@ def _size(times: ServiceTimes, processes: int, cores: int, settings: Capacity) -
 def _borne(times: ServiceTimes, processes: int, cores: int, settings: Capacity) -> float:
     """The highest rate of one front with its processes and cores."""
 
+    @cache  # the search asks twice about a rate that fails, and the same seed gives the same answer
     def holds(rate: float) -> bool:
         tried = simulated(times, processes, cores, rate, settings)
         return tried.percentile_ms(99) <= settings.p99_ms and not tried.refused
@@ -150,7 +162,7 @@ def _assumptions(document: ProfileDocument, times: ServiceTimes, settings: Capac
             f"{cores} cores as fast as the {document['machine']['cores']} that were measured; caches and memory that more cores share are "
             "not in the figure"
         )
-    if times.crowded == 1.0:
+    if times.crowded is None and document["machine"]["cores"] > 1:
         found.append("a core as fast when all compute as alone: `profile --sweep` measures how much slower it is")
     return found
 
@@ -161,7 +173,7 @@ def row(size: dict[str, Any]) -> list[str]:
         return [str(size["processes"]), str(size["fronts"]), "none", "", "", ""]
     return [
         str(size["processes"]), str(size["fronts"]), f"{size['holds_per_s']:,.0f}", f"{size['p50_ms']:.2f}", f"{size['p99_ms']:.2f}",
-        f"{size['busy'] * size['processes']:.1f}",
+        f"{size['cores_busy']:.1f}",
     ]  # fmt: skip
 
 

@@ -48,7 +48,9 @@ def test_every_token_of_a_context_is_in_a_window_behind_the_question(
     rows = question_rows(encoding, text, max_length)
     own = [place for place, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
     asks = encoding.sequence_ids.count(0)
-    kept = max(1, min(asks, MOST_QUESTION_TOKENS, (max_length - 3) // 2))
+    kept = min(asks, MOST_QUESTION_TOKENS)
+    if len(encoding) > max_length:
+        kept = min(kept, max(1, (max_length - 3) // 2))
     seen: set[int] = set()
     for row in rows:
         assert len(row) <= max(max_length, kept + 4)

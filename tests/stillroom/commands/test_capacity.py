@@ -1,5 +1,6 @@
 """`stillroom capacity` by its command line, on a report with known times."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -82,3 +83,24 @@ def test_what_cannot_be_told_is_said(report: Path, tmp_path: Path) -> None:
         done = capacity(path, "--rate", 10)
         assert done.returncode == 2
         assert reason in " ".join(done.stderr.split())
+
+
+def test_no_process_is_lost_where_fronts_have_unequal_shares(report: Path) -> None:
+    four, five = (
+        next(
+            size
+            for size in stillroom.capacity(report, 100, cores=cores, queries=1000)["sizes"]
+            if size["processes"] == cores
+        )
+        for cores in (4, 5)
+    )
+    assert (four["fronts"], five["fronts"]) == (1, 2)
+    assert five["holds_per_s"] > four["holds_per_s"]
+    assert five["cores_busy"] <= 5
+
+
+def test_a_notebook_can_ask(report: Path) -> None:
+    async def cell() -> float:
+        return float(stillroom.capacity(report, 100, queries=1000)["p50_ms"])
+
+    assert asyncio.run(cell()) == stillroom.capacity(report, 100, queries=1000)["p50_ms"]
