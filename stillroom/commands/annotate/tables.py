@@ -6,7 +6,6 @@ The lines stay beside the table as OUTPUT.rows.jsonl, so that a stopped run, or 
 import base64
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from serve.bundle.manifest import Manifest
+from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput, no_room
 
 if TYPE_CHECKING:
@@ -161,16 +161,13 @@ def _read(rows: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
-    """Within it a file beside `out` is written, which replaces it at the end."""
-    partial = out.with_name(f"{out.name}.partial")
+    """As `replacing`, with a message to the user where the disk refuses."""
     try:
-        yield partial
-        os.replace(partial, out)
+        with replacing(out) as beside:
+            yield beside
     except OSError as error:
         if no_room(error):
             raise BadInput(
                 f"{out} could not be written: {error.strerror}. Make room, and give the same command again"
             ) from error
         raise BadInput(f"{out} cannot be written ({error.strerror or error}); give another file as --output") from error
-    finally:
-        partial.unlink(missing_ok=True)
