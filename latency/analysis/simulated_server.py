@@ -6,7 +6,6 @@ what is simulated is the policy that is served; only the times of reading, of a 
 """
 
 import asyncio
-import selectors
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from latency.analysis.service_times import ServiceTimes
+from latency.analysis.virtual_clock import VirtualLoop
 from latency.load.arrivals import poisson_s
 from serve.errors import Overloaded
 from serve.settings import Limits
@@ -77,7 +77,7 @@ def simulate(
     due_s = poisson_s(rate_per_s, queries, seed)
 
     def answered() -> Simulated:
-        loop = _VirtualLoop(_NoWait())
+        loop = VirtualLoop()
         try:
             return loop.run_until_complete(_answered(times, machine, due_s, drawn))
         finally:
@@ -204,24 +204,3 @@ class _Served:
         """How much longer than alone a run takes now: those that compute share caches and memory."""
         others = (self.busy - 1) / (self.machine.cores - 1) if self.machine.cores > 1 else 0.0
         return 1 + min(1.0, others) * ((self.times.crowded or 1.0) - 1)
-
-
-class _NoWait(selectors.DefaultSelector):
-    """A selector that passes over the time for which nothing is due."""
-
-    now_s = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise RuntimeError("nothing is due: the simulation cannot go on")
-        self.now_s += max(0.0, timeout)
-        return super().select(0)
-
-
-class _VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self, selector: _NoWait) -> None:
-        self._clock = selector
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self._clock.now_s

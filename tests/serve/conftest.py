@@ -59,6 +59,18 @@ def answers_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def bundle_of_each_kind(
+    entities_bundle: Path,
+    intents_bundle: Path,
+    relations_bundle: Path,
+    numbers_bundle: Path,
+    answers_bundle: Path,
+    vectors_bundle: Path,
+) -> list[Path]:
+    return [entities_bundle, intents_bundle, relations_bundle, numbers_bundle, answers_bundle, vectors_bundle]
+
+
+@pytest.fixture(scope="session")
 def vectors_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_vectors_bundle(tmp_path_factory.mktemp("bundles") / "vectors")
 

@@ -46,17 +46,8 @@ JSON_PAGES = (HTTP, "reference/errors.md", "serving.md", "monitoring.md", "deplo
 
 
 @pytest.fixture(scope="module")
-def url(
-    entities_bundle: Path,
-    intents_bundle: Path,
-    relations_bundle: Path,
-    numbers_bundle: Path,
-    answers_bundle: Path,
-    vectors_bundle: Path,
-) -> Iterator[str]:
-    with serving(
-        [entities_bundle, intents_bundle, relations_bundle, numbers_bundle, answers_bundle, vectors_bundle]
-    ) as url:
+def url(bundle_of_each_kind: list[Path]) -> Iterator[str]:
+    with serving(bundle_of_each_kind) as url:
         yield url
 
 

@@ -1,6 +1,5 @@
 import asyncio
 import heapq
-import selectors
 from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from latency.analysis.virtual_clock import VirtualLoop
 from serve.errors import BadInput, Overloaded, Unavailable
 from serve.workers.batcher import Batcher, Done, picked
 
@@ -41,29 +41,13 @@ def ask(batcher: Batcher[int, int], *items: int) -> "asyncio.Task[list[int]]":
     return asyncio.create_task(batcher.results(items, items))
 
 
-class Clock(selectors.DefaultSelector):
-    """A selector that never waits: its time goes on at once by as much as it was asked to wait, or by a microsecond."""
-
-    now_s = 1.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.now_s += timeout or 1e-6
-        return super().select(0)
-
-
-class Loop(asyncio.SelectorEventLoop):
-    """A loop in whose time only waiting takes time: what a busy machine does to the batcher's estimates is not seen."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-        super().__init__(self.clock)
-
-    def time(self) -> float:
-        return self.clock.now_s
+def loop_in_time() -> VirtualLoop:
+    """What a busy machine does to the batcher's estimates is not seen in it."""
+    return VirtualLoop(turn_s=1e-6)
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
-    with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=Loop) as runner:
+    with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=loop_in_time) as runner:
         clock = SimpleNamespace(perf_counter=runner.get_loop().time)
         patched.setattr("serve.workers.batcher.time", clock)
         return runner.run(scenario())

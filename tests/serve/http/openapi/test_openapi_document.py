@@ -26,16 +26,8 @@ LIMITS = {"texts": 8, "text_characters": 60, "body_bytes": 20_000}
 
 
 @pytest.fixture(scope="module")
-def url(
-    entities_bundle: Path,
-    intents_bundle: Path,
-    relations_bundle: Path,
-    numbers_bundle: Path,
-    answers_bundle: Path,
-    vectors_bundle: Path,
-) -> Iterator[str]:
-    bundles = [entities_bundle, intents_bundle, relations_bundle, numbers_bundle, answers_bundle, vectors_bundle]
-    with serving(bundles, **LIMITS) as url:
+def url(bundle_of_each_kind: list[Path]) -> Iterator[str]:
+    with serving(bundle_of_each_kind, **LIMITS) as url:
         yield url
 
 
