@@ -42,9 +42,8 @@ class Deadlines:
 
     def _fire(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        now = max(
-            self._fires, int(loop.time() / TICK_S)
-        )  # a clock of whole milliseconds may be a little behind its own timer
+        # A clock of whole milliseconds may be a little behind its own timer.
+        now = max(self._fires, int(loop.time() / TICK_S))
         for tick in sorted(tick for tick in self._waits if tick <= now):
             for wait in self._waits.pop(tick):
                 if not wait.done():
