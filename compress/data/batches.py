@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from compress.data.encoded import IGNORED, Encoded
-from compress.data.examples import PER_TOKEN
 from compress.data.sampler import Sampler
 from compress.distributed import Share
+from serve.bundle.manifest import PER_TOKEN
 
 BATCH_TOKENS = 2_048  # padded tokens of a prediction batch: enough for the matrix units, and small enough for the cache
 

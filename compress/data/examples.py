@@ -4,17 +4,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import get_args
 
+from serve.bundle import manifest
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers, marked
 from serve.text.labels import NUMBER, SPAN_ENDS
 
-Task = Literal[
-    "token-classification", "text-classification", "text-regression", "question-answering", "feature-extraction"
-]
-# Tasks whose models give logits to each token.
-PER_TOKEN = frozenset({"token-classification", "question-answering"})
+Task = manifest.Task  # what is trained is what can be served
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 

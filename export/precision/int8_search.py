@@ -16,7 +16,7 @@ import numpy as np
 
 from compress.data.batches import batches_by_length
 from compress.data.encoded import Encoded
-from compress.data.examples import PER_TOKEN, Example
+from compress.data.examples import Example
 from compress.data.subset import subset
 from compress.evaluation.metrics import Prediction, Score, gold_of, score
 from compress.evaluation.numbers import as_numbers, distinguishable
@@ -29,6 +29,7 @@ from export.precision.calibration import TensorRange, channel_ranges, tensor_ran
 from export.precision.int8 import NO_SATURATION, Quantised, WeightBits, quantise_static
 from export.precision.smoothquant import smoothed
 from serve.bundle.cpu import cpu_features, suits
+from serve.bundle.manifest import PER_TOKEN
 from serve.bundle.runtimes import Runtime
 from serve.model.session import Session
 
