@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from serve.bundle.manifest import Task
 from serve.bundle.runtimes import Device
 
 Runtime = Literal["torch", "torch-compile", "torch-cuda-graphs", "onnxruntime", "onnxruntime-tensorrt", "openvino"]
@@ -20,9 +21,7 @@ class Reads:
     """A model's tokenizer, task and labels, with which it can be timed from text to answer."""
 
     folder: Path  # holds tokenizer.json
-    task: Literal[
-        "token-classification", "text-classification", "text-regression", "question-answering", "feature-extraction"
-    ]
+    task: Task
     labels: tuple[str, ...]
     multi_label: bool = False
 

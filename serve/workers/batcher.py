@@ -119,8 +119,7 @@ class Batcher(Generic[Item, Result]):
     better lengths for at most `max_wait_ms`; 0 keeps strict order. A caller is refused if more than `max_texts` items or `max_tokens`
     tokens would wait, or if, at the recent speed, the tokens before the turn of its last item take longer than about `max_queue_s`.
     An empty queue accepts any number. `ahead_tokens` is what a slot may have beyond one batch. `released` is called for each batch with
-    the reason and the number of items; `clock` replaces that
-    of the system.
+    the reason and the number of items; `clock` replaces that of the system.
     """
 
     def __init__(
