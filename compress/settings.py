@@ -10,7 +10,7 @@ from compress.training.trackers import TRACKERS
 from serve.bundle.manifest import Task
 from serve.options import check, setting
 
-VECTORS = "feature-extraction"
+VECTORS, GENERATION = "feature-extraction", "text2text-generation"
 TASKS = tuple(task for task in get_args(Task) if task != VECTORS)  # those that labels teach
 # Methods that need plain text alone, in the order of docs/reference/methods.md; the last four are ablations.
 TextMethod = Literal[
@@ -233,7 +233,7 @@ class FineTuning(DataSet):
     """Settings of `finetune`."""
 
     model: str = setting(help="Transformers folder or Hub name, such as a student of `distill`.")
-    task: str = setting(help="Task of the model.", choices=TASKS)
+    task: str = setting(help="Task of the model.", choices=(*TASKS, GENERATION))
     data: str = setting(help=SPLITS)
     out: str = setting(metavar="FOLDER", help="The checkpoint to write.")
     revision: str = setting("", help=REVISION, shown="its main branch")
@@ -260,6 +260,16 @@ class FineTuning(DataSet):
     learning_rate: float | None = setting(None, help="Peak learning rate.", above=0, shown="0.0001")
     batch: int | None = setting(None, help="Texts per step.", at_least=1, at_most=1_000_000, shown="32")
     max_length: int = setting(0, help="Longest text in tokens.", at_least=0, shown="what the model takes, at most 512")
+    student: str = setting(
+        "", help=f"For {GENERATION}: shape of a student to train in place of --model, made of its parts. {SHAPES}",
+        suggested=tuple(STUDENTS), metavar="SHAPE", shown="--model itself",
+    )  # fmt: skip
+    target_tokens: int = setting(
+        0, help=f"Most tokens of a target of {GENERATION}; text and target together have --max-length.", at_least=0, shown="48",
+    )  # fmt: skip
+    target_column: str = setting(
+        "", help=f"Column of the target of {GENERATION}.", shown="target", metavar="NAME", panel=COLUMNS
+    )
     temperature: float | None = setting(None, help="Temperature of the soft labels.", above=0, shown="2")
     soft_weight: float | None = setting(
         None, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1, shown="0.9"

@@ -24,6 +24,7 @@ _HOME = {
     "load": "stillroom.api",
     "capacity": "stillroom.api",
     "Pipeline": "serve.model.pipeline",
+    "Generator": "compress.models.generator",
     "Client": "serve.client",
 }
 __all__ = sorted(_HOME)  # noqa: PLE0605 - one list of names, not two

@@ -87,7 +87,7 @@ def read_splits(
             f"--data {data} has 1 text in train and no validation split. Add texts to train, or a file validation.jsonl."
         )
     if held_out:
-        found["train"], found["validation"] = _hold_out(found["train"], seed)
+        found["train"], found["validation"] = hold_out(found["train"], seed)
     digest = hashlib.sha256()
     for name in SPLITS:
         digest.update(examples_fingerprint(found[name]).encode())
@@ -135,7 +135,7 @@ def _answered(teacher: TeacherLabels, others: list[Example]) -> list[Example]:
     return train
 
 
-def _hold_out(train: list[Example], seed: int) -> tuple[list[Example], list[Example]]:
+def hold_out(train: list[Example], seed: int) -> tuple[list[Example], list[Example]]:
     """Train without a tenth, and this tenth. Questions about one context stay together."""
     if train[0].answers is not None and len({example.text_pair for example in train}) > 1:
         return _hold_out_contexts(train, seed)

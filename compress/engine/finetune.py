@@ -13,6 +13,7 @@ from compress.data.examples import check_task
 from compress.data.teacher_labels import TeacherLabels
 from compress.engine import task_stages
 from compress.engine.answered import Answered
+from compress.engine.finetune_generator import fine_tune_generator, refuse_generation_settings
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
 from compress.engine.label_checks import some
@@ -25,7 +26,7 @@ from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.pretrained import load, open_model
 from compress.progress import Notify, message, silent
-from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings
+from compress.settings import GENERATION, LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings
 from serve.errors import BadInput
 from serve.options import make
 
@@ -75,6 +76,9 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
     """See `finetune`."""
     model, out = settings.model, Path(settings.out)
     notify = notify if distributed.main() else silent  # only the main process reports
+    if settings.task == GENERATION:
+        return fine_tune_generator(settings, notify)
+    refuse_generation_settings(settings)
     target = free_target(out)
     settings = _resolved(settings)
     inputs, teacher = _opened(model, target, settings, notify)

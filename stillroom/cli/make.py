@@ -84,7 +84,10 @@ def show_finetuned(document: Document) -> None:
 
     result(result_line(document))
     result(f"Model   {document['checkpoint']}")
-    say(f"Next    {ourselves()} export {document['checkpoint']} --data ... --out BUNDLE")
+    then = "evaluate" if document["metric"] == "rouge_l" else "export"  # a model that generates has no bundle
+    say(
+        f"Next    {ourselves()} {then} {document['checkpoint']} --data ...{' --out BUNDLE' if then == 'export' else ''}"
+    )
 
 
 def label(settings: Labelling) -> Document:

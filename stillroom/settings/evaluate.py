@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from compress.settings import REVISION, TASKS, RowColumns
+from compress.settings import COLUMNS, GENERATION, REVISION, TASKS, RowColumns
 from serve.bundle.runtimes import Device
 from serve.options import check, setting
 
@@ -24,7 +24,19 @@ class Evaluation(RowColumns):
         "", help="Model with whose vectors those of an encoder of sentences are compared: a bundle, a transformers folder or a Hub name.",
         metavar="MODEL", shown="none",
     )  # fmt: skip
-    task: str | None = setting(None, help="Task of a checkpoint.", choices=TASKS, shown="that of its head")
+    task: str | None = setting(
+        None, help="Task of a checkpoint.", choices=(*TASKS, GENERATION), shown="that of its head"
+    )
+    beams: int = setting(5, help="Targets under way in the search of a model that generates.", at_least=1, at_most=64)
+    length_penalty: float = setting(
+        1.0,
+        help="Power of the length penalty of that search; a higher one prefers longer texts.",
+        at_least=0,
+        at_most=10,
+    )
+    target_column: str = setting(
+        "", help="Column of the text to generate.", shown="target", metavar="NAME", panel=COLUMNS
+    )
     revision: str = setting("", help=REVISION, shown="its main branch")
 
     def __post_init__(self) -> None:

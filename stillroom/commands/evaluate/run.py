@@ -13,6 +13,7 @@ from serve.errors import BadInput
 from serve.options import make
 from serve.text.labels import entity_labels
 from stillroom.commands.evaluate.foreign_settings import refuse_revision, refuse_variant
+from stillroom.commands.evaluate.generator import generates, generation_document, refuse_for_others
 from stillroom.commands.evaluate.texts import examples_of, file_of
 from stillroom.commands.evaluate.vectors import gives_vectors, vector_document
 from stillroom.inputs.local_bundle import local_bundle
@@ -55,6 +56,8 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     `scores` has `recall_at_10`, and where a folder of splits has one label a text, `neighbour_accuracy` has for the `model` and the
     `teacher` the share of texts whose nearest text of train has their label. `data` may be a file of texts without labels.
 
+    Of a model that generates texts the metric is ROUGE-L, and `scores` has `rouge_1`, `rouge_2` and `bleu`.
+
     Raises:
         BadInput: the model, the data or a setting cannot be used.
     """
@@ -68,6 +71,9 @@ def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
     from compress.evaluation.numbers import number_scores
 
     folder = str(local_bundle(model)) if is_url(model) else model
+    if generates(folder, given):
+        return generation_document(folder, given)
+    refuse_for_others(model, given)
     if given.teacher or gives_vectors(folder):
         return vector_document(model, folder, given)
     answer = _of_bundle if (Path(folder) / MANIFEST).is_file() else _of_checkpoint

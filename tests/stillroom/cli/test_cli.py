@@ -454,7 +454,7 @@ def test_the_face_gives_its_names_and_refuses_others() -> None:
         "load",
         "capacity",
     }
-    assert set(stillroom.__all__) == {*verbs, "Pipeline", "Client"}
+    assert set(stillroom.__all__) == {*verbs, "Pipeline", "Generator", "Client"}
     assert all(callable(getattr(stillroom, name)) for name in stillroom.__all__)
     with pytest.raises(AttributeError, match="stillroom has no 'teach'"):
         stillroom.teach  # noqa: B018

@@ -1,0 +1,67 @@
+"""A model that generates texts, scored against the targets of the data."""
+
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compress.settings import GENERATION
+from serve.errors import BadInput
+from stillroom.commands.evaluate.foreign_settings import refuse_variant
+from stillroom.commands.evaluate.texts import file_of
+from stillroom.settings.evaluate import Evaluation
+
+
+def generates(folder: str, given: Evaluation) -> bool:
+    """Whether the checkpoint in `folder` generates texts; of a name on the Hub, whether `given` says so."""
+    from compress.models.unilm import SETTINGS
+
+    config = Path(folder) / "config.json"
+    if not config.is_file():
+        return given.task == GENERATION
+    try:
+        return SETTINGS in json.loads(config.read_text(encoding="utf-8"))
+    except (ValueError, TypeError):  # damaged: whoever opens it says so
+        return False
+
+
+def generation_document(model: str, given: Evaluation) -> dict[str, Any]:
+    """The document of a model that generates: ROUGE-L, with ROUGE-1, ROUGE-2 and BLEU in `scores`."""
+    from compress.data.columns import columns_of
+    from compress.data.text_pairs import read_pairs
+    from compress.engine.hardware import device_here
+    from compress.evaluation.generated import METRIC, generation_scores
+    from compress.input_errors import Faults
+    from compress.models.generator import Generator
+
+    faults = Faults()
+    faults.check(partial(refuse_variant, model, given))
+    if given.task not in (None, GENERATION):
+        faults.messages.append(f"--task is {given.task}, but {model} generates text. Leave it out.")
+    device = faults.check(partial(device_here, given.device))
+    file = faults.check(partial(file_of, Path(given.data), given.split))
+    pairs = faults.check(lambda: read_pairs(file, columns_of(given), given.target_column or "target")) if file else None
+    generator = faults.check(lambda: Generator(model, device=device.type if device else "cpu", revision=given.revision))
+    faults.raise_if_any()
+    assert pairs
+    assert generator
+    said = generator([pair.text for pair in pairs], beams=given.beams, length_penalty=given.length_penalty)
+    scores = generation_scores([pair.target for pair in pairs], said)
+    reached = scores.pop(METRIC)
+    return {
+        "model": model, "variant": "torch", "task": GENERATION, "metric": METRIC, "value": reached.value, "low": reached.low,
+        "high": reached.high, "examples": len(pairs), "labels": [], "unknown_labels": [],
+        "scores": {name: asdict(each) for name, each in scores.items()},
+    }  # fmt: skip
+
+
+def refuse_for_others(model: str, given: Evaluation) -> None:
+    """BadInput for settings of generation, where `model` does not generate."""
+    usual = Evaluation(data=given.data)
+    names = ("beams", "length_penalty", "target_column")
+    if strange := [name for name in names if getattr(given, name) != getattr(usual, name)]:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in strange)
+        raise BadInput(
+            f"{flags} {'have' if strange[1:] else 'has'} no effect on {model}, which does not generate text. Leave out."
+        )

@@ -1,0 +1,145 @@
+"""From rows of texts and targets to a model that generates, its scores and its answers."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from small_task import CITIES, ITEMS, make_teacher, write_rows, write_splits
+
+import stillroom
+from compress.engine.lineage import read_lineage
+from compress.models.generator import Generator
+from serve.errors import BadInput
+from stillroom.cli.main import app
+
+GENERATION = "text2text-generation"
+SETTINGS = {
+    "epochs": 20, "learning_rate": 3e-3, "target_tokens": 8, "max_length": 24, "patience": 0, "threads": 1, "device": "cpu"
+}  # fmt: skip
+
+
+def rows(count: int, seed: int) -> list[dict[str, object]]:
+    """What is asked about an item and a city, to be put into words that are not in the text."""
+    chance = random.Random(seed)
+    made: list[dict[str, object]] = []
+    for _ in range(count):
+        item, city, kind = chance.choice(ITEMS), chance.choice(CITIES), chance.choice(("late", "refund"))
+        target = f"the {item} for {city} is late" if kind == "late" else f"please refund the {item}"
+        made.append({"text": f"{kind} {item} {city}", "target": target})
+    return made
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers without dropout, which learn these few words in seconds."""
+    return make_teacher(
+        tmp_path_factory.mktemp("encoder") / "model", num_hidden_layers=2, hidden_size=64, intermediate_size=128,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_splits(tmp_path_factory.mktemp("pairs") / "data", rows)
+
+
+@pytest.fixture(scope="module")
+def generator(encoder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "generator"
+    return stillroom.finetune(str(encoder), GENERATION, str(data), out, **SETTINGS)
+
+
+def test_a_trained_model_writes_what_it_learned(generator: Path):
+    said = Generator(generator)(["late lamp Oslo", "refund radio Ghent"])
+    assert said == ["the lamp for oslo is late", "please refund the radio"]
+
+
+def test_evaluate_gives_rouge_and_bleu_with_intervals(generator: Path, data: Path):
+    found = stillroom.evaluate(str(generator), data)
+    assert found["metric"] == "rouge_l"
+    assert found["examples"] == 60
+    assert found["low"] <= found["value"] <= found["high"]
+    assert found["value"] > 0.9  # a sentence that is the same for every row has about 0.5
+    assert set(found["scores"]) == {"rouge_1", "rouge_2", "bleu"}
+    assert all(each["low"] <= each["value"] <= each["high"] for each in found["scores"].values())
+
+
+def test_texts_are_answered_alike_in_any_company(generator: Path):
+    asked = [str(row["text"]) for row in rows(12, 7)]
+    model = Generator(generator)
+    assert [model([text])[0] for text in asked] == model(asked)
+
+
+def test_a_student_learns_the_distributions_of_its_teacher(generator: Path, encoder: Path, data: Path, tmp_path: Path):
+    student = stillroom.finetune(
+        str(generator), GENERATION, str(data), tmp_path / "student", teacher=str(generator),
+        student="layers=1,hidden=64,heads=4,ffn=128", **SETTINGS | {"epochs": 3},
+    )  # fmt: skip
+    lineage = read_lineage(student)
+    assert lineage["method"] == "soft labels"
+    assert Generator(student).model.config.num_hidden_layers == 1
+    assert stillroom.evaluate(str(student), data)["value"] > 0.9
+    assert lineage["loss"][-1][1] < lineage["loss"][0][1]
+
+
+def test_the_same_command_again_gives_the_same_weights(encoder: Path, data: Path, tmp_path: Path):
+    made = [
+        stillroom.finetune(str(encoder), GENERATION, str(data), tmp_path / name, **SETTINGS | {"epochs": 1})
+        for name in ("one", "two")
+    ]
+    one, two = ((folder / "model.safetensors").read_bytes() for folder in made)
+    assert one == two
+
+
+def test_all_faults_are_in_one_message(encoder: Path, tmp_path: Path):
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    write_rows(bad / "train.jsonl", [{"text": "a", "target": "b"}, {"text": "a"}, {"text": "a", "target": " "}])
+    write_rows(bad / "test.jsonl", [{"text": "a", "summary": "b"}])
+    with pytest.raises(BadInput) as fault:
+        stillroom.finetune(
+            str(encoder), GENERATION, str(bad), tmp_path / "out", target_tokens=60, new_head=True, soft_weight=0.5
+        )
+    for part in (
+        "train.jsonl, line 2: has no `target`", "train.jsonl, line 3: `target` is empty", "give --target-column NAME",
+        "--target-tokens is 60, and the model takes 64 tokens", "--new-head cannot be given", "--soft-weight need a --teacher",
+    ):  # fmt: skip
+        assert part in str(fault.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_does_not_generate_is_refused(encoder: Path, data: Path, tmp_path: Path):
+    with pytest.raises(BadInput, match=r"was not trained to generate text\. Train it: stillroom finetune"):
+        Generator(encoder)
+    with pytest.raises(BadInput, match=r"--teacher .* was not trained to generate text\. Fine-tune it first"):
+        stillroom.finetune(str(encoder), GENERATION, str(data), tmp_path / "out", teacher=str(encoder))
+    with pytest.raises(BadInput, match="--beams has no effect"):
+        stillroom.evaluate(str(encoder), data, beams=2)
+
+
+def test_settings_of_generation_are_refused_for_other_tasks(encoder: Path, data: Path, tmp_path: Path):
+    with pytest.raises(
+        BadInput, match="--student and --target-tokens are settings of text2text-generation, and --task is"
+    ):
+        stillroom.finetune(
+            str(encoder), "text-classification", str(data), tmp_path / "out", target_tokens=9, student="3x384"
+        )
+
+
+def test_what_cannot_be_generated_is_refused(generator: Path):
+    with pytest.raises(
+        BadInput, match=r"texts\[1\] is empty; beams is 0; 1 to 64 are needed; .*most_tokens is 9; at most 8"
+    ):
+        Generator(generator)(["a", " "], beams=0, most_tokens=9)
+
+
+def test_the_command_line_trains_and_scores(encoder: Path, data: Path, tmp_path: Path):
+    shell = CliRunner()
+    places = ["--model", str(encoder), "--task", GENERATION, "--data", str(data), "--out", str(tmp_path / "made")]
+    flags = ["--target-tokens", "8", "--epochs", "1", "--threads", "1", "--device", "cpu", "--json"]
+    trained = shell.invoke(app, ["finetune", *places, *flags])
+    assert json.loads(trained.stdout)["metric"] == "rouge_l", trained.stderr
+    scored = shell.invoke(app, ["evaluate", str(tmp_path / "made"), "--data", str(data), "--beams", "2"])
+    assert "bleu 0." in scored.stdout, scored.stderr
