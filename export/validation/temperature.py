@@ -220,9 +220,16 @@ def as_metrics(
 
 
 def validation_scores(encoded: Encoded, logits: Sequence[np.ndarray], temperature: float) -> ValidationScores | None:
-    """How sure a variant is of its answers to the validation texts in `encoded`, from its `logits`; None if no text has a word."""
+    """How sure a variant is of its answers to the validation texts in `encoded`, from its `logits`, and how long these are.
+
+    None if no text has a word.
+    """
     sure = [confidence(rows / temperature, multi_label=encoded.multi_label) for rows in logits if len(rows)]
-    return ValidationScores(len(sure), round(float(np.mean(sure)), 6), round(float(np.std(sure)), 6)) if sure else None
+    if not sure:
+        return None
+    tokens = [len(ids) for ids in encoded.ids]
+    found = (np.mean(sure), np.std(sure), np.mean(tokens), np.std(tokens))
+    return ValidationScores(len(sure), *(round(float(each), 6) for each in found))
 
 
 def in_words(confidence: Mapping[Precision, Confidence], test: Mapping[Precision, Reliability]) -> list[str]:

@@ -61,11 +61,16 @@ class BundleFile(msgspec.Struct, frozen=True):
 
 
 class ValidationScores(msgspec.Struct, frozen=True):
-    """How sure a variant is of its answers to `texts` texts of validation (`serve.text.confidence`): mean and standard deviation."""
+    """How sure a variant is of its answers to `texts` texts of validation (`serve.text.confidence`): mean and standard deviation.
+
+    And how many tokens they have; a mean of 0 stands for bundles of versions that did not say.
+    """
 
     texts: int
     mean: float
     deviation: float
+    tokens_mean: float = 0.0
+    tokens_deviation: float = 0.0
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -310,11 +315,17 @@ def _variant_faults(name: str, variant: Variant, files: dict[str, BundleFile]) -
     if variant.abstain_below is not None and not 0 <= variant.abstain_below <= 1:
         yield f"variant {name!r} abstains below {variant.abstain_below:g}, not a probability from 0 to 1"
     scores = variant.validation_scores
-    if scores and not (scores.texts > 0 and 0 <= scores.mean <= 1 and 0 <= scores.deviation <= 1):
+    if scores and not (
+        scores.texts > 0 and 0 <= scores.mean <= 1 and 0 <= scores.deviation <= 1 and _are_tokens(scores)
+    ):
         yield f"variant {name!r} has validation_scores that no texts have: {scores.mean:g} and {scores.deviation:g} of {scores.texts}"
     for promise, least in variant.promises.items():
         if not 0 <= least <= 1:
             yield f"variant {name!r} keeps {promise!r} from a score of {least:g}, not a probability from 0 to 1"
+
+
+def _are_tokens(scores: ValidationScores) -> bool:
+    return 0 <= scores.tokens_mean < math.inf and 0 <= scores.tokens_deviation < math.inf
 
 
 def _listing_faults(name: str, file: BundleFile) -> Iterator[str]:

@@ -152,23 +152,19 @@ class Metrics:
         self.reloads = Counter(
             "stillroom_reloads", "Bundles opened again while served", ["model", "result"], registry=registry
         )
-        self.scores_mean = Gauge(
-            "stillroom_scores_mean",
-            "Mean confidence of the answers to the last whole window of texts",
-            ["model"],
-            registry=registry,
+        watched = ["model", "of"]
+        self.drift_mean = Gauge(
+            "stillroom_drift_mean", "Mean of the last whole window of texts", watched, registry=registry
         )
-        self.scores_expected = Gauge(
-            "stillroom_scores_expected",
-            "Mean confidence of the answers to validation texts",
-            ["model"],
-            registry=registry,
-        )
+        self.drift_expected = Gauge("stillroom_drift_expected", "Mean of validation texts", watched, registry=registry)
         self.drift_deviations = Gauge(
-            "stillroom_drift_deviations", "Standard deviations between the two means", ["model"], registry=registry
+            "stillroom_drift_deviations",
+            "Standard deviations from the mean of validation texts",
+            watched,
+            registry=registry,
         )
         self.drift_alarms = Counter(
-            "stillroom_drift_alarms", "How often texts became unlike those of validation", ["model"], registry=registry
+            "stillroom_drift_alarms", "How often texts became unlike those of validation", watched, registry=registry
         )
         self.queue_texts = Gauge("stillroom_queue_texts", "Texts that wait for the model", ["model"], registry=registry)
         self.processes = Gauge("stillroom_processes", "Worker processes that can compute", ["model"], registry=registry)

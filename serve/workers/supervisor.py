@@ -75,8 +75,13 @@ class ServedModel:
         )
         self._metrics = metrics
         scores = bundle.variant(self.variant)[1].validation_scores
-        expected = scores and Expected(scores.texts, scores.mean, scores.deviation)
-        self._drift = Drift(self.manifest.name, expected, metrics) if expected else None
+        self._confidence = self._tokens = None
+        if scores:
+            sure = Expected(scores.texts, scores.mean, scores.deviation)
+            self._confidence = Drift(self.manifest.name, "confidence", sure, metrics)
+        if scores and scores.tokens_mean:
+            lengths = Expected(scores.texts, scores.tokens_mean, scores.tokens_deviation)
+            self._tokens = Drift(self.manifest.name, "tokens", lengths, metrics)
         self.batcher: Batcher[Asked, Answered] = Batcher(
             batch_tokens=limits.batch_tokens,
             max_texts=limits.queued_texts,
@@ -278,8 +283,10 @@ class ServedModel:
             run_s=parts.run_s,
             decode_s=parts.decode_s,
         )
-        if self._drift:
-            self._drift.add(parts.scores)
+        if self._confidence:
+            self._confidence.add(len(parts.scores), sum(parts.scores))
+        if self._tokens:
+            self._tokens.add(parts.texts, parts.tokens)
 
 
 def processes_for(device: Device, threads: int) -> int:

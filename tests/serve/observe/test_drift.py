@@ -34,35 +34,47 @@ def test_deviations_are_those_of_two_means() -> None:
 
 def test_texts_of_another_kind_start_one_alarm_and_texts_as_before_end_it(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
-    watched = Drift("intents", EXPECTED, metrics)
+    watched = Drift("intents", "confidence", EXPECTED, metrics)
     rng = np.random.default_rng(0)
 
     def give(mean: float, texts: int) -> None:
         for score in rng.normal(mean, 0.1, texts):
-            watched.add([float(score)])
+            watched.add(1, float(score))
 
     with caplog.at_level(logging.WARNING, "serve"):
         give(0.9, 20 * WINDOW_TEXTS)
         assert (watched.alarmed, caplog.records) == (False, [])
         give(0.8, 3 * WINDOW_TEXTS)
         assert watched.alarmed
-        give(0.9, WINDOW_TEXTS)
+        give(0.9, 2 * WINDOW_TEXTS)
+        assert watched.alarmed  # two windows of the others are among the last four
+        give(0.9, 2 * WINDOW_TEXTS)
     assert not watched.alarmed
     started, ended = [record.message for record in caplog.records]
     assert started.startswith("texts are unlike those of validation: -")
     assert ended == "texts are like those of validation again"
-    assert metrics.drift_alarms.labels("intents").value == 1
+    assert metrics.drift_alarms.labels("intents", "confidence").value == 1
+
+
+def test_a_change_too_small_for_one_window_is_seen_in_four() -> None:
+    watched = Drift("intents", "confidence", EXPECTED, Metrics())
+    less = 0.1 * np.sqrt(1 / WINDOW_TEXTS + 1 / EXPECTED.texts) * 4.5  # 4.5 deviations of a window, 7.1 of four
+    seen = []
+    for _ in range(4):
+        watched.add(WINDOW_TEXTS, (EXPECTED.mean - less) * WINDOW_TEXTS)
+        seen.append(watched.alarmed)
+    assert seen == [False, True, True, True]
 
 
 def test_fewer_texts_than_a_window_say_nothing() -> None:
     metrics = Metrics()
-    watched = Drift("intents", EXPECTED, metrics)
-    watched.add([0.1] * (WINDOW_TEXTS - 1))
+    watched = Drift("intents", "confidence", EXPECTED, metrics)
+    watched.add(WINDOW_TEXTS - 1, 0.1 * (WINDOW_TEXTS - 1))
     text = metrics.text().decode()
-    assert 'stillroom_scores_expected{model="intents"} 0.9' in text
+    assert 'stillroom_drift_expected{model="intents",of="confidence"} 0.9' in text
     assert "stillroom_drift_deviations{" not in text
-    watched.add([0.1])
-    assert 'stillroom_scores_mean{model="intents"} 0.1' in metrics.text().decode()
+    watched.add(1, 0.1)
+    assert 'stillroom_drift_mean{model="intents",of="confidence"} 0.1' in metrics.text().decode()
 
 
 def test_confidence_is_the_probability_of_the_likeliest_label_and_of_each_ones_likelier_outcome() -> None:
@@ -94,6 +106,7 @@ def test_what_is_served_is_as_sure_as_what_was_exported(entities_bundle: Path, i
         assert (len(texts), np.mean(served), np.std(served)) == (
             expected.texts, pytest.approx(expected.mean, abs=1e-6), pytest.approx(expected.deviation, abs=1e-6),
         )  # fmt: skip
+        assert np.mean([len(row.ids) for row in rows]) == pytest.approx(expected.tokens_mean, abs=1e-6)
 
 
 def test_a_text_without_a_word_has_no_entities_to_be_sure_of(entities_bundle: Path) -> None:
@@ -120,24 +133,40 @@ def test_a_server_tells_of_the_texts_it_was_asked_about(tmp_path: Path, monkeypa
             return client.get("/metrics").text
 
         ask("fly", 20)
-        assert "stillroom_scores_mean{" in told()
-        assert 'stillroom_drift_alarms_total{model="intents"}' not in told()
+        assert 'stillroom_drift_mean{model="intents",of="confidence"}' in told()
+        assert 'stillroom_drift_alarms_total{model="intents"' not in told()
         ask("b", 20)
-        assert 'stillroom_drift_alarms_total{model="intents"} 1.0' in told()
+        assert 'stillroom_drift_alarms_total{model="intents",of="confidence"} 1.0' in told()
         line = next(line for line in told().splitlines() if line.startswith("stillroom_drift_deviations{"))
         assert float(line.split()[-1]) < -5
+
+
+def test_texts_as_sure_but_longer_start_an_alarm_of_their_length(tmp_path: Path) -> None:
+    scores = {"texts": 500, "mean": 0.9, "deviation": 0.2, "tokens_mean": 3.1, "tokens_deviation": 0.4}
+    variant = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "onnxruntime", "validation_scores": scores}
+    bundle = write_bundle(
+        tmp_path / "intents", intent_table(), task="text-classification", labels=INTENTS, variants={"fp32": variant}
+    )
+    with TestClient(create_app([bundle], processes=1)) as client:
+        for text, alarms in (("fly", 0), ("fly fly fly fly fly", 1)):  # three tokens, then seven
+            client.post("/v1/classify", json={"text": [text] * WINDOW_TEXTS})
+            told = client.get("/metrics").text
+            assert ('stillroom_drift_alarms_total{model="intents",of="tokens"} 1.0' in told) is bool(alarms)
 
 
 def test_models_without_scores_of_validation_are_not_watched(intents_bundle: Path) -> None:
     with TestClient(create_app([intents_bundle], processes=1)) as client:
         client.post("/v1/classify", json={"text": ["fly"] * 300})
-        assert "stillroom_scores_expected{" not in client.get("/metrics").text
+        assert "stillroom_drift_expected{" not in client.get("/metrics").text
 
 
 def test_scores_that_no_texts_have_are_a_fault_of_the_manifest(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "cities", city_table())
     variant = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "onnxruntime"}
-    for scores in ({"texts": 0, "mean": 0.5, "deviation": 0.1}, {"texts": 5, "mean": 1.5, "deviation": 0.1}):
+    for scores in (
+        {"texts": 0, "mean": 0.5, "deviation": 0.1}, {"texts": 5, "mean": 1.5, "deviation": 0.1},
+        {"texts": 5, "mean": 0.5, "deviation": 0.1, "tokens_mean": -1.0},
+    ):  # fmt: skip
         write_manifest(folder, variants={"fp32": {**variant, "validation_scores": scores}})
         with pytest.raises(BundleError, match="validation_scores that no texts have"):
             open_bundle(folder)
