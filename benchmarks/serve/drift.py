@@ -4,8 +4,8 @@
 
 F are labelled or plain files. The bundle answers each text once. Then `--texts` texts are drawn from the test file with replacement, and
 watched by `serve.observe.drift` as in a server, by confidence and by length; and from the other file until the alarm. Prints alarms, and
-the texts until the first one
-over `--seeds` orders. What validation's texts are like is computed from `--validation`, so older bundles can be tried too.
+the texts until the first one over `--seeds` orders. What validation's texts are like is computed from `--validation`, so older bundles
+can be tried too.
 """
 
 import argparse
