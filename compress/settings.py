@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
+from compress.data.examples import GENERATION
 from compress.methods.presets import PRESETS
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.shapes import FORM, STUDENTS, USUAL_STUDENT
@@ -10,7 +11,7 @@ from compress.training.trackers import TRACKERS
 from serve.bundle.manifest import Task
 from serve.options import check, setting
 
-VECTORS, GENERATION = "feature-extraction", "text2text-generation"
+VECTORS = "feature-extraction"
 TASKS = tuple(task for task in get_args(Task) if task != VECTORS)  # those that labels teach
 # Methods that need plain text alone, in the order of docs/reference/methods.md; the last four are ablations.
 TextMethod = Literal[

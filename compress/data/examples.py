@@ -12,6 +12,10 @@ from serve.text.entity_markers import MARKERS, has_markers, marked
 from serve.text.labels import NUMBER, SPAN_ENDS
 
 Task = manifest.Task  # what is trained is what can be served
+# A task that is trained and scored, and not served; its rows are `compress.data.text_pairs`.
+GENERATION = "text2text-generation"
+# In config.json of a model that generates: {"tokens": of text and target together, "target_tokens": of a target}, both the most.
+GENERATOR = "unilm"
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 

@@ -1,9 +1,10 @@
 """Texts with the texts to generate from them: the splits of a folder, and batches with masked targets.
 
 A row of a batch is the source with its special tokens, then the target and the token that ends it. The target's tokens are masked at
-random (Dong et al. 2019, "UniLM", section 2.4 and the fine-tuning of section 3); which of them depends on the seed and the step alone.
+random (Dong et al. 2019, "UniLM", sections 2.4 and 2.5); which of them depends on the seed and the step alone.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -27,7 +28,7 @@ from compress.data.splits import hold_out, split_file
 from compress.input_errors import Faults
 from serve.errors import BadInput
 
-CHOSEN_SHARE = 0.7  # of a target's tokens (UniLM, sections 3.1 and 3.2)
+CHOSEN_SHARE = 0.7  # of a target's tokens (UniLM, sections 3.1 and 3.3)
 # In the attention mask of a batch: padding is 0.
 SOURCE, TARGET = 1, 2
 
@@ -86,8 +87,10 @@ def read_pair_splits(data: str, columns: Columns = USUAL, target: str = "target"
         found["train"], found["validation"] = (
             [TextPair(e.text, e.text_pair or "") for e in part] for part in (train, validation)
         )
-    rows = [Example(*pair) for split in SPLITS for pair in found[split]]
-    return PairSplits(found["train"], found["validation"], found["test"], held, examples_fingerprint(rows))
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        digest.update(examples_fingerprint(Example(*pair) for pair in found[split]).encode())
+    return PairSplits(found["train"], found["validation"], found["test"], held, digest.hexdigest())
 
 
 def read_pairs(file: Path, columns: Columns = USUAL, target: str = "target") -> list[TextPair]:
@@ -143,6 +146,21 @@ class TokenPair(NamedTuple):
     target: np.ndarray
 
 
+def end_id_of(tokenizer: Tokenizer) -> int:
+    """The id of the token that ends texts, and here targets.
+
+    Raises:
+        BadInput: the tokenizer ends no text.
+    """
+    nothing = tokenizer.encode("")
+    if not nothing.ids or not nothing.special_tokens_mask[-1]:
+        raise BadInput(
+            "The tokenizer adds no token to the end of a text, and generated texts need one to end. Give a model whose tokenizer does, as "
+            "those of BERT ([SEP]) and RoBERTa (</s>)."
+        )
+    return nothing.ids[-1]
+
+
 def encoded_sources(texts: Sequence[str], tokenizer: Tokenizer, longest: int) -> list[np.ndarray]:
     """The token ids of each text with its special tokens, cut to `longest` tokens."""
     tokenizer.enable_truncation(max_length=longest)
@@ -151,15 +169,25 @@ def encoded_sources(texts: Sequence[str], tokenizer: Tokenizer, longest: int) ->
 
 def encoded_pairs(
     pairs: Sequence[TextPair], tokenizer: Tokenizer, longest: int, longest_target: int
-) -> list[TokenPair]:
-    """The tokens of each pair: targets are cut to `longest_target` tokens with the one that ends them, sources to the rest."""
+) -> tuple[list[TokenPair], int]:
+    """The tokens of each pair, and how many targets are cut.
+
+    Targets have at most `longest_target` tokens with the one that ends them, sources the rest of `longest`. Special tokens that are
+    written in a target are text.
+    """
     sources = encoded_sources([pair.text for pair in pairs], tokenizer, longest - longest_target)
     tokenizer.no_truncation()
-    targets = tokenizer.encode_batch([pair.target for pair in pairs], add_special_tokens=False)
-    return [
-        TokenPair(source, np.array([*target.ids[: longest_target - 1], source[-1]], dtype=np.int64))
+    tokenizer.encode_special_tokens = True
+    try:
+        targets = tokenizer.encode_batch([pair.target for pair in pairs], add_special_tokens=False)
+    finally:
+        tokenizer.encode_special_tokens = False
+    end_id = end_id_of(tokenizer)
+    encoded = [
+        TokenPair(source, np.array([*target.ids[: longest_target - 1], end_id], dtype=np.int64))
         for source, target in zip(sources, targets, strict=True)
     ]
+    return encoded, sum(len(target.ids) >= longest_target for target in targets)
 
 
 @dataclass(frozen=True)
@@ -184,7 +212,7 @@ class MaskedTargets:
     def at(self, step: int) -> Batch:
         """The batch of one step."""
         chosen = [self.pairs[i] for i in self.sampler.at(step)]
-        generator = np.random.default_rng([self.seed, step])
+        generator = np.random.default_rng([self.seed, step, 1])  # the sampler has the stream without 1
         ids = padded([np.concatenate(pair) for pair in chosen], self.pad_id)
         kinds = padded([np.repeat([SOURCE, TARGET], [len(pair.source), len(pair.target)]) for pair in chosen], 0)
         targets, shown = self._masked(ids, kinds == TARGET, generator)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from compress import distributed
-from compress.data.examples import check_task
+from compress.data.examples import GENERATION, check_task
 from compress.data.teacher_labels import TeacherLabels
 from compress.engine import task_stages
 from compress.engine.answered import Answered
@@ -26,7 +26,7 @@ from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.pretrained import load, open_model
 from compress.progress import Notify, message, silent
-from compress.settings import GENERATION, LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings
+from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings
 from serve.errors import BadInput
 from serve.options import make
 

@@ -4,6 +4,7 @@ Dong et al. 2019, "UniLM"; Wang et al. 2020, "MiniLM", section 5.2 and appendix,
 """
 
 import dataclasses
+from collections.abc import Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,38 +19,55 @@ from compress.data.batches import Batch, part_of, to_device
 from compress.data.columns import columns_of
 from compress.data.corpus import masking_of
 from compress.data.encoded import pad_id_of
-from compress.data.text_pairs import MaskedTargets, PairSplits, encoded_pairs, encoded_sources, read_pair_splits
+from compress.data.examples import GENERATION, GENERATOR
+from compress.data.text_pairs import (
+    MaskedTargets,
+    PairSplits,
+    TextPair,
+    TokenPair,
+    encoded_pairs,
+    encoded_sources,
+    end_id_of,
+    read_pair_splits,
+)
 from compress.distributed import Share
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
-from compress.engine.hardware import device_here, is_faster_in_bf16, same_bits
+from compress.engine.hardware import device_here, on_this_machine, same_bits
 from compress.engine.lineage import save_with_lineage
 from compress.engine.resumable_stages import TRAINING, Workdir, check_writable, free_target
-from compress.engine.task_inputs import steps_of, usable_length
+from compress.engine.task_inputs import check_disk, steps_of, usable_length
 from compress.evaluation.generated import METRIC, rouge_f1
 from compress.input_errors import Faults
-from compress.losses.outputs import full, soft_label_loss
+from compress.methods.objectives import OutputTerm, vocabulary_losses
 from compress.methods.presets import Schedule, preset_of
+from compress.models.activations import Unprojected
 from compress.models.families import FAMILIES
-from compress.models.generator import generated
-from compress.models.initialise import check_same_tokens, shape_in, student_of
+from compress.models.generator import (
+    FEWEST_SOURCE_TOKENS,
+    FEWEST_TARGET_TOKENS,
+    check_family,
+    check_generates,
+    fits,
+    generated,
+)
+from compress.models.initialise import differing_tokenizers, layers_fit, shape_in, student_of
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, load_encoder, open_model, open_tokenizer
 from compress.models.shapes import Shape, shape_of
-from compress.models.unilm import SETTINGS, check_generates, is_generator, masked_logits
+from compress.models.unilm import asked_words
 from compress.progress import Notify, advancing, message
-from compress.settings import GENERATION, LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning
+from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning
 from compress.training.checkpoint import Progress
 from compress.training.loop import Validation, device_of_process, train
 from compress.training.prefetch import Prefetcher
 from compress.training.task_training import validation_interval
-from serve.bundle.cpu_quota import available_cores
+from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 
 TARGET_TOKENS = 48  # as MiniLM generates questions and summaries of XSum
 LABEL_SMOOTHING = 0.1  # MiniLM, appendix
 VALIDATED_TEXTS = 200  # at most, since each costs as many passes as it gets tokens
-FEWEST_SOURCE_TOKENS = 8
-# Settings of `finetune` that have no meaning here, and their defaults.
+# Settings of `finetune` that have no meaning here.
 OTHER_TASKS = (
     "unlabelled", "teacher_labels", "language_temperature", "new_head", "text_pair_column", "tokens_column", "label_column",
     "entities_column", "tags_column", "question_column", "context_column", "answers_column", "data_revision",
@@ -71,12 +89,16 @@ class _Inputs:
     notify: Notify
 
     @cached_property
+    def pairs(self) -> tuple[list[TokenPair], int]:
+        """The tokens of the train split, and how many of its targets are cut."""
+        return encoded_pairs(self.splits.train, self.tokenizer, self.longest, self.target_tokens)
+
+    @cached_property
     def train(self) -> MaskedTargets:
         """The batches of the training."""
-        pairs = encoded_pairs(self.splits.train, self.tokenizer, self.longest, self.target_tokens)
         masking = masking_of(self.tokenizer, int(self.opened.config.vocab_size))
         assert self.settings.batch
-        return MaskedTargets(pairs, self.settings.batch, self.settings.seed, masking, pad_id_of(self.tokenizer))
+        return MaskedTargets(self.pairs[0], self.settings.batch, self.settings.seed, masking, pad_id_of(self.tokenizer))
 
     @property
     def steps(self) -> int:
@@ -93,10 +115,12 @@ def fine_tune_generator(settings: FineTuning, notify: Notify) -> Path:
     target = free_target(Path(settings.out))
     inputs = _opened(settings, target, notify)
     settings = inputs.settings
-    counted = ", ".join(f"{len(getattr(inputs.splits, name)):,} in {name}" for name in ("train", "validation", "test"))
-    message(notify, f"{counted}; targets of at most {inputs.target_tokens} tokens, {inputs.steps:,} steps at most")
+    rows = ", ".join(f"{len(getattr(inputs.splits, name)):,} in {name}" for name in ("train", "validation", "test"))
+    message(notify, f"{rows}; targets of at most {inputs.target_tokens} tokens, {inputs.steps:,} steps at most")
+    for warning in _warnings(inputs):
+        message(notify, f"warning: {warning}")
     distributed.join(settings.device)
-    same_bits(settings.threads or available_cores())
+    same_bits(settings.threads)
     made_of = fingerprint(
         "generator", folder_fingerprint(inputs.opened.folder), folder_fingerprint(inputs.teacher.folder) if inputs.teacher else "",
         inputs.splits.fingerprint, trained_with(settings.device), inputs.longest, inputs.target_tokens,
@@ -126,69 +150,106 @@ def refuse_generation_settings(settings: FineTuning) -> None:
 
 def _opened(settings: FineTuning, target: Path, notify: Notify) -> _Inputs:
     faults = Faults()
-    strange = [name for name in OTHER_TASKS if getattr(settings, name) != FineTuning.__dataclass_fields__[name].default]
-    if strange:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in strange)
-        faults.messages.append(
-            f"{flags} cannot be given with --task {settings.task}. Leave {'them' if strange[1:] else 'it'} out."
-        )
     opened = faults.check(partial(open_model, settings.model, role="--model", revision=settings.revision))
     teacher = faults.check(partial(open_model, settings.teacher)) if settings.teacher else None
-    for each in filter(None, (opened, teacher)):
-        faults.check(partial(check_generates, each))
-    if teacher and not is_generator(teacher.config):
-        faults.messages.append(
-            f"--teacher {settings.teacher} was not trained to generate text. Fine-tune it first: stillroom finetune --model "
-            f"{settings.teacher} --task {settings.task} ..."
-        )
+    if opened:
+        faults.check(partial(check_family, opened))
+        faults.check(partial(check_disk, target, opened))
+    if teacher:
+        faults.check(partial(check_generates, teacher))
     if opened and teacher:
-        faults.check(partial(check_same_tokens, teacher, opened))
-    splits = faults.check(
-        partial(
-            read_pair_splits,
-            settings.data,
-            columns_of(settings),
-            settings.target_column or "target",
-            seed=settings.seed,
-        )
-    )
+        faults.check(partial(_check_same_words, teacher, opened))
+    columns, target_column = columns_of(settings), settings.target_column or "target"
+    splits = faults.check(partial(read_pair_splits, settings.data, columns, target_column, seed=settings.seed))
     faults.check(partial(check_writable, target))
-    settings = faults.check(partial(_resolved, settings)) or settings
+    faults.check(lambda: check_trackers(tuple(settings.trackers)))
+    settings = _resolved(settings, faults)
     tokenizer = faults.check(partial(open_tokenizer, opened)) if opened else None
-    longest = faults.check(partial(usable_length, settings.max_length, opened)) if opened else None
+    lengths = [faults.check(partial(usable_length, settings.max_length, each)) for each in (opened, teacher) if each]
+    longest = min((each for each in lengths if each), default=0)
     target_tokens = settings.target_tokens or TARGET_TOKENS
-    shape = faults.check(partial(shape_of, settings.student)) if settings.student else None
-    if longest and longest - target_tokens < FEWEST_SOURCE_TOKENS:
+    if longest and not fits(longest, target_tokens):
         faults.messages.append(
-            f"--target-tokens is {target_tokens}, and the model takes {longest} tokens of text and target together. Give at most "
-            f"{longest - FEWEST_SOURCE_TOKENS}."
+            f"--target-tokens is {target_tokens}, and the model takes {longest} tokens of text and target together. Give "
+            f"{FEWEST_TARGET_TOKENS} to {longest - FEWEST_SOURCE_TOKENS}."
         )
+    shape = faults.check(partial(shape_of, settings.student)) if settings.student else None
     if tokenizer and opened:
         faults.check(partial(masking_of, tokenizer, int(opened.config.vocab_size)))
+        faults.check(partial(end_id_of, tokenizer))
     faults.raise_if_any()
     assert opened and splits and tokenizer and longest  # noqa: PT018 - no test
     return _Inputs(settings, opened, teacher, splits, tokenizer, longest, target_tokens, shape, notify)
 
 
-def _resolved(settings: FineTuning) -> FineTuning:
+def _check_same_words(teacher: Opened, model: Opened) -> None:
+    """BadInput unless the logits of both are of the same tokens."""
+    rows = [int(each.config.vocab_size) for each in (teacher, model)]
+    if differs := differing_tokenizers(teacher, model):
+        raise BadInput(
+            f"{model.role} {model.name} and {teacher.role} {teacher.name} do not share a tokenizer: {differs} A student learns token by "
+            "token from its teacher. Give a model with the teacher's tokenizer, or a --student of the teacher itself."
+        )
+    if rows[0] != rows[1]:
+        raise BadInput(
+            f"{teacher.role} {teacher.name} has a vocabulary of {rows[0]} tokens and {model.role} {model.name} one of {rows[1]}, and "
+            "predictions of tokens are compared. Give a model with the teacher's vocabulary, or a --student of the teacher itself."
+        )
+
+
+def _resolved(settings: FineTuning, faults: Faults) -> FineTuning:
     """`settings` with open values filled in from the schedule, or with the defaults, for this machine."""
+    defaults = FineTuning.__dataclass_fields__
+    strange = [name for name in OTHER_TASKS if getattr(settings, name) != defaults[name].default]
+    if strange:
+        these = "them" if strange[1:] else "it"
+        faults.messages.append(f"{_flags(strange)} cannot be given with --task {settings.task}. Leave {these} out.")
+    of_teacher = [name for name in ("temperature", "soft_weight") if getattr(settings, name) is not None]
+    if of_teacher and not settings.teacher:
+        need, these = ("need", "them") if of_teacher[1:] else ("needs", "it")
+        faults.messages.append(
+            f"{_flags(of_teacher)} {need} a --teacher, which is not given. Give it, or leave {these} out."
+        )
+    if settings.target_column == (settings.text_column or "text"):
+        faults.messages.append(
+            f"--target-column names the column of the text, {settings.target_column}. Give another column."
+        )
     usual: dict[str, Any] = {"learning_rate": 1e-4, "batch": 32, "temperature": 2.0, "soft_weight": 0.9}
-    if settings.schedule:
-        preset = preset_of(settings.schedule, "fine-tuning")
+    preset = faults.check(lambda: preset_of(settings.schedule, "fine-tuning")) if settings.schedule else None
+    if preset:
         usual |= {"epochs": preset.epochs, "learning_rate": preset.learning_rate, "batch": preset.batch}
         settings = dataclasses.replace(settings, max_length=settings.max_length or preset.tokens)
-    without = [
-        name for name in ("temperature", "soft_weight") if getattr(settings, name) is not None and not settings.teacher
-    ]
-    if without:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in without)
-        raise BadInput(f"{flags} need a --teacher, which is not given. Give it, or leave them out.")
-    device = device_here(settings.device)
-    if settings.precision == "auto":
-        settings = dataclasses.replace(settings, precision="bf16" if is_faster_in_bf16(device) else "fp32")
-    check_precision(settings.precision, device)
+    here = faults.check(partial(on_this_machine, settings)) or settings
+    faults.check(lambda: check_precision(here.precision, device_here(here.device)))
     left_open = {name: value for name, value in usual.items() if getattr(settings, name) is None}
-    return dataclasses.replace(settings, **left_open)
+    return dataclasses.replace(here, **left_open)
+
+
+def _flags(names: Sequence[str]) -> str:
+    return " and ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+def _warnings(inputs: _Inputs) -> list[str]:
+    """What to know of these texts and this student."""
+    found: list[str] = []
+    splits, (pairs, cut) = inputs.splits, inputs.pairs
+    if splits.held_out:
+        found.append(f"There is no validation file: {len(splits.validation):,} texts of train are held out instead.")
+    if cut:
+        found.append(
+            f"{cut:,} of {len(pairs):,} targets of train are longer than {inputs.target_tokens} tokens: the rest is not learned. "
+            "Give more --target-tokens."
+        )
+    if long := sum(len(pair.source) == inputs.longest - inputs.target_tokens for pair in pairs):
+        found.append(
+            f"{long:,} of {len(pairs):,} texts of train fill their {inputs.longest - inputs.target_tokens} tokens or are cut."
+        )
+    if inputs.shape and not layers_fit(inputs.opened.config, inputs.shape):
+        found.append(
+            f"The student's layers start at random: {inputs.shape} has another width or number of heads than {inputs.opened.name}, or "
+            "more layers. It needs far more training than a student that starts from its layers."
+        )
+    return found
 
 
 def _train(folder: Path, inputs: _Inputs) -> None:
@@ -198,7 +259,7 @@ def _train(folder: Path, inputs: _Inputs) -> None:
     if inputs.shape:
         model, _ = student_of(model, inputs.opened.family, inputs.shape, seed=settings.seed)
     teacher = load_encoder(inputs.teacher, seed=0, vocabulary=True) if inputs.teacher else None
-    setattr(model.config, SETTINGS, {"target_tokens": inputs.target_tokens})
+    setattr(model.config, GENERATOR, {"tokens": inputs.longest, "target_tokens": inputs.target_tokens})
     assert settings.learning_rate
     with (
         closing(Prefetcher(inputs.train.at, inputs.steps)) as batches,
@@ -224,38 +285,44 @@ def _train(folder: Path, inputs: _Inputs) -> None:
 def _losses(model: Any, teacher: Any, batches: Prefetcher, inputs: _Inputs) -> Any:
     """The loss terms of a step's share: of the masked tokens, and of the teacher's distributions over the vocabulary."""
     settings, device = inputs.settings, device_of_process(inputs.settings.device)
-    family = FAMILIES[model.config.model_type]
     weight = float(settings.soft_weight or 0.0) if teacher is not None else 0.0
+    terms = [OutputTerm("labels", "vocabulary", 1 - weight, smoothing=LABEL_SMOOTHING)]
     if teacher is not None:
         teacher.eval().to(device).requires_grad_(False)
+        terms.append(OutputTerm("soft labels", "vocabulary", weight, settings.temperature or 1.0))
+
+    def words_of(read: Any, batch: Batch) -> Unprojected:
+        return asked_words(read, FAMILIES[read.config.model_type], batch.inputs, batch.row_index)
 
     def loss_at(step: int, share: Share) -> dict[str, Tensor]:
         batch: Batch = to_device(part_of(batches.at(step), share), device)
-        logits = masked_logits(model, family, batch.inputs, batch.row_index)
-        labels = torch.nn.functional.cross_entropy(full(logits), batch.targets, label_smoothing=LABEL_SMOOTHING)
-        terms = {"labels": batch.weights.labelled * (1 - weight) * labels}
+        theirs = None
         if teacher is not None:
             with torch.no_grad():
-                theirs = masked_logits(teacher, FAMILIES[teacher.config.model_type], batch.inputs, batch.row_index)
-            terms["soft_labels"] = (
-                batch.weights.labelled * weight * soft_label_loss(theirs, logits, settings.temperature or 1.0)
-            )
-        return terms
+                theirs = words_of(teacher, batch)
+        found = vocabulary_losses(terms, words_of(model, batch), theirs, batch.targets)
+        return {name: batch.weights.labelled * loss for name, loss in found.items()}
 
     return loss_at
 
 
 def _validation(model: Any, inputs: _Inputs) -> Validation:
     """By ROUGE-L of what greedy decoding gives."""
-    chosen = inputs.splits.validation[:VALIDATED_TEXTS]
+    chosen = _validated(inputs)
     sources = encoded_sources([pair.text for pair in chosen], inputs.tokenizer, inputs.longest - inputs.target_tokens)
 
     def evaluate() -> float:
-        said = generated(model, inputs.tokenizer, sources, beams=1, power=1.0, longest=inputs.target_tokens)
+        said = generated(model, inputs.tokenizer, sources, beams=1, power=0.0, longest=inputs.target_tokens)
         return float(rouge_f1([pair.target for pair in chosen], said)[:, -1].mean())
 
     every = validation_interval(inputs.steps, inputs.train.sampler.steps_per_epoch)
     return Validation(every, evaluate, inputs.settings.patience or None)
+
+
+def _validated(inputs: _Inputs) -> list[TextPair]:
+    """The pairs of validation that are scored in training, evenly spread over its file."""
+    every = -(-len(inputs.splits.validation) // VALIDATED_TEXTS)
+    return inputs.splits.validation[::every]
 
 
 def _lineage(inputs: _Inputs, progress: Progress) -> dict[str, Any]:
@@ -266,6 +333,6 @@ def _lineage(inputs: _Inputs, progress: Progress) -> dict[str, Any]:
         "role": "fine-tuned", "task": inputs.settings.task, "model": inputs.opened.public_name,
         "model_revision": inputs.opened.revision, "method": "soft labels" if teacher else "labels",
         "data": inputs.splits.fingerprint, "seed": inputs.settings.seed, "loss": progress.loss, "metric": METRIC,
-        "validation": progress.validation, "validation_texts": len(inputs.splits.validation[:VALIDATED_TEXTS]),
+        "validation": progress.validation, "validation_texts": len(_validated(inputs)),
         "best_step": progress.best_step, "student": str(inputs.shape or shape_in(inputs.opened)), **facts,
     }  # fmt: skip

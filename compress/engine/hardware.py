@@ -7,12 +7,12 @@ from typing import TypeVar
 import torch
 
 from compress import distributed
-from compress.settings import Distillation, TaskSettings, TrainingDevice
+from compress.settings import Distillation, FineTuning, TaskSettings, TrainingDevice
 from serve.bundle.cpu import cpu_features
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 
-AnyTraining = TypeVar("AnyTraining", bound=TaskSettings | Distillation)
+AnyTraining = TypeVar("AnyTraining", bound=TaskSettings | Distillation | FineTuning)
 
 
 def is_faster_in_bf16(device: torch.device) -> bool:

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from compress.data.examples import GENERATION, GENERATOR
 from compress.models.pretrained import Opened, in_one_line, quiet, save_tokenizer
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
@@ -20,6 +21,8 @@ def save_with_lineage(
     The lineage holds `details` and the versions of the libraries.
     """
     model.config.architectures = [type(model).__name__]
+    if details.get("task") != GENERATION and hasattr(model.config, GENERATOR):  # of the model that it was made from
+        delattr(model.config, GENERATOR)
     with quiet():
         model.to("cpu").save_pretrained(folder)
     save_tokenizer(tokens_of or opened, folder)

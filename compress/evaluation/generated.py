@@ -5,6 +5,8 @@ et al. 2002) is that of all texts together, up to four words, by `sacrebleu` wit
 report other figures. Neither tells capital letters from small ones, which half of all encoders cannot write.
 """
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,35 +17,61 @@ from compress.evaluation.metrics import Score, resamples
 METRIC = "rouge_l"
 ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", METRIC: "rougeL"}
 BLEU_WORDS = 4
+UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 def generation_scores(gold: Sequence[str], said: Sequence[str]) -> dict[str, Score]:
     """`rouge_1`, `rouge_2`, `rouge_l` (F1) and `bleu` of `said` against `gold`, each from 0 to 1, with its 95 % bootstrap interval."""
     rouge = rouge_f1(gold, said)
-    bleu = np.array([_bleu_counts(*pair) for pair in zip(gold, said, strict=True)], dtype=np.float64)
-    draws = np.concatenate(list(resamples(len(gold))))  # (resamples, texts)
-    scores: dict[str, Score] = {}
-    for column, name in enumerate(ROUGE):
-        low, high = np.quantile(draws @ rouge[:, column] / len(gold), (0.025, 0.975))
-        scores[name] = Score(float(rouge[:, column].mean()), float(low), float(high))
-    low, high = np.quantile([_bleu(sums) for sums in draws @ bleu], (0.025, 0.975))
-    return scores | {"bleu": Score(_bleu(bleu.sum(axis=0)), float(low), float(high))}
+    counts = np.array([_bleu_counts(*pair) for pair in zip(gold, said, strict=True)], dtype=np.float64)
+    drawn = [
+        np.column_stack([weights @ rouge / len(gold), [_bleu(sums) for sums in weights @ counts]])
+        for weights in resamples(len(gold))
+    ]
+    values = [*rouge.mean(axis=0), _bleu(counts.sum(axis=0))]
+    low, high = np.quantile(np.concatenate(drawn), (0.025, 0.975), axis=0)
+    return {
+        name: Score(*map(float, of))
+        for name, of in zip((*ROUGE, "bleu"), zip(values, low, high, strict=True), strict=True)
+    }
 
 
 def rouge_f1(gold: Sequence[str], said: Sequence[str]) -> np.ndarray:
     """The F1 of each text, (texts, 3): ROUGE-1, ROUGE-2, ROUGE-L."""
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(list(ROUGE.values()), use_stemmer=True)
+    scorer = RougeScorer(list(ROUGE.values()), tokenizer=_Words())
     found = [scorer.score(theirs, ours) for theirs, ours in zip(gold, said, strict=True)]
     return np.array([[each[name].fmeasure for name in ROUGE.values()] for each in found])
+
+
+class _Words:
+    """Gives ROUGE the words of a text in any script; of English they are those of `rouge-score`'s own tokenizer with stemming.
+
+    That one drops every character but a to z and digits.
+    """
+
+    def __init__(self) -> None:
+        from nltk.stem.porter import PorterStemmer
+
+        self._stem = PorterStemmer().stem
+
+    def tokenize(self, text: str) -> list[str]:
+        """The words of `text` in small letters; those of more than three letters, all ASCII, are stemmed."""
+        kept = "".join(each if unicodedata.category(each)[0] in "LMN" else " " for each in apart(text.lower()))
+        return [self._stem(word) if len(word) > 3 and word.isascii() else word for word in kept.split()]
+
+
+def apart(text: str) -> str:
+    """`text` with blanks around each Chinese character and kana, since no blank is written between words there."""
+    return UNSPACED.sub(lambda found: f" {found[0]} ", text)
 
 
 def _bleu_counts(gold: str, said: str) -> list[int]:
     """What BLEU is made of: matching and all groups of 1 to 4 words, then the words of both texts."""
     from sacrebleu import sentence_bleu
 
-    found: Any = sentence_bleu(said, [gold], lowercase=True)
+    found: Any = sentence_bleu(apart(said), [apart(gold)], lowercase=True)
     return [*found.counts, *found.totals, found.sys_len, found.ref_len]
 
 

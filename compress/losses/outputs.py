@@ -41,7 +41,7 @@ def mean_over_tokens(rows: Tensor, mask: Tensor) -> Tensor:
     return torch.where(numbers > 0, rows * weights, torch.zeros_like(rows)).sum()
 
 
-def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def label_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Cross-entropy with labels, mean over the rows that have one; 0 if no row has.
 
     If any number of labels may apply to a row it is the binary cross-entropy of each label, mean over labels and rows. For numbers it
@@ -51,6 +51,7 @@ def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
         logits: (rows, labels); for numbers (rows, 1).
         targets: (rows,), a label's index or `IGNORED`; or (rows, labels), 1 if the label applies, 0 if not, or `IGNORED`; or numbers,
             float (rows,), NaN where there is none; or of questions, int (rows, 3).
+        smoothing: of rows with one label each: the share of the target that all labels have evenly (Szegedy et al. 2016, section 7).
     """
     if are_spans(targets):
         return span_loss(logits, targets)
@@ -62,7 +63,9 @@ def label_loss(logits: Tensor, targets: Tensor) -> Tensor:
         known = targets != IGNORED
         each = functional.binary_cross_entropy_with_logits(full(logits), targets.clamp(min=0), reduction="none")
         return torch.where(known, each, torch.zeros_like(each)).sum() / known.sum().clamp(min=1)
-    total = functional.cross_entropy(full(logits), targets, ignore_index=IGNORED, reduction="sum")
+    total = functional.cross_entropy(
+        full(logits), targets, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
+    )
     return total / (targets != IGNORED).sum().clamp(min=1)
 
 

@@ -72,6 +72,8 @@ class OutputTerm:
     weight: float = 1.0
     temperature: float = 1.0
     everywhere: bool = False
+    # Of one label: the share of the target that all labels have evenly (Szegedy et al. 2016, section 7).
+    smoothing: float = 0.0
 
     @property
     def name(self) -> str:
@@ -266,7 +268,7 @@ def output_losses(
     found: dict[str, Tensor] = {}
     for term in terms:
         if term.loss == "labels":
-            loss = label_loss(ours, targets)
+            loss = label_loss(ours, targets, term.smoothing)
         else:
             assert theirs is not None, f"{term.name} needs the teacher's logits"
             loss = (

@@ -1,7 +1,6 @@
 """Beam search over any model that gives the next token's probabilities; several texts at once."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,57 +15,43 @@ def length_penalty(tokens: int, power: float) -> float:
     return float(((5 + tokens) / 6) ** power)
 
 
-@dataclass
-class _Finished:
-    """The best finished targets of one text, at most `beams`, with their scores; the best is the first."""
-
-    beams: int
-    targets: list[tuple[float, list[int]]] = field(default_factory=list)
-
-    def add(self, score: float, target: list[int]) -> None:
-        self.targets = sorted([*self.targets, (score, target)], key=lambda scored: -scored[0])[: self.beams]
-
-    def all_better_than(self, bound: float) -> bool:
-        """Whether no further target, of which `bound` is the best possible score, can be among the best."""
-        return len(self.targets) == self.beams and bound <= self.targets[-1][0]
-
-
 def beam_search(
     next_token: NextToken, texts: int, *, beams: int, end_id: int, longest: int, power: float
 ) -> list[list[int]]:
     """The likeliest target that was found for each text: its token ids, without the one that ends it.
 
-    A text is done when it has `beams` finished targets, and none under way can be better than the worst of them.
+    A text is done when no target under way can be better than its best finished one; with one beam, at the first end.
 
     Args:
         next_token: the model; its rows are the beams of the first text, then those of the second.
         texts: how many.
-        beams: targets under way for each text; 1 is greedy decoding.
+        beams: targets under way for each text; 1 takes the likeliest token each time.
         end_id: the token that ends a target.
         longest: most tokens of a target, the one that ends it included.
         power: of the length penalty, 0 or more; a higher one prefers longer targets.
     """
-    finished = [_Finished(beams) for _ in range(texts)]
+    best_of: list[tuple[float, list[int]]] = [
+        (float("-inf"), [])
+    ] * texts  # the score and the tokens of finished targets
     done = [False] * texts
     log_probs = next_token(None, None)
-    device, words = log_probs.device, log_probs.shape[1]
+    device = log_probs.device
     under_way: list[list[int]] = [[] for _ in range(texts * beams)]
     # All beams of a text begin alike, so only its first counts.
     sums = torch.full((texts, beams), float("-inf"), dtype=torch.float64, device=device)
     sums[:, 0] = 0
     for length in range(1, longest + 1):
-        totals = (sums[:, :, None] + log_probs.double().view(texts, beams, words)).flatten(1)
-        best, places = totals.topk(2 * beams, dim=1)  # at most `beams` of them are ends
-        rows = places // words + torch.arange(texts, device=device)[:, None] * beams
+        best, rows, tokens = _best(sums, log_probs)
         going: list[tuple[float, int, int]] = []  # the sum, the row it goes on from, the token
-        for text, candidates in enumerate(_rows_of(best, rows, places % words)):
+        for text, candidates in enumerate(_rows_of(best, rows, tokens)):
             ends, goes_on = _apart(candidates, beams, end_id, last=length == longest)
-            for total, row, token in ends:
-                target = under_way[row] + [token] * (token != end_id)
-                finished[text].add(total / length_penalty(length, power), target)
+            scored = [(total / length_penalty(length, power), row, token) for total, row, token in ends]
+            for score, row, token in () if done[text] else scored:
+                if score > best_of[text][0]:
+                    best_of[text] = score, under_way[row] + [token] * (token != end_id)
             # Sums only fall, and the penalty of a longer target divides by more.
             bound = goes_on[0][0] / length_penalty(longest, power)
-            done[text] = finished[text].all_better_than(bound)
+            done[text] = done[text] or bound <= best_of[text][0] or (beams == 1 and bool(ends))
             going += goes_on
         if length == longest or all(done):
             break
@@ -74,7 +59,21 @@ def beam_search(
         origins, last = (torch.tensor([each[i] for each in going], device=device) for i in (1, 2))
         under_way = [[*under_way[row], token] for _, row, token in going]
         log_probs = next_token(last, origins)
-    return [each.targets[0][1] for each in finished]
+    return [target for _, target in best_of]
+
+
+def _best(sums: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest sums of a text's beams and their next tokens, twice as many as beams, of which at most half are ends.
+
+    `sums` is (texts, beams), `log_probs` (texts * beams, vocabulary). Gives the sums, the rows that they go on from, and the tokens,
+    (texts, 2 * beams) each, largest first. Each row is narrowed first, because a vocabulary in float64 takes gigabytes.
+    """
+    texts, beams = sums.shape
+    of_row, tokens = log_probs.topk(min(2 * beams, log_probs.shape[1]), dim=1)
+    totals = (sums[:, :, None] + of_row.double().view(texts, beams, -1)).flatten(1)
+    best, places = totals.topk(min(2 * beams, totals.shape[1]), dim=1)
+    rows = places // of_row.shape[1] + torch.arange(texts, device=sums.device)[:, None] * beams
+    return best, rows, tokens.view(texts, -1).gather(1, places)
 
 
 def _rows_of(*tensors: Tensor) -> Iterable[list[tuple[float, int, int]]]:

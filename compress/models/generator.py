@@ -12,15 +12,21 @@ from torch import Tensor
 from compress.data.batches import batches_by_length, padded
 from compress.data.corpus import masking_of
 from compress.data.encoded import pad_id_of
-from compress.data.text_pairs import encoded_sources
+from compress.data.examples import GENERATION, GENERATOR
+from compress.data.text_pairs import encoded_sources, end_id_of
 from compress.models.beam_search import beam_search
 from compress.models.families import FAMILIES
-from compress.models.pretrained import load_encoder, open_model, open_tokenizer
-from compress.models.unilm import check_generates, is_generator, next_logits, read_sources, target_tokens_of
+from compress.models.pretrained import Opened, has_vocabulary_head, load_encoder, open_model, open_tokenizer
+from compress.models.unilm import next_logits, read_sources
 from serve.errors import BadInput
+from serve.text.inputs import as_texts, require_unicode
 
-BATCH_TOKENS = 4_096  # of the sources read at once, times the beams: their keys and values are held
-MOST_BEAMS = 64
+# Families whose layers `compress.models.unilm` can compute: a norm after each half, and positions in the embeddings.
+FAMILIES_THAT_GENERATE = ("bert", "roberta", "xlm-roberta")
+# Of one search: tokens of the sources times the beams, whose keys and values are held; and logits.
+BATCH_TOKENS, BATCH_LOGITS = 4_096, 2**25
+MOST_BEAMS, HIGHEST_PENALTY = 64, 10.0
+FEWEST_SOURCE_TOKENS, FEWEST_TARGET_TOKENS = 8, 2
 
 
 class Generator:
@@ -32,87 +38,151 @@ class Generator:
         revision: branch, tag or commit of a Hub model.
 
     Raises:
-        BadInput: it cannot be opened, or was not trained to generate.
+        BadInput: it cannot be opened, was not trained to generate, or there is no such device.
     """
 
     def __init__(self, checkpoint: Path | str, *, device: str = "auto", revision: str = "") -> None:
+        there = torch.cuda.is_available()
+        if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not there):
+            raise BadInput(f"device is {device!r}; give cpu or auto{', or cuda' if there else ': torch finds no GPU'}.")
         opened = open_model(str(checkpoint), role="MODEL", wanted="a checkpoint that generates", revision=revision)
         check_generates(opened)
-        if not is_generator(opened.config):
-            raise BadInput(
-                f"MODEL {checkpoint} was not trained to generate text. Train it: stillroom finetune --model {checkpoint} "
-                "--task text2text-generation ..."
-            )
-        on_gpu = device != "cpu" and torch.cuda.is_available()
-        self.model = load_encoder(opened, seed=0, vocabulary=True).eval().to("cuda" if on_gpu else "cpu")
+        self.tokens, self.target_tokens = lengths_of(opened)
+        self.model = (
+            load_encoder(opened, seed=0, vocabulary=True).eval().to("cuda" if there and device != "cpu" else "cpu")
+        )
         self.tokenizer = open_tokenizer(opened)
-        self.target_tokens = target_tokens_of(opened.config)
-        self.source_tokens = opened.max_length - self.target_tokens
 
     def __call__(
-        self, texts: Sequence[str], *, beams: int = 5, length_penalty: float = 1.0, most_tokens: int = 0
+        self, text: str | list[str], *, beams: int = 5, length_penalty: float = 1.0, most_tokens: int = 0
     ) -> list[str]:
-        """The text that is generated from each of `texts`.
+        """The text that is generated from each text.
 
         Args:
-            texts: longer ones than the model takes are cut.
+            text: one or several; longer ones than the model was trained on are cut.
             beams: targets under way in the search for the likeliest; 1 takes the likeliest token each time.
             length_penalty: power of the length by which sums of log-probabilities are divided, see `compress.models.beam_search`.
             most_tokens: of a generated text; 0 is what the model was trained on, which is also the most.
 
         Raises:
-            BadInput: an empty text, or a number out of its range.
+            BadInput: something else than texts, an empty one, or a number out of its range.
         """
-        faults = [f"texts[{i}] is empty" for i, text in enumerate(texts) if not text.strip()][:5]
+        texts = as_texts(text)
+        for index, each in enumerate(texts):
+            require_unicode(each, "text", index, len(texts))
+        faults = [f"text[{index}] is empty" for index, each in enumerate(texts) if not each.strip()][:5]
         faults += [f"beams is {beams}; 1 to {MOST_BEAMS} are needed"] * (not 1 <= beams <= MOST_BEAMS)
-        faults += [f"length_penalty is {length_penalty}; 0 to 10 is needed"] * (not 0 <= length_penalty <= 10)
+        faults += [f"length_penalty is {length_penalty}; 0 to {HIGHEST_PENALTY:g} is needed"] * (
+            not 0 <= length_penalty <= HIGHEST_PENALTY
+        )
         faults += [f"most_tokens is {most_tokens}; at most {self.target_tokens} were trained"] * (
             not 0 <= most_tokens <= self.target_tokens
         )
         if faults:
             raise BadInput(f"Nothing was generated: {'; '.join(faults)}.")
-        sources = encoded_sources(texts, self.tokenizer, self.source_tokens)
-        return generated(
-            self.model,
-            self.tokenizer,
-            sources,
-            beams=beams,
-            power=length_penalty,
-            longest=most_tokens or self.target_tokens,
+        sources = encoded_sources(texts, self.tokenizer, self.tokens - self.target_tokens)
+        longest = most_tokens or self.target_tokens
+        return generated(self.model, self.tokenizer, sources, beams=beams, power=length_penalty, longest=longest)
+
+
+def check_family(opened: Opened) -> None:
+    """Check that `opened` is of a family that can generate.
+
+    Raises:
+        BadInput: it is not.
+    """
+    if opened.config.model_type not in FAMILIES_THAT_GENERATE:
+        raise BadInput(
+            f"{opened.role} {opened.name} is a {opened.config.model_type} model, which cannot generate text here. Give one of "
+            f"{', '.join(FAMILIES_THAT_GENERATE)}."
         )
 
 
+def check_generates(opened: Opened) -> None:
+    """Check that `opened` was trained to generate.
+
+    Raises:
+        BadInput: it was not.
+    """
+    check_family(opened)
+    if not (has_vocabulary_head(opened) and isinstance(getattr(opened.config, GENERATOR, None), dict)):
+        raise BadInput(
+            f"{opened.role} {opened.name} was not trained to generate text. Train it: stillroom finetune --model {opened.name} "
+            f"--task {GENERATION} ..."
+        )
+
+
+def lengths_of(opened: Opened) -> tuple[int, int]:
+    """The most tokens of text and target together that the generator `opened` was trained on, and those of a target.
+
+    Raises:
+        BadInput: its configuration holds no such numbers.
+    """
+    settings = getattr(opened.config, GENERATOR)
+    tokens, target_tokens = settings.get("tokens"), settings.get("target_tokens")
+    if not (
+        type(tokens) is int
+        and type(target_tokens) is int
+        and fits(tokens, target_tokens)
+        and tokens <= opened.max_length
+    ):
+        raise BadInput(
+            f"{opened.role} {opened.name}: `{GENERATOR}` in its config.json is {settings}; `tokens` (at most {opened.max_length}) and "
+            "`target_tokens` are needed. Copy the folder again."
+        )
+    return tokens, target_tokens
+
+
+def fits(tokens: int, target_tokens: int) -> bool:
+    """Whether targets of `target_tokens` leave room for a text in `tokens`."""
+    return FEWEST_TARGET_TOKENS <= target_tokens <= tokens - FEWEST_SOURCE_TOKENS
+
+
 def generated(
-    model: Any, tokenizer: Tokenizer, sources: Sequence[np.ndarray], *, beams: int, power: float, longest: int,
-    advance: Callable[[int], None] | None = None,
-) -> list[str]:  # fmt: skip
+    model: Any, tokenizer: Tokenizer, sources: Sequence[np.ndarray], *, beams: int, power: float, longest: int
+) -> list[str]:
     """The text that `model` generates from each of `sources`, token ids with special tokens (tokens,) each.
 
-    `beams`, `power` and `longest` are those of `compress.models.beam_search`; `advance(texts)` is called after each batch.
+    `beams`, `power` and `longest` are those of `compress.models.beam_search`.
     """
     family, device = FAMILIES[model.config.model_type], next(model.parameters()).device
-    mask_id, pad_id = masking_of(tokenizer, model.config.vocab_size).mask_id, pad_id_of(tokenizer)
+    words = int(model.config.vocab_size)
+    mask_id, pad_id, end_id = masking_of(tokenizer, words).mask_id, pad_id_of(tokenizer), end_id_of(tokenizer)
     out = [""] * len(sources)
     was_training = model.training
     model.eval()
-    with torch.inference_mode():
-        for chosen in batches_by_length([len(ids) for ids in sources], max(1, BATCH_TOKENS // beams)):
-            ids = torch.from_numpy(padded([sources[i] for i in chosen], pad_id)).to(device)
-            there = torch.from_numpy(padded([np.ones_like(sources[i]) for i in chosen], 0) > 0).to(device)
-            kept = read_sources(model, family, ids, there, beams)
-
-            def next_token(last: Tensor | None, origins: Tensor | None, kept: Any = kept) -> Tensor:
-                if origins is not None:
-                    kept.reorder(origins)
-                logits = next_logits(model, family, kept, last, mask_id)
-                logits[:, mask_id] = float("-inf")  # is never a token of a text
-                return logits.log_softmax(dim=-1)
-
-            end_id = int(sources[chosen[0]][-1])
-            targets = beam_search(next_token, len(chosen), beams=beams, end_id=end_id, longest=longest, power=power)
-            for i, text in zip(chosen, tokenizer.decode_batch(targets), strict=True):
-                out[i] = text
-            if advance:
-                advance(len(chosen))
-    model.train(was_training)
+    try:
+        with torch.inference_mode():
+            for chosen in _batches([len(ids) for ids in sources], beams, words):
+                ids = torch.from_numpy(padded([sources[i] for i in chosen], pad_id)).to(device)
+                there = torch.from_numpy(padded([np.ones_like(sources[i]) for i in chosen], 0) > 0).to(device)
+                next_token = _next_token(model, family, ids, there, beams, mask_id)
+                targets = beam_search(next_token, len(chosen), beams=beams, end_id=end_id, longest=longest, power=power)
+                for i, text in zip(chosen, tokenizer.decode_batch(targets), strict=True):
+                    out[i] = text
+    finally:
+        model.train(was_training)
     return out
+
+
+def _batches(lengths: Sequence[int], beams: int, words: int) -> list[list[int]]:
+    """The texts of each search, so that neither keys and values nor logits take too much memory."""
+    most = max(1, BATCH_LOGITS // (words * beams))
+    by_length = batches_by_length(lengths, max(1, BATCH_TOKENS // beams))
+    return [batch[first : first + most] for batch in by_length for first in range(0, len(batch), most)]
+
+
+def _next_token(
+    model: Any, family: Any, ids: Tensor, of_source: Tensor, beams: int, mask_id: int
+) -> Callable[[Tensor | None, Tensor | None], Tensor]:
+    """What `beam_search` asks for the next tokens of targets of the sources `ids`."""
+    kept = read_sources(model, family, ids, of_source, beams)
+
+    def next_token(last: Tensor | None, origins: Tensor | None) -> Tensor:
+        if origins is not None:
+            kept.reorder(origins)
+        logits = next_logits(model, family, kept, last, mask_id)
+        logits[:, mask_id] = float("-inf")  # it is never a token of a text
+        return logits.log_softmax(dim=-1)
+
+    return next_token

@@ -1,4 +1,4 @@
-"""An encoder that generates text by UniLM's sequence-to-sequence mask (Dong et al. 2019, section 2.4).
+"""An encoder that generates text by UniLM's sequence-to-sequence mask (Dong et al. 2019, section 2.3).
 
 Tokens of the source see all of the source; tokens of the target see the source, the target before them and themselves. The next token
 is what the masked-language-model head says of a mask token at its place. Once a token is chosen its keys and values no longer change,
@@ -13,38 +13,8 @@ from torch import Tensor
 
 from compress.data.text_pairs import SOURCE, TARGET
 from compress.losses.relations import split_heads
-from compress.models.activations import read
+from compress.models.activations import Unprojected, read
 from compress.models.families import Family, encoder_of, layers_of, linear
-from compress.models.pretrained import Opened
-from serve.errors import BadInput
-
-# Families whose layers `decode` can compute: a norm after each half, and positions in the embeddings.
-FAMILIES_THAT_GENERATE = ("bert", "roberta", "xlm-roberta")
-SETTINGS = "unilm"  # in config.json: {"target_tokens": the longest target}
-LabelRows = Tensor  # (rows, vocabulary)
-
-
-def check_generates(opened: Opened) -> None:
-    """Check that `opened` is of a family that can generate.
-
-    Raises:
-        BadInput: it is not.
-    """
-    if opened.config.model_type not in FAMILIES_THAT_GENERATE:
-        raise BadInput(
-            f"{opened.role} {opened.name} is a {opened.config.model_type} model, which cannot generate text here. Give one of "
-            f"{', '.join(FAMILIES_THAT_GENERATE)}."
-        )
-
-
-def is_generator(config: Any) -> bool:
-    """Whether the model of `config` was trained to generate text."""
-    return isinstance(getattr(config, SETTINGS, None), dict)
-
-
-def target_tokens_of(config: Any) -> int:
-    """The longest target in tokens, the one that ends it included, that the generator of `config` was trained on."""
-    return int(getattr(config, SETTINGS)["target_tokens"])
 
 
 def sees(kinds: Tensor) -> Tensor:
@@ -63,8 +33,8 @@ def sees(kinds: Tensor) -> Tensor:
     )
 
 
-def masked_logits(model: Any, family: Family, inputs: dict[str, Tensor], rows: Tensor) -> LabelRows:
-    """The logits of the tokens `rows`, indices into (batch * tokens); `inputs` are those of `compress.data.text_pairs.MaskedTargets`."""
+def asked_words(model: Any, family: Family, inputs: dict[str, Tensor], rows: Tensor) -> Unprojected:
+    """What the logits of the tokens `rows`, indices into (batch * tokens), are made from; `inputs` are those of `MaskedTargets`."""
     dtype = next(model.parameters()).dtype
     hidden = ~sees(inputs["attention_mask"])[:, None]
     mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
@@ -73,7 +43,7 @@ def masked_logits(model: Any, family: Family, inputs: dict[str, Tensor], rows: T
         given["token_type_ids"] = torch.zeros_like(given["token_type_ids"])
     words = read(model, family, given, (), output=True, rows=rows).words
     assert words
-    return words.logits(slice(None))
+    return words
 
 
 @dataclass
@@ -106,7 +76,7 @@ def read_sources(model: Any, family: Family, ids: Tensor, of_source: Tensor, bea
     return Kept(found, of_source, nothing)
 
 
-def next_logits(model: Any, family: Family, kept: Kept, last: Tensor | None, mask_id: int) -> LabelRows:
+def next_logits(model: Any, family: Family, kept: Kept, last: Tensor | None, mask_id: int) -> Tensor:
     """The logits (texts * beams, vocabulary) of the token after `last` (texts * beams,), whose keys and values `kept` gets.
 
     `last` is None for the first token of the targets.

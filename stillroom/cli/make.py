@@ -81,10 +81,11 @@ def finetune(settings: FineTuning) -> Document:
 def show_finetuned(document: Document) -> None:
     """Prints the model's score on validation and its folder, and the next command."""
     from compress.engine.finetune import result_line
+    from compress.evaluation.generated import METRIC
 
     result(result_line(document))
     result(f"Model   {document['checkpoint']}")
-    then = "evaluate" if document["metric"] == "rouge_l" else "export"  # a model that generates has no bundle
+    then = "evaluate" if document["metric"] == METRIC else "export"  # a model that generates has no bundle
     say(
         f"Next    {ourselves()} {then} {document['checkpoint']} --data ...{' --out BUNDLE' if then == 'export' else ''}"
     )

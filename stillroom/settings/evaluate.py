@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from compress.settings import COLUMNS, GENERATION, REVISION, TASKS, RowColumns
+from compress.data.examples import GENERATION
+from compress.settings import COLUMNS, REVISION, TASKS, RowColumns
 from serve.bundle.runtimes import Device
 from serve.options import check, setting
 

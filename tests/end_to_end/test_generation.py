@@ -93,6 +93,27 @@ def test_the_same_command_again_gives_the_same_weights(encoder: Path, data: Path
     assert one == two
 
 
+def test_parts_of_a_batch_teach_what_the_whole_does(encoder: Path, data: Path, tmp_path: Path):
+    losses = []
+    for parts in (1, 3):
+        made = stillroom.finetune(
+            str(encoder), GENERATION, str(data), tmp_path / str(parts), accumulate=parts, **SETTINGS | {"epochs": 1}
+        )
+        losses.append([loss for _, loss in read_lineage(made)["loss"]])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_what_a_generator_becomes_by_other_trainings_does_not_generate(
+    generator: Path, data: Path, tmp_path: Path, task_data: Path
+):
+    tagger = stillroom.finetune(
+        str(generator), "text-classification", str(task_data), tmp_path / "tagger", epochs=0.2, threads=1, device="cpu"
+    )
+    assert stillroom.evaluate(str(tagger), task_data)["metric"] == "accuracy"
+    with pytest.raises(BadInput, match="was not trained to generate"):
+        Generator(tagger)
+
+
 def test_all_faults_are_in_one_message(encoder: Path, tmp_path: Path):
     bad = tmp_path / "bad"
     bad.mkdir()
@@ -100,23 +121,50 @@ def test_all_faults_are_in_one_message(encoder: Path, tmp_path: Path):
     write_rows(bad / "test.jsonl", [{"text": "a", "summary": "b"}])
     with pytest.raises(BadInput) as fault:
         stillroom.finetune(
-            str(encoder), GENERATION, str(bad), tmp_path / "out", target_tokens=60, new_head=True, soft_weight=0.5
-        )
+            str(encoder), GENERATION, str(bad), tmp_path / "out", target_tokens=60, new_head=True, soft_weight=0.5,
+            student="3x",
+        )  # fmt: skip
     for part in (
         "train.jsonl, line 2: has no `target`", "train.jsonl, line 3: `target` is empty", "give --target-column NAME",
-        "--target-tokens is 60, and the model takes 64 tokens", "--new-head cannot be given", "--soft-weight need a --teacher",
+        "--target-tokens is 60, and the model takes 64 tokens", "--new-head cannot be given", "--soft-weight needs a --teacher",
+        "--student '3x' is not known",
     ):  # fmt: skip
         assert part in str(fault.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_does_not_generate_is_refused(encoder: Path, data: Path, tmp_path: Path):
+def test_targets_that_are_cut_and_rows_held_out_are_told(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    made = write_splits(tmp_path / "data", rows, (20, 1, 5))
+    (made / "validation.jsonl").unlink()
+    few = SETTINGS | {"epochs": 1, "target_tokens": 4, "student": "layers=1,hidden=32,heads=4,ffn=64"}
+    stillroom.finetune(str(encoder), GENERATION, str(made), tmp_path / "out", **few)
+    told = capsys.readouterr().err
+    for part in (
+        "2 texts of train are held out",
+        "18 of 18 targets of train are longer than 4 tokens",
+        "layers start at random",
+    ):
+        assert part in told
+
+
+def test_a_model_that_does_not_generate_is_refused(encoder: Path, generator: Path, data: Path, tmp_path: Path):
     with pytest.raises(BadInput, match=r"was not trained to generate text\. Train it: stillroom finetune"):
         Generator(encoder)
-    with pytest.raises(BadInput, match=r"--teacher .* was not trained to generate text\. Fine-tune it first"):
+    with pytest.raises(BadInput, match=r"--teacher .* was not trained to generate text"):
         stillroom.finetune(str(encoder), GENERATION, str(data), tmp_path / "out", teacher=str(encoder))
     with pytest.raises(BadInput, match="--beams has no effect"):
         stillroom.evaluate(str(encoder), data, beams=2)
+    with pytest.raises(BadInput, match="--teacher and --label-column have no effect"):
+        stillroom.evaluate(str(generator), data, teacher="other", label_column="other")
+
+
+def test_a_teacher_that_reads_less_shortens_what_is_read(encoder: Path, generator: Path, data: Path, tmp_path: Path):
+    longer = make_teacher(tmp_path / "longer", num_hidden_layers=1, max_position_embeddings=128)
+    settings = {name: value for name, value in SETTINGS.items() if name != "max_length"} | {"epochs": 1}
+    made = stillroom.finetune(str(longer), GENERATION, str(data), tmp_path / "made", teacher=str(generator), **settings)
+    assert Generator(made).tokens == 64
 
 
 def test_settings_of_generation_are_refused_for_other_tasks(encoder: Path, data: Path, tmp_path: Path):
@@ -129,10 +177,26 @@ def test_settings_of_generation_are_refused_for_other_tasks(encoder: Path, data:
 
 
 def test_what_cannot_be_generated_is_refused(generator: Path):
+    write = Generator(generator)
     with pytest.raises(
-        BadInput, match=r"texts\[1\] is empty; beams is 0; 1 to 64 are needed; .*most_tokens is 9; at most 8"
+        BadInput, match=r"text\[1\] is empty; beams is 0; 1 to 64 are needed; .*most_tokens is 9; at most 8"
     ):
-        Generator(generator)(["a", " "], beams=0, most_tokens=9)
+        write(["a", " "], beams=0, most_tokens=9)
+    for given, fault in (
+        ([], "empty list"),
+        ([3], r"text\[0\] is an int"),
+        ("\ud800", "half a surrogate pair"),
+    ):
+        with pytest.raises(BadInput, match=fault):
+            write(given)  # type: ignore[arg-type]  # the caller's fault is the point
+    with pytest.raises(BadInput, match="device is 'gpu'; give cpu or auto"):
+        Generator(generator, device="gpu")
+
+
+def test_one_text_is_one_text_and_a_long_one_is_cut_as_in_training(generator: Path):
+    write = Generator(generator)
+    assert write("late lamp Oslo") == ["the lamp for oslo is late"]
+    assert write("late lamp Oslo" + " and the parcel" * 50) == write("late lamp Oslo" + " and the parcel" * 6)
 
 
 def test_the_command_line_trains_and_scores(encoder: Path, data: Path, tmp_path: Path):

@@ -6,23 +6,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compress.settings import GENERATION
+from compress.data.examples import GENERATION, GENERATOR
+from serve.bundle.manifest import MANIFEST
 from serve.errors import BadInput
 from stillroom.commands.evaluate.foreign_settings import refuse_variant
 from stillroom.commands.evaluate.texts import file_of
 from stillroom.settings.evaluate import Evaluation
 
+OF_GENERATION = ("beams", "length_penalty", "target_column")
+OF_OTHERS = (
+    "teacher", "text_pair_column", "tokens_column", "label_column", "entities_column", "tags_column", "question_column",
+    "context_column", "answers_column",
+)  # fmt: skip
+
 
 def generates(folder: str, given: Evaluation) -> bool:
-    """Whether the checkpoint in `folder` generates texts; of a name on the Hub, whether `given` says so."""
-    from compress.models.unilm import SETTINGS
-
+    """Whether the checkpoint in `folder` generates texts; of a name on the Hub, whether `given` says so. torch is not loaded."""
     config = Path(folder) / "config.json"
+    if (Path(folder) / MANIFEST).is_file():
+        return False
     if not config.is_file():
         return given.task == GENERATION
     try:
-        return SETTINGS in json.loads(config.read_text(encoding="utf-8"))
-    except (ValueError, TypeError):  # damaged: whoever opens it says so
+        found = json.loads(config.read_text(encoding="utf-8"))
+        return GENERATOR in found and any(str(name).endswith("ForMaskedLM") for name in found["architectures"])
+    except (ValueError, TypeError, KeyError):  # damaged: whoever opens it says so
         return False
 
 
@@ -39,6 +47,8 @@ def generation_document(model: str, given: Evaluation) -> dict[str, Any]:
     faults.check(partial(refuse_variant, model, given))
     if given.task not in (None, GENERATION):
         faults.messages.append(f"--task is {given.task}, but {model} generates text. Leave it out.")
+    if strange := [name for name in OF_OTHERS if getattr(given, name)]:
+        faults.messages.append(_without_effect(strange, f"{model}, which generates text"))
     device = faults.check(partial(device_here, given.device))
     file = faults.check(partial(file_of, Path(given.data), given.split))
     pairs = faults.check(lambda: read_pairs(file, columns_of(given), given.target_column or "target")) if file else None
@@ -58,10 +68,15 @@ def generation_document(model: str, given: Evaluation) -> dict[str, Any]:
 
 def refuse_for_others(model: str, given: Evaluation) -> None:
     """BadInput for settings of generation, where `model` does not generate."""
-    usual = Evaluation(data=given.data)
-    names = ("beams", "length_penalty", "target_column")
-    if strange := [name for name in names if getattr(given, name) != getattr(usual, name)]:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in strange)
+    if given.task == GENERATION:
         raise BadInput(
-            f"{flags} {'have' if strange[1:] else 'has'} no effect on {model}, which does not generate text. Leave out."
+            f"{model} was not trained to generate text. Train it: stillroom finetune --model {model} --task {GENERATION} ..."
         )
+    usual = Evaluation(data=given.data)
+    if strange := [name for name in OF_GENERATION if getattr(given, name) != getattr(usual, name)]:
+        raise BadInput(_without_effect(strange, f"{model}, which does not generate text"))
+
+
+def _without_effect(names: list[str], model: str) -> str:
+    flags = " and ".join(f"--{name.replace('_', '-')}" for name in names)
+    return f"{flags} {'have' if names[1:] else 'has'} no effect on {model}. Leave {'them' if names[1:] else 'it'} out."

@@ -69,3 +69,28 @@ def test_the_interval_holds_the_value_and_narrows_with_more_texts():
     many = generation_scores(texts(600, 5), texts(600, 6))["rouge_l"]
     assert few.low < few.value < few.high
     assert many.high - many.low < few.high - few.low
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("где моя лампа для осло сегодня", "верните деньги за чайник"),
+        ("ランプはどこですか", "返金してください"),
+        ("मेरा दीपक कहाँ है", "कृपया पैसे लौटाएँ"),
+        ("größe und gewicht der lampe", "grüße aus ghent"),
+    ],
+)
+def test_texts_of_other_scripts_are_compared_by_their_words(text: str, other: str):
+    same, different = generation_scores([text], [text]), generation_scores([text], [other])
+    assert (same["rouge_l"].value, same["bleu"].value) == pytest.approx((1, 1))
+    assert different["rouge_l"].value < 0.3
+
+
+def test_words_of_english_are_those_of_the_library():
+    from rouge_score.rouge_scorer import RougeScorer
+
+    gold = ["The cats' running_times (2.5 s) were MEASURED, easily!", "a generously-sized lamp"]
+    said = ["cat runs; times measuring 2.5 easy", "the general size of lamps"]
+    library = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+    expected = [[each.fmeasure for each in library.score(a, b).values()] for a, b in zip(gold, said, strict=True)]
+    np.testing.assert_allclose(rouge_f1(gold, said), expected)

@@ -27,6 +27,9 @@ from serve.errors import BadInput
         ("squad2", 32, 384, 6e-5, 3, 0.999),
         ("xnli", 128, 128, 3e-5, 5, 0.999),
         ("mlqa", 32, 512, 3e-5, 3, 0.999),
+        # MiniLM, appendix, students of six layers.
+        ("question-generation", 32, 512, 8e-5, 25, 0.999),
+        ("xsum", 64, 512, 1.5e-4, 50, 0.999),
         # Comparative analysis, appendix D.
         ("compared-glue", 32, 128, 2e-5, 3, 0.999),
         ("compared-cola", 32, 128, 2e-5, 6, 0.999),

@@ -58,13 +58,13 @@ def test_enough_beams_find_the_best_of_all_targets(seed, power):
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10_000))
-def test_one_beam_takes_the_likeliest_token_each_time(seed):
+@given(seed=st.integers(0, 10_000), power=st.sampled_from([0.0, 1.3]))
+def test_one_beam_takes_the_likeliest_token_each_time(seed, power):
     table = Table(seed, 1, 1)
     greedy: list[int] = []
     while len(greedy) < 6 and (token := int(table.of(0, tuple(greedy)).argmax())) != END:
         greedy.append(token)
-    assert beam_search(Table(seed, 1, 1), 1, beams=1, end_id=END, longest=6, power=0.0) == [greedy]
+    assert beam_search(Table(seed, 1, 1), 1, beams=1, end_id=END, longest=6, power=power) == [greedy]
 
 
 @settings(max_examples=20, deadline=None)
@@ -75,14 +75,19 @@ def test_a_text_is_answered_as_it_is_alone(seed, beams):
     assert together[0] == alone[0]
 
 
+def test_a_vocabulary_smaller_than_the_beams_is_searched_whole():
+    found = beam_search(Table(3, 1, 50), 1, beams=50, end_id=END, longest=2, power=0.0)
+    assert found == [best_of_all(Table(3, 1, 50), 0, 2, 0.0)[0]]
+
+
 def test_the_search_ends_when_nothing_under_way_can_be_better():
-    def certain(last: torch.Tensor | None, _origins: torch.Tensor | None) -> torch.Tensor:
+    def certain(_last: torch.Tensor | None, _origins: torch.Tensor | None) -> torch.Tensor:
         """Ends at once, almost surely."""
         certain.calls += 1
-        return torch.tensor([[0.999, 0.0005, 0.0003, 0.0002]]).log().expand(1 if last is None else len(last), -1)
+        return torch.tensor([[0.999, 0.0005, 0.0003, 0.0002]]).log().expand(2, -1)
 
     certain.calls = 0
-    assert beam_search(certain, 1, beams=1, end_id=END, longest=50, power=1.0) == [[]]
+    assert beam_search(certain, 1, beams=2, end_id=END, longest=50, power=1.0) == [[]]
     assert certain.calls == 1
 
 

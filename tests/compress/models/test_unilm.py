@@ -8,7 +8,8 @@ from encoders import VOCABULARY, encoder
 from compress.data.corpus import Masking
 from compress.data.text_pairs import SOURCE, TARGET, MaskedTargets, TokenPair
 from compress.models.families import FAMILIES
-from compress.models.unilm import FAMILIES_THAT_GENERATE, masked_logits, next_logits, read_sources, sees
+from compress.models.generator import FAMILIES_THAT_GENERATE
+from compress.models.unilm import asked_words, next_logits, read_sources, sees
 
 MASK, END = 4, 3
 
@@ -62,7 +63,7 @@ def test_tokens_from_kept_keys_are_those_of_one_pass_over_everything(kind, segme
                     "token_type_ids": torch.tensor([[0] * len(source) + [1] * (length + 1)]),
                     "position_ids": torch.arange(len(whole))[None],
                 }
-                expected = masked_logits(model, family, inputs, torch.tensor([len(whole) - 1]))[0]
+                expected = asked_words(model, family, inputs, torch.tensor([len(whole) - 1])).logits(slice(None))[0]
                 torch.testing.assert_close(found[row], expected, rtol=1e-4, atol=1e-5)
 
 
