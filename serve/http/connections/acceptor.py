@@ -69,12 +69,14 @@ class Acceptor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), LAST_HANDED_S)
         if self._open:
-            self._accept()
+            while self._accept():
+                pass
             self._open = False
             asyncio.get_running_loop().remove_reader(self._listener)
         self._listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Accepts the connections that wait, up to `AT_ONCE`; whether that many did."""
         for _ in range(AT_ONCE):
             try:
                 client = self._next()
@@ -82,15 +84,15 @@ class Acceptor:
                 self._open = False
                 asyncio.get_running_loop().remove_reader(self._listener)
                 self.ended.set()
-                return
+                return False
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                return False
             except OSError as error:
                 log.error("no connection can be accepted (%s); trying again in %g s", error, PAUSE_S)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._listener)
                 loop.call_later(PAUSE_S, self._reopen)
-                return
+                return False
             if self._watch.has_room():
                 self._watch.open += 1
                 task = asyncio.get_running_loop().create_task(self._enter(client))
@@ -98,6 +100,7 @@ class Acceptor:
                 task.add_done_callback(self._entering.discard)
             else:
                 self._refuse(client)
+        return True
 
     def _next(self) -> socket.socket:
         """The next connection. BlockingIOError if none waits, EOFError if none will come."""

@@ -7,6 +7,7 @@ is sent ahead, or of a body, than is held. There is no timer for each connection
 import asyncio
 import logging
 import math
+import select
 import time
 from collections import deque
 from typing import Any, Literal, cast
@@ -36,6 +37,8 @@ log = logging.getLogger("serve")
 GRACE_S = 5.0
 # Requests that a client may send ahead of their answers.
 AHEAD = 64
+# How long after a connection was made, or a head began, a stopping server waits for the rest of that head.
+ARRIVING_S = 0.2
 # Bytes of the bodies of one connection that are held before reading pauses.
 HELD_BYTES = 65_536
 # The method of requests to models. Others, such as health checks and pages, are always answered.
@@ -264,11 +267,25 @@ class Connection(asyncio.Protocol):
             (self.transport.pause_reading if full else self.transport.resume_reading)()
 
     def shutdown(self) -> None:
-        """Closes the connection, after the answers to the requests that have begun."""
+        """Closes the connection, after the answers to the requests that have begun. To be called until it is closed.
+
+        A request that is just arriving is waited for: its bytes wait in the socket, or the connection is new, or a part of the head is
+        here. Its client believes that it is being answered.
+        """
+        if self.transport.is_closing():
+            return
         if self._unanswered:
             self._unanswered[-1].keeps = False
-        else:
+        elif not (self.reading == "head" and time.monotonic() - self.since_s < ARRIVING_S) and not self._bytes_wait():
             self.transport.close()
+
+    def _bytes_wait(self) -> bool:
+        """Whether the system has received bytes that the event loop has not read yet."""
+        if not hasattr(select, "poll"):  # Windows
+            return False
+        waiting = select.poll()
+        waiting.register(self.transport.get_extra_info("socket"), select.POLLIN)
+        return bool(waiting.poll(0))
 
     def look(self, now_s: float) -> None:
         """Cuts the connection if it is too slow."""
