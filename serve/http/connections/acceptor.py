@@ -10,6 +10,7 @@ from collections.abc import Callable
 from serve.errors import Unavailable
 from serve.http.connections.limits import Watch
 from serve.http.connections.protocol import Connection, raw_answer
+from serve.http.connections.sockets import BACKLOG
 from serve.http.connections.tls import Tls
 from serve.observe.request_context import new_request_id
 
@@ -69,8 +70,9 @@ class Acceptor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), LAST_HANDED_S)
         if self._open:
-            while self._accept():
-                pass
+            for _ in range(BACKLOG // AT_ONCE + 1):  # bounded, for clients that connect faster than this accepts
+                if not self._accept():
+                    break
             self._open = False
             asyncio.get_running_loop().remove_reader(self._listener)
         self._listener.close()

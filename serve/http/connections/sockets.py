@@ -13,6 +13,8 @@ from serve.errors import BadInput
 
 log = logging.getLogger("serve")
 
+# Connections that the system holds until they are accepted.
+BACKLOG = 1024
 # Files that a server has open besides its connections: pipes to worker processes, its log, and bundles while they load.
 OTHER_FILES = 128
 
@@ -24,7 +26,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
-            listener.listen(1024)
+            listener.listen(BACKLOG)
         except (OSError, OverflowError) as error:
             raise BadInput(f"cannot listen on {host}, port {port} ({error}); give another --host or --port") from error
         listener.setblocking(False)
